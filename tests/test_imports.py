@@ -153,7 +153,7 @@ def named(node: ast.Import | ast.ImportFrom) -> set[str]:
 
 
 def _module(name: str) -> str:
-    """`plan.plan` of `rhino_jax.plan.plan.Plan`."""
+    """`plan.plan` of `rhino_jax.plan.plan.PlanData`."""
     name = name.partition(".")[2]
     while name and name not in modules():
         name = name.rpartition(".")[0]

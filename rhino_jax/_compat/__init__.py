@@ -55,6 +55,7 @@ from rhino_jax._compat.references import (
     without_refs as without_refs,
 )
 from rhino_jax._compat.tracing import (
+    TypedInputs as TypedInputs,
     at_line_of as at_line_of,
     bind_eqn as bind_eqn,
     eqn_context as eqn_context,

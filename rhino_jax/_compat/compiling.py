@@ -13,7 +13,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir
 
 
-class _Taken(BaseException):
+class _CompileIntercepted(BaseException):
     """Ends a compilation where XLA would begin; no handler of JAX's catches it."""
 
 
@@ -41,14 +41,16 @@ def compiler_input(
         if threading.get_ident() != thread:
             return real(backend, module, devices, given, callbacks)
         if callbacks:
-            raise _Taken(None)
-        raise _Taken((mlir.module_to_bytecode(module), given.SerializeAsString()))
+            raise _CompileIntercepted(None)
+        raise _CompileIntercepted(
+            (mlir.module_to_bytecode(module), given.SerializeAsString())
+        )
 
     with _LOCK:
         compiler.backend_compile_and_load = take
         try:
             lowered.compile(compiler_options=dict(options))
-        except _Taken as taken:
+        except _CompileIntercepted as taken:
             return taken.args[0]
         finally:
             compiler.backend_compile_and_load = real

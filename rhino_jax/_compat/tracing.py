@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -53,6 +54,19 @@ def user_spans(source_info: Any) -> Iterator[tuple[str, tuple[int, int, int, int
         yield frame.file_name, span
 
 
+@dataclass(frozen=True)
+class TypedInputs:
+    """Inputs of a function, as `retrace` reads them of a jaxpr.
+
+    Attributes:
+      invars: variables or literals with their types.
+      debug_info: of the jaxpr that they come from.
+    """
+
+    invars: Sequence[Any]
+    debug_info: Any
+
+
 def retrace(
     fn: Callable[..., Any],
     jaxpr: Any,
@@ -66,7 +80,7 @@ def retrace(
 
     Args:
       fn: the function.
-      jaxpr: whose inputs it takes.
+      jaxpr: whose inputs it takes, or `TypedInputs`.
       shapes: of the inputs, where they are other ones.
       axes: name → size of those over which `fn` has collectives.
     Returns:

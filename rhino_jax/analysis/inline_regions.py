@@ -9,7 +9,7 @@ from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 def inline_regions(program: Program) -> Graph:
     """Build the graph of choices of a program."""
-    builder = _Builder(program)
+    builder = _GraphBuilder(program)
     builder.run()
     graph = builder.graph
     share_copies(graph)
@@ -17,7 +17,7 @@ def inline_regions(program: Program) -> Graph:
     return graph
 
 
-class _Builder:
+class _GraphBuilder:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.graph = Graph(program)

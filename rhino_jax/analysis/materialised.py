@@ -95,7 +95,7 @@ def find_materialised(
       depth: of its nodes.
       fusing: how the compiler fuses.
     """
-    finder, columns = _Finder(graph, depth, fusing), graph.columns
+    finder, columns = _MaterialisedFinder(graph, depth, fusing), graph.columns
     order = np.lexsort((ports, columns.time[columns.maker[ports]]))
     for port in ports[order].tolist():
         finder.decide(graph.ports[port])
@@ -109,7 +109,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
-class _Finder:
+class _MaterialisedFinder:
     """Attributes:
     graph, depth, fusing: as of `find_materialised`.
     readers: of every port.

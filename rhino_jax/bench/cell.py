@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.bench.compiling import Compiled
-from rhino_jax.bench.methods import PLAIN, Method
+from rhino_jax.bench.compiling import CompiledRow
+from rhino_jax.bench.methods import PLAIN, ShardingMethod
 from rhino_jax.bench.planned import PlanEntry, read_entries
 from rhino_jax.bench.process import Outcome, run_job
 from rhino_jax.bench.records import Result, cell_key, file_name, row_key
 from rhino_jax.bench.store import Store, read_json
-from rhino_jax.bench.suite import Row
+from rhino_jax.bench.suite import BenchRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class RowRun:
       stop: ends what runs, once it is set.
     """
 
-    row: Row
+    row: BenchRow
     store: Store
     versions: Mapping[str, str]
     timeout_s: float
@@ -41,7 +41,7 @@ class RowRun:
         """Where the row's plans are."""
         return self.store.folder / "plans" / row_key(self.row)
 
-    def plan(self, methods: Sequence[Method]) -> None:
+    def plan(self, methods: Sequence[ShardingMethod]) -> None:
         """Plan what needs no compiler and is not planned yet.
 
         A failure is told by every cell that it concerns.
@@ -61,7 +61,7 @@ class RowRun:
             failed = PlanEntry(status=outcome.status, error=outcome.error)
             self._entries.setdefault(name, failed)
 
-    def cell(self, method: Method) -> Result:
+    def cell(self, method: ShardingMethod) -> Result:
         """Compile a method's plan; one that is refined is planned here too.
 
         `plan` must have been called for the others.
@@ -89,12 +89,12 @@ class RowRun:
             entry = PlanEntry.from_dict(values["planned"])
         if "compiled" not in values:
             return self._result(method, _from_plan(entry))
-        compiled = Compiled.from_dict(values["compiled"])
+        compiled = CompiledRow.from_dict(values["compiled"])
         candidates = tuple(values.get("candidates", ()))
         found = {**_from_compiled(compiled), "candidates": candidates}
         return self._result(method, _from_plan(entry) | found)
 
-    def without_extra(self, method: Method, error: str) -> Result:
+    def without_extra(self, method: ShardingMethod, error: str) -> Result:
         """The result where nothing is installed that compiles for the target."""
         return self._result(method, {"status": "no extra", "error": error})
 
@@ -105,7 +105,7 @@ class RowRun:
     def _log(self, name: str) -> Path:
         return self.store.log(f"{row_key(self.row)}-{file_name(name)}")
 
-    def _result(self, method: Method, found: Mapping[str, Any]) -> Result:
+    def _result(self, method: ShardingMethod, found: Mapping[str, Any]) -> Result:
         asked = {
             "key": cell_key(self.row, method),
             "row": row_key(self.row),
@@ -135,7 +135,7 @@ def _from_outcome(outcome: Outcome) -> dict[str, Any]:
     return {"status": status, "error": error}
 
 
-def _from_compiled(compiled: Compiled) -> dict[str, Any]:
+def _from_compiled(compiled: CompiledRow) -> dict[str, Any]:
     return {
         "status": compiled.status,
         "compiled": compiled.measure,

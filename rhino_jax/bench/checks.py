@@ -15,7 +15,7 @@ from rhino_jax.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """Where in a file values are checked."""
 
     file: str
@@ -59,7 +59,7 @@ def is_number(value: Any) -> bool:
 
 
 def memory_of(
-    row: Mapping[str, Any], at: Place
+    row: Mapping[str, Any], at: FilePlace
 ) -> tuple[float | None, float | None, str]:
     """A row's share of memory, its room, and its size."""
     share = row.get("memory_share")

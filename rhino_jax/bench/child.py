@@ -22,14 +22,14 @@ from rhino_jax.bench.compiling import Compiler
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
-from rhino_jax.bench.programs import Programs
+from rhino_jax.bench.programs import ProgramStore
 from rhino_jax.bench.rows.calls import call_row
 from rhino_jax.bench.rows.clock import clock_row
 from rhino_jax.bench.rows.pipeline_run import plan_pipeline
 from rhino_jax.bench.rows.plan_run import time_row
 from rhino_jax.bench.stages.run import run_stages
 from rhino_jax.bench.store import write_json
-from rhino_jax.bench.suite import Row, parse_suite
+from rhino_jax.bench.suite import BenchRow, parse_suite
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
@@ -56,27 +56,27 @@ def main(path: str) -> int:
     return 0
 
 
-def _emulate(row: Row) -> None:
+def _emulate(row: BenchRow) -> None:
     """As many CPU devices as the row's target has, before JAX starts them."""
     target = load_target(row.target)
     if "cpu" in target.device.kinds:
         jax.config.update("jax_num_cpu_devices", target.num_devices)
 
 
-def _plan(job: Mapping[str, Any], row: Row) -> None:
+def _plan(job: Mapping[str, Any], row: BenchRow) -> None:
     """Save plans, each as soon as it is there."""
     for planned in Planner.of(row).plans(row.methods):
         add_entry(Path(job["folder"]), job["versions"], planned)
 
 
-def _compile(job: Mapping[str, Any], row: Row) -> None:
+def _compile(job: Mapping[str, Any], row: BenchRow) -> None:
     """Compile a plan that was saved."""
     compiler = _compiler(job, row, trace_workload(workload_of(row)))
     compiled = compiler.compile(load_plan(job["plan"]))
     write_json(Path(job["result"]), {"compiled": compiled.to_dict()})
 
 
-def _refine(job: Mapping[str, Any], row: Row) -> None:
+def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
     """Plan, compile the candidates, and keep the one that comes out fastest."""
     planner = Planner.of(row)
     compiler = _compiler(job, row, planner.traced)
@@ -100,33 +100,33 @@ def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
     return values
 
 
-def _clock(job: Mapping[str, Any], row: Row) -> None:
+def _clock(job: Mapping[str, Any], row: BenchRow) -> None:
     """Run every method's step on emulated devices, and take the time."""
     write_json(Path(job["result"]), clock_row(row).to_dict())
 
 
-def _time(job: Mapping[str, Any], row: Row) -> None:
+def _time(job: Mapping[str, Any], row: BenchRow) -> None:
     """Plan by every method, and take the time."""
     write_json(Path(job["result"]), time_row(row))
 
 
-def _pipelines(job: Mapping[str, Any], row: Row) -> None:
+def _pipelines(job: Mapping[str, Any], row: BenchRow) -> None:
     """Plan a pipeline, and take the time."""
     write_json(Path(job["result"]), plan_pipeline(row))
 
 
-def _stages(job: Mapping[str, Any], row: Row) -> None:
+def _stages(job: Mapping[str, Any], row: BenchRow) -> None:
     """Run a pipeline by every schedule, in one process and in several."""
     write_json(Path(job["result"]), run_stages(row, Path(job["result"])))
 
 
-def _calls(job: Mapping[str, Any], row: Row) -> None:
+def _calls(job: Mapping[str, Any], row: BenchRow) -> None:
     """Call a step once, in both ways."""
     write_json(Path(job["result"]), call_row(row))
 
 
-def _compiler(job: Mapping[str, Any], row: Row, traced: Traced) -> Compiler:
-    return Compiler(traced, row.target, Programs(Path(job["cache"])))
+def _compiler(job: Mapping[str, Any], row: BenchRow, traced: Traced) -> Compiler:
+    return Compiler(traced, row.target, ProgramStore(Path(job["cache"])))
 
 
 _TASKS = {

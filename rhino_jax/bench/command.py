@@ -22,11 +22,11 @@ from rhino_jax.bench.rows.pipeline_run import (
     pipeline_task,
 )
 from rhino_jax.bench.rows.plan_run import plan_report, plan_task
-from rhino_jax.bench.rows.row_run import RowResult, Task, run_rows
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, run_rows
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.stages.report import stages_report, stages_summary, stages_task
 from rhino_jax.bench.store import Store, read_results, write_json
-from rhino_jax.bench.suite import Row, Suite, load_suite, suite_names
+from rhino_jax.bench.suite import BenchRow, Suite, load_suite, suite_names
 from rhino_jax.bench.tables.changes import changes_text
 from rhino_jax.bench.tables.figures import figures_of
 from rhino_jax.bench.tables.readme import check_places, write_results
@@ -159,7 +159,7 @@ def _check_schedules(suite: Suite) -> None:
 class _ByRow(NamedTuple):
     """A kind of suites whose rows are measured as a whole: how, and what is said."""
 
-    task: Callable[[], Task[Any]]
+    task: Callable[[], RowTask[Any]]
     report: Callable[..., str]
     summary: Callable[..., tuple[str, ...]]
 
@@ -247,7 +247,7 @@ def narrow(suite: Suite, only: str, methods: Sequence[str]) -> Suite:
     return replace(suite, rows=tuple(rows))
 
 
-def _matches(row: Row, pattern: str) -> bool:
+def _matches(row: BenchRow, pattern: str) -> bool:
     names = (row.model, row.workload, f"{row.workload} {row.target}")
     return any(fnmatchcase(name, pattern) for name in names)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rhino_jax.bench.programs import Programs
+from rhino_jax.bench.programs import ProgramStore
 from rhino_jax.bench.records import Measure
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.lowering import lower
 from rhino_jax.runtime.with_plan import with_trees
@@ -26,7 +26,7 @@ from rhino_jax.verify.places import place_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledRow:
     """What became of one plan.
 
     Attributes:
@@ -54,7 +54,7 @@ class Compiled:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Compiled:
+    def from_dict(cls, values: Mapping[str, Any]) -> CompiledRow:
         given = dict(values)
         given["measure"] = Measure.from_dict(given["measure"])
         given["notes"] = tuple(given["notes"])
@@ -77,19 +77,19 @@ class Compiler:
 
     traced: Traced
     target: str
-    programs: Programs
+    programs: ProgramStore
     waited_s: float = 0.0
     charged_s: float = 0.0
 
-    def compile(self, plan: Plan) -> Compiled:
+    def compile(self, plan: PlanData) -> CompiledRow:
         """What becomes of a plan."""
         return self._compile(plan)[0]
 
-    def judge(self, plan: Plan) -> Reading:
+    def judge(self, plan: PlanData) -> Reading:
         """The same, as `rhino_jax.verify.refine` wants it."""
         return self._compile(plan)[1]
 
-    def _compile(self, plan: Plan) -> tuple[Compiled, Reading]:
+    def _compile(self, plan: PlanData) -> tuple[CompiledRow, Reading]:
         place = place_of(plan, self.target, "`bench`")
         plan = with_trees(plan, self.traced, place.mesh)
         bound = Bound(self.traced, plan, place.mesh)
@@ -117,7 +117,7 @@ class Compiler:
                     f"it holds {format_bytes(peak_bytes)}, a device has"
                     f" {format_bytes(hbm_bytes)}."
                 )
-        compiled = Compiled(
+        compiled = CompiledRow(
             program=program,
             status="out of memory" if error else "ok",
             measure=measure,

@@ -53,7 +53,7 @@ REFINE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ShardingMethod:
     """One way to shard a workload.
 
     Attributes:
@@ -79,7 +79,7 @@ class Method:
         return self.plan if self.density == "all" else f"{self.plan}@{self.density}"
 
 
-def parse_method(text: Any) -> Method:
+def parse_method(text: Any) -> ShardingMethod:
     """The method of that name.
 
     Raises:
@@ -109,4 +109,4 @@ def parse_method(text: Any) -> Method:
             fix="use one of these.",
         )
     refine = int(number or REFINE) if plan == "refined" else 0
-    return Method(plan, density or "all", refine)
+    return ShardingMethod(plan, density or "all", refine)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.bench.methods import Method
-from rhino_jax.bench.suite import Row, model_of
+from rhino_jax.bench.methods import ShardingMethod
+from rhino_jax.bench.suite import BenchRow, model_of
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
@@ -18,9 +18,9 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.models.workload import Workload
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.cuts import best_cut
-from rhino_jax.planner.search.candidates import Candidate
+from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.driver import (
     choose_plan,
     make_candidates,
@@ -51,14 +51,14 @@ class Planned:
       error: why there is no plan.
     """
 
-    method: Method
-    plan: Plan | None = None
+    method: ShardingMethod
+    plan: PlanData | None = None
     plan_s: float = 0.0
     status: str = "ok"
     error: str = ""
 
 
-def workload_of(row: Row) -> Workload:
+def workload_of(row: BenchRow) -> Workload:
     """The row's model, with what it overrides."""
     return model_of(row.model, **dict(row.overrides))
 
@@ -91,7 +91,7 @@ class Planner:
     reserve_share: float = 0.0
 
     @classmethod
-    def of(cls, row: Row) -> Planner:
+    def of(cls, row: BenchRow) -> Planner:
         target = load_target(row.target)
         meshes: tuple[MeshAxes, ...] = (row.mesh,)
         if not row.mesh:
@@ -113,7 +113,7 @@ class Planner:
         budget_bytes = least + row.memory_room * max(0, free - least)
         return replace(planner, budget_bytes=budget_bytes)
 
-    def plans(self, methods: Sequence[Method]) -> Iterator[Planned]:
+    def plans(self, methods: Sequence[ShardingMethod]) -> Iterator[Planned]:
         """The plans of methods that need no compiler; recipes first, all at once.
 
         Where there are several meshes, rhino's own plans are on the best of them, and
@@ -126,19 +126,19 @@ class Planner:
             if not method.is_recipe:
                 yield self._own(method)
 
-    def refined(self, method: Method, judge: Judge) -> Planned:
+    def refined(self, method: ShardingMethod, judge: Judge) -> Planned:
         """The candidate that the judge finds fastest, as `rhino.plan(refine=…)`."""
         started = time.monotonic()
 
         program, request = self.traced.program, self._request("best")
 
-        def within(budget_bytes: int) -> Candidate | None:
+        def within(budget_bytes: int) -> PlanCandidate | None:
             less = replace(request, memory_budget_bytes=budget_bytes)
             try:
                 plan = choose_plan(program, self.meshes, self.target, less)
             except InfeasiblePlanError:
                 return None
-            return Candidate("less memory", plan)
+            return PlanCandidate("less memory", plan)
 
         try:
             found = make_candidates(
@@ -149,7 +149,7 @@ class Planner:
             return _none(method, started, error)
         return self._planned(method, plan, started)
 
-    def _recipes(self, methods: Sequence[Method]) -> Iterator[Planned]:
+    def _recipes(self, methods: Sequence[ShardingMethod]) -> Iterator[Planned]:
         started = time.monotonic()
         mesh, program = self.meshes[0], self.traced.program
         if len(self.meshes) > 1:
@@ -158,7 +158,7 @@ class Planner:
             except InfeasiblePlanError as error:
                 yield from (_none(m, started, error) for m in methods)
                 return
-        by_density: dict[str, dict[str, Plan | None]] = {}
+        by_density: dict[str, dict[str, PlanData | None]] = {}
         for method in methods:
             if method.density not in by_density:
                 request = replace(self._request("best"), density=method.density)
@@ -177,7 +177,7 @@ class Planner:
                 continue
             yield self._planned(method, plan, started)
 
-    def _own(self, method: Method) -> Planned:
+    def _own(self, method: ShardingMethod) -> Planned:
         started = time.monotonic()
         try:
             if method.plan == "auto":
@@ -186,11 +186,11 @@ class Planner:
         except InfeasiblePlanError as error:
             return _none(method, started, error)
 
-    def _choose(self, level: str) -> Plan:
+    def _choose(self, level: str) -> PlanData:
         program, request = self.traced.program, self._request(level)
         return choose_plan(program, self.meshes, self.target, request)
 
-    def _cut_in_time(self) -> Plan:
+    def _cut_in_time(self) -> PlanData:
         """As `rhino.plan` plans it."""
         search = Search(
             self.traced,
@@ -223,18 +223,22 @@ class Planner:
             level=level,
         )
 
-    def _planned(self, method: Method, plan: Plan, started: float) -> Planned:
+    def _planned(
+        self, method: ShardingMethod, plan: PlanData, started: float
+    ) -> Planned:
         took_s = time.monotonic() - started
         whole = with_trees(plan, self.traced, None)
         return Planned(method=method, plan=whole, plan_s=took_s)
 
 
-def _none(method: Method, started: float, error: InfeasiblePlanError) -> Planned:
+def _none(
+    method: ShardingMethod, started: float, error: InfeasiblePlanError
+) -> Planned:
     took_s = time.monotonic() - started
     return Planned(method=method, plan_s=took_s, status="no plan", error=str(error))
 
 
-def _why_not(method: Method, plans: Mapping[str, Plan | None]) -> str:
+def _why_not(method: ShardingMethod, plans: Mapping[str, PlanData | None]) -> str:
     if method.plan in plans:
         return f"the program has nothing that {method.plan} could cut."
     return f"{method.plan} needs a mesh of more axes."

@@ -131,14 +131,14 @@ def _verdict(code: int | None, log: Path, timeout_s: float) -> tuple[str, str]:
 
 
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b", re.MULTILINE)
-_MOST_LINES = 12
+_MAX_LINES = 12
 
 
 def _last_error(text: str) -> str:
     """What an error says, without its traceback: from its name on, a few lines."""
     starts = [m.start() for m in _ERROR.finditer(text)]
     lines = text[starts[-1] if starts else 0 :].strip().splitlines()
-    kept = lines[:_MOST_LINES] if starts else lines[-_MOST_LINES:]
+    kept = lines[:_MAX_LINES] if starts else lines[-_MAX_LINES:]
     return "\n".join(line[:300] for line in kept)
 
 

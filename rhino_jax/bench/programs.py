@@ -21,7 +21,7 @@ from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
+class ProgramStore:
     """A folder of compiled programs.
 
     Attributes:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from rhino_jax.bench.records import Measure, Result
-from rhino_jax.bench.suite import Row
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.units import format_bytes, format_seconds
 
@@ -48,7 +48,7 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
 
-def title_of(row: Row) -> str:
+def title_of(row: BenchRow) -> str:
     """A row in a few words."""
     mesh = format_mesh(row.mesh) if row.mesh else "mesh left to rhino"
     return f"{row.workload} ({row.regime}), {row.target}, {mesh}"

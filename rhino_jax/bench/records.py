@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rhino_jax.bench.methods import Method
-from rhino_jax.bench.suite import Row
+from rhino_jax.bench.methods import ShardingMethod
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.verify.hlo.rates import Rates
 
@@ -153,7 +153,7 @@ class Result:
             raise ValueError(f"no result of a cell ({error}); keys: {known}") from None
 
 
-def row_key(row: Row) -> str:
+def row_key(row: BenchRow) -> str:
     """Names a row in files: readable, and different for different rows."""
     axes = "x".join(str(n) for _, n in row.mesh) or "any"
     what: list[object] = [row.model, row.overrides, row.target, row.mesh]
@@ -175,7 +175,7 @@ def row_key(row: Row) -> str:
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 
 
-def cell_key(row: Row, method: Method) -> str:
+def cell_key(row: BenchRow, method: ShardingMethod) -> str:
     """Names a cell in files and results."""
     return f"{row_key(row)}-{file_name(method.name)}"
 

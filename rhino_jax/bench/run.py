@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from rhino_jax.bench.cell import RowRun
-from rhino_jax.bench.methods import Method
+from rhino_jax.bench.methods import ShardingMethod
 from rhino_jax.bench.progress import Clock, Report, line_of, title_of
 from rhino_jax.bench.records import Result, cell_key
 from rhino_jax.bench.store import Store, in_order
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.versions import versions
 
 
-def cells_of(suite: Suite) -> list[tuple[Row, Method]]:
+def cells_of(suite: Suite) -> list[tuple[BenchRow, ShardingMethod]]:
     """All cells, in the order in which they run."""
     return [(row, method) for row in suite.rows for method in row.methods]
 
@@ -48,13 +48,13 @@ def run_suite(
         report(f"{len(cells) - len(todo)} of {len(cells)} cells are there already")
     stop, writing = threading.Event(), threading.Lock()
 
-    def finish(row: Row, method: Method, result: Result) -> None:
+    def finish(row: BenchRow, method: ShardingMethod, result: Result) -> None:
         with writing:
             store.append(result)
             found[result.key] = result
             report(f"{clock.tick()} {title_of(row)}, {method.name}: {line_of(result)}")
 
-    def run_row(row: Row) -> None:
+    def run_row(row: BenchRow) -> None:
         methods = tuple(method for r, method in todo if r is row)
         run = RowRun(row, store, current, suite.timeout_s, stop)
         if row.target in missing:
@@ -71,8 +71,8 @@ def run_suite(
 
 
 def _each(
-    rows: Sequence[Row],
-    run_row: Callable[[Row], None],
+    rows: Sequence[BenchRow],
+    run_row: Callable[[BenchRow], None],
     jobs: int,
     stop: threading.Event,
 ) -> None:

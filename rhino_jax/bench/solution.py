@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.bench.checks import Place
+from rhino_jax.bench.checks import FilePlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
+class PlanOutline:
     """The outline of a plan. Shardings, and what is made again, are left to the
     planner, which finds them for all outlines alike.
 
@@ -56,7 +56,7 @@ class Solution:
         }
 
 
-def parse_solution(table: Any, devices: int, at: Place) -> Solution | None:
+def parse_solution(table: Any, devices: int, at: FilePlace) -> PlanOutline | None:
     """A checked solution of a row; None where the row has none.
 
     Args:
@@ -79,7 +79,7 @@ def parse_solution(table: Any, devices: int, at: Place) -> Solution | None:
     mesh, pins = table.get("mesh", {}), table.get("pins", {})
     at.check(_is_table(mesh, least=1), "mesh", mesh, "a table of axis sizes >= 1")
     at.check(_is_table(pins, least=0), "pins", pins, "a table of stages >= 0")
-    return Solution(
+    return PlanOutline(
         stages=tuple(stages),
         microbatches=count,
         mesh=tuple(mesh.items()),

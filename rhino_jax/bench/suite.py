@@ -36,11 +36,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.bench import newcomers, unseen
-from rhino_jax.bench.checks import Place, is_number, memory_of
+from rhino_jax.bench import holdout, newcomers
+from rhino_jax.bench.checks import FilePlace, is_number, memory_of
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.methods import ALPA, Method, parse_method
-from rhino_jax.bench.solution import Solution, parse_solution
+from rhino_jax.bench.methods import ALPA, ShardingMethod, parse_method
+from rhino_jax.bench.solution import PlanOutline, parse_solution
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry
@@ -52,7 +52,7 @@ REGIMES = ("plenty", "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """One workload on one target; its methods are compared with each other.
 
     Attributes:
@@ -80,7 +80,7 @@ class Row:
     regime: str
     target: str
     mesh: tuple[tuple[str, int], ...]
-    methods: tuple[Method, ...]
+    methods: tuple[ShardingMethod, ...]
     memory_share: float | None = None
     memory_room: float | None = None
     memory: str = ""
@@ -88,7 +88,7 @@ class Row:
     stages: int = 0
     per_microbatch: tuple[str, ...] = ()
     published: float = 0.0
-    alpa: Solution | None = None
+    alpa: PlanOutline | None = None
 
     @property
     def workload(self) -> str:
@@ -151,12 +151,12 @@ class Suite:
     name: str
     kind: str
     timeout_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
 
 def model_names() -> tuple[str, ...]:
     """All that rows may name: the zoo, and the models of `rhino_jax.bench`."""
-    return (*registry.names(), *unseen.names(), *newcomers.names())
+    return (*registry.names(), *holdout.names(), *newcomers.names())
 
 
 def model_of(name: str, **overrides: Any) -> Workload:
@@ -165,7 +165,7 @@ def model_of(name: str, **overrides: Any) -> Workload:
     Raises:
       ModelConfigError: a value cannot be.
     """
-    for own in (unseen, newcomers):
+    for own in (holdout, newcomers):
         if name in own.names():
             return own.get(name, **overrides)
     return registry.get(name, **overrides)
@@ -222,7 +222,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     Raises:
       BenchError: a key is unknown, missing, or has a value that cannot be.
     """
-    at = Place(file, "the suite")
+    at = FilePlace(file, "the suite")
     at.check_keys(table, ("kind", "timeout_s", "methods", "rows"), required=("rows",))
     kind = table.get("kind", "compile")
     at.check(kind in KINDS, "kind", kind, " or ".join(map(repr, KINDS)))
@@ -234,7 +234,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     at.check(is_list and bool(rows), "rows", rows, "one or more tables [[rows]]")
     methods = table.get("methods")
     parsed = tuple(
-        _parse_row(row, methods, Place(file, f"row {i} of the suite"))
+        _parse_row(row, methods, FilePlace(file, f"row {i} of the suite"))
         for i, row in enumerate(rows, start=1)
     )
     seen: dict[str, int] = {}
@@ -269,7 +269,7 @@ _ROW_KEYS = (
 )
 
 
-def _check_of_stages(row: Mapping[str, Any], at: Place) -> None:
+def _check_of_stages(row: Mapping[str, Any], at: FilePlace) -> None:
     for key in ("microbatches", "stages"):
         count = row.get(key, 0)
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
@@ -281,7 +281,7 @@ def _check_of_stages(row: Mapping[str, Any], at: Place) -> None:
     at.check(is_number(over) and over >= 0, "published", over, "a number >= 0")
 
 
-def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
+def _parse_row(row: Mapping[str, Any], default: Any, at: FilePlace) -> BenchRow:
     at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
     model, regime, target = row["model"], row["regime"], row["target"]
     at.check(model in model_names(), "model", model, "a model", model_names())
@@ -323,7 +323,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: Place) -> Row:
     alpa = parse_solution(row.get("alpa"), num_devices, at)
     if alpa is None and any(m.plan == ALPA for m in parsed):
         at.check(False, "alpa", None, 'a table, as the row has the method "alpa"')
-    return Row(
+    return BenchRow(
         model=model,
         overrides=tuple(overrides.items()),
         regime=regime,

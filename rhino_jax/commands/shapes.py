@@ -37,7 +37,7 @@ class ShapesError(RhinoError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class ArgumentShapes:
     """The arguments that a file describes.
 
     Attributes:
@@ -59,7 +59,7 @@ _ARRAY = re.compile(r"^\s*([A-Za-z]\w*)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*
 _EXAMPLE = "write arrays as 'float32[8,128]', scalars as 'int32[]'."
 
 
-def read_shapes(path: str | Path) -> Shapes:
+def read_shapes(path: str | Path) -> ArgumentShapes:
     """Read a file of shapes.
 
     Raises:
@@ -85,7 +85,7 @@ def read_shapes(path: str | Path) -> Shapes:
     return parse_shapes(data, str(path))
 
 
-def parse_shapes(data: Mapping[str, Any], where: str) -> Shapes:
+def parse_shapes(data: Mapping[str, Any], where: str) -> ArgumentShapes:
     """The arguments that a TOML document describes.
 
     Args:
@@ -105,7 +105,7 @@ def parse_shapes(data: Mapping[str, Any], where: str) -> Shapes:
             if not all(isinstance(x, int) and not isinstance(x, bool) for x in given):
                 raise _misfit(name, given, "a list of positions", where)
             options[name] = tuple(given)
-    return Shapes(
+    return ArgumentShapes(
         init,
         tuple(_value(x, f"args[{i}]", where) for i, x in enumerate(args)),
         {k: _value(x, f"kwargs.{k}", where) for k, x in kwargs.items()},

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rhino_jax.contest.engine import Answer, solve_instance
+from rhino_jax.contest.engine import ContestSolution, solve_instance
 from rhino_jax.contest.errors import InstanceError
 from rhino_jax.contest.instance import Instance, read_instance
 from rhino_jax.solver.errors import UnsatisfiedError
@@ -84,17 +84,17 @@ def run_solve(
         begun = time.monotonic()
 
 
-def _columns(answer: Answer) -> str:
+def _columns(answer: ContestSolution) -> str:
     objective = answer.checked.objective
     return f"{objective:>18}{answer.bound:>18}{_gap(answer):>9.2%}"
 
 
-def _gap(answer: Answer) -> float:
+def _gap(answer: ContestSolution) -> float:
     objective = answer.checked.objective
     return 1 - answer.bound / objective if objective > 0 else 0.0
 
 
-def summary(instance: Instance, answer: Answer, seconds: float) -> str:
+def summary(instance: Instance, answer: ContestSolution, seconds: float) -> str:
     """What was found, as the checker recomputed it."""
     found = answer.checked
     proof = "optimal" if answer.is_optimal else f"gap {_gap(answer):.2%}"

@@ -15,7 +15,7 @@ from rhino_jax.solver.solve_limited import solve_limited
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class ContestSolution:
     """The best choice that was found.
 
     Attributes:
@@ -40,7 +40,7 @@ def solve_instance(
     workers: int = 2,
     seed: int = 0,
     report: Report = lambda seconds, objective, bound: None,
-) -> Answer:
+) -> ContestSolution:
     """Minimise an instance.
 
     Args:
@@ -69,4 +69,4 @@ def solve_instance(
     assert checked.fits, "the solver's choice does not hold up to the checker"
     bound = min(math.ceil(found.bound - 1e-6), checked.objective)
     sizes = len(instance.costs), len(core.costs)
-    return Answer(choices, checked, bound, bound == checked.objective, sizes)
+    return ContestSolution(choices, checked, bound, bound == checked.objective, sizes)

@@ -1,7 +1,7 @@
 """Seconds and bytes of one op, one collective, one reshard: pure functions.
 
 In: local shapes, specs, and a mesh laid over hardware.
-Out: seconds, bytes, and `reshard.Step`s; nothing here knows graphs or options.
+Out: seconds, bytes, and `reshard.ReshardStep`s; nothing here knows graphs or options.
 Order: `collectives` (time of one collective), `reshard` and `combine` (which
 collectives a change of sharding, and a partial sum, become), `compute` (time of one
 kernel), `tiles` and `systolic` (what shapes cost beyond their elements), `utilisation`

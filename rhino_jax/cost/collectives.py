@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rhino_jax.hardware.mesh import Axis
-from rhino_jax.hardware.parts import Part, ring_over
+from rhino_jax.hardware.mesh import MeshAxis
+from rhino_jax.hardware.parts import AxisShare, ring_over
 
 
 ALL_REDUCE = "all-reduce"
@@ -38,7 +38,7 @@ def wire_bytes(kind: str, local_bytes: float, size: int) -> float:
     return local_bytes * (2 * share if kind == ALL_REDUCE else share)
 
 
-def collective_s(kind: str, local_bytes: float, axes: Sequence[Axis]) -> float:
+def collective_s(kind: str, local_bytes: float, axes: Sequence[MeshAxis]) -> float:
     """Seconds of one collective over the product of `axes`.
 
     Several axes are taken one after the other, slowest links with the smallest
@@ -62,43 +62,49 @@ def collective_s(kind: str, local_bytes: float, axes: Sequence[Axis]) -> float:
     return taken.latency_s + taken.sending_s
 
 
-class _Taken(NamedTuple):
+class _CollectiveSeconds(NamedTuple):
     """Seconds of a collective: the latency of its steps, and what its bytes take."""
 
     latency_s: float
     sending_s: float
 
-    def then(self, other: _Taken) -> _Taken:
+    def then(self, other: _CollectiveSeconds) -> _CollectiveSeconds:
         """Both, one after the other."""
-        return _Taken(
+        return _CollectiveSeconds(
             self.latency_s + other.latency_s, self.sending_s + other.sending_s
         )
 
-    def or_less(self, other: _Taken) -> _Taken:
+    def or_less(self, other: _CollectiveSeconds) -> _CollectiveSeconds:
         """Whichever way is faster: few steps while pieces are small, and links kept
         busy while they are large, as compilers cut large messages up."""
-        return _Taken(
+        return _CollectiveSeconds(
             min(self.latency_s, other.latency_s), min(self.sending_s, other.sending_s)
         )
 
 
-_NOTHING = _Taken(0.0, 0.0)
+_NOTHING = _CollectiveSeconds(0.0, 0.0)
 
 
-def _taken(kind: str, local_bytes: float, axes: Sequence[Axis]) -> _Taken:
+def _taken(
+    kind: str, local_bytes: float, axes: Sequence[MeshAxis]
+) -> _CollectiveSeconds:
     if all(a.topology == "barrier" for a in axes):
         # All threads meet once, whatever they then copy.
         meeting_s = max(a.alpha_s for a in axes) * math.prod(a.size for a in axes)
         copying = [replace(a, alpha_s=0.0, topology="switch", parts=()) for a in axes]
-        return _Taken(meeting_s, 0.0).then(_taken(kind, local_bytes, copying))
+        return _CollectiveSeconds(meeting_s, 0.0).then(
+            _taken(kind, local_bytes, copying)
+        )
     if kind == PERMUTE:
         # The slowest link need not be the one with the longest latency.
         links = [link for a in axes for link in _links(a)]
         slowest = min(link.bytes_per_s for link in links)
-        return _Taken(max(link.alpha_s for link in links), local_bytes / slowest)
+        return _CollectiveSeconds(
+            max(link.alpha_s for link in links), local_bytes / slowest
+        )
     if kind == ALL_TO_ALL:
         each = [_all_to_all(local_bytes, a) for a in axes]
-        return functools.reduce(_Taken.then, each)
+        return functools.reduce(_CollectiveSeconds.then, each)
     piece, total = local_bytes, _NOTHING
     for axis in sorted(axes, key=lambda a: (-a.bytes_per_s, a.name)):
         total = total.then(_gather(piece, axis))
@@ -106,7 +112,7 @@ def _taken(kind: str, local_bytes: float, axes: Sequence[Axis]) -> _Taken:
     return total.then(total) if kind == ALL_REDUCE else total
 
 
-def _links(axis: Axis) -> tuple[Part, ...]:
+def _links(axis: MeshAxis) -> tuple[AxisShare, ...]:
     """Those of an axis one by one, every dim of a torus for itself."""
     if not axis.parts:
         return (_as_link(axis),)
@@ -115,8 +121,8 @@ def _links(axis: Axis) -> tuple[Part, ...]:
     )
 
 
-def _as_link(axis: Axis) -> Part:
-    return Part(
+def _as_link(axis: MeshAxis) -> AxisShare:
+    return AxisShare(
         size=axis.size,
         bytes_per_s=axis.bytes_per_s,
         hops=axis.size - 1,
@@ -126,14 +132,14 @@ def _as_link(axis: Axis) -> Part:
     )
 
 
-def _gather(local_bytes: float, axis: Axis) -> _Taken:
+def _gather(local_bytes: float, axis: MeshAxis) -> _CollectiveSeconds:
     """An all-gather or a reduce-scatter along one axis."""
     if len(axis.parts) <= 1:
         return _ring(local_bytes, _as_link(axis))
     return _rings(local_bytes, axis.parts)
 
 
-def _rings(local_bytes: float, parts: Sequence[Part]) -> _Taken:
+def _rings(local_bytes: float, parts: Sequence[AxisShare]) -> _CollectiveSeconds:
     """In one ring over all links, or in several, inner links first."""
     found = _ring(local_bytes, ring_over(parts))
     for count in range(1, len(parts)):
@@ -143,15 +149,17 @@ def _rings(local_bytes: float, parts: Sequence[Part]) -> _Taken:
     return found
 
 
-def _ring(local_bytes: float, link: Part) -> _Taken:
+def _ring(local_bytes: float, link: AxisShare) -> _CollectiveSeconds:
     steps = link.size - 1
     if link.topology == "switch":
         steps = math.ceil(math.log2(link.size))
     share = (link.size - 1) / link.size
-    return _Taken(steps * link.alpha_s, share * local_bytes / link.bytes_per_s)
+    return _CollectiveSeconds(
+        steps * link.alpha_s, share * local_bytes / link.bytes_per_s
+    )
 
 
-def _all_to_all(local_bytes: float, axis: Axis) -> _Taken:
+def _all_to_all(local_bytes: float, axis: MeshAxis) -> _CollectiveSeconds:
     """Every byte takes its own way: the busiest link sets the pace."""
     latency_s = sending_s = 0.0
     for link in _links(axis):
@@ -161,4 +169,4 @@ def _all_to_all(local_bytes: float, axis: Axis) -> _Taken:
         steps = 1 if link.topology == "switch" else max(link.size // 2, 1)
         latency_s += steps * link.alpha_s
         sending_s = max(sending_s, share * local_bytes / link.bytes_per_s)
-    return _Taken(latency_s, sending_s)
+    return _CollectiveSeconds(latency_s, sending_s)

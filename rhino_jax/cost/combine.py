@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
-from rhino_jax.cost.reshard import Step
+from rhino_jax.cost.reshard import ReshardStep
 from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.observed import OBSERVED
@@ -22,7 +22,7 @@ from rhino_jax.ir.traits import OpKind
 
 def combine_steps(
     made: Spec, done: Spec, partial: tuple[int, ...], made_bytes: float, mesh: LaidMesh
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """The collectives that make a value of its partial sums.
 
     Args:
@@ -38,9 +38,9 @@ def combine_steps(
     parts = _parts(made, done, lowering)
     is_told = lowering.annotates_waypoints or lowering.loops_matmuls
     if len(parts) > 1 and not is_told:
-        return (Step(ALL_REDUCE, partial, made_bytes),)
+        return (ReshardStep(ALL_REDUCE, partial, made_bytes),)
     most = OBSERVED.most_scattered - lowering.gathers_by_axis
-    steps: list[Step] = []
+    steps: list[ReshardStep] = []
     local, scattered = made_bytes, set[int]()
     for _, axes in parts:
         pieces = math.prod(mesh.sizes[a] for a in axes)
@@ -49,12 +49,12 @@ def combine_steps(
         # all-reduces in GPTs of 256 to 2,048 features.
         is_reduced = lowering.scatters_by_axis and (is_whole or len(made) == 1)
         kind = ALL_REDUCE if is_reduced else REDUCE_SCATTER
-        steps.append(Step(kind, axes, local))
+        steps.append(ReshardStep(kind, axes, local))
         local /= pieces
         scattered |= set(axes)
     rest = tuple(a for a in partial if a not in scattered)
     if rest:
-        steps.append(Step(ALL_REDUCE, rest, local))
+        steps.append(ReshardStep(ALL_REDUCE, rest, local))
     return tuple(steps)
 
 

@@ -23,7 +23,7 @@ from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReshardStep:
     """One collective: its kind, mesh axes (by position), `local_bytes`, and how often
     it runs."""
 
@@ -40,7 +40,7 @@ def reshard_steps(
     whole_bytes: int,
     sizes: tuple[int, ...],
     lowering: LoweringPolicy = AS_WRITTEN,
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """The collectives that turn `src` into `dst`.
 
     Args:
@@ -84,7 +84,7 @@ def _reshard(
     whole_bytes: int,
     sizes: tuple[int, ...],
     lowering: LoweringPolicy,
-) -> tuple[list[Step], list[Spec]]:
+) -> tuple[list[ReshardStep], list[Spec]]:
     """Steps, and the specs before each all-to-all and gather, and behind the last."""
     if src == dst:
         return [], []
@@ -93,7 +93,7 @@ def _reshard(
         pairs = [(d, w) for d, w in zip(src, dst, strict=True) if d != w]
         axes = tuple(sorted({a for d, w in pairs for a in (*d, *w)}))
         cut = math.prod(sizes[a] for a in axes_of(src))
-        return [Step(PERMUTE, axes, whole_bytes / cut)], []
+        return [ReshardStep(PERMUTE, axes, whole_bytes / cut)], []
     way = _Way([list(dim) for dim in src], dst, whole_bytes, sizes)
     way.cut_free_axes()
     way.exchange()
@@ -118,12 +118,12 @@ class _Way:
     want: Spec
     whole_bytes: int
     sizes: tuple[int, ...]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ReshardStep] = field(default_factory=list)
     route: list[Spec] = field(default_factory=list)
 
     def step(self, kind: str, axes: tuple[int, ...]) -> None:
         cut = math.prod(self.sizes[a] for dim in self.now for a in dim)
-        self.steps.append(Step(kind, axes, self.whole_bytes / cut))
+        self.steps.append(ReshardStep(kind, axes, self.whole_bytes / cut))
 
     def stop_here(self) -> None:
         self.route.append(tuple(map(tuple, self.now)))

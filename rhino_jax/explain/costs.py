@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rhino_jax.explain.why import Added
 from rhino_jax.plan.records import Collective, Predicted
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.read_back.assemble import costs_of
 
 
@@ -39,7 +39,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CostTerms:
     """Attributes:
     predicted: of the step; None where nothing fits.
     step_s, bound_s: what was found, and what is proved.
@@ -60,7 +60,7 @@ class Cost:
     is_brief: bool = False
 
     @classmethod
-    def of_nothing(cls, elsewhere: Elsewhere) -> Cost:
+    def of_nothing(cls, elsewhere: Elsewhere) -> CostTerms:
         """Of a layout with which a stage does not fit."""
         return cls(None, math.inf, math.inf, 0, {}, {}, elsewhere)
 
@@ -85,15 +85,15 @@ class Cost:
         return self.step_s if self.elsewhere is None else self.elsewhere.step_s
 
 
-def cost_of(found: Found, is_brief: bool = False) -> Cost:
+def cost_of(found: SearchResult, is_brief: bool = False) -> CostTerms:
     """What the best of a search, a brief one or not, costs."""
     best = found.solved[0]
     solution = best.solution
     if solution.labels is None:
         peak = math.ceil(solution.smallest_peak)
-        return Cost(None, math.inf, math.inf, peak, {}, {}, is_brief=is_brief)
+        return CostTerms(None, math.inf, math.inf, peak, {}, {}, is_brief=is_brief)
     predicted, collectives, _ = costs_of(best.mesh_problem, solution.labels)
-    return Cost(
+    return CostTerms(
         predicted,
         solution.objective,
         solution.bound,
@@ -118,7 +118,7 @@ def _by_line(collectives: Sequence[Collective]) -> dict[Line, float]:
     return sums
 
 
-def added(cost: Cost, planned: Cost) -> tuple[Added, ...]:
+def added(cost: CostTerms, planned: CostTerms) -> tuple[Added, ...]:
     """What one solution sends more or less than another; what changes most first."""
     deltas = {
         line: cost.by_line.get(line, 0.0) - planned.by_line.get(line, 0.0)

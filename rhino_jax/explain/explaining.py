@@ -8,37 +8,42 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rhino_jax.errors import PinError
-from rhino_jax.explain.costs import Cost, added, cost_of
+from rhino_jax.explain.costs import CostTerms, added, cost_of
 from rhino_jax.explain.forces import forces, pins_of
-from rhino_jax.explain.holding import Held, solve_all, specs_now, specs_without_pins
-from rhino_jax.explain.place import Place, find_place
-from rhino_jax.explain.why import Layout, Why
+from rhino_jax.explain.holding import (
+    HeldLayout,
+    solve_all,
+    specs_now,
+    specs_without_pins,
+)
+from rhino_jax.explain.place import PlacedValues, find_place
+from rhino_jax.explain.why import LayoutAlternative, Why
 from rhino_jax.explain.words import answer
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.pins.resolve import to_spec
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import partition_spec
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Progress, Request
 
 
 class View(Protocol):
     """What is searched as a part of what is planned."""
 
-    def sent_s(self, found: Found) -> float:
+    def sent_s(self, found: SearchResult) -> float:
         """Seconds of a step beside those that were searched."""
         ...
 
-    def shape(self, place: Place) -> tuple[int, ...]:
+    def shape(self, place: PlacedValues) -> tuple[int, ...]:
         """Of the whole."""
         ...
 
-    def shown(self, place: Place, spec: Spec) -> Spec:
+    def shown(self, place: PlacedValues, spec: Spec) -> Spec:
         """A layout as that of the whole."""
         ...
 
-    def refused(self, place: Place, asked: Any) -> str:
+    def refused(self, place: PlacedValues, asked: Any) -> str:
         """Why the whole cannot be laid out so; empty where what was searched says."""
         ...
 
@@ -46,23 +51,23 @@ class View(Protocol):
 class _Same:
     """What is searched is what is planned."""
 
-    def sent_s(self, found: Found) -> float:
+    def sent_s(self, found: SearchResult) -> float:
         return 0.0
 
-    def shape(self, place: Place) -> tuple[int, ...]:
+    def shape(self, place: PlacedValues) -> tuple[int, ...]:
         return place.shape
 
-    def shown(self, place: Place, spec: Spec) -> Spec:
+    def shown(self, place: PlacedValues, spec: Spec) -> Spec:
         return spec
 
-    def refused(self, place: Place, asked: Any) -> str:
+    def refused(self, place: PlacedValues, asked: Any) -> str:
         return ""
 
 
 def explain(
-    found: Found,
+    found: SearchResult,
     request: Request,
-    plan: Plan,
+    plan: PlanData,
     key: str,
     asked: Any,
     report: Progress | None,
@@ -97,7 +102,7 @@ def explain(
     is_asked = asked is not None
     if is_asked:
         wanted = view.refused(place, asked) or read(place, asked, model)
-    every: list[Held] = []
+    every: list[HeldLayout] = []
     if not isinstance(wanted, str):
         others = [spec for spec in wanted if spec != current]
         every = solve_all(found, request, place, others, current, report)
@@ -133,7 +138,7 @@ def explain(
     )
 
 
-def _cost(found: Found, view: View, is_brief: bool = False) -> Cost:
+def _cost(found: SearchResult, view: View, is_brief: bool = False) -> CostTerms:
     """With what is beside what was searched."""
     cost, sent_s = cost_of(found, is_brief), view.sent_s(found)
     if not sent_s or cost.predicted is None:
@@ -151,7 +156,7 @@ def _cost(found: Found, view: View, is_brief: bool = False) -> Cost:
     )
 
 
-def laid_out_nowhere(place: Place, what: str) -> PinError:
+def laid_out_nowhere(place: PlacedValues, what: str) -> PinError:
     """Of what all devices have in full, whatever is planned."""
     return PinError(
         f"{what}: {place.name} is laid out nowhere: each device has all of it.",
@@ -162,12 +167,12 @@ def laid_out_nowhere(place: Place, what: str) -> PinError:
 
 
 def shown(
-    model: Model,
-    costs: Sequence[tuple[Spec, Cost]],
+    model: MeshModel,
+    costs: Sequence[tuple[Spec, CostTerms]],
     current: Spec | None,
-    planned: Cost,
+    planned: CostTerms,
     cannot: Mapping[str, str],
-) -> tuple[Layout, ...]:
+) -> tuple[LayoutAlternative, ...]:
     """Layouts as they are shown, the plan's first, then the fastest; what cannot be is
     last.
 
@@ -183,7 +188,7 @@ def shown(
     return *solved, *(_impossible(spec, why) for spec, why in cannot.items())
 
 
-def read(place: Place, asked: Any, model: Model) -> list[Spec] | str:
+def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:
     """The layout that is asked about; or why it is none of this array."""
     axes = [(a.name, a.size) for a in model.mesh.axes]
     value = model.graph.program.values[place.every[0]]
@@ -193,22 +198,22 @@ def read(place: Place, asked: Any, model: Model) -> list[Spec] | str:
         return f"{error.what.rstrip('.')}: {error.numbers}"
 
 
-def _impossible(spec: str, why: str) -> Layout:
+def _impossible(spec: str, why: str) -> LayoutAlternative:
     nothing = float("inf")
-    return Layout(
+    return LayoutAlternative(
         spec, None, False, False, nothing, nothing, 0.0, 0.0, (), 0, cannot=why
     )
 
 
 def _layout(
     spec: Spec,
-    cost: Cost,
-    planned: Cost,
-    model: Model,
+    cost: CostTerms,
+    planned: CostTerms,
+    model: MeshModel,
     is_planned: bool,
-) -> Layout:
+) -> LayoutAlternative:
     names, predicted = model.mesh.names, cost.predicted
-    return Layout(
+    return LayoutAlternative(
         format_spec(spec, names),
         partition_spec(spec, names),
         is_planned,

@@ -9,24 +9,24 @@ from dataclasses import replace
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.explain.holding import nodes_of, specs_now
-from rhino_jax.explain.place import Place
+from rhino_jax.explain.place import PlacedValues
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.model.build import Model
-from rhino_jax.plan.plan import Plan
+from rhino_jax.model.build import MeshModel
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.driver import search_again
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Request
 from rhino_jax.solver.problem import Labels
 
 
-MOST_READERS = 6
+MAX_READERS = 6
 """Lines on what makes and reads a value; more are counted."""
 
 
 def forces(
-    found: Found,
+    found: SearchResult,
     pins: Sequence[str],
-    place: Place,
+    place: PlacedValues,
     current: Spec | None,
 ) -> tuple[str, ...]:
     """Sentences on whoever has a hand in how a place is laid out.
@@ -45,7 +45,7 @@ def forces(
     )
 
 
-def pins_of(request: Request, plan: Plan, place: Place) -> list[str]:
+def pins_of(request: Request, plan: PlanData, place: PlacedValues) -> list[str]:
     """Of a plan on one mesh."""
     program_pins = [request.value_pins[v].key for v in place.values
                     if v in request.value_pins]  # fmt: skip
@@ -57,7 +57,7 @@ def pins_of(request: Request, plan: Plan, place: Place) -> list[str]:
     return [f"pinned: {', '.join(every)}; the other layouts are without that pin."]
 
 
-def _divisors(model: Model, place: Place) -> list[str]:
+def _divisors(model: MeshModel, place: PlacedValues) -> list[str]:
     """Dims that some axis does not divide."""
     lines = []
     for axis in model.mesh.axes:
@@ -69,7 +69,9 @@ def _divisors(model: Model, place: Place) -> list[str]:
     return lines
 
 
-def _memory(found: Found, place: Place, current: Spec | None) -> list[str]:
+def _memory(
+    found: SearchResult, place: PlacedValues, current: Spec | None
+) -> list[str]:
     """Whether another layout would be chosen with memory to spare."""
     if not found.is_bound_by_memory:
         return []
@@ -91,7 +93,7 @@ def _memory(found: Found, place: Place, current: Spec | None) -> list[str]:
     return [f"memory: without limit it would be {text}."]
 
 
-def _neighbours(model: Model, place: Place, labels: Labels) -> list[str]:
+def _neighbours(model: MeshModel, place: PlacedValues, labels: Labels) -> list[str]:
     """Who reads the value, in which layout."""
     graph, names = model.graph, model.mesh.names
     readers: dict[tuple[str, str], int] = defaultdict(int)
@@ -112,11 +114,11 @@ def _neighbours(model: Model, place: Place, labels: Labels) -> list[str]:
         f"read {how} by {who}{f' ({count} times)' if count > 1 else ''}."
         for (who, how), count in readers.items()
     ]
-    rest = len(lines) - MOST_READERS
-    return [*lines[:MOST_READERS], *([f"and {rest} more readers."] if rest > 0 else [])]
+    rest = len(lines) - MAX_READERS
+    return [*lines[:MAX_READERS], *([f"and {rest} more readers."] if rest > 0 else [])]
 
 
-def _recipes(found: Found, place: Place) -> list[str]:
+def _recipes(found: SearchResult, place: PlacedValues) -> list[str]:
     problem = found.solved[0].mesh_problem
     by_spec: dict[str, list[str]] = defaultdict(list)
     for name, labels in problem.recipes.items():

@@ -8,25 +8,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax.errors import PinError
-from rhino_jax.explain.place import Place, find_place
+from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.ir.spec import Spec, axes_of
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.planner.search.driver import search_again
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Progress, Request
 from rhino_jax.solver.problem import Labels
 
 
-MOST_SOLVED = 4
+MAX_SOLVED = 4
 """Layouts that are solved as the plan was; of the others, which a brief search says are
 worse, a plan is found, and no bound."""
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldLayout:
     """A layout of a place, and what was found with it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Held:
     """
 
     spec: Spec
-    found: Found | None
+    found: SearchResult | None
     request: Request
     is_brief: bool = True
     cannot: str = ""
@@ -49,13 +49,13 @@ class Held:
 
 
 def solve_all(
-    found: Found,
+    found: SearchResult,
     request: Request,
-    place: Place,
+    place: PlacedValues,
     specs: Sequence[Spec],
     current: Spec | None,
     report: Progress | None,
-) -> list[Held]:
+) -> list[HeldLayout]:
     """All of these layouts briefly; then the best of them, and the best of those that
     turn to another use of a mesh axis than the plan's layout, as the plan was solved.
     """
@@ -64,11 +64,11 @@ def solve_all(
     for spec in specs:
         try:
             one = held_in(found, brief, place, spec, report)
-            every.append(Held(spec, one, one.request))
+            every.append(HeldLayout(spec, one, one.request))
         except PinError as error:
-            every.append(Held(spec, None, request, cannot=error.what))
+            every.append(HeldLayout(spec, None, request, cannot=error.what))
     nearest = sorted(every, key=lambda h: h.step_s)
-    chosen = nearest[:MOST_SOLVED]
+    chosen = nearest[:MAX_SOLVED]
     for axis, _ in enumerate(found.mesh_axes):
         has = current is not None and axis in axes_of(current)
         chosen += [h for h in nearest if (axis in axes_of(h.spec)) != has][:1]
@@ -81,8 +81,12 @@ def solve_all(
 
 
 def held_in(
-    found: Found, request: Request, place: Place, spec: Spec, report: Progress | None
-) -> Found:
+    found: SearchResult,
+    request: Request,
+    place: PlacedValues,
+    spec: Spec,
+    report: Progress | None,
+) -> SearchResult:
     """What is found where a place has one layout: what a pin of it gives.
 
     Raises:
@@ -99,7 +103,7 @@ def held_in(
 
 
 def steps_held(
-    found: Found,
+    found: SearchResult,
     request: Request,
     held: Mapping[str, Spec],
     report: Progress | None,
@@ -120,7 +124,7 @@ def steps_held(
     return steps
 
 
-def specs_that_are(model: Model, place: Place) -> list[Spec]:
+def specs_that_are(model: MeshModel, place: PlacedValues) -> list[Spec]:
     """The layouts that all values of a place can have, as the search has them."""
     every: list[dict[Spec, None]] = []
     for node, result in _nodes(model, place):
@@ -131,7 +135,7 @@ def specs_that_are(model: Model, place: Place) -> list[Spec]:
     return [spec for spec in every[0] if all(spec in other for other in every[1:])]
 
 
-def specs_without_pins(found: Found, place: Place) -> list[Spec]:
+def specs_without_pins(found: SearchResult, place: PlacedValues) -> list[Spec]:
     """The layouts that the values of a place can have, were they not pinned."""
     model, request = found.solved[0].mesh_problem.model, found.request
 
@@ -149,7 +153,7 @@ def specs_without_pins(found: Found, place: Place) -> list[Spec]:
     return specs_that_are(model, place)
 
 
-def specs_now(model: Model, place: Place, labels: Labels) -> list[Spec]:
+def specs_now(model: MeshModel, place: PlacedValues, labels: Labels) -> list[Spec]:
     """How the values of a place are laid out under a choice."""
     return [
         model.options[node].strategies[int(labels[node])].results[result]
@@ -157,12 +161,12 @@ def specs_now(model: Model, place: Place, labels: Labels) -> list[Spec]:
     ]
 
 
-def nodes_of(model: Model, place: Place) -> list[int]:
+def nodes_of(model: MeshModel, place: PlacedValues) -> list[int]:
     """The nodes that choose the layouts of a place."""
     return [node for node, _ in _nodes(model, place)]
 
 
-def _nodes(model: Model, place: Place) -> list[tuple[int, int]]:
+def _nodes(model: MeshModel, place: PlacedValues) -> list[tuple[int, int]]:
     """(node, result) of every value; of results of the program the node that gives
     them out."""
     graph = model.graph

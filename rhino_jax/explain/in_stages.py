@@ -10,25 +10,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.errors import PinError
-from rhino_jax.explain.costs import Cost, Elsewhere, Line, cost_of
+from rhino_jax.explain.costs import CostTerms, Elsewhere, Line, cost_of
 from rhino_jax.explain.explaining import laid_out_nowhere, read, shown
 from rhino_jax.explain.forces import forces
-from rhino_jax.explain.holding import MOST_SOLVED, specs_now, specs_without_pins
-from rhino_jax.explain.laid import Group, Held, InStages, Laid
-from rhino_jax.explain.place import Place, find_place
+from rhino_jax.explain.holding import MAX_SOLVED, specs_now, specs_without_pins
+from rhino_jax.explain.laid import GroupLayouts, InStages, Laid, LaidGroup
+from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.where import Where
 from rhino_jax.explain.why import Why
 from rhino_jax.explain.words import answer, how_long
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, axes_of, format_spec
-from rhino_jax.passes.staged.step import Key, Kind
+from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.plan.pins.interior import ValuePin
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.units import format_seconds
 
 
 @dataclass(slots=True, eq=False)
-class Tried:
+class LayoutCandidate:
     """A layout, and the plan with it.
 
     Attributes:
@@ -39,7 +39,7 @@ class Tried:
     """
 
     spec: Spec
-    held: Held
+    held: GroupLayouts
     laid: Laid | None
     is_brief: bool = True
     cannot: str = ""
@@ -50,7 +50,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asking:
+class StagedQuestion:
     """A question to a plan in stages.
 
     Attributes:
@@ -65,7 +65,7 @@ class Asking:
     program: Program
     level: str
     pins: Mapping[str, int]
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, LayoutCandidate] = field(default_factory=dict)
 
     def why(self, key: str, asked: Any) -> Why:
         """Why a value is laid out as it is, on its stage first, and on the others.
@@ -87,7 +87,7 @@ class Asking:
         seconds = time.monotonic() - started
         return replace(first, also=tuple(others), seconds=seconds)
 
-    def _places(self, key: str, what: str) -> dict[int, Place]:
+    def _places(self, key: str, what: str) -> dict[int, PlacedValues]:
         """What the key means on each stage, that where it is kept first."""
         found = {}
         for stage, group in enumerate(self.solved.groups):
@@ -109,14 +109,20 @@ class Asking:
             raise laid_out_nowhere(next(iter(found.values())), what)
         return dict(sorted(laid.items(), key=lambda x: not self._is_home(*x)))
 
-    def _is_home(self, stage: int, place: Place) -> bool:
+    def _is_home(self, stage: int, place: PlacedValues) -> bool:
         arguments = self.solved.groups[stage].of.arguments
         home = self.solved.step.home
         keys = [arguments[i] for i in place.inputs]
-        return all(k.kind is Kind.INPUT and home[k.number] == stage for k in keys)
+        return all(k.kind is ValueKind.INPUT and home[k.number] == stage for k in keys)
 
     def _on_stage(
-        self, stage: int, place: Place, asked: Any, planned: Laid, *, is_first: bool
+        self,
+        stage: int,
+        place: PlacedValues,
+        asked: Any,
+        planned: Laid,
+        *,
+        is_first: bool,
     ) -> Why:
         group = self.solved.groups[stage]
         where = Where(self.solved, self.pins, stage, place)
@@ -129,7 +135,7 @@ class Asking:
         is_asked = asked is not None
         if is_asked:
             wanted = read(place, asked, model)
-        every: list[Tried] = []
+        every: list[LayoutCandidate] = []
         if not isinstance(wanted, str):
             others = [spec for spec in wanted if spec != current]
             every = self._solve(stage, place, others, current)
@@ -164,10 +170,10 @@ class Asking:
             stage_s=mine.step_s,
         )
 
-    def _cost(self, stage: int, laid: Laid, planned: Laid) -> Cost:
+    def _cost(self, stage: int, laid: Laid, planned: Laid) -> CostTerms:
         """Of one stage, with what becomes of the step and of the other stages."""
         if not laid.groups:
-            return Cost.of_nothing(Elsewhere(stage, math.inf, laid.cannot))
+            return CostTerms.of_nothing(Elsewhere(stage, math.inf, laid.cannot))
         took = [g.found.step_s for g in laid.groups]
         before = [g.found.step_s for g in planned.groups]
         others = tuple(
@@ -187,12 +193,16 @@ class Asking:
         )
 
     def _solve(
-        self, stage: int, place: Place, specs: Sequence[Spec], current: Spec | None
-    ) -> list[Tried]:
+        self,
+        stage: int,
+        place: PlacedValues,
+        specs: Sequence[Spec],
+        current: Spec | None,
+    ) -> list[LayoutCandidate]:
         """As `holding.solve_all`, of all groups that a layout concerns."""
         every = [self._try(self._held(stage, place, s), s) for s in specs]
         nearest = sorted(every, key=lambda t: t.rank)
-        chosen = nearest[:MOST_SOLVED]
+        chosen = nearest[:MAX_SOLVED]
         for axis, _ in enumerate(self.solved.groups[stage].found.mesh_axes):
             has = current is not None and axis in axes_of(current)
             chosen += [t for t in nearest if (axis in axes_of(t.spec)) != has][:1]
@@ -203,18 +213,20 @@ class Asking:
                 tried.is_brief = False
         return every
 
-    def _try(self, held: Held, spec: Spec) -> Tried:
+    def _try(self, held: GroupLayouts, spec: Spec) -> LayoutCandidate:
         """A layout searched briefly, once for all stages that have it."""
         found = self.tried.get(held.name)
         if found is None:
             try:
-                found = Tried(spec, held, self.solved.held(held, "fast", is_kept=True))
+                found = LayoutCandidate(
+                    spec, held, self.solved.held(held, "fast", is_kept=True)
+                )
             except PinError as error:
-                found = Tried(spec, held, None, cannot=error.what)
+                found = LayoutCandidate(spec, held, None, cannot=error.what)
             self.tried[held.name] = found
         return found
 
-    def _held(self, stage: int, place: Place, spec: Spec) -> Held:
+    def _held(self, stage: int, place: PlacedValues, spec: Spec) -> GroupLayouts:
         """A place of one stage in a layout: an argument or a result of the step has it
         on all stages, as a pin of it says."""
         of, of_step = self.solved.groups[stage].of, self.solved.of_step
@@ -225,9 +237,9 @@ class Asking:
         }
         inputs: dict[int, Spec] = {}
         outputs: dict[int, Spec] = {}
-        handed: dict[Key, Spec] = {}
+        handed: dict[ValueKey, Spec] = {}
         for key in (of.arguments[i] for i in place.inputs):
-            if key.kind is Kind.INPUT:
+            if key.kind is ValueKind.INPUT:
                 inputs[of_step.inputs[key.number].whole] = spec
             else:
                 handed[key] = spec
@@ -237,10 +249,10 @@ class Asking:
             else:
                 handed[key] = spec
         pins = {v: ValuePin(spec, place.key) for v in place.values}
-        return Held(inputs, outputs, handed, {stage: pins} if pins else {})
+        return GroupLayouts(inputs, outputs, handed, {stage: pins} if pins else {})
 
 
-def _as_called(cost: Cost, group: Group) -> Cost:
+def _as_called(cost: CostTerms, group: LaidGroup) -> CostTerms:
     """With what the group calls its arguments: groups that do the same are searched
     once, and called as the first."""
     searched = group.found.solved[0].mesh_problem.model.graph.program
@@ -262,7 +274,7 @@ def _as_called(cost: Cost, group: Group) -> Cost:
     return replace(cost, by_line=lines)
 
 
-def moved(plan: Plan, key: str, stage: int, other: Plan, seconds: float) -> Why:
+def moved(plan: PlanData, key: str, stage: int, other: PlanData, seconds: float) -> Why:
     """What it costs to have a value on another stage.
 
     Args:

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.stacks import Unstacked
-from rhino_jax.passes.staged.step import Key, Step
+from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.plan.pins.interior import ValuePin
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GroupLayouts:
     """Layouts of values, to plan groups with.
 
     Attributes:
@@ -28,7 +28,7 @@ class Held:
 
     inputs: Mapping[int, Spec] = field(default_factory=dict)
     outputs: Mapping[int, Spec] = field(default_factory=dict)
-    handed: Mapping[Key, Spec] = field(default_factory=dict)
+    handed: Mapping[ValueKey, Spec] = field(default_factory=dict)
     values: Mapping[int, Mapping[int, ValuePin]] = field(default_factory=dict)
 
     @property
@@ -37,15 +37,15 @@ class Held:
         return repr((self.inputs, self.outputs, self.handed, self.values))
 
 
-class Group(Protocol):
+class LaidGroup(Protocol):
     """Of `planner.staging.groups.PlannedGroup`, what is read here."""
 
     @property
     def of(self) -> GroupProgram: ...
     @property
-    def found(self) -> Found: ...
+    def found(self) -> SearchResult: ...
     @property
-    def specs(self) -> Mapping[Key, Spec]: ...
+    def specs(self) -> Mapping[ValueKey, Spec]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,8 @@ class Laid:
     """All groups of a plan laid out.
 
     Attributes:
-      run: what they are part of (`planner.staging.again.Run`); None where one does not
+      run: what they are part of (`planner.staging.again.FittingGroups`); None where one
+      does not
         fit.
       groups: each planned; empty where one does not fit.
       step_s: of the pipeline, by the clock.
@@ -85,15 +86,22 @@ class InStages(Protocol):
     """Of `planner.staging.again.SolvedStages`, what is read here."""
 
     @property
-    def step(self) -> Step: ...
+    def step(self) -> StagedStep: ...
     @property
     def of_step(self) -> Unstacked: ...
     @property
     def request(self) -> Request: ...
     @property
-    def groups(self) -> Sequence[Group]: ...
+    def groups(self) -> Sequence[LaidGroup]: ...
     def laid(self) -> Laid: ...
     def held(
-        self, held: Held, level: str, known: Laid | None = None, *, is_kept: bool
+        self,
+        held: GroupLayouts,
+        level: str,
+        known: Laid | None = None,
+        *,
+        is_kept: bool,
     ) -> Laid: ...
-    def best(self, held: Held, level: str, known: Laid | None = None) -> Laid: ...
+    def best(
+        self, held: GroupLayouts, level: str, known: Laid | None = None
+    ) -> Laid: ...

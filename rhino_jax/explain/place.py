@@ -20,7 +20,7 @@ _OP = re.compile(r"(?:\w+ )?#(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlacedValues:
     """Values of one shape that are held alike.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place:
     others: tuple[str, ...] = ()
 
 
-def find_place(key: str, program: Program, what: str) -> Place:
+def find_place(key: str, program: Program, what: str) -> PlacedValues:
     """What a key means: of several shapes those that hold most.
 
     Args:
@@ -68,7 +68,7 @@ def find_place(key: str, program: Program, what: str) -> Place:
     makers = {v: op for op in program.ops for v in op.results}
     first = program.values[mine[0][2]]
     op = makers.get(first.id) if mine[0][0] == "value" else None
-    return Place(
+    return PlacedValues(
         key,
         _name(key, program, mine, op.name if op else ""),
         tuple(slot for side, slot, _ in mine if side == "input"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rhino_jax.errors import RhinoError, nearest
-from rhino_jax.plan.plan import Plan
-from rhino_jax.planner.search.found import Found
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.passes import RECIPES
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
@@ -16,7 +16,7 @@ from rhino_jax.solver.incumbents import RECIPE_EFFORTS
 from rhino_jax.units import format_bytes
 
 
-def plan_of_recipe(found: Found, request: Request, name: str) -> Plan:
+def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData:
     """The recipe of that name, on the mesh of what was found, whether it fits or not.
 
     Raises:

@@ -12,16 +12,16 @@ from itertools import accumulate
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.explain.holding import nodes_of
 from rhino_jax.explain.laid import InStages
-from rhino_jax.explain.place import Place
+from rhino_jax.explain.place import PlacedValues
 from rhino_jax.ir.op import Source
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.passes.staged.step import Key, Kind, Send, TaskKind
+from rhino_jax.passes.staged.step import TaskKind, TaskSend, ValueKey, ValueKind
 from rhino_jax.units import format_bytes, format_seconds
 
 
-MOST_LINES = 3
+MAX_LINES = 3
 """Of those that read a value, or that are handed over."""
 
 
@@ -39,7 +39,7 @@ class Where:
     solved: InStages
     pins: Mapping[str, int]
     stage: int
-    place: Place
+    place: PlacedValues
 
     def sentences(self, *, is_first: bool) -> list[str]:
         """Why it is on this stage; of all stages together with the first of them."""
@@ -51,7 +51,7 @@ class Where:
         return [*self._pinned(), *self._handed(), *self._beside()]
 
     @cached_property
-    def _arguments(self) -> list[Key]:
+    def _arguments(self) -> list[ValueKey]:
         arguments = self.solved.groups[self.stage].of.arguments
         return [arguments[i] for i in self.place.inputs]
 
@@ -82,7 +82,7 @@ class Where:
         name, stage = self.place.name, self.stage
         stages = f"stage {stage} of {len(self.solved.groups)}"
         ends = [self.solved.of_step.inputs[k.number] for k in self._arguments
-                if k.kind is Kind.INPUT]  # fmt: skip
+                if k.kind is ValueKind.INPUT]  # fmt: skip
         parts = {e.part for e in ends if e.part is not None}
         lines = _listed(list(self._readers))
         pins = [k for k in self.pins if self.pins[k] == stage and self._is_meant(k)]
@@ -107,12 +107,12 @@ class Where:
         else:
             yield f"{name} is on {stages}."
         homes = {self.solved.step.home[k.number] for k in self._arguments
-                 if k.kind is Kind.INPUT} - {stage}  # fmt: skip
+                 if k.kind is ValueKind.INPUT} - {stage}  # fmt: skip
         copies = sorted(
             {
                 g
                 for i, g in self.solved.step.copies
-                if Key(Kind.INPUT, i) in self._arguments and g != stage
+                if ValueKey(ValueKind.INPUT, i) in self._arguments and g != stage
             }
         )
         if homes and not parts:
@@ -140,10 +140,10 @@ class Where:
                 f" the {self._what(send.key)}{made}, of every micro-batch."
             )
 
-    def _largest(self) -> Iterator[Send]:
+    def _largest(self) -> Iterator[TaskSend]:
         """Of what passes forward to and from this stage the largest, each way."""
         sends = [s for s in self.solved.step.sends if s.kind is TaskKind.FORWARD
-                 and s.key.kind is Kind.INSIDE]  # fmt: skip
+                 and s.key.kind is ValueKind.INSIDE]  # fmt: skip
         for mine in (
             [s for s in sends if s.target == self.stage],
             [s for s in sends if s.source == self.stage],
@@ -151,11 +151,11 @@ class Where:
             if mine:
                 yield max(mine, key=lambda s: int(self.solved.step.types[s.key].size))
 
-    def _what(self, key: Key) -> str:
+    def _what(self, key: ValueKey) -> str:
         aval = self.solved.step.types[key]
         return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
-    def _made_at(self, send: Send) -> str:
+    def _made_at(self, send: TaskSend) -> str:
         """The line of what is sent."""
         of = self.solved.groups[send.source].of
         for task, op in zip(of.tasks, of.program.body.ops, strict=True):
@@ -183,7 +183,7 @@ class Where:
     def _pinned(self) -> Iterator[str]:
         request, of_step = self.solved.request, self.solved.of_step
         wholes = {of_step.inputs[k.number].whole for k in self._arguments
-                  if k.kind is Kind.INPUT}  # fmt: skip
+                  if k.kind is ValueKind.INPUT}  # fmt: skip
         if wholes & request.pins.keys():
             yield f"pinned: {self.place.key}; the other layouts are without that pin."
 
@@ -211,7 +211,7 @@ class Where:
             else:
                 yield f"stage {send.target} gets {what} of this one as {spec}."
 
-    def _spec(self, stage: int, key: Key) -> str:
+    def _spec(self, stage: int, key: ValueKey) -> str:
         group = self.solved.groups[stage]
         names = group.found.solved[0].mesh_problem.model.mesh.names
         spec: Spec = group.specs[key]
@@ -233,7 +233,7 @@ def _line(source: Source) -> str:
 
 def _listed(names: list[str]) -> str:
     """As "a, b and c"; of many, the first."""
-    rest = len(names) - MOST_LINES
+    rest = len(names) - MAX_LINES
     if rest > 0:
-        names = [*names[:MOST_LINES], f"{rest} more"]
+        names = [*names[:MAX_LINES], f"{rest} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)

@@ -32,7 +32,7 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayoutAlternative:
     """A value held in one layout, everything else solved again.
 
     Attributes:
@@ -93,7 +93,7 @@ class Why:
     source: str
     spec: str
     answer: tuple[str, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[LayoutAlternative, ...]
     forces: tuple[str, ...]
     planned_s: float
     seconds: float
@@ -120,7 +120,7 @@ class Why:
         return sections_to_html(_tell(self))
 
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Layouts in a table that is not full."""
 
 
@@ -135,7 +135,7 @@ def _tell_one(why: Why, full: bool) -> list[Section]:
         facts.append(("made at", why.source))
     at = "" if why.stage is None else f" on stage {why.stage}"
     solved = [x for x in why.layouts if not x.cannot]
-    shown = solved if full else solved[:MOST_ROWS]
+    shown = solved if full else solved[:MAX_ROWS]
     axes = list(dict.fromkeys(a for x in shown for a, _ in x.by_axes))
     rows = tuple(_row(layout, axes, why) for layout in shown)
     over = ("+".join(a) for a in axes)
@@ -160,7 +160,9 @@ def _tell_one(why: Why, full: bool) -> list[Section]:
     ]
 
 
-def _row(layout: Layout, axes: Sequence[tuple[str, ...]], why: Why) -> tuple[str, ...]:
+def _row(
+    layout: LayoutAlternative, axes: Sequence[tuple[str, ...]], why: Why
+) -> tuple[str, ...]:
     mark = " (the plan)" if layout.is_planned else ""
     peak = format_bytes(layout.peak_bytes) if layout.peak_bytes else ""
     if not layout.fits:

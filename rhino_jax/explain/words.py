@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.costs import Cost, Elsewhere, added
-from rhino_jax.explain.why import Added, Layout, more
+from rhino_jax.explain.costs import CostTerms, Elsewhere, added
+from rhino_jax.explain.why import Added, LayoutAlternative, more
 from rhino_jax.ir.spec import Spec, axes_of, format_spec
 from rhino_jax.units import format_bytes, format_seconds
 
 
 if TYPE_CHECKING:
-    from rhino_jax.explain.place import Place
-    from rhino_jax.model.build import Model
+    from rhino_jax.explain.place import PlacedValues
+    from rhino_jax.model.build import MeshModel
 
 
 def answer(
-    place: Place,
-    model: Model,
+    place: PlacedValues,
+    model: MeshModel,
     current: Spec | None,
-    costs: Sequence[tuple[Spec, Cost]],
-    planned: Cost,
-    layouts: Sequence[Layout],
+    costs: Sequence[tuple[Spec, CostTerms]],
+    planned: CostTerms,
+    layouts: Sequence[LayoutAlternative],
     *,
     is_asked: bool,
 ) -> tuple[str, ...]:
@@ -52,16 +52,16 @@ def answer(
     return tuple(lines)
 
 
-def _best(costs: Sequence[tuple[Spec, Cost]]) -> list[tuple[Spec, Cost]]:
+def _best(costs: Sequence[tuple[Spec, CostTerms]]) -> list[tuple[Spec, CostTerms]]:
     return sorted(costs, key=lambda c: c[1].rank)[:1]
 
 
 def _of_axes(
-    place: Place,
-    model: Model,
+    place: PlacedValues,
+    model: MeshModel,
     current: Spec,
-    others: Sequence[tuple[Spec, Cost]],
-    planned: Cost,
+    others: Sequence[tuple[Spec, CostTerms]],
+    planned: CostTerms,
 ) -> list[str]:
     names, said = model.mesh.names, dict[str, list[str]]()
     for a, axis in enumerate(model.mesh.axes):
@@ -88,12 +88,12 @@ def _of_axes(
     return lines
 
 
-def _of_one(spec: Spec, cost: Cost, model: Model, planned: Cost) -> str:
+def _of_one(spec: Spec, cost: CostTerms, model: MeshModel, planned: CostTerms) -> str:
     text = format_spec(spec, model.mesh.names)
     return f"as {text}, {_what_changes(cost, planned)}."
 
 
-def _not_divided(place: Place, size: int) -> str:
+def _not_divided(place: PlacedValues, size: int) -> str:
     dims = [d for d in place.shape if d % size == 0 and d >= size]
     if not dims:
         shape = ", ".join(map(str, place.shape))
@@ -101,7 +101,7 @@ def _not_divided(place: Place, size: int) -> str:
     return "no layout that the op can make is cut so"
 
 
-def _what_changes(cost: Cost, planned: Cost) -> str:
+def _what_changes(cost: CostTerms, planned: CostTerms) -> str:
     """As "the step is 1.2 ms (4 %) longer: 1.1 ms more of all-gathers at gpt.py:61"."""
     if cost.predicted is None:
         if cost.elsewhere is not None:
@@ -129,7 +129,7 @@ HARDLY = 0.25
 """Share of what a stage works longer, up to which the step hardly waits for it."""
 
 
-def _in_stages(cost: Cost, of: Elsewhere, planned: Cost) -> str:
+def _in_stages(cost: CostTerms, of: Elsewhere, planned: CostTerms) -> str:
     """As "the work of stage 1 is 1.2 ms (4 %) longer, the step is 0.1 ms (0.3 %)
     longer: stage 0 works longest"."""
     delta, step = cost.step_s - planned.step_s, cost.total_s - planned.total_s
@@ -152,14 +152,14 @@ def _in_stages(cost: Cost, of: Elsewhere, planned: Cost) -> str:
     return ", ".join([*said, whole])
 
 
-MOST_REASONS = 4
+MAX_REASONS = 4
 """Terms of a difference that are named each; the table of layouts has the rest."""
 
 WORTH = 0.05
 """Share of the largest term from which on a term is named by itself."""
 
 
-def _reasons(cost: Cost, planned: Cost) -> str:
+def _reasons(cost: CostTerms, planned: CostTerms) -> str:
     """Return what rises and what falls, which add up to the difference of the steps."""
     assert cost.predicted is not None and planned.predicted is not None
     lines = [(x.seconds, _said(x)) for x in added(cost, planned)]
@@ -169,7 +169,7 @@ def _reasons(cost: Cost, planned: Cost) -> str:
     whole = [(compute_s, "of compute"), *lines]
     largest = max(abs(s) for s, _ in [*whole, (beside_s, "")])
     named = [x for x in whole if abs(x[0]) >= max(WORTH * largest, 1e-12)]
-    named = sorted(named, key=lambda x: -abs(x[0]))[:MOST_REASONS]
+    named = sorted(named, key=lambda x: -abs(x[0]))[:MAX_REASONS]
     rest_s = sum(s for s, _ in whole) - sum(s for s, _ in named)
     if named and abs(rest_s) >= WORTH * largest:
         named.append((rest_s, "of the rest"))

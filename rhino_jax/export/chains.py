@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rhino_jax.export.cotangents import Read, is_transposed
-from rhino_jax.export.places import Place
+from rhino_jax.export.places import ExpressionPlace
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
@@ -98,7 +98,7 @@ class Finder:
         _, op, position = read
         return self.program.ops[op].traits.kind is OpKind.LOOKUP and position == 0
 
-    def is_remade(self, place: Place) -> bool:
+    def is_remade(self, place: ExpressionPlace) -> bool:
         """Whether the backward pass computes an expression anew rather than read its
         inner values, of a gather its indices, otherwise than the forward pass does."""
         if not place.is_cheap or not place.cotangents:
@@ -110,7 +110,7 @@ class Finder:
             if (reads := self.readers.get(v))
         )
 
-    def held(self, place: Place) -> Iterator[tuple[int, Chain]]:
+    def held(self, place: ExpressionPlace) -> Iterator[tuple[int, Chain]]:
         """What an expression makes, and how that is held; nothing where it makes
         several arrays that are not held alike."""
         if place.is_loop:
@@ -121,7 +121,10 @@ class Finder:
                 yield made[0], chain
 
     def is_said(
-        self, place: Place, held: Sequence[tuple[int, Chain]], back: Chain | None
+        self,
+        place: ExpressionPlace,
+        held: Sequence[tuple[int, Chain]],
+        back: Chain | None,
     ) -> bool:
         """Whether how an expression's value is held does not follow from what it
         reads, or matters to what reads it."""
@@ -134,7 +137,9 @@ class Finder:
         read = {self.spec(v) for reads in place.read for v, _, _ in reads}
         return any(chain[-1] not in read for _, chain in held)
 
-    def cotangent(self, place: Place, shapes: set[tuple[int, ...]]) -> Chain | None:
+    def cotangent(
+        self, place: ExpressionPlace, shapes: set[tuple[int, ...]]
+    ) -> Chain | None:
         """How the cotangent of an expression's value is held, and then read where all
         read it alike; None where there is none, empty where it is not known."""
         found = {
@@ -153,7 +158,9 @@ class Finder:
             return made
         return made if is_known else (*made, *read.pop())
 
-    def given(self, place: Place, shapes: set[tuple[int, ...]]) -> Chain | None:
+    def given(
+        self, place: ExpressionPlace, shapes: set[tuple[int, ...]]
+    ) -> Chain | None:
         """How an expression makes the cotangents of its operands of some shapes."""
         if not place.given:
             return None

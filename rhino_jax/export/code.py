@@ -6,14 +6,14 @@ from rhino_jax.errors import PlanFileError, RhinoError, nearest
 from rhino_jax.export.parts import Subject
 from rhino_jax.export.patch import diff_of
 from rhino_jax.export.styles import STYLES, constrained
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 SPECS = "specs"
 """The style that knows stages in one program."""
 
 
-def patch_of(plan: Plan) -> str:
+def patch_of(plan: PlanData) -> str:
     """A diff of the user's files that says at their lines what a plan decided.
 
     Constraints that stand there get the plan's specs; empty where there is nothing to
@@ -25,7 +25,7 @@ def patch_of(plan: Plan) -> str:
     return diff_of(subject.constraints, constrained(subject))
 
 
-def code_of(plan: Plan, style: str) -> str:
+def code_of(plan: PlanData, style: str) -> str:
     """A plan as the text of a Python module that does without rhino.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.export.chains import Chain, Finder
 from rhino_jax.export.cotangents import cotangents_of
-from rhino_jax.export.places import Place, Span, made_inside, places_of
+from rhino_jax.export.places import ExpressionPlace, Span, made_inside, places_of
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.decisions import Decisions
 
@@ -78,7 +78,7 @@ def constraints_of(
     return sorted(unique.values(), key=lambda c: (c.file, c.span))
 
 
-def _at(place: Place, finder: Finder) -> Iterator[Constraint]:
+def _at(place: ExpressionPlace, finder: Finder) -> Iterator[Constraint]:
     node = node_at(place.file, place.span)
     if node is None:
         return
@@ -94,7 +94,7 @@ def _at(place: Place, finder: Finder) -> Iterator[Constraint]:
 
 
 def _arguments(
-    place: Place, node: ast.expr, finder: Finder
+    place: ExpressionPlace, node: ast.expr, finder: Finder
 ) -> Iterator[tuple[ast.expr, list[tuple[int, Chain]], Chain | None]]:
     """Operands of an expression that are read otherwise than they are held, or whose
     cotangents it makes otherwise."""
@@ -137,7 +137,7 @@ def _matched(
 
 
 def _constraint(
-    place: Place,
+    place: ExpressionPlace,
     node: ast.expr,
     finder: Finder,
     held: Sequence[tuple[int, Chain]],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 
 
 WORDS = (
@@ -33,7 +33,7 @@ Classes = Callable[[int], Sequence[int | None]]
 
 
 @dataclass(slots=True)
-class Names:
+class DimNames:
     """Names of dims, given as they are asked for.
 
     Attributes:
@@ -80,7 +80,7 @@ class Names:
         return name
 
 
-def names_of(plan: Plan, traced: Traced) -> Names:
+def names_of(plan: PlanData, traced: Traced) -> DimNames:
     """Names for a plan's program."""
     # The search has it already; what reads plans alone need not wait for it.
     from rhino_jax.analysis.dim_classes import find_dim_classes, find_roles
@@ -100,7 +100,7 @@ def names_of(plan: Plan, traced: Traced) -> Names:
     words.update((c, ("batch", "")) for c in roles.batch)
     _call_by_paths(traced, classes, words)
     axes = [name for name, _ in plan.mesh_axes]
-    return Names(axes, lambda value: classes.get(value, ()), words)
+    return DimNames(axes, lambda value: classes.get(value, ()), words)
 
 
 def _call_by_paths(
@@ -127,7 +127,7 @@ def _word(where: Sequence[str]) -> str:
     return f"{key[-1]}_{where[0].rpartition(' ')[2]}" if key else "dim"
 
 
-def leaf_values(traced: Traced, plan: Plan) -> Callable[[Leaf], int]:
+def leaf_values(traced: Traced, plan: PlanData) -> Callable[[Leaf], int]:
     """From an argument or result of a plan to its value in the program."""
     found = {
         id(leaf): entry.value

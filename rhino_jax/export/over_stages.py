@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 
 
@@ -56,7 +56,7 @@ Source: GPipe (arXiv 1811.06965) as one program: `shard_map` and `ppermute`.
 """
 
 
-def stages_said(plan: Plan) -> tuple[str, ...]:
+def stages_said(plan: PlanData) -> tuple[str, ...]:
     """What each stage holds and does, in sentences; nothing of other plans."""
     if not plan.is_one_program:
         return ()
@@ -83,7 +83,7 @@ def stages_said(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def pipelined(plan: Plan) -> str:
+def pipelined(plan: PlanData) -> str:
     """A function that runs layers in stages; nothing of other plans."""
     if not plan.is_one_program:
         return ""

@@ -23,7 +23,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.apply import remade
 from rhino_jax.plan.decisions import held_specs
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.trees import donated_arguments
 from rhino_jax.runtime.constraints import partition_spec
 from rhino_jax.runtime.on_shards.parts import needs_shards
@@ -89,7 +89,7 @@ class Subject:
         file.
     """
 
-    plan: Plan
+    plan: PlanData
     traced: Traced | None
 
     @cached_property

@@ -24,7 +24,7 @@ Span = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
-class Place:
+class ExpressionPlace:
     """One expression, and what it is in the program, each time that it is met.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Met:
 
 def places_of(
     closed_jaxpr: Any, program: Program, cotangents: Cotangents
-) -> list[Place]:
+) -> list[ExpressionPlace]:
     """All expressions of the forward computation, in order, and what reverse
     differentiation makes of them.
 
@@ -88,13 +88,13 @@ def places_of(
         for value in m.op.operands:
             readers[value].append(m)
     leaving = {v for region in _regions(program) for v in region.outputs}
-    places: dict[tuple[str, Span], Place] = {}
+    places: dict[tuple[str, Span], ExpressionPlace] = {}
     groups: dict[tuple[Any, int], list[_Met]] = defaultdict(list)
     for m in met:
         if m.at != m.around:
             groups[m.at, m.region].append(m)
     for (at, _), members in _each_time(groups):
-        place = places.setdefault(at, Place(*at))
+        place = places.setdefault(at, ExpressionPlace(*at))
         found, inside = _own(members, readers, leaving)
         place.values.append(found)
         place.is_elementwise &= all(m.op.is_fusible for m in members)
@@ -143,7 +143,9 @@ def _each_time(
 
 
 def _add_backward(
-    places: Mapping[tuple[str, Span], Place], met: list[_Met], cotangents: Cotangents
+    places: Mapping[tuple[str, Span], ExpressionPlace],
+    met: list[_Met],
+    cotangents: Cotangents,
 ) -> None:
     groups: dict[tuple[tuple[str, Span], int], list[Op]] = defaultdict(list)
     for m in met:
@@ -159,7 +161,8 @@ def _add_backward(
 
 
 def _add_sums(
-    places: Mapping[tuple[str, Span], Place], readers: Mapping[int, list[_Met]]
+    places: Mapping[tuple[str, Span], ExpressionPlace],
+    readers: Mapping[int, list[_Met]],
 ) -> None:
     """Give sums, of which no transposed equation is left, the cotangents of their terms
     that nothing else reads: these are one value."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 
 
 LeafText = Callable[[Leaf], str]
@@ -41,7 +41,7 @@ class Argument:
     leaves: tuple[str, ...]
 
 
-def arguments_of(plan: Plan, text: LeafText) -> tuple[list[Argument], list[str]]:
+def arguments_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], list[str]]:
     """All arguments, and the names of those that are given by keyword, the last."""
     args, kwargs = _filled(
         plan.in_tree, plan.in_leaf_positions, plan.inputs[: len(plan.in_leaf_positions)]
@@ -57,7 +57,7 @@ def arguments_of(plan: Plan, text: LeafText) -> tuple[list[Argument], list[str]]
     return found, list(kwargs)
 
 
-def results_of(plan: Plan, text: LeafText) -> tuple[list[Argument], bool]:
+def results_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], bool]:
     """The result, and whether it is a tuple, whose parts these then are.
 
     What is written back to arguments is no part of it.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from rhino_jax.errors import RhinoError
 from rhino_jax.export.constraints import Constraint
-from rhino_jax.export.logical import Names, leaf_values, names_of
+from rhino_jax.export.logical import DimNames, leaf_values, names_of
 from rhino_jax.export.over_stages import pipelined, stages_said
 from rhino_jax.export.parts import Subject, at_lines, head, layouts
 from rhino_jax.export.patch import Words
@@ -229,7 +229,7 @@ def maxtext(subject: Subject) -> str:
     )
 
 
-def _logical(subject: Subject) -> tuple[Names, Callable[..., str]]:
+def _logical(subject: Subject) -> tuple[DimNames, Callable[..., str]]:
     """Names of all dims; asked for once, so that rules are complete."""
     traced = subject.running
     names = names_of(subject.plan, traced)
@@ -250,14 +250,14 @@ def _names_text(found: tuple[str | None, ...], word: str) -> str:
     return f"{word}({parts})" if word else f"({parts}{',' if len(found) == 1 else ''})"
 
 
-def _named(names: Names) -> Words:
+def _named(names: DimNames) -> Words:
     def layout(c: Constraint, spec: Spec) -> str:
         return _names_text(names.of(c.value, spec), "")
 
     return Words("flax.linen.with_logical_constraint", layout, "import flax.linen")
 
 
-def _rules(names: Names) -> str:
+def _rules(names: DimNames) -> str:
     rows = []
     for name, axes in names.rules.items():
         said = "None" if not axes else quoted(axes[0])

@@ -107,7 +107,7 @@ def import_jaxpr(
             raise ValueError(
                 f"`import_jaxpr`: {what} has {given} entries, the jaxpr {expected}"
             )
-    builder = _Builder()
+    builder = _ProgramBuilder()
     arguments = tuple(builder.value(v.aval) for v in jaxpr.invars)
     consts = tuple(builder.value(v.aval) for v in jaxpr.constvars)
     inputs = [
@@ -157,7 +157,7 @@ Env = dict[Any, int]
 """Variable of one jaxpr → value id; jaxprs may share variables, so each has its own."""
 
 
-class _Builder:
+class _ProgramBuilder:
     """Values and ops, as far as they have been met."""
 
     def __init__(self) -> None:

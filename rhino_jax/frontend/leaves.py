@@ -20,7 +20,7 @@ from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
 
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.objects import nnx_graph
-from rhino_jax.frontend.objects.held import Key
+from rhino_jax.frontend.objects.held import ChildKey
 
 
 _SCALARS = (bool, int, float, complex)
@@ -170,7 +170,7 @@ def _classify(
     values = tuple(leaf for _, leaf in flat)
     scalar = [is_python_scalar(x) for x in values]
     array = [not s and is_array(x) for s, x in zip(scalar, values, strict=True)]
-    held = [any(isinstance(key, Key) for key in path) for path, _ in flat]
+    held = [any(isinstance(key, ChildKey) for key in path) for path, _ in flat]
     mixed = {
         g
         for g, s, a, h in zip(groups, scalar, array, held, strict=True)

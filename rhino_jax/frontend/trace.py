@@ -29,7 +29,7 @@ from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.tracing.captured import refuse_objects
 from rhino_jax.frontend.tracing.captured_references import CapturedReferences
 from rhino_jax.frontend.tracing.in_context import trace_flat
-from rhino_jax.frontend.tracing.leaks import Watch
+from rhino_jax.frontend.tracing.leaks import LeakWatch
 from rhino_jax.frontend.tracing.ties import tie, with_captured
 from rhino_jax.ir.program import Program
 
@@ -192,7 +192,7 @@ def trace_call(
     flat = flat_function(parameters, call, results)
     statics = [(str(key), static.value) for key, static in call.statics]
     statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
-    watch = Watch(parameters.fn, statics)
+    watch = LeakWatch(parameters.fn, statics)
     try:
         closed, captured, transforms = trace_flat(
             flat,

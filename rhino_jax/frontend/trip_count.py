@@ -41,7 +41,7 @@ _FOLDS: dict[str, Callable[[float, float], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class ScalarTerm:
     """A scalar of a jaxpr, traced back to where it comes from.
 
     Attributes:
@@ -52,13 +52,13 @@ class Term:
     op: str
     index: int = -1
     value: float = 0
-    args: tuple[Term, ...] = ()
+    args: tuple[ScalarTerm, ...] = ()
 
 
-_UNKNOWN = Term("?")
+_UNKNOWN = ScalarTerm("?")
 
 
-def scalar_terms(jaxpr: Any, inputs: Sequence[Term]) -> list[Term]:
+def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
     """Where the results of an open jaxpr come from, as far as they are scalars.
 
     One pass over the scalar equations, so its cost is linear.
@@ -67,13 +67,13 @@ def scalar_terms(jaxpr: Any, inputs: Sequence[Term]) -> list[Term]:
       jaxpr: an open jaxpr.
       inputs: terms of its invars.
     """
-    env: dict[Any, Term] = dict(zip(jaxpr.invars, inputs, strict=True))
+    env: dict[Any, ScalarTerm] = dict(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom: Any) -> Term:
+    def read(atom: Any) -> ScalarTerm:
         if not is_literal(atom):
             return env.get(atom, _UNKNOWN)
         number = scalar_number(atom.val)
-        return _UNKNOWN if number is None else Term("number", value=number)
+        return _UNKNOWN if number is None else ScalarTerm("number", value=number)
 
     for eqn in jaxpr.eqns:
         if any(getattr(v.aval, "shape", None) == () for v in eqn.outvars):
@@ -82,7 +82,7 @@ def scalar_terms(jaxpr: Any, inputs: Sequence[Term]) -> list[Term]:
     return [read(v) for v in jaxpr.outvars]
 
 
-def _results(eqn: Any, terms: list[Term]) -> list[Term]:
+def _results(eqn: Any, terms: list[ScalarTerm]) -> list[ScalarTerm]:
     """Terms of an equation's results; none where they are not understood."""
     name = eqn.primitive.name
     if region_kind(eqn) is RegionKind.CALL:
@@ -90,14 +90,16 @@ def _results(eqn: Any, terms: list[Term]) -> list[Term]:
     if name in PASSES:
         return terms
     if name in _FOLDS and all(t.op == "number" for t in terms):
-        return [Term("number", value=_FOLDS[name](terms[0].value, terms[1].value))]
+        return [
+            ScalarTerm("number", value=_FOLDS[name](terms[0].value, terms[1].value))
+        ]
     if name in _FOLDS or name in _COMPARISONS or name == "and":
-        return [Term(name, args=tuple(terms))]
+        return [ScalarTerm(name, args=tuple(terms))]
     return []
 
 
-def _inputs(jaxpr: Any) -> list[Term]:
-    return [Term("input", i) for i in range(len(jaxpr.invars))]
+def _inputs(jaxpr: Any) -> list[ScalarTerm]:
+    return [ScalarTerm("input", i) for i in range(len(jaxpr.invars))]
 
 
 def scalar_number(value: Any) -> float | None:
@@ -129,13 +131,13 @@ def while_trip_count(
     """
     steps = tuple(scalar_terms(body, _inputs(body)))
     (test,) = scalar_terms(cond, _inputs(cond))
-    found = _Loop(steps, num_cond_consts, num_body_consts, known).trips(test)
+    found = _WhileLoop(steps, num_cond_consts, num_body_consts, known).trips(test)
     is_guard = found is not None and found[0] > MAX_BOUND and not found[1]
     return None if is_guard else found
 
 
 @dataclass(frozen=True, slots=True)
-class _Loop:
+class _WhileLoop:
     """What is known of a loop.
 
     Attributes:
@@ -143,12 +145,12 @@ class _Loop:
       num_cond_consts, num_body_consts, known: as in `while_trip_count`.
     """
 
-    steps: tuple[Term, ...]
+    steps: tuple[ScalarTerm, ...]
     num_cond_consts: int
     num_body_consts: int
     known: Mapping[int, float]
 
-    def trips(self, test: Term) -> tuple[int, bool] | None:
+    def trips(self, test: ScalarTerm) -> tuple[int, bool] | None:
         """How often a condition holds; None where that cannot be told."""
         if test.op == "and":
             bounds = [b[0] for b in map(self.trips, test.args) if b is not None]
@@ -164,7 +166,7 @@ class _Loop:
             return None
         return _trips(op, init, limit, step)
 
-    def _carry(self, term: Term) -> int | None:
+    def _carry(self, term: ScalarTerm) -> int | None:
         """Position of the carry that a term of the condition is; -1 for constants."""
         if term.op == "number":
             return -1
@@ -172,7 +174,7 @@ class _Loop:
             return None
         return max(term.index - self.num_cond_consts, -1)
 
-    def _first(self, term: Term) -> float | None:
+    def _first(self, term: ScalarTerm) -> float | None:
         """Value of a term of the condition before the first trip."""
         if term.op == "number":
             return term.value
@@ -187,7 +189,7 @@ class _Loop:
             return None
         if carry < 0:
             return 0
-        term, own = self.steps[carry], Term("input", self.num_body_consts + carry)
+        term, own = self.steps[carry], ScalarTerm("input", self.num_body_consts + carry)
         if term == own:
             return 0
         if term.op == "add" and term.args[1] == own:
@@ -197,7 +199,7 @@ class _Loop:
             return amount if amount is None or term.op == "add" else -amount
         return None
 
-    def _amount(self, term: Term) -> float | None:
+    def _amount(self, term: ScalarTerm) -> float | None:
         """A term of the body that is the same number on every trip."""
         if term.op == "number":
             return term.value

@@ -40,7 +40,7 @@ _SYSTEM_CUDA = ("/usr/local/cuda", "/opt/cuda")
 _CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
-class Origin(NamedTuple):
+class DeviceCall(NamedTuple):
     """The call that makes compile-only devices, for another process.
 
     Attributes:
@@ -57,16 +57,16 @@ class Origin(NamedTuple):
         return make(*self.args)
 
 
-_ORIGINS: dict[int, Origin] = {}
+_ORIGINS: dict[int, DeviceCall] = {}
 """By the id of a device; devices are kept for good."""
 
 
-def origin_of(mesh: Mesh) -> Origin | None:
+def origin_of(mesh: Mesh) -> DeviceCall | None:
     """Return the call that made a mesh's devices; None where not of this module."""
     return _ORIGINS.get(id(mesh.devices.flat[0]))
 
 
-def _kept(devices: tuple[Any, ...], origin: Origin) -> tuple[Any, ...]:
+def _kept(devices: tuple[Any, ...], origin: DeviceCall) -> tuple[Any, ...]:
     _ORIGINS.update((id(device), origin) for device in devices)
     return devices
 
@@ -95,7 +95,7 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
             found = topologies.get_topology_desc(
                 platform="tpu", topology_name=topology, **options
             )
-            return _kept(tuple(found.devices), Origin("tpu", (topology, slices)))
+            return _kept(tuple(found.devices), DeviceCall("tpu", (topology, slices)))
         except RuntimeError as error:
             if "INVALID_ARGUMENT" not in str(error):
                 raise
@@ -162,7 +162,7 @@ def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> tuple[Any,
             ).devices
         )
 
-    origin = Origin("gpu", (description, hosts, gpus_per_host))
+    origin = DeviceCall("gpu", (description, hosts, gpus_per_host))
     with environment(_GPU_ENVIRONMENT), captured_stderr():
         try:
             return _kept(describe(), origin)

@@ -48,15 +48,15 @@ from dataclasses import replace
 from itertools import combinations
 
 from rhino_jax.errors import HardwareError, MeshError, nearest
-from rhino_jax.hardware.mesh import Axis, LaidMesh
-from rhino_jax.hardware.parts import MeshParts, Part, ring_over
+from rhino_jax.hardware.mesh import LaidMesh, MeshAxis
+from rhino_jax.hardware.parts import AxisShare, MeshParts, ring_over
 from rhino_jax.hardware.target import Target
 
 
 MESH_AXIS_NAMES = ("x", "y", "z", "w")
 """Names of the axes of meshes that rhino makes, major first."""
 
-_MOST_SHAPES = 12
+_MAX_SHAPES = 12
 
 
 def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
@@ -71,7 +71,7 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
       HardwareError: the target states its links by axis, and has none for this one.
     """
     _check(target, mesh_axes)
-    joins: dict[tuple[int, ...], Axis] = {}
+    joins: dict[tuple[int, ...], MeshAxis] = {}
     if target.links:
         axes = tuple(_stated(target, name, n) for name, n in mesh_axes)
     else:
@@ -85,8 +85,8 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
 
 
 def _joins(
-    target: Target, axes: Sequence[Axis], mesh: MeshParts
-) -> dict[tuple[int, ...], Axis]:
+    target: Target, axes: Sequence[MeshAxis], mesh: MeshParts
+) -> dict[tuple[int, ...], MeshAxis]:
     """What several axes are together; nothing where the mesh shares a torus unevenly,
     as threes do slices of 144 chips."""
     found = {}
@@ -132,7 +132,7 @@ def _check(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> None:
         )
 
 
-def _stated(target: Target, name: str, size: int) -> Axis:
+def _stated(target: Target, name: str, size: int) -> MeshAxis:
     links = dict(target.links)
     if name not in links:
         raise HardwareError(
@@ -142,17 +142,17 @@ def _stated(target: Target, name: str, size: int) -> Axis:
             fix=f"add a link for {name!r}, or name the mesh axes as the target does.",
         )
     link = links[name]
-    return Axis(name, size, link.alpha_s, link.bytes_per_s, link.topology, "stated")
+    return MeshAxis(name, size, link.alpha_s, link.bytes_per_s, link.topology, "stated")
 
 
-def _join(target: Target, name: str, size: int, parts: Sequence[Part]) -> Axis:
+def _join(target: Target, name: str, size: int, parts: Sequence[AxisShare]) -> MeshAxis:
     """The axis that these parts, innermost first, make up."""
     if not parts:
         tier = target.tiers[0]
         topology = "switch" if tier.topology == "torus" else tier.topology
-        return Axis(name, size, tier.alpha_s, tier.bytes_per_s, topology, tier.name)
+        return MeshAxis(name, size, tier.alpha_s, tier.bytes_per_s, topology, tier.name)
     ring = ring_over(parts)
-    return Axis(
+    return MeshAxis(
         name=name,
         size=size,
         alpha_s=ring.alpha_s,
@@ -190,7 +190,7 @@ def mesh_shapes(
     most_axes = min(max_axes, len(target.links) or len(MESH_AXIS_NAMES))
     shapes: list[tuple[int, ...]] = []
     for rank in range(1, most_axes + 1):
-        room = math.ceil((_MOST_SHAPES - len(shapes)) / (most_axes - rank + 1))
+        room = math.ceil((_MAX_SHAPES - len(shapes)) / (most_axes - rank + 1))
         found = sorted(
             _factorisations(num_devices, rank), key=lambda s: _rank(target, s)
         )
@@ -207,7 +207,7 @@ def _rank(target: Target, shape: tuple[int, ...]) -> tuple[int, int, tuple[int, 
     return misfit, sum(shape), shape
 
 
-def _misfit(parts: Sequence[Part]) -> int:
+def _misfit(parts: Sequence[AxisShare]) -> int:
     """How many kinds of link an axis has, whole and split, and how many split."""
     links = [part.dims or (part,) for part in parts]
     split = [sum(x.is_split for x in dims) for dims in links]

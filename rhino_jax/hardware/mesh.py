@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
-from rhino_jax.hardware.parts import Part
+from rhino_jax.hardware.parts import AxisShare
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class MeshAxis:
     """One mesh axis laid over hardware, or several taken together.
 
     Attributes:
@@ -37,8 +37,8 @@ class Axis:
     bytes_per_s: float
     topology: str = "switch"
     tier: str = ""
-    parts: tuple[Part, ...] = ()
-    members: tuple[Axis, ...] = ()
+    parts: tuple[AxisShare, ...] = ()
+    members: tuple[MeshAxis, ...] = ()
 
     @property
     def links(self) -> tuple[object, ...]:
@@ -57,9 +57,9 @@ class LaidMesh:
         axis that they are together. Empty where links are stated by axis.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[MeshAxis, ...]
     lowering: LoweringPolicy = AS_WRITTEN
-    joins: Mapping[tuple[int, ...], Axis] = field(default_factory=dict, hash=False)
+    joins: Mapping[tuple[int, ...], MeshAxis] = field(default_factory=dict, hash=False)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class LaidMesh:
     def names(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.axes)
 
-    def over(self, axes: Iterable[int]) -> tuple[Axis, ...]:
+    def over(self, axes: Iterable[int]) -> tuple[MeshAxis, ...]:
         """What a collective over these axes, by position, runs over: one axis that
         joins the same devices, or the axes one after another where links are stated
         by axis."""

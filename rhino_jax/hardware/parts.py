@@ -18,7 +18,7 @@ from rhino_jax.hardware.topology import capacities, torus_dims
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AxisShare:
     """The share of a mesh axis, or of several, that lies on one kind of link.
 
     Attributes:
@@ -39,10 +39,10 @@ class Part:
     topology: str
     tier: str
     is_split: bool = False
-    dims: tuple[Part, ...] = ()
+    dims: tuple[AxisShare, ...] = ()
 
 
-def ring_over(parts: Sequence[Part]) -> Part:
+def ring_over(parts: Sequence[AxisShare]) -> AxisShare:
     """One ring over all devices that these parts, innermost first, join: in it, `hops`
     are its steps, and `alpha_s` is that of each, on average."""
     size = math.prod(part.size for part in parts)
@@ -53,7 +53,7 @@ def ring_over(parts: Sequence[Part]) -> Part:
         # The ring runs through each of its groups at this level.
         latency_s += part.alpha_s * part.hops * size / joined
     topologies = {part.topology for part in parts}
-    return Part(
+    return AxisShare(
         size=size,
         bytes_per_s=bytes_per_s,
         hops=size - 1,
@@ -114,7 +114,7 @@ class MeshParts:
             within = domain
         return cls(target, tuple(sizes), domains, tuple(torus))
 
-    def together(self, axes: Iterable[int]) -> tuple[Part, ...]:
+    def together(self, axes: Iterable[int]) -> tuple[AxisShare, ...]:
         """The parts of the devices that these axes join, innermost first.
 
         Args:
@@ -122,7 +122,7 @@ class MeshParts:
         """
         chosen = frozenset(axes)
         sizes, places = _neighbours_as_one(self.sizes, chosen)
-        parts: list[Part] = []
+        parts: list[AxisShare] = []
         for tier, shares, (dims, pieces) in zip(
             self.target.tiers, _shares(sizes, self.domains), self.torus, strict=True
         ):
@@ -181,8 +181,8 @@ def _inside(size: int, stride: int, domain: int, num_devices: int) -> float:
     return size / max(2, math.ceil(size / most))
 
 
-def _switched(tier: Tier, size: float) -> Part:
-    return Part(
+def _switched(tier: Tier, size: float) -> AxisShare:
+    return AxisShare(
         size, tier.bytes_per_s, size - 1, tier.alpha_s, tier.topology, tier.name
     )
 
@@ -252,11 +252,11 @@ def _pieces(dims: tuple[int, ...], strides: dict[int, int], size: int) -> list[_
 
 def _on_dims(
     tier: Tier, dims: tuple[int, ...], pieces: Sequence[_Piece]
-) -> Iterable[Part]:
+) -> Iterable[AxisShare]:
     """The parts that these pieces of a torus make up: all dims at once, then what fits
     no dim."""
     wraps = tier.wraps(dims)
-    links: list[Part] = []
+    links: list[AxisShare] = []
     for dim in range(len(dims)):
         mine = _end_to_end(p for p in pieces if p.dim == dim)
         if [p.size for p in mine] == [dims[dim]]:
@@ -279,19 +279,19 @@ def _end_to_end(pieces: Iterable[_Piece]) -> list[_Piece]:
     return joined
 
 
-def _along_one_dim(lines: Sequence[Part]) -> Part:
+def _along_one_dim(lines: Sequence[AxisShare]) -> AxisShare:
     """Lines in one dim of a torus, nearest devices first, as one."""
     ring = ring_over(lines)
     return replace(lines[-1], size=ring.size, bytes_per_s=ring.bytes_per_s,
                    hops=sum(line.hops for line in lines))  # fmt: skip
 
 
-def _at_once(links: Sequence[Part]) -> Iterable[Part]:
+def _at_once(links: Sequence[AxisShare]) -> Iterable[AxisShare]:
     """Independent dims of a torus as one part: the links of all are used at once."""
     if len(links) <= 1:
         return links
     return [
-        Part(
+        AxisShare(
             size=math.prod(x.size for x in links),
             bytes_per_s=sum(x.bytes_per_s for x in links),
             hops=sum(x.hops for x in links),
@@ -304,9 +304,9 @@ def _at_once(links: Sequence[Part]) -> Iterable[Part]:
     ]
 
 
-def _whole(tier: Tier, size: int, wraps: bool) -> Part:
+def _whole(tier: Tier, size: int, wraps: bool) -> AxisShare:
     """All of a torus dim."""
-    return Part(
+    return AxisShare(
         size=size,
         bytes_per_s=(2 if wraps else 1) * tier.bytes_per_s,
         hops=size - 1,
@@ -316,9 +316,9 @@ def _whole(tier: Tier, size: int, wraps: bool) -> Part:
     )
 
 
-def _line(tier: Tier, piece: _Piece) -> Part:
+def _line(tier: Tier, piece: _Piece) -> AxisShare:
     """A line that joins every `stride`-th device of a torus dim."""
-    return Part(
+    return AxisShare(
         size=piece.size,
         bytes_per_s=tier.bytes_per_s / piece.stride,
         hops=(piece.size - 1) * piece.stride,

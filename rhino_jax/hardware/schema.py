@@ -61,7 +61,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rhino_jax.hardware.target import Device, Link, Target, Tier
+from rhino_jax.hardware.target import AxisLink, Device, Target, Tier
 from rhino_jax.hardware.toml_table import MISSING, TomlTable
 
 
@@ -175,12 +175,12 @@ def _rate(table: TomlTable, name: str, unit: str) -> float | None:
     return table.number(name, f"{unit} per second, above 0")
 
 
-def _parse_links(links: TomlTable) -> tuple[tuple[str, Link], ...]:
+def _parse_links(links: TomlTable) -> tuple[tuple[str, AxisLink], ...]:
     found = []
     for axis in links.entries:
         link = links.table(axis)
         link.refuse_unknown(("alpha_s", "bytes_per_s", "topology"))
-        found.append((axis, Link(
+        found.append((axis, AxisLink(
             alpha_s=link.number("alpha_s", "seconds, at least 0", may_be_zero=True),
             bytes_per_s=link.number("bytes_per_s", "bytes per second, above 0"),
             topology=link.one_of("topology", ("ring", "line", *_FLAT), "switch"),

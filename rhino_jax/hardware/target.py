@@ -163,7 +163,7 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class AxisLink:
     """The link that one named mesh axis lies on, stated instead of derived.
 
     Attributes:
@@ -204,7 +204,7 @@ class Target:
     name: str
     device: Device
     tiers: tuple[Tier, ...] = ()
-    links: tuple[tuple[str, Link], ...] = ()
+    links: tuple[tuple[str, AxisLink], ...] = ()
     num_devices: int | None = None
 
     @property
@@ -312,7 +312,8 @@ class Target:
                 hbm_bytes_per_s=math.inf,
             ),
             links=tuple(
-                (axis, Link(alpha_s=a, bytes_per_s=b)) for axis, (a, b) in axes.items()
+                (axis, AxisLink(alpha_s=a, bytes_per_s=b))
+                for axis, (a, b) in axes.items()
             ),
         )
 

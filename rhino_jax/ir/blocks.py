@@ -17,7 +17,7 @@ from rhino_jax.ir.transform import BLOCKS, Transform
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class InterleavedOrder:
     """The order of a dim that is stored in blocks.
 
     Attributes:
@@ -38,28 +38,30 @@ class Blocks:
         """Whether every block has a share of every part."""
         return all(part % self.count == 0 for part in self.parts)
 
-    def scaled(self, times: int = 1, over: int = 1) -> Blocks | None:
+    def scaled(self, times: int = 1, over: int = 1) -> InterleavedOrder | None:
         """Of a dim whose every element is `times / over` elements of this one; None
         where no whole number of elements is left of some share."""
         if any(part * times % over for part in self.parts):
             return None
-        found = Blocks(tuple(part * times // over for part in self.parts), self.count)
+        found = InterleavedOrder(
+            tuple(part * times // over for part in self.parts), self.count
+        )
         return found if found.is_whole else None
 
-    def between(self, start: int, stop: int) -> Blocks | None:
+    def between(self, start: int, stop: int) -> InterleavedOrder | None:
         """Of the elements from `start` to `stop`, as written; None where these are no
         whole parts."""
         bounds = [sum(self.parts[:i]) for i in range(len(self.parts) + 1)]
         if start >= stop or start not in bounds or stop not in bounds:
             return None
         parts = self.parts[bounds.index(start) : bounds.index(stop)]
-        return Blocks(parts, self.count)
+        return InterleavedOrder(parts, self.count)
 
     def __str__(self) -> str:
         return f"{self.count} blocks of {' + '.join(map(str, self.parts))}"
 
 
-Stored = Mapping[tuple[int, int], Blocks]
+Stored = Mapping[tuple[int, int], InterleavedOrder]
 """(position in `Program.inputs`, dim) → how that dim is stored."""
 
 
@@ -72,19 +74,19 @@ def as_text(stored: Stored) -> str:
     return json.dumps(said, separators=(",", ":")) if said else ""
 
 
-def from_text(choice: str) -> dict[tuple[int, int], Blocks]:
+def from_text(choice: str) -> dict[tuple[int, int], InterleavedOrder]:
     """What `as_text` wrote."""
     return {
-        (slot, dim): Blocks(tuple(parts), count)
+        (slot, dim): InterleavedOrder(tuple(parts), count)
         for slot, dim, parts, count in json.loads(choice or "[]")
     }
 
 
 def stored_in_blocks(
     transforms: Iterable[Transform],
-) -> dict[int, tuple[tuple[int, Blocks], ...]]:
+) -> dict[int, tuple[tuple[int, InterleavedOrder], ...]]:
     """Position of an input → its dims that are stored in blocks, and how."""
-    found: dict[int, tuple[tuple[int, Blocks], ...]] = {}
+    found: dict[int, tuple[tuple[int, InterleavedOrder], ...]] = {}
     for transform in transforms:
         if transform.name == BLOCKS:
             for (slot, dim), blocks in sorted(from_text(transform.choice).items()):

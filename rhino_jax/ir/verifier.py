@@ -25,7 +25,7 @@ def verify(program: Program) -> None:
         _check(value.id == i, f"value {i}: its id is {value.id}")
     for i, op in enumerate(program.ops):
         _check(op.id == i, f"op {i} ({op.name}): its id is {op.id}")
-    _Walk(program).run()
+    _VerifierWalk(program).run()
 
 
 def _check(holds: bool, fault: str) -> None:
@@ -33,7 +33,7 @@ def _check(holds: bool, fault: str) -> None:
         raise ValueError(f"program is not valid: {fault}")
 
 
-class _Walk:
+class _VerifierWalk:
     """One pass over all regions, remembering what is made."""
 
     def __init__(self, program: Program) -> None:

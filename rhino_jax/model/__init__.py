@@ -1,7 +1,7 @@
 """Options and their prices on one mesh: the problem that the engine solves.
 
 In: a `ProgramAnalysis`, a mesh laid over hardware, pins and the memory limit.
-Out: `build.Model`: of every node its options, and an `solver.Problem` of their
+Out: `build.MeshModel`: of every node its options, and an `solver.Problem` of their
 costs, of tables between neighbours, and of memory over time.
 Order: `strategies` (mesh axes → an op's factors), `op_collectives` (what that sends),
 `options` (both of every node, with costs), `sizes` (bytes per device), `resharding`

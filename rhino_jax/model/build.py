@@ -20,7 +20,7 @@ from rhino_jax.model.packing import is_combined, with_packing
 from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.reversals import apart_s, find_reversals, with_reversals
-from rhino_jax.model.sizes import Sizes, SpecTable
+from rhino_jax.model.sizes import LocalSizes, SpecTable
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.utils.unique_ids import for_each, number_objects, number_rows
 
@@ -30,7 +30,7 @@ Narrow = Callable[[OptionBuilder], tuple[list[Options], bool]]
 
 
 @dataclass(slots=True, eq=False)
-class Model:
+class MeshModel:
     """A program's search problem, with all that is needed to read its solution.
 
     Attributes:
@@ -79,7 +79,7 @@ def build_model(
     pinned: dict[int, NodePin],
     memory_budget_bytes: float,
     narrow: Narrow | None = None,
-) -> Model:
+) -> MeshModel:
     """Enumerate options and price them.
 
     Args:
@@ -90,7 +90,7 @@ def build_model(
       narrow: makes the options; None: makes all. See `neighbourhood`.
     """
     graph, tile = analysis.graph, analysis.target.device.tile
-    sizes = Sizes(
+    sizes = LocalSizes(
         SpecTable(), mesh.sizes, tile, analysis.padded_dims, analysis.off_lanes
     )
     builder = OptionBuilder(
@@ -113,7 +113,7 @@ def build_model(
     pricing = _Pricing(analysis, builder, options, number_objects(options))
     pricing.add_edges(problem)
     pricing.add_held(problem)
-    return Model(analysis, builder, options, problem, is_narrowed)
+    return MeshModel(analysis, builder, options, problem, is_narrowed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class _Pricing:
     """Prices what the options of nodes cost together, and the memory of what is made.
 
     Attributes:
-      analysis, builder, options: as of `Model`.
+      analysis, builder, options: as of `MeshModel`.
       kinds: [nodes], equal numbers for the same options.
     """
 

@@ -33,7 +33,7 @@ from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, axes_of, local_shape
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.options import Options
-from rhino_jax.model.sizes import PortSpecs, Sizes
+from rhino_jax.model.sizes import LocalSizes, PortSpecs
 from rhino_jax.model.strategies import Strategy
 
 
@@ -47,7 +47,7 @@ class ChannelsLast:
     """
 
     analysis: ProgramAnalysis
-    sizes: Sizes
+    sizes: LocalSizes
     _tables: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
 
     def ends(self) -> np.ndarray:

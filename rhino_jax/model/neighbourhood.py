@@ -17,9 +17,9 @@ from itertools import combinations
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
-from rhino_jax.hardware.mesh import Axis, LaidMesh
+from rhino_jax.hardware.mesh import LaidMesh, MeshAxis
 from rhino_jax.ir.factor import FactorKind
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.options import OptionBuilder, Options, is_pure_communication
 from rhino_jax.model.strategies import Places, Strategy, count_assignments
 from rhino_jax.solver.problem import Labels
@@ -109,7 +109,7 @@ def taken_together(mesh: LaidMesh, groups: Groups) -> LaidMesh:
     return replace(mesh, axes=tuple(_as_one(mesh, g) for g in groups), joins=joins)
 
 
-def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> Axis:
+def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> MeshAxis:
     """The axis of a group; where links are stated by axis, as fast as the slowest."""
     links = mesh.over(group)
     if len(links) == 1:
@@ -118,7 +118,7 @@ def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> Axis:
     topologies = {a.topology for a in axes}
     # A ring over several rings takes the way back through all of them.
     is_one = topologies <= {"switch"} or topologies <= {"barrier"}
-    return Axis(
+    return MeshAxis(
         name="+".join(a.name for a in axes),
         size=math.prod(a.size for a in axes),
         alpha_s=max(a.alpha_s for a in axes),
@@ -138,7 +138,7 @@ class Seed:
       groups: for each of its axes, those of the whole mesh that it stands for.
     """
 
-    model: Model
+    model: MeshModel
     labels: Labels
     groups: Groups
 

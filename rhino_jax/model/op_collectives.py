@@ -12,7 +12,7 @@ import numpy as np
 
 from rhino_jax.cost.collectives import ALL_GATHER, PERMUTE, collective_s
 from rhino_jax.cost.combine import combine_steps
-from rhino_jax.cost.reshard import Step
+from rhino_jax.cost.reshard import ReshardStep
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Manual, Op, Program, item_bytes
@@ -22,7 +22,7 @@ from rhino_jax.model.strategies import Strategy
 
 def own_steps(
     program: Program, op: Op | None, strategy: Strategy, mesh: LaidMesh
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """The collectives of one strategy, in the order in which they run."""
     if op is None or op.rule is None:
         return ()
@@ -103,19 +103,19 @@ class OpCollectives:
             found = self._prices[key] = _Price(fixed_s, (all_s - fixed_s) / many)
         return found
 
-    def _seconds(self, step: Step) -> float:
+    def _seconds(self, step: ReshardStep) -> float:
         axes = self.mesh.over(step.axes)
         return step.runs * collective_s(step.kind, step.local_bytes, axes)
 
 
-def by_hand_steps(op: Op, mesh: LaidMesh) -> Iterator[Step]:
+def by_hand_steps(op: Op, mesh: LaidMesh) -> Iterator[ReshardStep]:
     """What an op sends that its user cut by hand over this very mesh."""
     if op.manual is None or not is_over(op.manual, mesh):
         return
     place = {a.name: i for i, a in enumerate(mesh.axes)}
     for c in op.manual.collectives:
         axes = tuple(place[name] for name in c.axes)
-        yield Step(c.kind, axes, float(c.local_bytes), c.runs)
+        yield ReshardStep(c.kind, axes, float(c.local_bytes), c.runs)
 
 
 def is_over(manual: Manual, mesh: LaidMesh) -> bool:
@@ -125,7 +125,7 @@ def is_over(manual: Manual, mesh: LaidMesh) -> bool:
 
 def _halo_steps(
     program: Program, op: Op, rule: Rule, strategy: Strategy, mesh: LaidMesh
-) -> Iterator[Step]:
+) -> Iterator[ReshardStep]:
     """Borders, dim by dim: those of later dims have the corners in them."""
     extended = 1.0
     for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
@@ -144,12 +144,14 @@ def _halo_steps(
             border = factor.border(cut)
             for halo in border:
                 if halo and not factor.is_received:
-                    yield Step(PERMUTE, axes, local * halo / width)
+                    yield ReshardStep(PERMUTE, axes, local * halo / width)
             extended *= 1 + sum(border) / width
             break
 
 
-def _merge_steps(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> Iterator[Step]:
+def _merge_steps(
+    rule: Rule, strategy: Strategy, mesh: LaidMesh
+) -> Iterator[ReshardStep]:
     """Gathers of what every shard of a MERGE factor sends, an array each."""
     for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
         if not axes or factor.kind is not FactorKind.MERGE:
@@ -164,7 +166,7 @@ def _merge_steps(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> Iterator[Ste
         shards = math.prod(mesh.sizes[a] for a in axes)
         items = min(factor.sent_items * shards, factor.size) * others
         for item in factor.sent_item_bytes:
-            yield Step(ALL_GATHER, axes, items * item)
+            yield ReshardStep(ALL_GATHER, axes, items * item)
 
 
 def _summed(rule: Rule) -> dict[int, list[int]]:

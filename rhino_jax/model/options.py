@@ -33,7 +33,7 @@ from rhino_jax.ir.spec import (
 )
 from rhino_jax.model.op_collectives import OpCollectives, is_over
 from rhino_jax.model.shifts import shift_bytes
-from rhino_jax.model.sizes import PortSpecs, Sizes
+from rhino_jax.model.sizes import LocalSizes, PortSpecs
 from rhino_jax.model.strategies import (
     Places,
     Strategy,
@@ -113,7 +113,7 @@ class OptionBuilder:
     mesh: LaidMesh
     target: Target
     pinned: dict[int, NodePin]
-    sizes: Sizes
+    sizes: LocalSizes
     centres: Sequence[frozenset[Places]] = ()
     _drafts: dict[object, _Draft] = field(default_factory=dict)
     # Drafts keep what the numbers are of.

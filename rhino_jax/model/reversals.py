@@ -28,7 +28,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.options import Options
-from rhino_jax.model.sizes import Sizes
+from rhino_jax.model.sizes import LocalSizes
 
 
 _KERNEL = 1
@@ -67,7 +67,7 @@ def with_reversals(
 
 
 def apart_s(
-    edge: Edge, graph: Graph, options: Options, sizes: Sizes, target: Target
+    edge: Edge, graph: Graph, options: Options, sizes: LocalSizes, target: Target
 ) -> np.ndarray:
     """Seconds that a convolution takes longer where its kernel is resharded after it
     was reversed; of a kernel of one position nothing is reversed.

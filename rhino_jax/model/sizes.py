@@ -56,7 +56,7 @@ class PortSpecs:
 
 
 @dataclass(slots=True)
-class Sizes:
+class LocalSizes:
     """Sizes of values on one device of a mesh.
 
     Attributes:

@@ -19,7 +19,7 @@ from rhino_jax.models.layers import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelConfig):
+class DecodeConfig(ModelConfig):
     """Sizes: V vocab, P prompt_len, S seq_len (prompt and answer), H num_heads.
 
     Attributes:
@@ -44,9 +44,9 @@ class Config(ModelConfig):
             yield "end_token", f"less than vocab = {self.vocab}"
 
     @property
-    def model(self) -> gpt.Config:
+    def model(self) -> gpt.GPTConfig:
         """The GPT that is decoded."""
-        return gpt.Config(
+        return gpt.GPTConfig(
             batch=self.batch,
             dtype=self.dtype,
             vocab=self.vocab,
@@ -76,7 +76,7 @@ class State(NamedTuple):
     values: jax.Array
 
 
-def start(config: Config, prompt: jax.Array) -> State:
+def start(config: DecodeConfig, prompt: jax.Array) -> State:
     """The state before the first token is read: prompt [B, P]."""
     rest = config.seq_len - config.prompt_len
     d_head = config.d_model // config.num_heads
@@ -117,7 +117,7 @@ def block_step(
     return x + gpt.mlp(p["mlp"], nn.layer_norm(p["ln_mlp"], x)), keys, values
 
 
-def token_step(config: Config, params: Params, state: State) -> State:
+def token_step(config: DecodeConfig, params: Params, state: State) -> State:
     """Read the token at `position`, write the one after it."""
     token = jax.lax.dynamic_slice_in_dim(state.tokens, state.position, 1, axis=1)
     place = jax.lax.dynamic_slice_in_dim(params["position"], state.position, 1)
@@ -149,7 +149,7 @@ def token_step(config: Config, params: Params, state: State) -> State:
     )
 
 
-def decode(config: Config, params: Params, prompt: jax.Array) -> jax.Array:
+def decode(config: DecodeConfig, params: Params, prompt: jax.Array) -> jax.Array:
     """Continue prompts greedily: [B, P] to [B, S].
 
     Positions after the end token hold the end token, or 0 where the loop stopped
@@ -166,12 +166,12 @@ def decode(config: Config, params: Params, prompt: jax.Array) -> jax.Array:
     ).tokens
 
 
-def describe(config: Config) -> Params:
+def describe(config: DecodeConfig) -> Params:
     """The GPT's weights, blocks stacked."""
     return gpt.describe(config.model)
 
 
-def make_batch(config: Config, key: jax.Array) -> jax.Array:
+def make_batch(config: DecodeConfig, key: jax.Array) -> jax.Array:
     """Random prompts, [B, P]."""
     shape = (config.batch, config.prompt_len)
     return jax.random.randint(key, shape, 0, config.vocab)

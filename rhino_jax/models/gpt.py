@@ -18,7 +18,7 @@ from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StackConfig):
+class GPTConfig(StackConfig):
     """Sizes: V vocab, S seq_len, D d_model, H num_heads, F d_ff."""
 
     vocab: int
@@ -77,7 +77,7 @@ def block(params: Params, x: jax.Array, mask: jax.Array | None = None) -> jax.Ar
     return x + mlp(p["mlp"], nn.layer_norm(p["ln_mlp"], x))
 
 
-def describe(config: Config) -> Params:
+def describe(config: GPTConfig) -> Params:
     """The parameters' weights."""
     d_model = config.d_model
     block = block_weights(d_model, config.num_heads, config.d_ff)
@@ -92,7 +92,7 @@ def describe(config: Config) -> Params:
     return params
 
 
-def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
+def logits(config: GPTConfig, params: Params, tokens: jax.Array) -> jax.Array:
     """Next-token scores: tokens [B, S] to [B, S, V]."""
     x = params["embed"][tokens] + params["position"][: tokens.shape[1]]
     x = x.astype(config.dtype)
@@ -111,11 +111,11 @@ def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
     return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: GPTConfig, params: Params, batch: Params) -> jax.Array:
     """Mean next-token cross entropy."""
     return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: GPTConfig, key: jax.Array) -> Params:
     """Random tokens and labels, [B, S]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

@@ -18,7 +18,7 @@ from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StackConfig):
+class LlamaConfig(StackConfig):
     """Sizes: V vocab, S seq_len, D d_model, G num_kv_heads, F d_ff.
 
     Each of the G key/value heads serves R = num_heads / num_kv_heads query heads.
@@ -87,7 +87,7 @@ def swiglu(params: Params, x: jax.Array) -> jax.Array:
     return jnp.einsum("bsf,fd->bsd", gate * up, params["down"])
 
 
-def block_weights(config: Config) -> Params:
+def block_weights(config: LlamaConfig) -> Params:
     """One block: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D]; gated MLP."""
     d_model, d_ff, d_head = config.d_model, config.d_ff, config.d_head
     groups = config.num_kv_heads
@@ -117,7 +117,7 @@ def block(params: Params, x: jax.Array, mask: jax.Array, theta: float) -> jax.Ar
     return x + swiglu(p["mlp"], nn.rms_norm(p["norm_mlp"], x))
 
 
-def describe(config: Config) -> Params:
+def describe(config: LlamaConfig) -> Params:
     """The parameters' weights."""
     d_model, vocab = config.d_model, config.vocab
     block = block_weights(config)
@@ -131,7 +131,7 @@ def describe(config: Config) -> Params:
     return params
 
 
-def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
+def logits(config: LlamaConfig, params: Params, tokens: jax.Array) -> jax.Array:
     """Next-token scores: tokens [B, S] to [B, S, V]."""
     mask = nn.causal_mask(tokens.shape[1])
     x = nn.run_stack(
@@ -148,11 +148,11 @@ def logits(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
     return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: LlamaConfig, params: Params, batch: Params) -> jax.Array:
     """Mean next-token cross entropy."""
     return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: LlamaConfig, key: jax.Array) -> Params:
     """Random tokens and labels, [B, S]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

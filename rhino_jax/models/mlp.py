@@ -13,7 +13,7 @@ from rhino_jax.models.layers import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class MLPConfig(TrainConfig):
     """Sizes: `depth` layers of [width, width].
 
     Attributes:
@@ -27,7 +27,7 @@ class Config(TrainConfig):
     relu: bool = True
 
 
-def describe(config: Config) -> Params:
+def describe(config: MLPConfig) -> Params:
     """One weight (and bias) per layer."""
     width = config.width
     layer = {"weight": weights.normal(width, width, fan_in=width)}
@@ -36,7 +36,7 @@ def describe(config: Config) -> Params:
     return {f"layer_{i}": layer for i in range(config.depth)}
 
 
-def forward(config: Config, params: Params, x: jax.Array) -> jax.Array:
+def forward(config: MLPConfig, params: Params, x: jax.Array) -> jax.Array:
     """x [B, width] to [B, width]."""
     for i in range(config.depth):
         layer = nn.cast(params[f"layer_{i}"], x.dtype)
@@ -48,13 +48,13 @@ def forward(config: Config, params: Params, x: jax.Array) -> jax.Array:
     return x
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: MLPConfig, params: Params, batch: Params) -> jax.Array:
     """Mean squared error."""
     out = forward(config, params, batch["x"].astype(config.dtype))
     return jnp.mean(jnp.square(out.astype(jnp.float32) - batch["y"]))
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: MLPConfig, key: jax.Array) -> Params:
     """Random inputs and targets, [B, width] each."""
     x, y = jax.random.split(key)
     shape = (config.batch, config.width)

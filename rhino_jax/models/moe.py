@@ -22,7 +22,7 @@ from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StackConfig):
+class MoEConfig(StackConfig):
     """Sizes: V vocab, S seq_len, D d_model, E num_experts, F d_ff, C capacity.
 
     Attributes:
@@ -60,7 +60,7 @@ class Config(StackConfig):
 
 
 def route(
-    config: Config, router: jax.Array, x: jax.Array
+    config: MoEConfig, router: jax.Array, x: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Who computes which token.
 
@@ -96,7 +96,7 @@ def route(
 
 
 def experts(
-    config: Config, params: Params, x: jax.Array
+    config: MoEConfig, params: Params, x: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The routed perceptron: x [B, S, D] to ([B, S, D], balancing loss)."""
     combine, dispatch, balance = route(config, params["router"], x)
@@ -107,7 +107,7 @@ def experts(
     return jnp.einsum("bsec,ebcd->bsd", combine, done), balance
 
 
-def group_weights(config: Config) -> Params:
+def group_weights(config: MoEConfig) -> Params:
     """`moe_every` layers: dense blocks, then one with experts.
 
     Shapes:
@@ -125,7 +125,7 @@ def group_weights(config: Config) -> Params:
 
 
 def group(
-    config: Config,
+    config: MoEConfig,
     params: Params,
     carry: tuple[jax.Array, jax.Array],
     mask: jax.Array,
@@ -142,7 +142,7 @@ def group(
     return x + routed, balance_sum + balance
 
 
-def describe(config: Config) -> Params:
+def describe(config: MoEConfig) -> Params:
     """The parameters' weights."""
     d_model, num_groups = config.d_model, config.num_layers // config.moe_every
     return {
@@ -153,7 +153,7 @@ def describe(config: Config) -> Params:
     }
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: MoEConfig, params: Params, batch: Params) -> jax.Array:
     """Mean next-token cross entropy plus the weighted balancing loss."""
     mask = nn.causal_mask(config.seq_len)
     x = (params["embed"][batch["tokens"]] + params["position"]).astype(config.dtype)
@@ -171,6 +171,6 @@ def loss(config: Config, params: Params, batch: Params) -> jax.Array:
     return nn.cross_entropy(logits, batch["labels"]) + config.aux_weight * balance
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: MoEConfig, key: jax.Array) -> Params:
     """Random tokens and labels, [B, S]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

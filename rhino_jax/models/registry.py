@@ -31,17 +31,17 @@ from rhino_jax.models.weights import draw
 from rhino_jax.models.workload import Workload
 
 
-FAMILIES: Mapping[str, ModuleType] = {
-    "decode": decode,
-    "gpt": gpt,
-    "llama": llama,
-    "mlp": mlp,
-    "moe": moe,
-    "rnn": rnn,
-    "t5": t5,
-    "two_tower": two_tower,
-    "unet": unet,
-    "wide_resnet": wide_resnet,
+FAMILIES: Mapping[str, tuple[ModuleType, type[Any]]] = {
+    "decode": (decode, decode.DecodeConfig),
+    "gpt": (gpt, gpt.GPTConfig),
+    "llama": (llama, llama.LlamaConfig),
+    "mlp": (mlp, mlp.MLPConfig),
+    "moe": (moe, moe.MoEConfig),
+    "rnn": (rnn, rnn.RNNConfig),
+    "t5": (t5, t5.T5Config),
+    "two_tower": (two_tower, two_tower.TwoTowerConfig),
+    "unet": (unet, unet.UNetConfig),
+    "wide_resnet": (wide_resnet, wide_resnet.WideResNetConfig),
 }
 
 
@@ -95,8 +95,8 @@ def load(path: str | Path, **overrides: Any) -> Workload:
             numbers=f"got {family!r}, expected one of {', '.join(FAMILIES)}",
             fix="change `family`.",
         )
-    module = FAMILIES[family]
-    config = build(module.Config, {**table, **overrides}, where)
+    module, config_type = FAMILIES[family]
+    config = build(config_type, {**table, **overrides}, where)
     make = _training if isinstance(config, TrainConfig) else _decoding
     return make(path.stem, module, config)
 

@@ -21,7 +21,7 @@ from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class RNNConfig(TrainConfig):
     """Sizes: V vocab, T seq_len, H d_hidden."""
 
     vocab: int
@@ -58,7 +58,7 @@ def lstm(
     return (h, c), h
 
 
-def run_layer(config: Config, params: Params, x: jax.Array) -> jax.Array:
+def run_layer(config: RNNConfig, params: Params, x: jax.Array) -> jax.Array:
     """One layer over a whole sequence: x [T, B, H] to [T, B, H]."""
     p = nn.cast(params, x.dtype)
     inputs = jnp.einsum("tbd,dgk->tbgk", x, p["input"]) + p["input_bias"]
@@ -68,7 +68,7 @@ def run_layer(config: Config, params: Params, x: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda s, i: step(p, s, i), state, inputs)[1]
 
 
-def describe(config: Config) -> Params:
+def describe(config: RNNConfig) -> Params:
     """The parameters' weights."""
     width, gates, vocab = config.d_hidden, config.num_gates, config.vocab
     layer = {
@@ -85,7 +85,7 @@ def describe(config: Config) -> Params:
     }
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: RNNConfig, params: Params, batch: Params) -> jax.Array:
     """Mean next-token cross entropy."""
     x = params["embed"][batch["tokens"].T].astype(config.dtype)
     for layer in params["layers"]:
@@ -97,6 +97,6 @@ def loss(config: Config, params: Params, batch: Params) -> jax.Array:
     ).mean()
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: RNNConfig, key: jax.Array) -> Params:
     """Random tokens and labels, [B, T]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

@@ -21,7 +21,7 @@ from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StackConfig):
+class T5Config(StackConfig):
     """Sizes: V vocab, S source_len, T target_len, D d_model, H heads, K d_head.
 
     Attributes:
@@ -75,7 +75,7 @@ def position_bucket(
 
 
 def position_bias(
-    config: Config, table: jax.Array, seq_len: int, *, two_way: bool
+    config: T5Config, table: jax.Array, seq_len: int, *, two_way: bool
 ) -> jax.Array:
     """Bias of the scores, [H, S, S], from a table [buckets, H]."""
     positions = jnp.arange(seq_len)
@@ -88,7 +88,7 @@ def position_bias(
     return jnp.einsum("qsh->hqs", table[bucket])
 
 
-def attention_weights(config: Config) -> Params:
+def attention_weights(config: T5Config) -> Params:
     """q, k, v [D, H, K] each, and out [H, K, D]."""
     d_model, heads, d_head = config.d_model, config.num_heads, config.d_head
     return {
@@ -101,7 +101,7 @@ def attention_weights(config: Config) -> Params:
     }
 
 
-def mlp_weights(config: Config) -> Params:
+def mlp_weights(config: T5Config) -> Params:
     """up [D, F] and down [F, D]."""
     d_model, d_ff = config.d_model, config.d_ff
     return {
@@ -136,7 +136,7 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
     return x + jnp.einsum("bsf,fd->bsd", hidden, params["down"])
 
 
-def describe(config: Config) -> Params:
+def describe(config: T5Config) -> Params:
     """The parameters' weights."""
     d_model, num_layers, form = config.d_model, config.num_layers, config.layers
     block = {"attention": attention_weights(config), "mlp": mlp_weights(config)}
@@ -154,7 +154,7 @@ def describe(config: Config) -> Params:
     return params
 
 
-def encode(config: Config, params: Params, source: jax.Array) -> jax.Array:
+def encode(config: T5Config, params: Params, source: jax.Array) -> jax.Array:
     """The encoder's output: source tokens [B, S] to [B, S, D]."""
     bias = None
     if config.position_bias:
@@ -178,7 +178,7 @@ def encode(config: Config, params: Params, source: jax.Array) -> jax.Array:
 
 
 def decode(
-    config: Config, params: Params, memory: jax.Array, target: jax.Array
+    config: T5Config, params: Params, memory: jax.Array, target: jax.Array
 ) -> jax.Array:
     """Next-token scores: memory [B, S, D], target tokens [B, T] to [B, T, V]."""
     bias = None
@@ -207,14 +207,14 @@ def decode(
     return jnp.einsum("btd,vd->btv", x, params["embed"].astype(x.dtype))
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: T5Config, params: Params, batch: Params) -> jax.Array:
     """Mean next-token cross entropy of the target."""
     memory = encode(config, params, batch["source"])
     logits = decode(config, params, memory, batch["tokens"])
     return nn.cross_entropy(logits, batch["labels"])
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: T5Config, key: jax.Array) -> Params:
     """Random source [B, S], target tokens and labels [B, T]."""
     source, target = jax.random.split(key)
     shape = (config.batch, config.source_len)

@@ -23,7 +23,7 @@ from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StackConfig):
+class TwoTowerConfig(StackConfig):
     """Sizes of both towers; both have blocks with d_ff = 4 d_model.
 
     Attributes:
@@ -62,7 +62,7 @@ class Config(StackConfig):
 
 
 def tower_weights(
-    config: Config, layers: int, d_model: int, heads: int, length: int
+    config: TwoTowerConfig, layers: int, d_model: int, heads: int, length: int
 ) -> Params:
     """What both towers have."""
     block = gpt.block_weights(d_model, heads, 4 * d_model)
@@ -74,7 +74,7 @@ def tower_weights(
     }
 
 
-def describe(config: Config) -> Params:
+def describe(config: TwoTowerConfig) -> Params:
     """The parameters' weights."""
     width = config.image_d_model
     image = tower_weights(
@@ -96,7 +96,7 @@ def describe(config: Config) -> Params:
 
 
 def run_blocks(
-    config: Config, params: Params, x: jax.Array, mask: jax.Array | None
+    config: TwoTowerConfig, params: Params, x: jax.Array, mask: jax.Array | None
 ) -> jax.Array:
     """A tower's blocks and last LayerNorm: x [B, S, D] to [B, S, D]."""
     x = nn.run_stack(
@@ -110,7 +110,9 @@ def run_blocks(
     return nn.layer_norm(nn.cast(params["ln_final"], x.dtype), x)
 
 
-def encode_image(config: Config, params: Params, images: jax.Array) -> jax.Array:
+def encode_image(
+    config: TwoTowerConfig, params: Params, images: jax.Array
+) -> jax.Array:
     """Unit vectors of images: [B, H, W, 3] to [B, d_embed]."""
     x = jax.lax.conv_general_dilated(
         images.astype(config.dtype),
@@ -130,7 +132,7 @@ def encode_image(config: Config, params: Params, images: jax.Array) -> jax.Array
     return unit(jnp.einsum("bd,de->be", pooled, params["out"].astype(x.dtype)))
 
 
-def encode_text(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
+def encode_text(config: TwoTowerConfig, params: Params, tokens: jax.Array) -> jax.Array:
     """Unit vectors of texts: [B, S] to [B, d_embed].
 
     A text's vector is that of its end token, which has the highest id.
@@ -148,7 +150,7 @@ def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: TwoTowerConfig, params: Params, batch: Params) -> jax.Array:
     """Symmetric cross entropy of the pairs among all pairs of the batch."""
     images = encode_image(config, params["image"], batch["images"])
     texts = encode_text(config, params["text"], batch["tokens"])
@@ -158,7 +160,7 @@ def loss(config: Config, params: Params, batch: Params) -> jax.Array:
     return (of_image + nn.cross_entropy(logits.T, pairs)) / 2
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: TwoTowerConfig, key: jax.Array) -> Params:
     """Random images [B, H, W, 3] and texts [B, S]."""
     images, tokens = jax.random.split(key)
     size = config.image_size

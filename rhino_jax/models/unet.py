@@ -22,7 +22,7 @@ from rhino_jax.models.wide_resnet import conv
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class UNetConfig(TrainConfig):
     """Sizes: images [N, image_size, image_size, image_channels].
 
     Attributes:
@@ -78,7 +78,7 @@ def group_norm(params: Params, x: jax.Array, groups: int) -> jax.Array:
     return (wide * params["scale"] + params["bias"]).astype(x.dtype)
 
 
-def residual_weights(config: Config, inputs: int, outputs: int) -> Params:
+def residual_weights(config: UNetConfig, inputs: int, outputs: int) -> Params:
     """Two convolutions, the timestep's projection, a shortcut where sizes differ."""
     d_time = 4 * config.channels
     params = {
@@ -123,12 +123,12 @@ def attend(params: Params, x: jax.Array, groups: int) -> jax.Array:
     return x + apply_conv(params["out"], mixed)
 
 
-def upsample_weights(config: Config, channels: int) -> Params:
+def upsample_weights(config: UNetConfig, channels: int) -> Params:
     """A 3x3 convolution after repeating, or a transposed one of 2x2."""
     return conv_weights(3 if config.upsample == "repeat" else 2, channels, channels)
 
 
-def upsample(config: Config, params: Params, x: jax.Array) -> jax.Array:
+def upsample(config: UNetConfig, params: Params, x: jax.Array) -> jax.Array:
     """x [N, H, W, C] to [N, 2 H, 2 W, C]."""
     if config.upsample == "repeat":
         return apply_conv(params, x.repeat(2, axis=1).repeat(2, axis=2))
@@ -142,7 +142,7 @@ def upsample(config: Config, params: Params, x: jax.Array) -> jax.Array:
     return x + params["bias"].astype(x.dtype)
 
 
-def describe(config: Config) -> Params:
+def describe(config: UNetConfig) -> Params:
     """The parameters' weights; `down` and `up` hold one tree per level."""
     base, size = config.channels, config.image_size
 
@@ -195,7 +195,7 @@ def describe(config: Config) -> Params:
     }
 
 
-def embed_time(config: Config, params: Params, timestep: jax.Array) -> jax.Array:
+def embed_time(config: UNetConfig, params: Params, timestep: jax.Array) -> jax.Array:
     """Sines and cosines, then two dense layers: timestep [N] to [N, 4 C]."""
     half = config.channels // 2
     frequency = jnp.exp(-math.log(10000) * jnp.arange(half) / (half - 1))
@@ -207,7 +207,7 @@ def embed_time(config: Config, params: Params, timestep: jax.Array) -> jax.Array
 
 
 def forward(
-    config: Config, params: Params, images: jax.Array, timestep: jax.Array
+    config: UNetConfig, params: Params, images: jax.Array, timestep: jax.Array
 ) -> jax.Array:
     """The predicted noise: images [N, H, W, C] and timestep [N] to [N, H, W, C]."""
     time = embed_time(config, params, timestep)
@@ -240,7 +240,7 @@ def forward(
     return apply_conv(params["conv_out"], x)
 
 
-def loss(config: Config, params: Params, batch: Params) -> jax.Array:
+def loss(config: UNetConfig, params: Params, batch: Params) -> jax.Array:
     """Mean squared error of the noise predicted at a random timestep."""
     images = batch["images"]
     time_key, noise_key = jax.random.split(jax.random.key(batch["seed"]))
@@ -253,7 +253,7 @@ def loss(config: Config, params: Params, batch: Params) -> jax.Array:
     return jnp.mean(jnp.square(predicted.astype(jnp.float32) - noise))
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: UNetConfig, key: jax.Array) -> Params:
     """Random images [N, H, W, C], and the seed of the step's noise."""
     size = config.image_size
     shape = (config.batch, size, size, config.image_channels)

@@ -26,7 +26,7 @@ _EXPANSION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class WideResNetConfig(TrainConfig):
     """Sizes: images [N, image_size, image_size, 3].
 
     Attributes:
@@ -92,7 +92,9 @@ def conv_norm_weights(size: int, inputs: int, outputs: int) -> Params:
     }
 
 
-def block_weights(config: Config, inputs: int, channels: int, stride: int) -> Params:
+def block_weights(
+    config: WideResNetConfig, inputs: int, channels: int, stride: int
+) -> Params:
     """One bottleneck."""
     inner, outputs = channels * config.width, channels * _EXPANSION
     reduced = inner if config.widens == "inside" else channels
@@ -131,7 +133,7 @@ def block(
     return jax.nn.relu(x + hidden), new
 
 
-def describe(config: Config) -> tuple[Params, Params]:
+def describe(config: WideResNetConfig) -> tuple[Params, Params]:
     """The weights of parameters and of BatchNorm's state."""
     stages = config.stages()
     features = stages[-1][1] * _EXPANSION
@@ -155,7 +157,7 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 def loss(
-    config: Config, params: Params, state: Params, batch: Params
+    config: WideResNetConfig, params: Params, state: Params, batch: Params
 ) -> tuple[jax.Array, Params]:
     """Mean cross entropy of the classes, and the new BatchNorm state."""
     x = batch["images"].astype(config.dtype)
@@ -176,7 +178,7 @@ def loss(
     return losses.mean(), {"stem": stem_state, "blocks": tuple(states)}
 
 
-def make_batch(config: Config, key: jax.Array) -> Params:
+def make_batch(config: WideResNetConfig, key: jax.Array) -> Params:
     """Random images [N, H, W, 3] and class labels [N]."""
     images, labels = jax.random.split(key)
     size = config.image_size

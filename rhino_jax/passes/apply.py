@@ -47,7 +47,7 @@ PASSES: Mapping[str, Pass] = {
 
 BEFORE: Mapping[str, Mapping[str, float]] = {MICROBATCHES: {"kept": 0.0}}
 """Name → what was done before choices of it could say so: rows of earlier loops were
-not kept to save one (`passes.microbatch.choice.Choice.kept`)."""
+not kept to save one (`passes.microbatch.choice.MicrobatchChoice.kept`)."""
 
 
 def remade(traced: Traced, transforms: Iterable[Transform]) -> Traced:

@@ -6,12 +6,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from rhino_jax.pipeline.tasks import Hold, Key, Kind, Link, Task, TaskGraph, Transfer
-from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.pipeline.tasks import (
+    Hold,
+    Key,
+    PassKind,
+    Task,
+    TaskGraph,
+    Transfer,
+    TransferLink,
+)
+from rhino_jax.pipeline.work import ChunkCost, StepWork
 
 
 def graph_of(
-    work: Work, *, is_split: bool = False, is_forward_only: bool = False
+    work: StepWork, *, is_split: bool = False, is_forward_only: bool = False
 ) -> TaskGraph:
     """All tasks and transfers of one step.
 
@@ -27,15 +35,15 @@ def graph_of(
         (Zero Bubble, arXiv 2401.10241): nothing waits for the latter but the update.
       is_forward_only: whether there is no backward pass, and no update.
     """
-    return _Builder(work, is_split, is_forward_only).build()
+    return _TaskGraphBuilder(work, is_split, is_forward_only).build()
 
 
-class _Builder:
-    def __init__(self, work: Work, is_split: bool, is_forward_only: bool) -> None:
+class _TaskGraphBuilder:
+    def __init__(self, work: StepWork, is_split: bool, is_forward_only: bool) -> None:
         self.work = work
         self.is_split = is_split
         self.is_forward_only = is_forward_only
-        self.backward = Kind.INPUT_GRADIENT if is_split else Kind.BACKWARD
+        self.backward = PassKind.INPUT_GRADIENT if is_split else PassKind.BACKWARD
         self.has_loss = work.loss_s > 0 and not is_forward_only
         self.has_between = bool(work.between) and not is_forward_only
         self.is_twice = self.has_between and work.is_twice
@@ -51,12 +59,12 @@ class _Builder:
         self.at = {key: i for i, key in enumerate(self.keys)}
 
     def _micro_batch_keys(self) -> Iterator[Key]:
-        kinds = [Kind.AHEAD] if self.is_twice else []
-        kinds.append(Kind.FORWARD)
+        kinds = [PassKind.AHEAD] if self.is_twice else []
+        kinds.append(PassKind.FORWARD)
         if not self.is_forward_only:
             kinds.append(self.backward)
         if self.is_split and not self.is_forward_only:
-            kinds.append(Kind.WEIGHT_GRADIENT)
+            kinds.append(PassKind.WEIGHT_GRADIENT)
         last = len(self.work.chunks) - 1
         for m in range(self.work.micro_batches):
             for c, kind in product(range(last + 1), kinds):
@@ -64,14 +72,16 @@ class _Builder:
                     yield kind, c, m, s
             if self.has_loss:
                 for s in range(self.work.slices):
-                    yield Kind.LOSS, last, m, s
+                    yield PassKind.LOSS, last, m, s
 
-    def _step_kinds(self) -> tuple[Kind, ...]:
-        between = (Kind.BETWEEN,) if self.has_between else ()
+    def _step_kinds(self) -> tuple[PassKind, ...]:
+        between = (PassKind.BETWEEN,) if self.has_between else ()
         if not self.has_update:
             return between
         is_coupled = self.work.coupling_bytes and self.work.groups > 1
-        last = (Kind.EXCHANGE, Kind.UPDATE) if is_coupled else (Kind.UPDATE,)
+        last = (
+            (PassKind.EXCHANGE, PassKind.UPDATE) if is_coupled else (PassKind.UPDATE,)
+        )
         return (*between, *last)
 
     def build(self) -> TaskGraph:
@@ -103,17 +113,19 @@ class _Builder:
         group = self.work.chunks[c].group
         cost = self.work.chunks[c].costs[s]
         seconds = {
-            Kind.AHEAD: cost.ahead_s,
-            Kind.FORWARD: cost.forward_s,
-            Kind.LOSS: self.work.loss_s / self.work.slices,
-            Kind.BACKWARD: cost.backward_s,
-            Kind.INPUT_GRADIENT: cost.split_s[0],
-            Kind.WEIGHT_GRADIENT: cost.split_s[1],
-            Kind.BETWEEN: self.work.between[group].seconds if self.has_between else 0.0,
-            Kind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
+            PassKind.AHEAD: cost.ahead_s,
+            PassKind.FORWARD: cost.forward_s,
+            PassKind.LOSS: self.work.loss_s / self.work.slices,
+            PassKind.BACKWARD: cost.backward_s,
+            PassKind.INPUT_GRADIENT: cost.split_s[0],
+            PassKind.WEIGHT_GRADIENT: cost.split_s[1],
+            PassKind.BETWEEN: self.work.between[group].seconds
+            if self.has_between
+            else 0.0,
+            PassKind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
         }
         working = cost.working_bytes if kind.is_per_micro_batch else 0
-        if kind is Kind.UPDATE and self.work.update_bytes:
+        if kind is PassKind.UPDATE and self.work.update_bytes:
             working = self.work.update_bytes[group]
         return Task(
             kind=kind,
@@ -127,51 +139,60 @@ class _Builder:
             after=tuple(self.at[k] for k in self._after(key)),
         )
 
-    def _holds(self, key: Key, cost: Cost) -> tuple[Hold, ...]:
+    def _holds(self, key: Key, cost: ChunkCost) -> tuple[Hold, ...]:
         kind, *place = key
-        if self.is_forward_only or kind not in (Kind.FORWARD, Kind.INPUT_GRADIENT):
+        if self.is_forward_only or kind not in (
+            PassKind.FORWARD,
+            PassKind.INPUT_GRADIENT,
+        ):
             return ()
 
-        def until(size: int, kind: Kind) -> list[Hold]:
+        def until(size: int, kind: PassKind) -> list[Hold]:
             c, m, s = place
             return [Hold(size, (self.at[kind, c, m, s],))] if size else []
 
-        if kind is Kind.INPUT_GRADIENT:
-            return tuple(until(cost.output_gradient_bytes, Kind.WEIGHT_GRADIENT))
+        if kind is PassKind.INPUT_GRADIENT:
+            return tuple(until(cost.output_gradient_bytes, PassKind.WEIGHT_GRADIENT))
         if not self.is_split:
-            return tuple(until(cost.activation_bytes, Kind.BACKWARD))
+            return tuple(until(cost.activation_bytes, PassKind.BACKWARD))
         early, late = cost.split_bytes
         return (
-            *until(early, Kind.INPUT_GRADIENT),
-            *until(late, Kind.WEIGHT_GRADIENT),
+            *until(early, PassKind.INPUT_GRADIENT),
+            *until(late, PassKind.WEIGHT_GRADIENT),
         )
 
     def _after(self, key: Key) -> Iterable[Key]:
         """What a task waits for without a transfer."""
         kind, c, m, s = key
         last = len(self.work.chunks) - 1
-        if kind in (Kind.AHEAD, Kind.FORWARD):
+        if kind in (PassKind.AHEAD, PassKind.FORWARD):
             return [(kind, c, m, s - 1)] if s else []
-        if kind is Kind.LOSS:
-            return [(Kind.FORWARD, c, m, s)]
+        if kind is PassKind.LOSS:
+            return [(PassKind.FORWARD, c, m, s)]
         if kind is self.backward:
             has_loss = self.has_loss and c == last
-            found: list[Key] = [(Kind.LOSS if has_loss else Kind.FORWARD, c, m, s)]
+            found: list[Key] = [
+                (PassKind.LOSS if has_loss else PassKind.FORWARD, c, m, s)
+            ]
             if self.has_between:
                 first = self.work.chunks_of[self.work.chunks[c].group][0]
-                found.append((Kind.BETWEEN, first, 0, 0))
+                found.append((PassKind.BETWEEN, first, 0, 0))
             return found + ([(kind, c, m, s + 1)] if s + 1 < self.work.slices else [])
-        if kind is Kind.WEIGHT_GRADIENT:
-            return [(Kind.INPUT_GRADIENT, c, m, s)]
-        if kind is Kind.BETWEEN:
-            waits_for = (Kind.AHEAD,) if self.is_twice else (Kind.FORWARD, Kind.LOSS)
+        if kind is PassKind.WEIGHT_GRADIENT:
+            return [(PassKind.INPUT_GRADIENT, c, m, s)]
+        if kind is PassKind.BETWEEN:
+            waits_for = (
+                (PassKind.AHEAD,)
+                if self.is_twice
+                else (PassKind.FORWARD, PassKind.LOSS)
+            )
             return [k for k in self.keys if k[0] in waits_for]
-        if kind is Kind.UPDATE and Kind.EXCHANGE in self._step_kinds():
-            return [(Kind.EXCHANGE, c, 0, 0)]
+        if kind is PassKind.UPDATE and PassKind.EXCHANGE in self._step_kinds():
+            return [(PassKind.EXCHANGE, c, 0, 0)]
         return self._gradients(self.work.chunks[c].group)
 
     def _gradients(self, group: int) -> Iterator[Key]:
-        kind = Kind.WEIGHT_GRADIENT if self.is_split else Kind.BACKWARD
+        kind = PassKind.WEIGHT_GRADIENT if self.is_split else PassKind.BACKWARD
         batches, slices = range(self.work.micro_batches), range(self.work.slices)
         for c, m, s in product(self.work.chunks_of[group], batches, slices):
             yield kind, c, m, s
@@ -183,9 +204,9 @@ class _Builder:
         for m, edge, s in product(batches, work.edges, slices):
             a, b = edge.source, edge.target
             if self.is_twice and edge.ahead_bytes:
-                ahead = at[Kind.AHEAD, a, m, s], at[Kind.AHEAD, b, m, s]
+                ahead = at[PassKind.AHEAD, a, m, s], at[PassKind.AHEAD, b, m, s]
                 yield *ahead, edge.ahead_bytes[s]
-            forward = at[Kind.FORWARD, a, m, s], at[Kind.FORWARD, b, m, s]
+            forward = at[PassKind.FORWARD, a, m, s], at[PassKind.FORWARD, b, m, s]
             yield *forward, edge.forward_bytes[s]
             if not self.is_forward_only:
                 backward = at[self.backward, b, m, s], at[self.backward, a, m, s]
@@ -193,18 +214,18 @@ class _Builder:
         firsts = [chunks[0] for chunks in work.chunks_of]
         for group, between in enumerate(work.between if self.has_between else ()):
             for source, size in between.receives:
-                kind = Kind.AHEAD if self.is_twice else Kind.FORWARD
+                kind = PassKind.AHEAD if self.is_twice else PassKind.FORWARD
                 left = kind, work.chunks_of[source][-1], batches[-1], slices[-1]
-                yield at[left], at[Kind.BETWEEN, firsts[group], 0, 0], size
-        if Kind.EXCHANGE in self._step_kinds():
+                yield at[left], at[PassKind.BETWEEN, firsts[group], 0, 0], size
+        if PassKind.EXCHANGE in self._step_kinds():
             for a, b in product(firsts, firsts):
                 if a != b:
-                    ends = at[Kind.EXCHANGE, a, 0, 0], at[Kind.UPDATE, b, 0, 0]
+                    ends = at[PassKind.EXCHANGE, a, 0, 0], at[PassKind.UPDATE, b, 0, 0]
                     yield *ends, work.coupling_bytes
 
 
 def _transfer(
-    source: int, target: int, link: int, size: int, links: tuple[Link, ...]
+    source: int, target: int, link: int, size: int, links: tuple[TransferLink, ...]
 ) -> Transfer:
     return Transfer(
         source=source,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.network import Network, network_of
+from rhino_jax.pipeline.network import TaskNetwork, network_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.units import format_seconds
@@ -152,7 +152,7 @@ def jittered(schedule: Schedule, noise: Noise) -> Jittered:
     return Jittered(schedule, simulation.step_time_s, step_times)
 
 
-def _samples(schedule: Schedule, network: Network, noise: Noise) -> np.ndarray:
+def _samples(schedule: Schedule, network: TaskNetwork, noise: Noise) -> np.ndarray:
     """Seconds of all nodes in all samples, [nodes, samples]."""
     rng = np.random.default_rng(noise.seed)
     count, samples = len(network.groups), noise.samples

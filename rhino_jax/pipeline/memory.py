@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.pipeline.tasks import Kind, Schedule, TaskGraph
+from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,13 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
     the number of micro-batches. Chunks and slices count one each.
     """
     tasks = schedule.graph.tasks
-    last = {t.kind for t in tasks} & {Kind.WEIGHT_GRADIENT}
-    frees = Kind.WEIGHT_GRADIENT if last else Kind.BACKWARD
+    last = {t.kind for t in tasks} & {PassKind.WEIGHT_GRADIENT}
+    frees = PassKind.WEIGHT_GRADIENT if last else PassKind.BACKWARD
     found = []
     for order in schedule.orders:
         steps = [
-            (tasks[i].kind is Kind.FORWARD) - (tasks[i].kind is frees) for i in order
+            (tasks[i].kind is PassKind.FORWARD) - (tasks[i].kind is frees)
+            for i in order
         ]
         found.append(int(np.cumsum([0, *steps]).max()))
     return tuple(found)

@@ -11,7 +11,7 @@ from rhino_jax.pipeline.simulation import Simulation
 
 
 @dataclass(frozen=True)
-class Network:
+class TaskNetwork:
     """What every task and transfer waits for.
 
     A link carries its transfers in the order in which it does without noise. Where
@@ -56,7 +56,7 @@ class Network:
         return start, end
 
 
-def network_of(simulation: Simulation) -> Network:
+def network_of(simulation: Simulation) -> TaskNetwork:
     """What waits for what in a step that was simulated."""
     graph = simulation.schedule.graph
     count = len(graph.tasks)
@@ -86,7 +86,7 @@ def network_of(simulation: Simulation) -> Network:
             starts[node].append(readers[link][len(earlier) - buffers])
         earlier.append(node)
     seconds = [t.seconds for t in graph.tasks] + [t.seconds for t in graph.transfers]
-    return Network(
+    return TaskNetwork(
         simulation.sequence,
         tuple(map(tuple, ends)),
         tuple(map(tuple, starts)),

@@ -14,11 +14,11 @@ from rhino_jax.pipeline.offload import with_offload
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Link, Schedule
+from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.ticks import in_ticks
-from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
+from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
 from rhino_jax.pipeline.written import read_order
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, StageCost
 from rhino_jax.utils.keywords import brief, real
 
@@ -26,14 +26,14 @@ from rhino_jax.utils.keywords import brief, real
 FORWARD_ONLY = "forward-only"
 
 
-def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
+def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
     """What the stages of a plan cost.
 
     Args:
       pipeline: of the plan.
       limit_bytes: of every device; 0 for none.
     """
-    links: list[Link] = []
+    links: list[TransferLink] = []
     routes: dict[tuple[int, int], int] = {}
     group_of = pipeline.groups
     for hop in pipeline.hops:
@@ -41,13 +41,13 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> Work:
         for a, b in (ends, ends[::-1]):
             if a != b and (a, b) not in routes:
                 routes[a, b] = len(links)
-                links.append(Link(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
+                links.append(TransferLink(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
 
     firsts = [group_of.index(g) for g in range(1 + max(group_of))]
     whole = [pipeline.costs[chunk] for chunk in firsts]
     is_forward_only = pipeline.schedule == FORWARD_ONLY
     once = [c.update_bytes if is_forward_only else 0 for c in whole]
-    return Work(
+    return StepWork(
         chunks=_chunks(pipeline, once),
         edges=_edges_of_slices(pipeline) if pipeline.slices else _edges(pipeline),
         micro_batches=pipeline.micro_batches,
@@ -76,7 +76,7 @@ def _chunks(pipeline: Pipeline, once: Sequence[int]) -> tuple[Chunk, ...]:
     )
 
 
-def _edges(pipeline: Pipeline) -> tuple[Edge, ...]:
+def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
     """What chunks send one another."""
     groups = pipeline.groups
     found = []
@@ -85,11 +85,11 @@ def _edges(pipeline: Pipeline) -> tuple[Edge, ...]:
         if h.forward_bytes or h.backward_bytes or is_near:
             ahead = (h.ahead_bytes,) if h.ahead_bytes or is_near else ()
             sizes = (h.forward_bytes,), (h.backward_bytes,)
-            found.append(Edge(h.source, h.target, *sizes, ahead))
+            found.append(ChunkEdge(h.source, h.target, *sizes, ahead))
     return tuple(found)
 
 
-def _edges_of_slices(pipeline: Pipeline) -> tuple[Edge, ...]:
+def _edges_of_slices(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
     """What parts of the model send one another, slice by slice: of forward passes with
     the slice that makes it, of backward passes likewise. Slices of one part wait for
     one another anyway."""
@@ -103,15 +103,17 @@ def _edges_of_slices(pipeline: Pipeline) -> tuple[Edge, ...]:
             forward, backward = sizes.setdefault((min(a, b), max(a, b)), none)
             forward[early] += h.forward_bytes
             backward[late] += h.backward_bytes
-    return tuple(Edge(*pair, *map(tuple, of)) for pair, of in sorted(sizes.items()))
+    return tuple(
+        ChunkEdge(*pair, *map(tuple, of)) for pair, of in sorted(sizes.items())
+    )
 
 
-def _cost(cost: StageCost, once_bytes: int) -> Cost:
+def _cost(cost: StageCost, once_bytes: int) -> ChunkCost:
     """
     Args:
       once_bytes: of what runs once a step, where no task stands for that.
     """
-    return Cost(
+    return ChunkCost(
         forward_s=cost.forward_s,
         ahead_s=cost.ahead_s,
         backward_s=cost.backward_s + cost.weights_s,
@@ -124,7 +126,7 @@ def _cost(cost: StageCost, once_bytes: int) -> Cost:
     )
 
 
-def schedule_of(pipeline: Pipeline, work: Work | None = None) -> Schedule:
+def schedule_of(pipeline: Pipeline, work: StepWork | None = None) -> Schedule:
     """In which order every stage runs its tasks.
 
     Args:
@@ -145,7 +147,9 @@ def schedule_of(pipeline: Pipeline, work: Work | None = None) -> Schedule:
     return checked(Schedule(pipeline.schedule, graph, orders))
 
 
-def simulated(plan: Plan, jitter: Noise | float | None = None) -> Simulation | Jittered:
+def simulated(
+    plan: PlanData, jitter: Noise | float | None = None
+) -> Simulation | Jittered:
     """One step of a plan by the clock, or many with noise.
 
     Args:

@@ -17,7 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.pipeline.tasks import Hold, Kind, Link, Schedule, Task, Transfer
+from rhino_jax.pipeline.tasks import (
+    Hold,
+    PassKind,
+    Schedule,
+    Task,
+    Transfer,
+    TransferLink,
+)
 
 
 MOVING = 2
@@ -84,9 +91,9 @@ def _leaving(
     place = {task: n for n, task in enumerate(order)}
     for i in order:
         task = graph.tasks[i]
-        if task.kind is Kind.BACKWARD and task.chunk in chunks:
+        if task.kind is PassKind.BACKWARD and task.chunk in chunks:
             of = task.chunk, task.micro_batch, task.slice
-            forward = graph.find(Kind.FORWARD, *of)
+            forward = graph.find(PassKind.FORWARD, *of)
             if place[i] - place[forward] > 1:
                 found[forward] = i
     return found
@@ -108,7 +115,7 @@ def with_offload(
     groups = sorted({graph.tasks[move.forward].group for move in moves})
     first = {group: len(graph.links) + 2 * n for n, group in enumerate(groups)}
     ways = [(f"{g} → host", f"host → {g}") for g in groups]
-    links = [Link(name, bytes_per_s) for way in ways for name in way]
+    links = [TransferLink(name, bytes_per_s) for way in ways for name in way]
     waiting = {m.gone: m.forward for m in moves if m.gone is not None}
     out = {m.forward: len(graph.transfers) + n for n, m in enumerate(moves)}
     tasks, outs, backs = list(graph.tasks), [], []

@@ -22,7 +22,7 @@ def simulate(schedule: Schedule) -> Simulation:
     Raises:
       DeadlockError: where tasks wait for one another.
     """
-    run = _Run(schedule)
+    run = _EventLoop(schedule)
     run.go()
     if run.done < len(schedule.graph.tasks):
         raise deadlock(schedule, run.ended)
@@ -47,7 +47,7 @@ def deadlock(schedule: Schedule, ended: list[bool]) -> DeadlockError:
     )
 
 
-class _Run:
+class _EventLoop:
     """One event for every end of a task or a transfer, in the order of time.
 
     Attributes:

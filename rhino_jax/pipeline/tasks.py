@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 
-class Kind(enum.StrEnum):
+class PassKind(enum.StrEnum):
     """What a task does with its micro-batch."""
 
     AHEAD = "ahead"
@@ -29,16 +29,16 @@ class Kind(enum.StrEnum):
     @property
     def is_per_micro_batch(self) -> bool:
         """Whether it runs once for every micro-batch, and not once for every step."""
-        return self not in (Kind.BETWEEN, Kind.EXCHANGE, Kind.UPDATE)
+        return self not in (PassKind.BETWEEN, PassKind.EXCHANGE, PassKind.UPDATE)
 
 
 _LETTERS = {
-    Kind.AHEAD: "A", Kind.FORWARD: "F", Kind.LOSS: "L", Kind.BACKWARD: "B",
-    Kind.INPUT_GRADIENT: "I", Kind.WEIGHT_GRADIENT: "W", Kind.BETWEEN: "M",
-    Kind.EXCHANGE: "X", Kind.UPDATE: "U",
+    PassKind.AHEAD: "A", PassKind.FORWARD: "F", PassKind.LOSS: "L", PassKind.BACKWARD:
+    "B", PassKind.INPUT_GRADIENT: "I", PassKind.WEIGHT_GRADIENT: "W", PassKind.BETWEEN:
+    "M", PassKind.EXCHANGE: "X", PassKind.UPDATE: "U",
 }  # fmt: skip
 
-Key = tuple[Kind, int, int, int]
+Key = tuple[PassKind, int, int, int]
 """Kind, chunk, micro-batch and slice: what names a task."""
 
 
@@ -73,7 +73,7 @@ class Task:
       after: tasks that end before it starts, apart from those whose results are sent.
     """
 
-    kind: Kind
+    kind: PassKind
     group: int
     chunk: int
     micro_batch: int = 0
@@ -99,7 +99,7 @@ def _place(chunk: int, micro_batch: int, part: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class TransferLink:
     """What carries transfers, one at a time, in the order in which they are ready.
 
     Attributes:
@@ -163,7 +163,7 @@ class TaskGraph:
     groups: int
     tasks: tuple[Task, ...]
     transfers: tuple[Transfer, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[TransferLink, ...] = ()
     fixed_bytes: tuple[int, ...] = ()
     limit_bytes: tuple[int, ...] = ()
 
@@ -171,7 +171,9 @@ class TaskGraph:
     def by_key(self) -> dict[Key, int]:
         return {task.key: i for i, task in enumerate(self.tasks)}
 
-    def find(self, kind: Kind, chunk: int, micro_batch: int = 0, slice: int = 0) -> int:
+    def find(
+        self, kind: PassKind, chunk: int, micro_batch: int = 0, slice: int = 0
+    ) -> int:
         """Position of a task."""
         return self.by_key[kind, chunk, micro_batch, slice]
 
@@ -243,7 +245,7 @@ class Schedule:
     @property
     def is_split(self) -> bool:
         """Whether gradients of weights are tasks of their own."""
-        return any(t.kind is Kind.WEIGHT_GRADIENT for t in self.graph.tasks)
+        return any(t.kind is PassKind.WEIGHT_GRADIENT for t in self.graph.tasks)
 
     def __str__(self) -> str:
         lines = []

@@ -19,7 +19,7 @@ from rhino_jax.errors import ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class SequenceSlices:
     """How sequences run through the pipeline.
 
     Attributes:
@@ -37,7 +37,7 @@ class Slices:
 
 def slice_sequence(
     times_s: np.ndarray, stages: int, repeats: int = 1, count: int | None = None
-) -> Slices:
+) -> SequenceSlices:
     """The best slices of one sequence, or of several that are alike.
 
     Exact: of all choices whose longest slice is below a limit the least sum is found,
@@ -56,7 +56,7 @@ def slice_sequence(
       ScheduleError: sequences have fewer units than they are to have slices.
     """
     costs = _by_ends(times_s)
-    best: Slices | None = None
+    best: SequenceSlices | None = None
     limit, shortest = np.inf, _least_longest(costs)
     while (found := _shortest_path(costs, limit, count)) is not None:
         lengths, seconds = found
@@ -65,7 +65,7 @@ def slice_sequence(
         total = repeats * seconds
         step_time_s = total + (stages - 1) * longest
         if best is None or step_time_s < best.step_time_s:
-            best = Slices(lengths, total, longest, step_time_s)
+            best = SequenceSlices(lengths, total, longest, step_time_s)
         # Lower limits have larger sums, and no slice is shorter than `shortest`.
         if total + (stages - 1) * shortest >= best.step_time_s:
             break

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from rhino_jax.pipeline.tasks import (
     Hold,
     Key,
-    Kind,
-    Link,
+    PassKind,
     Schedule,
     Task,
     TaskGraph,
     Transfer,
+    TransferLink,
 )
-from rhino_jax.plan.stages import Pass, Pipeline
+from rhino_jax.plan.stages import Pipeline, PipelinePass
 
 
 def in_ticks(pipeline: Pipeline) -> Schedule:
@@ -59,12 +59,12 @@ class _Ticks:
     def _once(self, number: int, stage: int) -> Key:
         """Before a pass; after the last, the update."""
         if number == len(self.pipeline.passes):
-            return Kind.UPDATE, stage, 0, 0
-        return Kind.BETWEEN, stage, 0, number
+            return PassKind.UPDATE, stage, 0, 0
+        return PassKind.BETWEEN, stage, 0, number
 
     def _tick(self, number: int, micro_batch: int, stage: int) -> Key:
         is_backward = self.pipeline.passes[number].is_backward
-        kind = Kind.BACKWARD if is_backward else Kind.FORWARD
+        kind = PassKind.BACKWARD if is_backward else PassKind.FORWARD
         return kind, self.chunks[number] * self.stages + stage, micro_batch, 0
 
     def schedule(self) -> Schedule:
@@ -136,7 +136,7 @@ class _Ticks:
         last = self.pipeline.micro_batches - 1
         return (self.at[self._tick(number, last, place)],)
 
-    def _handed(self) -> tuple[tuple[Link, ...], tuple[Transfer, ...]]:
+    def _handed(self) -> tuple[tuple[TransferLink, ...], tuple[Transfer, ...]]:
         """What ticks hand on, for which the next stage waits, and the stage itself
         before its next tick."""
         links: dict[tuple[int, int], int] = {}
@@ -160,10 +160,10 @@ class _Ticks:
                             seconds=one.handed_s,
                         )
                     )
-        return tuple(Link(f"{a} → {b}") for a, b in links), tuple(found)
+        return tuple(TransferLink(f"{a} → {b}") for a, b in links), tuple(found)
 
 
-def _chunks(passes: tuple[Pass, ...]) -> Iterator[int]:
+def _chunks(passes: tuple[PipelinePass, ...]) -> Iterator[int]:
     """Of every pass the loop over layers that it runs: backward passes are those of
     forward passes, the last first."""
     ahead = sum(not p.is_backward for p in passes)

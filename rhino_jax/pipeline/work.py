@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.tasks import Link
+from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.plan.stages import Between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class ChunkCost:
     """What a chunk of the model costs for one micro-batch, or for one slice of it.
 
     Attributes:
       forward_s: seconds of its forward pass.
       ahead_s: of what runs ahead of all forward passes, where these are run again
-        (`Work.is_twice`).
+        (`StepWork.is_twice`).
       backward_s: seconds of its backward pass, in one task.
       input_gradient_s, weight_gradient_s: of the same in two; half of it each unless
         stated. Together they may be more, where both need the same intermediate.
@@ -69,11 +69,11 @@ class Chunk:
     """
 
     group: int
-    costs: tuple[Cost, ...]
+    costs: tuple[ChunkCost, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ChunkEdge:
     """What one chunk sends to a later one, for every micro-batch.
 
     Attributes:
@@ -92,7 +92,7 @@ class Edge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StepWork:
     """One step of a pipeline, before it has an order.
 
     Attributes:
@@ -115,9 +115,9 @@ class Work:
     """
 
     chunks: tuple[Chunk, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[ChunkEdge, ...]
     micro_batches: int
-    links: tuple[Link, ...] = ()
+    links: tuple[TransferLink, ...] = ()
     routes: Mapping[tuple[int, int], int] = field(default_factory=dict)
     loss_s: float = 0.0
     update_s: tuple[float, ...] = ()
@@ -179,16 +179,16 @@ class Work:
 
 
 def chain(
-    costs: Sequence[Cost | Sequence[Cost]],
+    costs: Sequence[ChunkCost | Sequence[ChunkCost]],
     micro_batches: int,
     *,
     groups: int | None = None,
     is_v: bool = False,
     sent_bytes: int = 0,
-    link: Link | None = None,
+    link: TransferLink | None = None,
     fixed_bytes: Sequence[int] = (),
     limit_bytes: Sequence[int] = (),
-) -> Work:
+) -> StepWork:
     """Chunks that each feed the next.
 
     Args:
@@ -206,17 +206,17 @@ def chain(
     chunks = tuple(
         Chunk(
             round_trip[i % len(round_trip)],
-            (cost,) if isinstance(cost, Cost) else tuple(cost),
+            (cost,) if isinstance(cost, ChunkCost) else tuple(cost),
         )
         for i, cost in enumerate(costs)
     )
     slices = len(chunks[0].costs)
     sizes = (sent_bytes // slices,) * slices
-    edges = tuple(Edge(i, i + 1, sizes, sizes) for i in range(len(chunks) - 1))
+    edges = tuple(ChunkEdge(i, i + 1, sizes, sizes) for i in range(len(chunks) - 1))
     pairs = [(chunks[e.source].group, chunks[e.target].group) for e in edges]
     both = [(a, b) for pair in pairs for a, b in (pair, pair[::-1]) if a != b]
     routes = {pair: i for i, pair in enumerate(dict.fromkeys(both))} if link else {}
-    return Work(
+    return StepWork(
         chunks=chunks,
         edges=edges,
         micro_batches=micro_batches,

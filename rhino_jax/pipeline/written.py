@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rhino_jax.pipeline.tasks import Kind, Schedule, TaskGraph
+from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
 
 
-_KINDS = {kind.letter: kind for kind in Kind}
+_KINDS = {kind.letter: kind for kind in PassKind}
 
 
 def written_orders(schedule: Schedule) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.plan.outline import first_change, outline_of
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.utils.keywords import brief
 
@@ -61,7 +61,7 @@ class TrafficChange:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanDiff:
+class PlanDiffData:
     """What differs between two plans.
 
     Attributes:
@@ -106,7 +106,7 @@ class PlanDiff:
         )
 
 
-def diff(a: Plan, b: Plan) -> PlanDiff:
+def diff(a: PlanData, b: PlanData) -> PlanDiffData:
     """What changes from plan `a` to plan `b`; see `rhino.diff`."""
     for one in (a, b):
         if not hasattr(one, "mesh_axes"):
@@ -121,7 +121,7 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     changes = sorted(
         inputs + outputs, key=lambda c: -max(c.bytes_before, c.bytes_after)
     )
-    return PlanDiff(
+    return PlanDiffData(
         programs=(a.program_name, b.program_name),
         has_same_fingerprint=a.fingerprint == b.fingerprint,
         change=""
@@ -138,11 +138,11 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
     )
 
 
-def _chosen(plan: Plan) -> tuple[str, ...]:
+def _chosen(plan: PlanData) -> tuple[str, ...]:
     return tuple(t.name for t in plan.transforms if t.choice)
 
 
-def _values_changed(a: Plan, b: Plan) -> tuple[int, int]:
+def _values_changed(a: PlanData, b: PlanData) -> tuple[int, int]:
     choices = [[t.choice for t in plan.transforms] for plan in (a, b)]
     if a.fingerprint != b.fingerprint or choices[0] != choices[1]:
         return 0, 0
@@ -151,7 +151,7 @@ def _values_changed(a: Plan, b: Plan) -> tuple[int, int]:
     return sum(before[v] != after[v] for v in both), len(both)
 
 
-def _specs_of(plan: Plan) -> dict[int, str]:
+def _specs_of(plan: PlanData) -> dict[int, str]:
     """Value id → spec, as text."""
     return {
         value: format_spec(spec, [name for name, _ in stage.mesh_axes])
@@ -175,7 +175,7 @@ def traffic_of(
 
 
 def _spec_changes(
-    side: str, a: Plan, b: Plan, old: Iterable[Leaf], new: Iterable[Leaf]
+    side: str, a: PlanData, b: PlanData, old: Iterable[Leaf], new: Iterable[Leaf]
 ) -> tuple[list[SpecChange], int]:
     names_a = [name for name, _ in a.mesh_axes]
     names_b = [name for name, _ in b.mesh_axes]

@@ -8,11 +8,11 @@ from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.files.schema import current_versions
 from rhino_jax.plan.outline import first_change, outline, outline_of
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 def check_fits(
-    plan: Plan,
+    plan: PlanData,
     fingerprint: str,
     mesh_axes: Sequence[tuple[str, int]],
     *,
@@ -75,13 +75,13 @@ def _mesh_differences(
     return out or ["the axes are in another order"]
 
 
-def _first_change(plan: Plan, program: Program | None) -> str:
+def _first_change(plan: PlanData, program: Program | None) -> str:
     if program is None:
         return ""
     return first_change(outline_of(plan), outline(program))
 
 
-def _program_differences(plan: Plan, program: Program | None) -> list[str]:
+def _program_differences(plan: PlanData, program: Program | None) -> list[str]:
     out = []
     if program is not None:
         old = {leaf.path: (leaf.shape, leaf.dtype) for leaf in plan.inputs}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rhino_jax.ir.blocks import Stored, stored_in_blocks
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 
 
 _KEY = re.compile(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]])*\]|\.?\w+")
@@ -31,15 +31,15 @@ Part = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class ArrayLeaf:
     """A leaf as others see it: its path in keys, and what else must be equal."""
 
     path: tuple[str, ...]
     kind: Hashable
 
-    def below(self, depth: int) -> Array:
+    def below(self, depth: int) -> ArrayLeaf:
         """The same, seen from that many keys further down."""
-        return Array(self.path[depth:], self.kind)
+        return ArrayLeaf(self.path[depth:], self.kind)
 
 
 def keys_of(path: str) -> tuple[str, ...]:
@@ -54,17 +54,17 @@ def keys_of(path: str) -> tuple[str, ...]:
     return tuple(key.strip("[].'\"") for key in keys)
 
 
-def arguments_of(plan: Plan) -> tuple[Leaf, ...]:
+def arguments_of(plan: PlanData) -> tuple[Leaf, ...]:
     """The arrays of a plan's arguments; captured constants left out."""
     return plan.inputs[: len(plan.in_leaf_positions)]
 
 
-def kept_specs(like: Plan, program: Program) -> dict[int, Spec]:
+def kept_specs(like: PlanData, program: Program) -> dict[int, Spec]:
     """Positions of a program's inputs → the spec of the same leaf in `like`."""
     return {i: like.inputs[k].spec for i, k in _kept(like, program).items()}
 
 
-def kept_blocks(like: Plan, program: Program) -> Stored:
+def kept_blocks(like: PlanData, program: Program) -> Stored:
     """What of a program's inputs is stored in blocks in `like`, and how."""
     stored = stored_in_blocks(like.transforms)
     if not stored:
@@ -76,7 +76,7 @@ def kept_blocks(like: Plan, program: Program) -> Stored:
     }
 
 
-def kept_stages(like: Plan, program: Program) -> dict[int, Part]:
+def kept_stages(like: PlanData, program: Program) -> dict[int, Part]:
     """Positions of a program's inputs → where the same leaf is in `like`; of a plan in
     one stage, and of one with several chunks of the model in every stage, nothing."""
     if like.pipeline is None or like.pipeline.group_of:
@@ -85,20 +85,20 @@ def kept_stages(like: Plan, program: Program) -> dict[int, Part]:
     return {i: (leaf.stage, leaf.num_stages) for i, leaf in leaves.items()}
 
 
-def _kept(like: Plan, program: Program) -> dict[int, int]:
+def _kept(like: PlanData, program: Program) -> dict[int, int]:
     """Positions of a program's inputs → position of the same leaf in `like`."""
     known = arguments_of(like)
     wanted = {
-        i: Array(keys_of(entry.path), program.values[entry.value].shape)
+        i: ArrayLeaf(keys_of(entry.path), program.values[entry.value].shape)
         for i, entry in enumerate(program.inputs)
         if not entry.is_const
     }
-    every = [Array(keys_of(leaf.path), leaf.shape) for leaf in known]
+    every = [ArrayLeaf(keys_of(leaf.path), leaf.shape) for leaf in known]
     return same_leaves(wanted, every, [leaf.spec for leaf in known])
 
 
 def same_leaves(
-    wanted: Mapping[int, Array], known: Sequence[Array], specs: Sequence[Spec]
+    wanted: Mapping[int, ArrayLeaf], known: Sequence[ArrayLeaf], specs: Sequence[Spec]
 ) -> dict[int, int]:
     """Which known leaf each wanted one is.
 
@@ -117,9 +117,9 @@ def same_leaves(
 
 
 def _located(
-    wanted: Mapping[int, Array],
+    wanted: Mapping[int, ArrayLeaf],
     name: str,
-    known: Sequence[Array],
+    known: Sequence[ArrayLeaf],
     specs: Sequence[Spec],
     depth: int = 0,
 ) -> dict[int, int]:
@@ -144,8 +144,8 @@ def _located(
 
 
 def find_places(
-    wanted: Sequence[Array],
-    known: Sequence[Array],
+    wanted: Sequence[ArrayLeaf],
+    known: Sequence[ArrayLeaf],
     name: str = "",
     *,
     needs_name: bool = True,
@@ -178,7 +178,7 @@ def find_places(
         root
         for root in roots
         if sizes[root] == len(wanted)
-        and all(Array((*root, *a.path), a.kind) in exact for a in wanted)
+        and all(ArrayLeaf((*root, *a.path), a.kind) in exact for a in wanted)
     ]
     named = [root for root in full if root and name and root[-1] == name]
     if not named and not depth and needs_name:
@@ -186,7 +186,9 @@ def find_places(
     nearest = min(map(len, full), default=0)
     # An array by itself has no structure that would tell one place from another.
     chosen = named or [root for root in full if len(root) == nearest or not depth]
-    return [[exact[Array((*root, *a.path), a.kind)] for a in wanted] for root in chosen]
+    return [
+        [exact[ArrayLeaf((*root, *a.path), a.kind)] for a in wanted] for root in chosen
+    ]
 
 
 def agree(places: Sequence[Sequence[int]], specs: Sequence[Spec]) -> bool:
@@ -194,8 +196,8 @@ def agree(places: Sequence[Sequence[int]], specs: Sequence[Spec]) -> bool:
     return len({tuple(specs[k] for k in place) for place in places}) == 1
 
 
-def _by_argument(wanted: Mapping[int, Array]) -> dict[str, dict[int, Array]]:
-    found: dict[str, dict[int, Array]] = {}
+def _by_argument(wanted: Mapping[int, ArrayLeaf]) -> dict[str, dict[int, ArrayLeaf]]:
+    found: dict[str, dict[int, ArrayLeaf]] = {}
     for i, array in wanted.items():
         found.setdefault(array.path[0] if array.path else "", {})[i] = array
     return found

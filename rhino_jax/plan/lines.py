@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rhino_jax.ir.program import Program, Source
-from rhino_jax.plan.plan import AnyPlan, Plan
-from rhino_jax.plan.records import Collective, Holding
+from rhino_jax.plan.plan import AnyPlan, PlanData
+from rhino_jax.plan.records import Collective, PeakValue
 from rhino_jax.plan.while_loops import while_loops_of
 
 
@@ -52,7 +52,7 @@ def _source_at(place: Place, program: Program) -> Source:
     return op.manual.collectives[inside].source
 
 
-def _found(plan: Plan, program: Program) -> dict[str, Place]:
+def _found(plan: PlanData, program: Program) -> dict[str, Place]:
     """Each line that a plan's text names → the first op there."""
     text = "\n".join(_texts(plan))
     lines: dict[str, Place] = {}
@@ -65,7 +65,7 @@ def _found(plan: Plan, program: Program) -> dict[str, Place]:
     return {line: at for line, at in lines.items() if _short(line) in text}
 
 
-def _texts(plan: Plan) -> Iterator[str]:
+def _texts(plan: PlanData) -> Iterator[str]:
     for c in plan.collectives:
         yield from (c.source, c.reason)
     for h in plan.at_peak:
@@ -88,7 +88,7 @@ def _written_anew(
             source = str(op.source)  # two ops of one line may have parted
         return replace(c, source=source, reason=text(c.reason))
 
-    def holding(h: Holding) -> Holding:
+    def holding(h: PeakValue) -> PeakValue:
         return replace(
             h, what=text(h.what), source=text(h.source), context=text(h.context)
         )

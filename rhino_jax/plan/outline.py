@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from rhino_jax.ir.program import Op, Program, RegionCall, Value
 from rhino_jax.plan.fingerprint import rule_line
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 def outline(program: Program) -> str:
@@ -23,7 +23,7 @@ def outline(program: Program) -> str:
     return base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def outline_of(plan: Plan) -> str:
+def outline_of(plan: PlanData) -> str:
     """Return the outline of the program that a plan is for; empty where it is not
     known, as of a plan in a file of an older version."""
     if plan.outline or plan.traced is None:

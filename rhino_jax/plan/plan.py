@@ -16,8 +16,8 @@ from rhino_jax.plan.records import (
     Collective,
     CompiledCandidate,
     Coverage,
-    Holding,
     LineTime,
+    PeakValue,
     Predicted,
     SearchReport,
     Variant,
@@ -59,7 +59,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Plan:
+class PlanData:
     """How a program is laid out over a mesh, and what that costs: data alone.
 
     What users hold is `rhino_jax.explain.results.plan.Plan`, which also acts.
@@ -130,7 +130,7 @@ class Plan:
     transforms: tuple[Transform, ...] = ()
     pipeline: Pipeline | None = None
     variants: tuple[Variant, ...] = ()
-    at_peak: tuple[Holding, ...] = ()
+    at_peak: tuple[PeakValue, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
     refined: tuple[CompiledCandidate, ...] = ()
@@ -217,22 +217,22 @@ class Plan:
 
     def __eq__(self, other: object) -> bool:
         """By what they hold, whatever else their classes can do."""
-        if not isinstance(other, Plan):
+        if not isinstance(other, PlanData):
             return NotImplemented
-        names = [f.name for f in fields(Plan) if f.compare]
+        names = [f.name for f in fields(PlanData) if f.compare]
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
-    def __copy__(self) -> Plan:
+    def __copy__(self) -> PlanData:
         return self  # nothing of it changes
 
-    def __deepcopy__(self, memo: Any) -> Plan:
+    def __deepcopy__(self, memo: Any) -> PlanData:
         return self
 
 
-def is_cut_by_clock(plan: Plan) -> bool:
+def is_cut_by_clock(plan: PlanData) -> bool:
     """Whether a wall clock had a part in what the plan is."""
     return any(note.startswith(CUT_BY_CLOCK) for note in plan.notes)
 
 
-AnyPlan = TypeVar("AnyPlan", bound=Plan)
+AnyPlan = TypeVar("AnyPlan", bound=PlanData)
 """A plan of whatever class: what takes one and gives one back keeps its class."""

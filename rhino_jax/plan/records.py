@@ -187,7 +187,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PeakValue:
     """One value that is live at the peak.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.kept import Array, keys_of, same_leaves
+from rhino_jax.plan.kept import ArrayLeaf, keys_of, same_leaves
 
 
 Slot = tuple[int, int]
@@ -60,7 +60,7 @@ def shared_places(programs: Sequence[Program]) -> list[list[Slot]]:
     """Inputs that are one array: (program's number, input) of each, two at least."""
     arrays = [
         {
-            i: Array(keys_of(e.path), p.values[e.value].shape)
+            i: ArrayLeaf(keys_of(e.path), p.values[e.value].shape)
             for i, e in enumerate(p.inputs)
             if not e.is_const
         }

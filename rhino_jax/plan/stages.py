@@ -19,7 +19,7 @@ IN_ONE_PROGRAM = "one-program"
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class StageSend:
     """A value that one stage sends to another.
 
     Attributes:
@@ -73,7 +73,7 @@ class StageCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class StageHop:
     """What passes between two chunks, and over what.
 
     Attributes:
@@ -113,7 +113,7 @@ class MadeAgain:
     for them in the host's memory, where values are chosen for that.
 
     Attributes:
-      choice: as `passes.staged.remat.Remade` has it.
+      choice: as `passes.staged.remat.StagedRemat` has it.
       count: values that are made again.
       saved_bytes: of one device, that micro-batches in flight hold less.
       added_s: to a micro-batch's forward and backward pass, compared with the plan that
@@ -133,7 +133,7 @@ KEPT = MadeAgain()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class PipelinePass:
     """How all micro-batches pass through stages that are one program: of m of them and
     S stages in m + S - 1 ticks, on each of which every stage does the same.
 
@@ -187,7 +187,7 @@ class Pipeline:
     schedule: str
     runs: tuple[tuple[int, int], ...]
     costs: tuple[StageCost, ...]
-    hops: tuple[Hop, ...]
+    hops: tuple[StageHop, ...]
     per_microbatch: tuple[str, ...] = ()
     group_of: tuple[int, ...] = ()
     is_split: bool = False
@@ -196,7 +196,7 @@ class Pipeline:
     recomputed: tuple[int, ...] = ()
     made_again: tuple[MadeAgain, ...] = ()
     is_twice: bool = False
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[PipelinePass, ...] = ()
     slices: tuple[int, ...] = ()
     host_bytes_per_s: float = 0.0
 
@@ -263,7 +263,7 @@ class StagePlan:
     devices: tuple[int, ...]
     decisions: Decisions
     predicted: Predicted
-    sends: tuple[Send, ...] = ()
+    sends: tuple[StageSend, ...] = ()
     layers: tuple[tuple[int, int], ...] = ()
     mesh: Any = field(default=None, compare=False)
 

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.errors import MeshError
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.plan import AnyPlan, Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS, StagePlan
 from rhino_jax.utils.keywords import brief
 
@@ -33,7 +33,7 @@ def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
-def in_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
+def in_tree_of(plan: PlanData, of_leaf: Callable[[Leaf], Any]) -> Any:
     """What `of_leaf` gives for every argument leaf, shaped like the arguments.
 
     Returns:
@@ -47,7 +47,7 @@ def in_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
     return (args, kwargs) if kwargs else args
 
 
-def out_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
+def out_tree_of(plan: PlanData, of_leaf: Callable[[Leaf], Any]) -> Any:
     """What `of_leaf` gives for every result leaf, shaped like the result.
 
     What is written back to arguments comes after the result, and is no part of it.
@@ -58,7 +58,7 @@ def out_tree_of(plan: Plan, of_leaf: Callable[[Leaf], Any]) -> Any:
     )
 
 
-def donated_arguments(plan: Plan) -> tuple[int | str, ...]:
+def donated_arguments(plan: PlanData) -> tuple[int | str, ...]:
     """Positions and names of the arguments whose arrays are all donated."""
     if plan.in_tree is None:
         return ()
@@ -76,7 +76,7 @@ def donated_arguments(plan: Plan) -> tuple[int | str, ...]:
     return tuple(donated)
 
 
-def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
+def sharding_of(plan: PlanData) -> Callable[[Leaf], NamedSharding]:
     """The function from a leaf to its `NamedSharding` on the plan's mesh.
 
     Raises:
@@ -97,7 +97,7 @@ def sharding_of(plan: Plan) -> Callable[[Leaf], NamedSharding]:
     )
 
 
-def mesh_of_leaf(plan: Plan, leaf: Leaf) -> Any:
+def mesh_of_leaf(plan: PlanData, leaf: Leaf) -> Any:
     """The mesh of the devices that have a leaf."""
     if leaf.num_stages == 1:
         return plan.mesh if len(plan.stages) == 1 else plan.stages[leaf.stage].mesh

@@ -14,7 +14,7 @@ CHUNK_COUNTS = (4, 16)
 classes is about a layer's activations; more is worth a try where it is the peak still.
 Every chunk reads the weights of the head and adds to their gradient once more."""
 
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 """Of the peak that logits must have, were they cut over all devices."""
 
 
@@ -34,6 +34,6 @@ def counts_of_chunks(search: Search, peak_bytes: int) -> list[int]:
     made = (v for op in loop.ops for v in program.ops[op].results)
     longest = max(program.values[v].bytes for v in made)
     devices = math.prod(size for _, size in search.meshes[0])
-    if longest <= LEAST_SHARE * peak_bytes * devices:
+    if longest <= MIN_SHARE * peak_bytes * devices:
         return []
     return [count for count in CHUNK_COUNTS if count <= cut.rows]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.passes.remat.unremat import has_remat
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.deferred_reductions import with_open_sums
 from rhino_jax.planner.least_memory.refused import error_of
@@ -20,7 +20,7 @@ from rhino_jax.planner.least_memory.variants import LeastMemory
 from rhino_jax.planner.per_microbatch import notes_of_places
 from rhino_jax.planner.storage import best_stored, stored_as, told_of_storage
 from rhino_jax.planner.variant_search import Search, Solved
-from rhino_jax.planner.variants import KEPT_INSTEAD, Explorer, Tried, cut_in
+from rhino_jax.planner.variants import KEPT_INSTEAD, Explorer, VariantCandidate, cut_in
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -35,7 +35,7 @@ def best_cut(
     recompute: str,
     storage: str | Stored = "as written",
     places: tuple[str, ...] = (),
-) -> Plan:
+) -> PlanData:
     """The plan of the variant of a program that is predicted fastest within memory.
 
     Args:
@@ -87,7 +87,7 @@ def best_cut(
     return told_of_storage(plan)
 
 
-def _least_memory(explorer: Explorer) -> Tried:
+def _least_memory(explorer: Explorer) -> VariantCandidate:
     """The variant with the smallest peak.
 
     Raises:
@@ -114,7 +114,7 @@ def as_asked(search: Search, recompute: str) -> Search:
     return search
 
 
-def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Plan:
+def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> PlanData:
     """What the compiler makes fastest, of the plans of the variant that is predicted to
     be, and of the program as it is written where it fits, plain recipes among them."""
     searches = [replace(chosen.asking(has_recipes=True), refine=refine)]
@@ -123,7 +123,7 @@ def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Pl
     return min((s.plan() for s in searches), key=_compiled_s)
 
 
-def _compiled_s(plan: Plan) -> float:
+def _compiled_s(plan: PlanData) -> float:
     """Of the fastest that fits, which is the plan; infinite where none does."""
     fitting = [c.compiled_s for c in plan.refined if c.is_fitting]
     return min(fitting, default=math.inf)

@@ -20,18 +20,18 @@ from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
 from rhino_jax.passes.deferred_reductions import Site, accumulated, as_text, sites
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planner.search.driver import brief_step_s
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.variant_search import Search
 
 
-LEAST_GAIN = 0.005
+MIN_GAIN = 0.005
 """Share of the predicted step that open sums must gain: plans at level "best" are
 proved to within 0.4 % (`bench plan`)."""
 
 
 @dataclass(frozen=True)
 class PlannedPrices:
-    """What a plan says of a program; see `passes.deferred_reductions.sites.Prices`."""
+    """Read costs off a plan; see `passes.deferred_reductions.sites.SitePrices`."""
 
     program: Program
     decisions: Decisions
@@ -100,13 +100,13 @@ class PlannedPrices:
         return memory_s + op.flops * (shares[0] - shares[1]) / peak
 
 
-def sites_of(program: Program, found: Found, target: Target) -> list[Site]:
+def sites_of(program: Program, found: SearchResult, target: Target) -> list[Site]:
     """Where a plan of a program sums what could stay open; the most useful first."""
     mesh = lay_out(target, found.mesh_axes)
     return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
 
 
-def with_open_sums(search: Search, found: Found) -> tuple[Search, Found]:
+def with_open_sums(search: Search, found: SearchResult) -> tuple[Search, SearchResult]:
     """The plan in which partial sums stay open, where one is predicted to be faster.
 
     Sums that the plan has are left open by it; sums of loops whatever it has, since a
@@ -139,13 +139,13 @@ class _Variants:
     """
 
     search: Search
-    first: Found
-    found: list[tuple[Search, Found]] = field(default_factory=list)
+    first: SearchResult
+    found: list[tuple[Search, SearchResult]] = field(default_factory=list)
 
-    def find(self, sites: Sequence[Site]) -> tuple[Program, Found] | None:
+    def find(self, sites: Sequence[Site]) -> tuple[Program, SearchResult] | None:
         """Search with the sums of these sites open; None where nothing fits, or where
         they are estimated to save less than they must gain."""
-        if sum(s.saved_s for s in sites) < LEAST_GAIN * self.first.step_s:
+        if sum(s.saved_s for s in sites) < MIN_GAIN * self.first.step_s:
             return None
         choice = as_text(site.group for site in sites)
         search = self.search.after([Transform(PARTIAL_SUMS, 0, 0, choice)])
@@ -156,24 +156,26 @@ class _Variants:
         self.found.append((search, found))
         return search.running.program, found
 
-    def best(self) -> tuple[Search, Found] | None:
+    def best(self) -> tuple[Search, SearchResult] | None:
         """The fastest, searched as it is asked for; None where none gains enough."""
         if not self.found:
             return None
         search, found = min(self.found, key=lambda f: f[1].step_s)
         if found.step_s >= self.first.step_s:
             return None
-        if found.step_s >= (1 - LEAST_GAIN) * self.first.step_s:
+        if found.step_s >= (1 - MIN_GAIN) * self.first.step_s:
             # Variants are searched briefly: they are compared to as brief a search.
             if search.request.level == "fast":
                 return None
             written_s = brief_step_s(self.first, self.search.request)
-            if found.step_s >= (1 - LEAST_GAIN) * written_s:
+            if found.step_s >= (1 - MIN_GAIN) * written_s:
                 return None
         return search, search.again(found)
 
 
-def _axes_of_pieces(program: Program, found: Found, count: int) -> tuple[int, ...]:
+def _axes_of_pieces(
+    program: Program, found: SearchResult, count: int
+) -> tuple[int, ...]:
     """The mesh axes by which most of what is summed over `count` pieces is cut."""
     weights: Counter[tuple[int, ...]] = Counter()
     values, held = program.values, found.decisions().values

@@ -17,18 +17,18 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.kept import Part, kept_blocks, kept_specs, kept_stages
 from rhino_jax.plan.pins.resolve import ResolvedPins
-from rhino_jax.plan.plan import AnyPlan, Plan
+from rhino_jax.plan.plan import AnyPlan, PlanData
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.units import format_bytes
 
 
-Like = ShardedFunction | Plan
+Like = ShardedFunction | PlanData
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptSpecs:
     """What a plan keeps of another.
 
     Attributes:
@@ -51,8 +51,8 @@ class Kept:
 
     @classmethod
     def of(
-        cls, plan: Plan, traced: Traced, mesh: Any, what: str, *, is_asked: bool
-    ) -> Kept:
+        cls, plan: PlanData, traced: Traced, mesh: Any, what: str, *, is_asked: bool
+    ) -> KeptSpecs:
         """
         Raises:
           MeshError: `mesh` is given and has other axes than the plan's.
@@ -75,7 +75,7 @@ class Kept:
         stages = kept_stages(plan, program)
         return cls(source, mesh, specs, is_asked, plan.places, stored, stages)
 
-    def and_of(self, other: Plan | None, program: Program) -> Kept:
+    def and_of(self, other: PlanData | None, program: Program) -> KeptSpecs:
         """The same, and what else another plan on this mesh has."""
         if other is None or other.mesh_axes != axes_of_mesh(self.mesh):
             return self
@@ -91,7 +91,7 @@ class Kept:
             stored={**stored, **self.stored},
         )
 
-    def beside(self, pins: ResolvedPins) -> Kept:
+    def beside(self, pins: ResolvedPins) -> KeptSpecs:
         """What is kept where the user pins nothing."""
         left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
         return replace(self, specs=left)
@@ -128,13 +128,13 @@ def check_like(like: Any, what: str) -> None:
     )
 
 
-def plan_of_like(like: Like | None, what: str) -> Plan | None:
+def plan_of_like(like: Like | None, what: str) -> PlanData | None:
     """The plan that is meant; of a function its last one.
 
     Raises:
       RhinoError: the function has not been planned yet.
     """
-    if like is None or isinstance(like, Plan):
+    if like is None or isinstance(like, PlanData):
         return like
     found = like.last_plan
     if found is not None:
@@ -149,7 +149,7 @@ def plan_of_like(like: Like | None, what: str) -> Plan | None:
 
 
 def like_is_in_the_way(
-    error: InfeasiblePlanError, kept: Kept, freely: Callable[[], Plan]
+    error: InfeasiblePlanError, kept: KeptSpecs, freely: Callable[[], PlanData]
 ) -> InfeasiblePlanError:
     """The error to raise where nothing fits with what `like=` keeps.
 
@@ -178,7 +178,7 @@ def like_is_in_the_way(
 
 def hardware_of_like(like: Like | None) -> str | Path | Target | None:
     """The hardware that the other was planned for; None: that of the mesh."""
-    if not isinstance(like, Plan):
+    if not isinstance(like, PlanData):
         return None if like is None else like.hardware
     try:
         return load_target(like.hardware)

@@ -14,7 +14,7 @@ from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.flow.batch import data_inputs
 from rhino_jax.plan.kept import keys_of
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.units import format_bytes, format_share
 
 
@@ -48,7 +48,7 @@ def warn_of_uncovered(program: Program) -> None:
         )
 
 
-def warn_of_left_out(program: Program, plan: Plan) -> None:
+def warn_of_left_out(program: Program, plan: PlanData) -> None:
     """Warn of ops that give nothing, as `jax.debug.print`, where the batch is cut in
     time: what runs then is what results need. Once for each line and function.
     """
@@ -93,7 +93,7 @@ def notes_of_rules(program: Program) -> tuple[str, ...]:
     )
 
 
-def notes_of_arguments(program: Program, plan: Plan) -> tuple[str, ...]:
+def notes_of_arguments(program: Program, plan: PlanData) -> tuple[str, ...]:
     """Return notes on state that is not donated, and on a batch that does not divide.
 
     Args:
@@ -103,7 +103,7 @@ def notes_of_arguments(program: Program, plan: Plan) -> tuple[str, ...]:
     return (*_not_donated(program, plan), *_uneven(program, plan))
 
 
-def _not_donated(program: Program, plan: Plan) -> Iterator[str]:
+def _not_donated(program: Program, plan: PlanData) -> Iterator[str]:
     """State is held twice where it comes back and is not donated."""
     inputs = program.inputs
     back = sorted({o.state_of for o in program.outputs if o.state_of is not None})
@@ -121,7 +121,7 @@ def _not_donated(program: Program, plan: Plan) -> Iterator[str]:
     )
 
 
-def _uneven(program: Program, plan: Plan) -> Iterator[str]:
+def _uneven(program: Program, plan: PlanData) -> Iterator[str]:
     """Arguments are cut evenly or not at all."""
     axes = [(name, size) for name, size in plan.mesh_axes if size > 1]
     data = [plan.inputs[i] for i in data_inputs(program)]

@@ -28,7 +28,7 @@ from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planner.like import (
-    Kept,
+    KeptSpecs,
     Like,
     check_like,
     hardware_of_like,
@@ -173,7 +173,7 @@ class Wishes:
         like = plan_of_like(self.like, self.what)
         if (base := like or before) is None:
             return self.plan_with(traced, mesh, None)
-        basis = Kept.of(base, traced, mesh, self.what, is_asked=like is not None)
+        basis = KeptSpecs.of(base, traced, mesh, self.what, is_asked=like is not None)
         basis = basis.and_of(before, traced.program)
         try:
             return self.plan_with(traced, basis.mesh, basis)
@@ -188,7 +188,7 @@ class Wishes:
         self,
         traced: Traced,
         mesh: Any | None,
-        basis: Kept | None,
+        basis: KeptSpecs | None,
         before: tuple[int, ...] = (),
     ) -> Plan:
         given = mesh
@@ -204,9 +204,9 @@ class Wishes:
         self,
         traced: Traced,
         mesh: Any | None,
-        basis: Kept | None,
+        basis: KeptSpecs | None,
         before: tuple[int, ...] = (),
-    ) -> tuple[data.Plan, Kept | None]:
+    ) -> tuple[data.PlanData, KeptSpecs | None]:
         """The plan without trees and mesh, and what it keeps of another."""
         target = self.target_of(mesh)
         pinned = expand_pins(self.pins, traced)
@@ -228,16 +228,18 @@ class Wishes:
         stages = {} if basis is None or self.stages != AUTO else basis.stages
         asked = (*wished, repr(storage), stage_pins, places, stages)
 
-        def make() -> data.Plan:
-            def searched() -> data.Plan:
+        def make() -> data.PlanData:
+            def searched() -> data.PlanData:
                 # The solver takes a second to import; who loads plans need not wait.
                 from rhino_jax.planner.searched import (
-                    Asked,
+                    SearchRequest,
                     search_for,
                     with_own_variant,
                 )
 
-                asked = Asked(traced, mesh, target, pinned, storage, stage_pins, stages)
+                asked = SearchRequest(
+                    traced, mesh, target, pinned, storage, stage_pins, stages
+                )
                 found = search_for(self, asked, meshes, pins, places)
                 return with_own_variant(found)
 
@@ -364,7 +366,7 @@ class Wishes:
         return where_pins_hold(every, pinned, traced.program)
 
 
-def _told(found: data.Plan, program: Program, target: Target) -> data.Plan:
+def _told(found: data.PlanData, program: Program, target: Target) -> data.PlanData:
     """The plan with what is said of the program as its user wrote it."""
     warn_of_left_out(program, found)
     notes = (

@@ -2,7 +2,7 @@
 `plan.why`.
 
 A plan that was made in this process has its traced function and what was asked for at
-hand. The problems that were solved last are kept too (`MOST_KEPT`, since those of large
+hand. The problems that were solved last are kept too (`MAX_KEPT`, since those of large
 programs are large); of other plans, as of those that the cache had, the problem of
 their mesh is solved once more when it is first asked for. A plan from a file has none
 of this.
@@ -27,7 +27,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
-from rhino_jax.planner.like import Kept
+from rhino_jax.planner.like import KeptSpecs
 from rhino_jax.planner.notes import notes_of_arguments, notes_of_rules
 from rhino_jax.planner.per_microbatch import notes_of_places
 from rhino_jax.planner.staging.pins import without_stages
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from rhino_jax.planner.variant_search import Search
 
 
-MOST_KEPT = 2
+MAX_KEPT = 2
 """Solved problems that are kept: a plan's, and that of the one made of it."""
 
-_SOLVED: deque[Origin] = deque()
+_SOLVED: deque[PlanOrigin] = deque()
 
 
 @dataclass(slots=True, eq=False)
-class Origin:
+class PlanOrigin:
     """What a plan was made of.
 
     Attributes:
@@ -62,10 +62,10 @@ class Origin:
     wishes: Any
     traced: Traced
     mesh: Any
-    basis: Kept | None
+    basis: KeptSpecs | None
     solved: Any = None
 
-    def with_(self, plan: data.Plan, changes: Mapping[str, Any]) -> Plan:
+    def with_(self, plan: data.PlanData, changes: Mapping[str, Any]) -> Plan:
         """See `Plan.with_`."""
         changes = {k: v for k, v in changes.items() if v is not None}
         wishes, mesh = self.wishes, changes.pop("mesh", None)
@@ -95,7 +95,7 @@ class Origin:
         assert isinstance(found, Plan)
         return found
 
-    def recipe(self, plan: data.Plan, name: str) -> Plan:
+    def recipe(self, plan: data.PlanData, name: str) -> Plan:
         """See `Plan.recipe`."""
         from rhino_jax.explain.recipe import plan_of_recipe
 
@@ -105,7 +105,7 @@ class Origin:
         found = plan_of_recipe(solved.typed, search.request, name)
         return self._finished(search.told(found), plan, self.wishes, None)
 
-    def why(self, plan: data.Plan, key: str, spec: Any = None) -> Why:
+    def why(self, plan: data.PlanData, key: str, spec: Any = None) -> Why:
         """See `Plan.why` and `Plan.why_not`."""
         from rhino_jax.explain.explaining import explain
 
@@ -119,18 +119,18 @@ class Origin:
             request = _now(solved.search).request
             return explain(solved.found, request, plan, key, spec, report)
 
-    def _why_in_stages(self, plan: data.Plan, key: str, spec: Any) -> Why:
-        from rhino_jax.explain.in_stages import Asking, moved
+    def _why_in_stages(self, plan: data.PlanData, key: str, spec: Any) -> Why:
+        from rhino_jax.explain.in_stages import StagedQuestion, moved
 
         if type(spec) is int:
             started = time.monotonic()
             other = self.with_(plan, {"pins": {key: spec}})
             return moved(plan, key, spec, other, time.monotonic() - started)
         solved, pins = self.solved_for(plan), self._stage_pins(self.wishes, plan)
-        asking = Asking(solved, self.traced.program, self.wishes.level, pins)
+        asking = StagedQuestion(solved, self.traced.program, self.wishes.level, pins)
         return asking.why(key, spec)
 
-    def worth(self, plan: data.Plan, held: Mapping[str, Spec]) -> dict[str, float]:
+    def worth(self, plan: data.PlanData, held: Mapping[str, Spec]) -> dict[str, float]:
         """How much longer the step is with one argument held in another layout,
         everything else solved again, in seconds; for each path by itself."""
         from rhino_jax.explain.holding import steps_held
@@ -139,7 +139,7 @@ class Origin:
         with shown(self.wishes.progress) as report:
             return steps_held(solved.found, _now(solved.search).request, held, report)
 
-    def solved_for(self, plan: data.Plan) -> Any:
+    def solved_for(self, plan: data.PlanData) -> Any:
         """The problem that gave a plan, solved once more where it is not kept."""
         found = self.solved
         if found is None:
@@ -147,7 +147,7 @@ class Origin:
         _keep(self)
         return found
 
-    def _solve(self, plan: data.Plan) -> Any:
+    def _solve(self, plan: data.PlanData) -> Any:
         from rhino_jax.planner.cuts import as_asked
         from rhino_jax.planner.variant_search import Search, Solved, tell_nobody
 
@@ -192,7 +192,7 @@ class Origin:
         return every
 
     def _pins(
-        self, wishes: Any, plan: data.Plan, program: Program | None = None
+        self, wishes: Any, plan: data.PlanData, program: Program | None = None
     ) -> tuple[ResolvedPins, Mapping[str, Any]]:
         """
         Args:
@@ -205,7 +205,7 @@ class Origin:
             pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
         return pins, pinned
 
-    def _again(self, plan: data.Plan, wishes: Any) -> Plan | None:
+    def _again(self, plan: data.PlanData, wishes: Any) -> Plan | None:
         """The plan with other pins or another budget, of the program with the passes
         of the plan at hand; None where nothing fits so."""
         if wishes.processes(plan.mesh, []):
@@ -230,7 +230,7 @@ class Origin:
         again = Solved(search, found, solved.typed_search, solved.typed).alone()
         return self._finished(made, plan, wishes, again)
 
-    def _again_in_one(self, plan: data.Plan, wishes: Any) -> Plan | None:
+    def _again_in_one(self, plan: data.PlanData, wishes: Any) -> Plan | None:
         """The same of a plan in one program."""
         if wishes.processes(plan.mesh, []):
             return None
@@ -243,7 +243,7 @@ class Origin:
             found = solved.planned_with(search, report)
         return found and self._finished(found[0], plan, wishes, found[1])
 
-    def _again_in_stages(self, plan: data.Plan, wishes: Any) -> Plan | None:
+    def _again_in_stages(self, plan: data.PlanData, wishes: Any) -> Plan | None:
         """The same of a plan of several stages, with other pins of layouts; None where
         it might better be cut otherwise."""
         said = (w.memory_budget_bytes for w in (wishes, self.wishes))
@@ -259,12 +259,12 @@ class Origin:
         found = solved.planned_with(search)
         return found and self._finished(found[0], plan, wishes, found[1])
 
-    def _stage_pins(self, wishes: Any, plan: data.Plan) -> dict[str, int]:
+    def _stage_pins(self, wishes: Any, plan: data.PlanData) -> dict[str, int]:
         pinned = expand_pins(wishes.pins, self.traced)
         return without_stages(pinned, plan.num_stages)[1]
 
     def _finished(
-        self, made: data.Plan, plan: data.Plan, wishes: Any, solved: Any
+        self, made: data.PlanData, plan: data.PlanData, wishes: Any, solved: Any
     ) -> Plan:
         """A plan that was made of the problem at hand, as those of the planner are."""
         from rhino_jax.planner.storage import told_of_storage
@@ -275,29 +275,29 @@ class Origin:
         made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
         made = replace(made, model_flops=plan.model_flops)
         found = with_trees(Plan.of(made), self.traced, plan.mesh)
-        origin = Origin(wishes, self.traced, self.mesh, self.basis, solved)
+        origin = PlanOrigin(wishes, self.traced, self.mesh, self.basis, solved)
         _keep(origin)
         return replace(found, origin=origin)
 
 
 def with_origin(
-    plan: Plan, wishes: Any, traced: Traced, mesh: Any, basis: Kept | None
+    plan: Plan, wishes: Any, traced: Traced, mesh: Any, basis: KeptSpecs | None
 ) -> Plan:
     """The plan, able to be planned again; of a function that lives in an outer trace,
     which must not be held, as it is.
 
     Args:
       plan: its origin is what solved it, or None.
-      wishes, traced, mesh, basis: as of `Origin`.
+      wishes, traced, mesh, basis: as of `PlanOrigin`.
     """
     if traced.has_captured_tracers:
         return replace(plan, origin=None)
-    origin = Origin(wishes, traced, mesh, basis, plan.origin)
+    origin = PlanOrigin(wishes, traced, mesh, basis, plan.origin)
     _keep(origin)
     return replace(plan, origin=origin)
 
 
-def _check_one_mesh(plan: data.Plan, what: str) -> None:
+def _check_one_mesh(plan: data.PlanData, what: str) -> None:
     """
     Raises:
       StageError: the plan has several stages, each of a program of its own.
@@ -314,14 +314,14 @@ def _check_one_mesh(plan: data.Plan, what: str) -> None:
         )
 
 
-def _keep(origin: Origin) -> None:
+def _keep(origin: PlanOrigin) -> None:
     """Keep what was solved, and let go of what was solved longest ago."""
     if origin.solved is None:
         return
     if origin in _SOLVED:
         _SOLVED.remove(origin)
     _SOLVED.append(origin)
-    while len(_SOLVED) > MOST_KEPT:
+    while len(_SOLVED) > MAX_KEPT:
         _SOLVED.popleft().solved = None
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rhino_jax.ir.transform import RECOMPUTE, Transform
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import recompute_choices
 from rhino_jax.planner.variant_search import Search
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MicrobatchedProgram:
     """A program in micro-batches.
 
     Attributes:
@@ -37,7 +37,7 @@ SECONDS = 2.0
 """For one choice of what is made again."""
 
 
-def with_room(search: Search, found: Found) -> Iterator[Found]:
+def with_room(search: Search, found: SearchResult) -> Iterator[SearchResult]:
     """Brief plans of a program with the memory that it needs.
 
     Args:
@@ -56,7 +56,7 @@ def with_room(search: Search, found: Found) -> Iterator[Found]:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RematSite:
     """Something that could be made again.
 
     Attributes:
@@ -71,7 +71,9 @@ class Again:
     peak_bytes: int
 
 
-def made_again(wide: Found, budget_bytes: float, cut: Cut | None) -> list[Again]:
+def made_again(
+    wide: SearchResult, budget_bytes: float, cut: MicrobatchedProgram | None
+) -> list[RematSite]:
     """What may be made again so that a program fits under the shardings of a plan, the
     cheapest first; nothing where all fits, or none would do.
 
@@ -89,7 +91,7 @@ def made_again(wide: Found, budget_bytes: float, cut: Cut | None) -> list[Again]
     if found and not str(found[0].choice):
         return []
     return [
-        Again(
+        RematSite(
             c.name,
             Transform(RECOMPUTE, 0, 0, str(c.choice)),
             wide.step_s + c.answer.added_s,

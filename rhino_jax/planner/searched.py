@@ -15,7 +15,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.pins.resolve import ResolvedPins
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.cuts import as_asked, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
@@ -26,7 +26,7 @@ from rhino_jax.planner.staging.plan import NOWHERE, plan_stages
 from rhino_jax.planner.staging.spmd_pipeline.compared import or_in_one_program
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
     EVERY,
-    Asked as InOne,
+    StageBaseline as InOne,
     plan_in_one_program,
 )
 from rhino_jax.planner.variant_search import Search
@@ -65,7 +65,7 @@ class Wished(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class SearchRequest:
     """What is planned, whatever the mesh.
 
     Attributes:
@@ -89,11 +89,11 @@ class Asked:
 
 def search_for(
     wishes: Wished,
-    asked: Asked,
+    asked: SearchRequest,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
     places: tuple[int, ...],
-) -> Plan:
+) -> PlanData:
     """Search, and report how long all that was compared took; see `_search_for`."""
     started = time.monotonic()
     plan = _search_for(wishes, asked, meshes, pins, places)
@@ -103,11 +103,11 @@ def search_for(
 
 def _search_for(
     wishes: Wished,
-    asked: Asked,
+    asked: SearchRequest,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
     places: tuple[int, ...],
-) -> Plan:
+) -> PlanData:
     """Search.
 
     Args:
@@ -144,7 +144,7 @@ def _search_for(
             raise _no_stages(wishes.what)
         if not _may_have_stages(wishes, asked):
             return _noted(wishes, _on_one_mesh(wishes, search, asked.storage))
-        on_one: Plan | InfeasiblePlanError
+        on_one: PlanData | InfeasiblePlanError
         try:
             on_one = _on_one_mesh(wishes, search, asked.storage)
         except InfeasiblePlanError as error:
@@ -152,7 +152,7 @@ def _search_for(
                 raise  # stages hold no less
             on_one = error
 
-        def plan_in(groups: tuple[int, ...], enough_s: float) -> Plan:
+        def plan_in(groups: tuple[int, ...], enough_s: float) -> PlanData:
             own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, groups)
             request = wishes.request_of(target, on_own)
             # Within the time that the user gave for all.
@@ -166,7 +166,7 @@ def _search_for(
         return _noted(wishes, with_stages(on_one, program, target, count, plan_in))
 
 
-def with_own_variant(plan: Plan) -> Plan:
+def with_own_variant(plan: PlanData) -> PlanData:
     """Give the chosen variant the plan's own step and peak; it was compared by those of
     a brief search."""
     cost = plan.predicted
@@ -179,7 +179,7 @@ def with_own_variant(plan: Plan) -> Plan:
     return replace(plan, variants=variants)
 
 
-def _noted(wishes: Wished, plan: Plan) -> Plan:
+def _noted(wishes: Wished, plan: PlanData) -> PlanData:
     """With a note on a schedule that was asked for where nothing runs by one."""
     if wishes.schedule == AUTO or plan.num_stages > 1:
         return plan
@@ -187,7 +187,7 @@ def _noted(wishes: Wished, plan: Plan) -> Plan:
     return replace(plan, notes=(*plan.notes, said))
 
 
-def _may_have_stages(wishes: Wished, asked: Asked) -> bool:
+def _may_have_stages(wishes: Wished, asked: SearchRequest) -> bool:
     """Whether the number of stages is rhino's to choose."""
     return (
         wishes.stages == AUTO
@@ -198,7 +198,7 @@ def _may_have_stages(wishes: Wished, asked: Asked) -> bool:
     )
 
 
-def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
+def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> PlanData:
     return best_cut(
         search,
         wishes.microbatches,
@@ -209,8 +209,8 @@ def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> Plan:
 
 
 def _as_kept(
-    wishes: Wished, search: Search, places: tuple[int, ...], asked: Asked
-) -> Plan:
+    wishes: Wished, search: Search, places: tuple[int, ...], asked: SearchRequest
+) -> PlanData:
     """In stages, cut as another plan is where the program may still be cut so."""
     pins = asked.stage_pins
     if asked.kept:
@@ -231,11 +231,11 @@ def _in_stages(
     stage_pins: Mapping[str, int],
     kept: Mapping[int, Part] = NOWHERE,
     enough_s: float = math.inf,
-) -> Plan:
+) -> PlanData:
     asked = as_asked(search, wishes.recompute)
     may_recompute = wishes.recompute == AUTO
 
-    def in_one(beside: InOne = EVERY) -> Plan:
+    def in_one(beside: InOne = EVERY) -> PlanData:
         return plan_in_one_program(
             asked,
             places,
@@ -251,7 +251,7 @@ def _in_stages(
         return in_one()
     is_free = wishes.schedule == AUTO and not stage_pins and not kept
     may_be_one = is_free and {*places} == {1}
-    as_tasks: Plan | InfeasiblePlanError
+    as_tasks: PlanData | InfeasiblePlanError
     try:
         as_tasks = plan_stages(
             asked,
@@ -268,7 +268,7 @@ def _in_stages(
         if not may_be_one:
             raise
         as_tasks = error
-    if isinstance(as_tasks, Plan) and not may_be_one:
+    if isinstance(as_tasks, PlanData) and not may_be_one:
         return as_tasks
     program = asked.running.program
     return or_in_one_program(

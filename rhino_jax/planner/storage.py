@@ -11,8 +11,8 @@ from itertools import combinations
 from rhino_jax.ir.blocks import Stored, as_text, from_text, stored_in_blocks
 from rhino_jax.ir.transform import BLOCKS, Transform
 from rhino_jax.passes.interleaved import split_inputs
-from rhino_jax.plan.plan import Plan
-from rhino_jax.planner.deferred_reductions import LEAST_GAIN
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.deferred_reductions import MIN_GAIN
 from rhino_jax.planner.variant_search import Search
 
 
@@ -50,7 +50,7 @@ def best_stored(search: Search) -> Search:
         # A quick search misses more than there often is to gain.
         asked = [plain.on(axes), stored_as(plain, from_text(choice)).on(axes)]
         written_s, best_s = (each.find().step_s for each in asked)
-    if best_s >= (1 - LEAST_GAIN) * written_s:
+    if best_s >= (1 - MIN_GAIN) * written_s:
         return search
     return stored_as(search, from_text(choice))
 
@@ -66,7 +66,7 @@ def _counts(sizes: Sequence[int]) -> Iterator[int]:
     yield from sorted(counts - {1})
 
 
-def told_of_storage(plan: Plan) -> Plan:
+def told_of_storage(plan: PlanData) -> PlanData:
     """The plan, with what is stored in blocks told in a note."""
     stored = stored_in_blocks(plan.transforms)
     if not stored:

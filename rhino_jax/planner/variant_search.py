@@ -14,11 +14,11 @@ from rhino_jax.passes.apply import remade
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pins.resolve import resolve_pins
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import on_mesh
-from rhino_jax.planner.search.candidates import Candidate
+from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
@@ -77,7 +77,7 @@ class Search:
         """Search the best of some meshes."""
         return replace(self, meshes=list(meshes))
 
-    def find(self) -> Found:
+    def find(self) -> SearchResult:
         """Search, and read nothing back."""
         return find(
             self.running.program,
@@ -87,12 +87,12 @@ class Search:
             progress=self.report,
         )
 
-    def again(self, found: Found) -> Found:
+    def again(self, found: SearchResult) -> SearchResult:
         """What was found of this program on its best mesh, searched as it is asked for
         now, from there on."""
         return search_again(found, self.request, progress=self.report)
 
-    def plan(self, found: Found | None = None) -> Plan:
+    def plan(self, found: SearchResult | None = None) -> PlanData:
         """The plan of what was found; None: search, and compile where that was asked.
 
         Raises:
@@ -104,13 +104,13 @@ class Search:
             plan = (found or self.find()).plan()
         return self.told(plan)
 
-    def told(self, plan: Plan) -> Plan:
+    def told(self, plan: PlanData) -> PlanData:
         """A plan of this program, for whoever has the function as its user wrote it."""
         mine = fingerprint(self.traced.program, plan.mesh_axes)
         program = remade(self.traced, plan.transforms).program
         return with_lines(replace(plan, fingerprint=mine), program)
 
-    def _refined(self) -> Plan:
+    def _refined(self) -> PlanData:
         """The plan that the compiler makes fastest, of the most promising ones."""
         found = make_candidates(
             self.running.program,
@@ -128,24 +128,24 @@ class Search:
             self.request.deadline,
         )
 
-    def _placed(self, candidate: Candidate) -> Candidate:
+    def _placed(self, candidate: PlanCandidate) -> PlanCandidate:
         if self.mesh is None or processes_of_mesh(self.mesh):
             # Compiling for devices of several processes would wait for them all.
             return candidate
         return replace(candidate, plan=on_mesh(candidate.plan, self.mesh))
 
-    def held(self, found: Found) -> Found:
+    def held(self, found: SearchResult) -> SearchResult:
         """What was found of this program on its best mesh, searched with this one's
         pins and budget; see `search_held`."""
         return search_held(found, self.request, progress=self.report)
 
-    def _within(self, budget_bytes: int) -> Candidate | None:
+    def _within(self, budget_bytes: int) -> PlanCandidate | None:
         less = replace(self.request, memory_budget_bytes=budget_bytes)
         try:
             plan = replace(self, request=less).find().plan()
         except InfeasiblePlanError:
             return None
-        return self._placed(Candidate("less memory", plan))
+        return self._placed(PlanCandidate("less memory", plan))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,9 +159,9 @@ class Solved:
     """
 
     search: Search
-    found: Found
+    found: SearchResult
     typed_search: Search
-    typed: Found
+    typed: SearchResult
 
     def alone(self) -> Solved:
         """The same with what holds of the best mesh only, and nobody to tell."""
@@ -174,7 +174,7 @@ class Solved:
         )
 
 
-def _quiet(search: Search, found: Found) -> Search:
+def _quiet(search: Search, found: SearchResult) -> Search:
     return replace(
         search.asking(watch=None), meshes=[found.mesh_axes], report=tell_nobody
     )

@@ -13,19 +13,25 @@ from rhino_jax.passes.microbatch import may_cut
 from rhino_jax.passes.remat.unremat import ALL
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.chunking import counts_of_chunks
-from rhino_jax.planner.remat import SHARES, Again, Cut, made_again, with_room
+from rhino_jax.planner.remat import (
+    SHARES,
+    MicrobatchedProgram,
+    RematSite,
+    made_again,
+    with_room,
+)
 from rhino_jax.planner.search.driver import brief_step_s
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import SOME
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.units import format_bytes
 
 
-MOST_COUNTS = 8
+MAX_COUNTS = 8
 """Doublings of the number of micro-batches that are tried: up to 256."""
 
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """Share of the predicted step that a variant must gain over a program that fits as it
 is written. Of nine pairs of suite full (`--methods best,auto`) and GPT 7B in frontier,
 all four on TPU that were to gain 4 % and more gained 7 to 11 % once compiled, and those
@@ -54,7 +60,7 @@ def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tried:
+class VariantCandidate:
     """One variant, searched briefly.
 
     Attributes:
@@ -65,18 +71,18 @@ class Tried:
 
     name: str
     search: Search
-    found: Found
+    found: SearchResult
 
     @property
     def peak_bytes(self) -> int:
         solution = self.found.solved[0].solution
         return int(solution.peak if self.found.fits else solution.smallest_peak)
 
-    def is_better(self, other: Tried) -> bool:
+    def is_better(self, other: VariantCandidate) -> bool:
         """Whether it is faster, or nearer to fitting where neither does."""
         if self.found.fits or other.found.fits:
             return self.found.step_s < other.found.step_s
-        return self.peak_bytes < (1 - LEAST_GAIN) * other.peak_bytes
+        return self.peak_bytes < (1 - MIN_GAIN) * other.peak_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -98,14 +104,14 @@ class Explorer:
     """
 
     search: Search
-    first: Found
+    first: SearchResult
     may_cut: bool
     may_recompute: bool
     has_wish: bool
     places: tuple[str, ...] = ()
-    least: Tried | None = None
-    tried: list[Tried] = field(default_factory=list)
-    estimated: dict[str, tuple[Again, Sequence[Transform]]] = field(
+    least: VariantCandidate | None = None
+    tried: list[VariantCandidate] = field(default_factory=list)
+    estimated: dict[str, tuple[RematSite, Sequence[Transform]]] = field(
         default_factory=dict
     )
 
@@ -119,13 +125,13 @@ class Explorer:
             return True
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
 
-    def best(self) -> tuple[Search, Found]:
+    def best(self) -> tuple[Search, SearchResult]:
         """The search of the best variant, and what it found, as it is asked for.
 
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        written = Tried("as written", self.search, self.first)
+        written = VariantCandidate("as written", self.search, self.first)
         self.tried.append(written)
         self.written_s = self.first.step_s
         if self.first.fits and self.search.request.level != "fast":
@@ -164,13 +170,13 @@ class Explorer:
             return written.search, written.found
         return best.search, found
 
-    def _again(self, tried: Tried) -> Found:
+    def _again(self, tried: VariantCandidate) -> SearchResult:
         """What was found briefly, as it is asked for; with recipes if those of the
         program as it is written do not fit."""
         has_recipes = not self.first.fits
         return tried.search.asking(has_recipes=has_recipes).again(tried.found)
 
-    def _chosen(self) -> Tried:
+    def _chosen(self) -> VariantCandidate:
         """The fastest, or what is as its user wrote it, if that is hardly slower."""
         written, best = self.tried[0], min(self.tried, key=lambda t: t.found.step_s)
         if self.is_as_written:
@@ -210,9 +216,9 @@ class Explorer:
 
     def _worth_s(self) -> float:
         """A step below which a variant is better than the program as it is written."""
-        return (1 - LEAST_GAIN) * self.written_s
+        return (1 - MIN_GAIN) * self.written_s
 
-    def _in_chunks(self, kept: Tried) -> Tried:
+    def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
         """With the loss in more and more chunks, while that is of use."""
         before, best = self._done(kept), kept
         for count in counts_of_chunks(kept.search, kept.peak_bytes):
@@ -223,11 +229,11 @@ class Explorer:
             best = tried
         return best
 
-    def _done(self, tried: Tried) -> tuple[Transform, ...]:
+    def _done(self, tried: VariantCandidate) -> tuple[Transform, ...]:
         """The passes of a variant."""
         return tried.search.transforms[len(self.search.transforms) :]
 
-    def _cut_in_time(self, kept: Tried) -> None:
+    def _cut_in_time(self, kept: VariantCandidate) -> None:
         """More and more micro-batches, while that is of use."""
         chunks = [t for t in self._done(kept) if t.name == CHUNKS]
         words = ", the loss in chunks" if chunks else ""
@@ -238,7 +244,9 @@ class Explorer:
             cut = self._try(name, [*chunks, cut_here])
             tried = [cut]
             if self.may_recompute and cut and not cut.found.fits:
-                tried += self._recompute(kept, Cut(count, cut.peak_bytes))
+                tried += self._recompute(
+                    kept, MicrobatchedProgram(count, cut.peak_bytes)
+                )
             now_s = min((t.found.step_s for t in tried if t), default=math.inf)
             if math.isfinite(best_s) and now_s >= best_s:
                 return
@@ -260,14 +268,16 @@ class Explorer:
 
     def _counts(self) -> Iterator[int]:
         traced = self.search.running
-        for k in range(1, MOST_COUNTS + 1):
+        for k in range(1, MAX_COUNTS + 1):
             options = {"per_microbatch": self.places}
             cut = may_cut(traced.closed_jaxpr, traced.program, 2**k, **options)
             if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
                 return
             yield 2**k
 
-    def _recompute(self, kept: Tried, cut: Cut | None = None) -> list[Tried | None]:
+    def _recompute(
+        self, kept: VariantCandidate, cut: MicrobatchedProgram | None = None
+    ) -> list[VariantCandidate | None]:
         """With some of it made again, for different shardings."""
         pieces = f"{cut.count} micro-batches, " if cut else ""
         done = self._done(kept)
@@ -275,7 +285,7 @@ class Explorer:
             pieces += "the loss in chunks, "
         then = [cut_in(cut.count, self.places)] if cut else []
         budget = self.search.request.memory_budget_bytes
-        tried: list[Tried | None] = []
+        tried: list[VariantCandidate | None] = []
         seen: set[str] = set()
         for wide in with_room(self._there(kept.search), kept.found):
             for share in SHARES:
@@ -297,7 +307,7 @@ class Explorer:
         return tried
 
     def _note(
-        self, every: Sequence[Again], done: Sequence[Transform], scale: float = 1.0
+        self, every: Sequence[RematSite], done: Sequence[Transform], scale: float = 1.0
     ) -> None:
         """Keep the estimates of policies.
 
@@ -316,7 +326,9 @@ class Explorer:
             return search
         return search.on(self.first.mesh_axes)
 
-    def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
+    def _try(
+        self, name: str, transforms: Sequence[Transform]
+    ) -> VariantCandidate | None:
         if time.monotonic() > self.search.request.deadline:
             return None
         try:
@@ -324,7 +336,7 @@ class Explorer:
         except MicrobatchError:
             return None
         found = search.asking(level="fast", has_recipes=False).find()
-        self.tried.append(Tried(name, search, found))
+        self.tried.append(VariantCandidate(name, search, found))
         return self.tried[-1]
 
     def _nothing_fits(self) -> InfeasiblePlanError:

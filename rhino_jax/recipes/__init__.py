@@ -1,6 +1,6 @@
 """What experts would type: restrictions of the search space, costed as it is.
 
-In: a `model.build.Model`, with the roles of its dims (batch, sequence, inner).
+In: a `model.build.MeshModel`, with the roles of its dims (batch, sequence, inner).
 Out: for each recipe the options of every node that it allows; the cheapest choice
 within starts the search and stands in the plan's table.
 Order: `table` (every recipe, as data), `recipes` (a recipe on one mesh, and what it

@@ -11,9 +11,9 @@ from rhino_jax.analysis.dim_classes import DimClasses, Element, Roles
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.axis_assignment import AxisPlaces
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
-from rhino_jax.recipes.recipes import Kind, Kinds, NodeView, Recipe, Role
+from rhino_jax.recipes.recipes import Kinds, NodeClass, NodeView, Recipe, Role
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.restriction import Restrictions
 
@@ -29,17 +29,17 @@ class RecipeBook:
       views: [nodes], what recipes look at: one object for all that look alike.
     """
 
-    model: Model
+    model: MeshModel
     dim_classes: DimClasses
     roles: Roles
     inner: frozenset[Element]
     views: list[NodeView]
     _axes: dict[tuple[int, bool], AxisPlaces] = field(default_factory=dict)
-    _kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
+    _kinds: dict[tuple[int, int], NodeClass] = field(default_factory=dict)
     _num_cut: dict[int, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Model) -> RecipeBook:
+    def of(cls, model: MeshModel) -> RecipeBook:
         dim_classes, roles = model.analysis.dim_classes, model.analysis.roles
         inner = _inner_dim_classes(model, dim_classes, roles)
         role_of = {
@@ -68,7 +68,7 @@ class RecipeBook:
         self, recipes: Sequence[Recipe], nodes: Sequence[Node]
     ) -> Restrictions:
         """What recipes that have a meaning leave of the nodes' options."""
-        numbers: dict[Kind, int] = {}
+        numbers: dict[NodeClass, int] = {}
         kinds = [numbers.setdefault(self._kind(n), len(numbers)) for n in nodes]
         every = Kinds.of(list(numbers))
         permitted = np.array([every.permitted(recipe) for recipe in recipes])
@@ -98,7 +98,7 @@ class RecipeBook:
             found = self._num_cut[id(strategies)] = np.array(every)
         return found
 
-    def _kind(self, node: Node) -> Kind:
+    def _kind(self, node: Node) -> NodeClass:
         # Ops that differ in cost only share their strategies.
         strategies = self.model.options[node.id].strategies
         view = self.views[node.id]
@@ -110,7 +110,7 @@ class RecipeBook:
                 num_axes = len(self.model.mesh.axes)
                 axes = AxisPlaces.of(strategies, num_axes, is_op=view.is_op)
                 self._axes[key[0], view.is_op] = axes
-            kind = self._kinds[key] = Kind.of(view, axes, self.model.mesh.long)
+            kind = self._kinds[key] = NodeClass.of(view, axes, self.model.mesh.long)
         return kind
 
 
@@ -170,7 +170,7 @@ class _Views:
         return self._shared.setdefault(view, view)
 
 
-def _stored(model: Model, roles: Roles) -> frozenset[int]:
+def _stored(model: MeshModel, roles: Roles) -> frozenset[int]:
     """Return the border nodes through which loops read parameters: constants, slices
     of stacks, carries."""
     graph = model.graph
@@ -196,7 +196,7 @@ def _stored(model: Model, roles: Roles) -> frozenset[int]:
 
 
 def _inner_dim_classes(
-    model: Model, dim_classes: DimClasses, roles: Roles
+    model: MeshModel, dim_classes: DimClasses, roles: Roles
 ) -> frozenset[Element]:
     """Walk the matmuls in order: a weight whose contracted class is already cut is
     cut by rows; otherwise its largest free class that nothing claims is cut by

@@ -113,7 +113,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class NodeClass:
     """Nodes with the same strategies that look alike to recipes.
 
     Attributes:
@@ -131,7 +131,7 @@ class Kind:
     is_one_dim: np.ndarray
 
     @classmethod
-    def of(cls, view: NodeView, axes: AxisPlaces, long: tuple[int, ...]) -> Kind:
+    def of(cls, view: NodeView, axes: AxisPlaces, long: tuple[int, ...]) -> NodeClass:
         # As an index, NOWHERE is the last.
         cut = np.array([*(view.cut if view.is_op else view.results[0]), Role.NONE])
         scattered = zip(view.results, axes.scattered, strict=False)
@@ -149,13 +149,13 @@ class Kinds:
 
     Attributes:
       first: where every kind's strategies begin.
-      cut: [strategies, axes], as of `Kind`.
+      cut: [strategies, axes], as of `NodeClass`.
       scattered: for every result likewise; nothing where a kind has fewer results.
       looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
         is a parameter.
       is_batched: for every result, [strategies]: whether it holds one.
       is_data, is_param, is_state, is_stored: [strategies], as of `NodeView`.
-      is_one_dim: as of `Kind`.
+      is_one_dim: as of `NodeClass`.
     """
 
     first: np.ndarray
@@ -170,7 +170,7 @@ class Kinds:
     is_one_dim: np.ndarray
 
     @classmethod
-    def of(cls, kinds: Sequence[Kind]) -> Kinds:
+    def of(cls, kinds: Sequence[NodeClass]) -> Kinds:
         sizes = np.array([len(k.cut) for k in kinds])
         views = [k.view for k in kinds]
         looks = [(p.is_heavy, Role.BATCH in p.cut, p.is_param) for p in views]

@@ -1,6 +1,6 @@
 """A plan and a function → a program that runs as planned.
 
-In: a `plan.Plan`, the user's function and its arguments.
+In: a `plan.PlanData`, the user's function and its arguments.
 Out: `sharded.ShardedFunction`, and JAX's `Lowered` and `Compiled` of it.
 Order: `sharded` (the decorator's object) → `bound` (one signature: traced, planned) →
 `interpret` (its jaxpr again, with `constraints` on the way; `on_shards` runs what XLA

@@ -12,8 +12,8 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.ir.spec import format_spec
-from rhino_jax.plan.kept import Array, agree, arguments_of, find_places, keys_of
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.kept import ArrayLeaf, agree, arguments_of, find_places, keys_of
+from rhino_jax.plan.plan import Leaf, PlanData
 
 
 Kind = Callable[[tuple[int, ...], str], Any]
@@ -29,7 +29,7 @@ def of_equal_rank(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArgumentSubtree:
     """Arrays of a pytree, seen from one of its nodes.
 
     Attributes:
@@ -40,15 +40,15 @@ class Part:
 
     name: str
     numbers: tuple[int, ...]
-    arrays: tuple[Array, ...]
+    arrays: tuple[ArrayLeaf, ...]
 
-    def children(self) -> Iterator[Part]:
+    def children(self) -> Iterator[ArgumentSubtree]:
         """Parts one key further down, in order."""
         found: dict[str, list[int]] = {}
         for i, array in enumerate(self.arrays):
             found.setdefault(array.path[0], []).append(i)
         for key, members in found.items():
-            yield Part(
+            yield ArgumentSubtree(
                 key,
                 tuple(self.numbers[i] for i in members),
                 tuple(self.arrays[i].below(1) for i in members),
@@ -56,7 +56,7 @@ class Part:
 
 
 def leaves_for(
-    plan: Plan,
+    plan: PlanData,
     leaves: Leaves,
     what: str,
     kind: Kind = as_planned,
@@ -78,21 +78,24 @@ def leaves_for(
       RhinoError: an array belongs nowhere, or to several places that differ.
     """
     known = arguments_of(plan)
-    finder = _Finder(
+    finder = _SubtreeFinder(
         what,
         plan,
         known,
-        [Array(keys_of(leaf.path), kind(shape_of(leaf), leaf.dtype)) for leaf in known],
+        [
+            ArrayLeaf(keys_of(leaf.path), kind(shape_of(leaf), leaf.dtype))
+            for leaf in known
+        ],
     )
     types = [array_type(x) for x in leaves.arrays]
     # Paths begin with `out`.
     arrays = tuple(
-        Array(keys_of(path)[1:], kind(shape, _type_name(dtype)))
+        ArrayLeaf(keys_of(path)[1:], kind(shape, _type_name(dtype)))
         for path, (shape, dtype, _) in zip(leaves.array_paths, types, strict=True)
     )
     if not arrays:
         return []
-    whole = Part("", tuple(range(len(arrays))), arrays)
+    whole = ArgumentSubtree("", tuple(range(len(arrays))), arrays)
     found = finder.find(whole, is_sequence=_is_sequence(leaves.tree))
     return [known[found[i]] for i in range(len(arrays))]
 
@@ -108,11 +111,11 @@ def _is_sequence(tree: Any) -> bool:
     return data is not None and data[0] in (tuple, list)
 
 
-_Misfits = list[tuple[Array, Leaf]]
+_Misfits = list[tuple[ArrayLeaf, Leaf]]
 """Arrays, and what was planned where each of them would be."""
 
 
-def _distance(given: Array, planned: Leaf) -> tuple[float, ...] | None:
+def _distance(given: ArrayLeaf, planned: Leaf) -> tuple[float, ...] | None:
     """How far a shape is from a planned one; None of another rank or type."""
     kind: Any = given.kind
     shape, dtype = kind
@@ -124,13 +127,13 @@ def _distance(given: Array, planned: Leaf) -> tuple[float, ...] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finder:
+class _SubtreeFinder:
     what: str
-    plan: Plan
+    plan: PlanData
     known: Sequence[Leaf]
-    arrays: Sequence[Array]
+    arrays: Sequence[ArrayLeaf]
 
-    def find(self, whole: Part, *, is_sequence: bool) -> dict[int, int]:
+    def find(self, whole: ArgumentSubtree, *, is_sequence: bool) -> dict[int, int]:
         """Numbers of arrays → numbers of known leaves."""
         if is_sequence:
             for placed in (self._in_order(whole), self._as_pair(whole)):
@@ -139,7 +142,7 @@ class _Finder:
             self._refuse_misfits(whole)
         return self._found(whole, is_root=True)
 
-    def _refuse_misfits(self, whole: Part) -> None:
+    def _refuse_misfits(self, whole: ArgumentSubtree) -> None:
         """Refuse all arguments in order, where paths are right and an array is not."""
         places = [(str(i), *keys_of(leaf.path)[1:]) for i, leaf in self._numbered()]
         if {*places} == {a.path for a in whole.arrays}:
@@ -151,7 +154,7 @@ class _Finder:
             for k in members:
                 yield i, self.known[k]
 
-    def _in_order(self, whole: Part) -> dict[int, int] | None:
+    def _in_order(self, whole: ArgumentSubtree) -> dict[int, int] | None:
         """As the arguments from the first on."""
         arguments = self._arguments()
         found: dict[int, int] = {}
@@ -166,7 +169,7 @@ class _Finder:
             found.update((n, there[a]) for n, a in numbered)
         return found
 
-    def _as_pair(self, whole: Part) -> dict[int, int] | None:
+    def _as_pair(self, whole: ArgumentSubtree) -> dict[int, int] | None:
         """As (args, kwargs)."""
         place: dict[int, tuple[str, ...]] = dict.fromkeys(range(len(self.arrays)), ())
         for i, members in enumerate(self._arguments()):
@@ -174,7 +177,7 @@ class _Finder:
         there = {}
         for k, array in enumerate(self.arrays):
             path = (*place[k], *array.path[1:]) if place[k] else ("1", *array.path)
-            there[Array(path, array.kind)] = k
+            there[ArrayLeaf(path, array.kind)] = k
         if set(there) != set(whole.arrays):
             return None
         return {n: there[a] for n, a in zip(whole.numbers, whole.arrays, strict=True)}
@@ -193,7 +196,7 @@ class _Finder:
                 found[place].append(k)
         return found
 
-    def _found(self, part: Part, *, is_root: bool = False) -> dict[int, int]:
+    def _found(self, part: ArgumentSubtree, *, is_root: bool = False) -> dict[int, int]:
         places = find_places(part.arrays, self.arrays, part.name, needs_name=False)
         if places and not agree(places, [leaf.spec for leaf in self.known]):
             raise self._ambiguous(part, places)
@@ -211,7 +214,7 @@ class _Finder:
             raise
         return found
 
-    def _nearest(self, part: Part) -> list[_Misfits]:
+    def _nearest(self, part: ArgumentSubtree) -> list[_Misfits]:
         """The places with the paths of a part, where the fewest arrays differ; of an
         array by itself, those whose shape is nearest."""
         first = part.arrays[0].path
@@ -235,7 +238,9 @@ class _Finder:
         least = min((rank for rank, _ in ranked), default=None)
         return [misfits for rank, misfits in ranked if rank == least]
 
-    def _differing(self, part: Part, there: Mapping[tuple[str, ...], int]) -> _Misfits:
+    def _differing(
+        self, part: ArgumentSubtree, there: Mapping[tuple[str, ...], int]
+    ) -> _Misfits:
         pairs = ((a, there[a.path]) for a in part.arrays)
         return [(a, self.known[k]) for a, k in pairs if a.kind != self.arrays[k].kind]
 
@@ -261,7 +266,9 @@ class _Finder:
             " under `auto_shard`.",
         )
 
-    def _ambiguous(self, part: Part, places: Sequence[Sequence[int]]) -> RhinoError:
+    def _ambiguous(
+        self, part: ArgumentSubtree, places: Sequence[Sequence[int]]
+    ) -> RhinoError:
         names = [name for name, _ in self.plan.mesh_axes]
         firsts = [self.known[place[0]] for place in places]
         return RhinoError(
@@ -275,7 +282,7 @@ class _Finder:
             f" {{{keys_of(firsts[0].path)[0]!r}: …}}, or all arguments in order.",
         )
 
-    def _nowhere(self, part: Part) -> RhinoError:
+    def _nowhere(self, part: ArgumentSubtree) -> RhinoError:
         if near := self._nearest(part):
             return self._misfit(near)
         first = part.arrays[0]
@@ -295,11 +302,11 @@ class _Finder:
         )
 
 
-def _called(part: Part) -> str:
+def _called(part: ArgumentSubtree) -> str:
     return f"`{part.name}`" if part.name else "this"
 
 
-def _kind_text(array: Array) -> str:
+def _kind_text(array: ArrayLeaf) -> str:
     kind: Any = array.kind
     shape, dtype = kind
     return _array(shape, dtype) if isinstance(shape, tuple) else f"{dtype} rank {shape}"

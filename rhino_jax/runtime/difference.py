@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rhino_jax.frontend.call import Call, array_type, type_text
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
-def kept_text(before: Plan, plan: Plan) -> str:
+def kept_text(before: PlanData, plan: PlanData) -> str:
     """Whether mesh and state stay where they were, in a sentence."""
     if plan.mesh_axes != before.mesh_axes:
         return "Nothing fits on the mesh as it was: state moves to another."

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.spmd import SpmdExecutable
 from rhino_jax.runtime.tasks.executable import TaskExecutable
 
@@ -62,7 +62,7 @@ class Executable(Protocol):
         ...
 
 
-def executable_of(traced: Traced, plan: Plan, mesh: Any) -> Executable:
+def executable_of(traced: Traced, plan: PlanData, mesh: Any) -> Executable:
     """What runs a plan of a traced function on a mesh."""
     if plan.has_tasks:
         return TaskExecutable(traced, plan, mesh)

@@ -57,7 +57,7 @@ def constrained(
       to the list of its results.
     """
     constraints = Constraints(auto_twin(mesh), decisions.lowering)
-    walk = _Walk(program, decisions, constraints)
+    walk = _Interpretation(program, decisions, constraints)
     jaxpr = open_jaxpr(closed_jaxpr)
 
     def run(*arrays: Any) -> list[Any]:
@@ -89,7 +89,9 @@ def constrained_call(
     Returns:
       A function of the arrays that it reads (literals apart), as they are held.
     """
-    walk = _Walk(program, decisions, Constraints(auto_twin(mesh), decisions.lowering))
+    walk = _Interpretation(
+        program, decisions, Constraints(auto_twin(mesh), decisions.lowering)
+    )
     eqn = open_jaxpr(closed_jaxpr).eqns[position]
     op = program.ops[program.body.ops[position]]
 
@@ -107,7 +109,7 @@ def constrained_call(
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _Interpretation:
     """The walk over program and jaxpr together."""
 
     program: Program

@@ -28,20 +28,20 @@ class Lowered:
 
     def compile(
         self, compiler_options: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> Compiled:
+    ) -> CompiledFunction:
         """Compile; arguments as of `jax.stages.Lowered.compile`.
 
         For GPUs that are not here, what XLA needs to be told is added.
         """
         options = {**needed_options(self.bound.mesh), **(compiler_options or {})}
         compiled = self.lowered.compile(compiler_options=options or None, **kwargs)
-        return Compiled(self.bound, compiled)
+        return CompiledFunction(self.bound, compiled)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lowered, name)
 
 
-class Compiled:
+class CompiledFunction:
     """A sharded function, compiled for one signature; called as the function is.
 
     Everything that `jax.stages.Compiled` has is here too (`as_text`,

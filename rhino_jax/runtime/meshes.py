@@ -10,7 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rhino_jax.errors import MeshError
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.keywords import brief, whole
 
 
@@ -105,7 +105,7 @@ def axes_of_mesh(mesh: Any) -> tuple[tuple[str, int], ...]:
     )
 
 
-def not_runnable(plan: Plan, mesh: Any) -> MeshError:
+def not_runnable(plan: PlanData, mesh: Any) -> MeshError:
     """The error of a call on a mesh that has no devices to run on."""
     needed = math.prod(size for _, size in plan.mesh_axes)
     have = len(jax.devices())

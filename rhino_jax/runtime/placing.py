@@ -16,7 +16,7 @@ from rhino_jax.frontend.objects import nnx_graph
 from rhino_jax.frontend.objects.held import is_held
 from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.hardware.emulated import WATCHDOG
-from rhino_jax.plan.plan import AnyPlan, Leaf, Plan
+from rhino_jax.plan.plan import AnyPlan, Leaf, PlanData
 from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
 from rhino_jax.runtime.belonging import as_planned, leaves_for, of_equal_rank
 from rhino_jax.runtime.meshes import make_mesh, not_runnable
@@ -30,8 +30,8 @@ from rhino_jax.runtime.storage import (
 )
 
 
-def abstract_args(plan: Plan) -> Any:
-    """See `Plan.abstract_args`."""
+def abstract_args(plan: PlanData) -> Any:
+    """See `PlanData.abstract_args`."""
     placed = with_some_mesh(plan, "`plan.abstract_args`")
     sharding = sharding_of(placed)
 
@@ -61,8 +61,8 @@ def _has_held(tree: Any) -> bool:
     return any(map(is_held, jax.tree.leaves(tree, is_leaf=is_held)))
 
 
-def put(plan: Plan, tree: Any, *, local: bool, stored: bool = False) -> Any:
-    """See `Plan.put`."""
+def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
+    """See `PlanData.put`."""
     what = "`plan.put`"
     placed = _runnable(plan, what)
     every = _leaves(tree)
@@ -115,8 +115,8 @@ def _refuse_local(what: str, known: Sequence[Leaf], want: Sequence[Any]) -> None
             )
 
 
-def as_written(plan: Plan, tree: Any) -> Any:
-    """See `Plan.as_written`."""
+def as_written(plan: PlanData, tree: Any) -> Any:
+    """See `PlanData.as_written`."""
     what = "`plan.as_written`"
     every = _leaves(tree)
     leaves, dims = every.without_scalars(), stored_arguments(plan)
@@ -137,7 +137,7 @@ def _leaves(tree: Any) -> Leaves:
     return split_result(tree)
 
 
-def _known_local(plan: Plan, every: Leaves, what: str) -> list[Leaf]:
+def _known_local(plan: PlanData, every: Leaves, what: str) -> list[Leaf]:
     """The plan's leaf for each array, of which a process gives its own part."""
     sharding = sharding_of(plan)
     of_equal_shape = (
@@ -151,7 +151,7 @@ def _known_local(plan: Plan, every: Leaves, what: str) -> list[Leaf]:
 
 
 def _known(
-    plan: Plan, every: Leaves, what: str, *kinds: Callable[..., Any]
+    plan: PlanData, every: Leaves, what: str, *kinds: Callable[..., Any]
 ) -> list[Leaf]:
     """The plan's leaf for each array. Python scalars, which go with any device, count
     for the structure; they may also be no arguments at all.
@@ -213,9 +213,12 @@ def local_shape_here(sharding: NamedSharding, shape: Sequence[int]) -> tuple[int
 
 
 def init(
-    plan: Plan, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    plan: PlanData,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Any:
-    """See `Plan.init`."""
+    """See `PlanData.init`."""
     what = "`plan.init`"
     check_callable(what, fn)
     placed = _runnable(plan, what)
@@ -254,7 +257,7 @@ def init(
 
 
 def _made_by_stages(
-    plan: Plan,
+    plan: PlanData,
     flat: Callable[[Sequence[Any]], list[Any]],
     arrays: Sequence[Any],
     known: Sequence[Leaf],
@@ -306,7 +309,7 @@ def _made_on(
     return list(jax.jit(made_of, out_shardings=list(shardings))(given))
 
 
-def _on_mesh(plan: Plan, argument: Any) -> Any:
+def _on_mesh(plan: PlanData, argument: Any) -> Any:
     """An argument of the init function where the plan has it (`params` of
     `optimizer.init`), or else whole on every device."""
     every = _leaves(argument)
@@ -334,7 +337,7 @@ def with_some_mesh(plan: AnyPlan, what: str) -> AnyPlan:
     return with_mesh(plan, make_mesh(plan.mesh_axes, what))
 
 
-def _runnable(plan: Plan, what: str) -> Plan:
+def _runnable(plan: PlanData, what: str) -> PlanData:
     """
     Raises:
       MeshError: there are too few devices.

@@ -281,13 +281,13 @@ class ShardedFunction(Generic[AnyPlan]):
         self._plans.clear()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else Method(self, instance)
+        return self if instance is None else BoundMethod(self, instance)
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self.__name__}, {len(self._bounds)} signatures>"
 
 
-class Method(Generic[AnyPlan]):
+class BoundMethod(Generic[AnyPlan]):
     """What `instance.function` is; see `ShardedFunction.__get__`."""
 
     def __init__(self, function: ShardedFunction[AnyPlan], instance: Any) -> None:
@@ -315,6 +315,6 @@ class Method(Generic[AnyPlan]):
 
 def unbound(fn: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
     """A function and its arguments; of a method, its instance is the first."""
-    if isinstance(fn, Method):
+    if isinstance(fn, BoundMethod):
         return fn.__func__, (fn.__self__, *args)
     return fn, tuple(args)

@@ -16,7 +16,7 @@ from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.emulated import WATCHDOG
 from rhino_jax.ir.transform import stages_in_one
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.runtime.constraints import (
     auto_twin,
@@ -38,7 +38,7 @@ class SpmdExecutable:
       out_shardings: of results.
     """
 
-    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+    def __init__(self, traced: Traced, plan: PlanData, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
         self._types: Sequence[jax.ShapeDtypeStruct] | None = None
         self.in_shardings: Sequence[NamedSharding] = [
@@ -176,7 +176,7 @@ class SpmdExecutable:
         )
 
 
-def over_stages(traced: Traced, plan: Plan, mesh: Any) -> Callable[..., list[Any]]:
+def over_stages(traced: Traced, plan: PlanData, mesh: Any) -> Callable[..., list[Any]]:
     """The function of arguments and constants whose stages are an axis of the mesh.
 
     Args:

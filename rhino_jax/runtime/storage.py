@@ -18,14 +18,14 @@ import jax
 from jax.sharding import AxisType
 
 from rhino_jax.errors import RhinoError
-from rhino_jax.ir.blocks import Blocks, stored_in_blocks
+from rhino_jax.ir.blocks import InterleavedOrder, stored_in_blocks
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.interleaved import all_stored, all_written
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.constraints import explicit_part
 
 
-Dims = tuple[tuple[int, Blocks], ...]
+Dims = tuple[tuple[int, InterleavedOrder], ...]
 """The dims of an array that are in blocks, and how; empty: it is as written."""
 
 _KNOWN: dict[int, tuple[weakref.ref[Any], Dims]] = {}
@@ -46,7 +46,7 @@ def dims_of(x: Any) -> Dims:
     return found[1] if found is not None and found[0]() is x else ()
 
 
-def stored_arguments(plan: Plan) -> dict[str, Dims]:
+def stored_arguments(plan: PlanData) -> dict[str, Dims]:
     """Tree path → how the argument is stored, of those that are in blocks."""
     stored = stored_in_blocks(plan.transforms)
     return {plan.inputs[slot].path: dims for slot, dims in stored.items()}
@@ -100,7 +100,7 @@ class Storage:
     outputs: Mapping[int, Dims]
 
     @classmethod
-    def of(cls, program: Program, plan: Plan) -> Storage:
+    def of(cls, program: Program, plan: PlanData) -> Storage:
         inputs = stored_in_blocks(plan.transforms)
         outputs = {
             i: inputs[out.state_of]

@@ -27,7 +27,7 @@ from rhino_jax.solver.moves.moves import Moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CpSatLimits:
     """What CP-SAT may use.
 
     Attributes:
@@ -75,7 +75,7 @@ def settle(
     moves: Moves,
     labels: np.ndarray,
     nodes: Sequence[int],
-    limits: Limits,
+    limits: CpSatLimits,
     allowed: Mapping[int, np.ndarray] | None = None,
 ) -> Settled:
     """The best options of some nodes beside the choice of the others.
@@ -88,7 +88,7 @@ def settle(
       allowed: node → the options that it may take, ascending; None: all.
     """
     begun = time.monotonic()
-    builder = _Builder(moves, labels, sorted(nodes), allowed)
+    builder = _CpSatBuilder(moves, labels, sorted(nodes), allowed)
     builder.add_nodes()
     builder.add_edges()
     model = builder.model
@@ -125,7 +125,7 @@ def settle(
     return Settled(found, bound, status == cp_model.OPTIMAL, variables)
 
 
-class _Builder:
+class _CpSatBuilder:
     def __init__(
         self,
         moves: Moves,

@@ -13,7 +13,7 @@ from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import CPSAT
 
 
-class Held(NamedTuple):
+class LiveColumns(NamedTuple):
     """What columns of a model hold over rows from `start` up to, not including, `stop`:
     whole amounts, rounded up."""
 
@@ -24,7 +24,7 @@ class Held(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Rows:
+class MemoryRows:
     """Memory rows, of which a model takes those that it turns out to need.
 
     Attributes:
@@ -36,7 +36,7 @@ class Rows:
     """
 
     columns: list[cp_model.IntVar]
-    held: list[Held]
+    held: list[LiveColumns]
     room: np.ndarray
     hint: np.ndarray
     added: set[int] = field(default_factory=set)
@@ -83,7 +83,7 @@ def memory_rows(
     labels: np.ndarray,
     options: Mapping[int, np.ndarray],
     x: Mapping[int, Sequence[cp_model.IntVar]],
-) -> Rows:
+) -> MemoryRows:
     """The rows that a model may need.
 
     Args:
@@ -93,10 +93,10 @@ def memory_rows(
       options: free node → the options that it may take, ascending.
       x: their variables.
     """
-    return _Builder(model, moves, labels, options, x).rows()
+    return _MemoryBuilder(model, moves, labels, options, x).rows()
 
 
-class _Builder:
+class _MemoryBuilder:
     def __init__(
         self,
         model: cp_model.CpModel,
@@ -113,7 +113,7 @@ class _Builder:
         self.hint = [o == labels[n] for n in x for o in options[n]]
         self.pairs: dict[tuple[int, int, bytes], int] = {}
 
-    def rows(self) -> Rows:
+    def rows(self) -> MemoryRows:
         """Memory at times that could overflow; between two changes of the free nodes',
         where there is least room."""
         memory, spans = self.moves.memory, self.moves.memory.spans
@@ -134,14 +134,14 @@ class _Builder:
         tight = most > least
         before = np.concatenate([[0], np.cumsum(tight)])
         held = [
-            Held(int(before[start]), int(before[stop]), h.columns, h.amounts)
+            LiveColumns(int(before[start]), int(before[stop]), h.columns, h.amounts)
             for h, start, stop in zip(held, starts, stops, strict=True)
             if before[start] < before[stop]
         ]
         hint = np.array(self.hint, dtype=bool)
-        return Rows(self.columns, held, np.floor(least[tight]), hint)
+        return MemoryRows(self.columns, held, np.floor(least[tight]), hint)
 
-    def _held(self, e: int) -> Held:
+    def _held(self, e: int) -> LiveColumns:
         """What an entry of memory holds, by the free nodes' options."""
         spans = self.moves.memory.spans
         i, j = int(spans.lookups.source[e]), int(spans.lookups.target[e])
@@ -155,7 +155,7 @@ class _Builder:
         else:
             columns, amounts = self._together(i, j, table)
         whole = np.ceil(amounts).astype(np.int64)
-        return Held(int(spans.start[e]), int(spans.stop[e]), columns, whole)
+        return LiveColumns(int(spans.start[e]), int(spans.stop[e]), columns, whole)
 
     def _alone(self, n: int, amounts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         amounts = amounts[self.options[n]]

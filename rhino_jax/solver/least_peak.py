@@ -19,7 +19,7 @@ TARGETS = (1.0, 0.9, 0.5, 0.0)
 """Shares of the limit under which nodes are moved, one after the other, until the limit
 is met: nothing moves at times that are under it, though others may need the room."""
 
-MOST_PASSES = 8
+MAX_PASSES = 8
 """Passes over all nodes, each to the option with which least is over the limit."""
 
 
@@ -90,7 +90,7 @@ def _move_apart(problem: Problem, start: Labels, target: float) -> Labels:
                 uses[node].append(u)
     labels = start.copy()
     over = problem.profile(labels) - target
-    for _ in range(MOST_PASSES):
+    for _ in range(MAX_PASSES):
         has_moved = False
         for node, mine in enumerate(uses):
             if not any(over[u.start : u.stop].max(initial=0.0) > 0 for u in mine):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rhino_jax.solver.cpsat import Limits, count_cells, settle
+from rhino_jax.solver.cpsat import CpSatLimits, count_cells, settle
 from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.fusion import fuse_moves
@@ -17,10 +17,10 @@ from rhino_jax.solver.moves.repair import improve, repair
 from rhino_jax.solver.presolve.reduction import Core
 
 
-MOST_CELLS = 150_000
+MAX_CELLS = 150_000
 """Edge variables up to which CP-SAT takes a core whole (about 20 µs and 5 KB each)."""
 
-MOST_PRICED_NODES, MOST_PRICED_CELLS = 5_000, 3_000_000
+MAX_PRICED_NODES, MAX_PRICED_CELLS = 5_000, 3_000_000
 """Nodes and cells of all edges up to which memory gets prices per time: they need a
 hundred rounds of messages, of about 50 µs a node and 5 ns a cell."""
 
@@ -69,11 +69,11 @@ class Limited:
         costs, forbidden = self.moves.costs, self.moves.forbidden
         self.costs = np.where(np.isfinite(costs), costs, forbidden)
         cells = count_cells(self.moves, range(len(core.costs)))
-        self.is_whole = cells <= MOST_CELLS
+        self.is_whole = cells <= MAX_CELLS
         self.is_priced = (
             0 < len(self.memory.room)
-            and len(core.costs) <= MOST_PRICED_NODES
-            and cells <= MOST_PRICED_CELLS
+            and len(core.costs) <= MAX_PRICED_NODES
+            and cells <= MAX_PRICED_CELLS
         )
         self.best: np.ndarray | None = None
         self.value, self.bound = math.inf, -math.inf
@@ -84,10 +84,10 @@ class Limited:
         """Whether something better may be there."""
         return self.bound < self.value
 
-    def limits(self, until: float = math.inf) -> Limits:
+    def limits(self, until: float = math.inf) -> CpSatLimits:
         """What is left for CP-SAT."""
         seconds = min(until, self.deadline) - time.monotonic()
-        return Limits(seconds=seconds, workers=self.workers, seed=self.seed)
+        return CpSatLimits(seconds=seconds, workers=self.workers, seed=self.seed)
 
     def prove(self, bound: float) -> None:
         """Take a bound in."""

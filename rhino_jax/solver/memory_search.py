@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.solver.bounds.prices import Mixture, Prices
+from rhino_jax.solver.bounds.prices import Mixture, TimePrices
 from rhino_jax.solver.incumbents import Effort, Incumbents
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.pairwise import PairwiseSolution, solve_pairwise
@@ -41,7 +41,7 @@ NEWS = 0.1
 STALE_PRICES = 2
 """Prices in a row without news, after which there are no better ones."""
 
-MOST_LONG, LONG_ROUNDS = 1, 40
+MAX_LONG, LONG_ROUNDS = 1, 40
 """Prices with more rounds, where brief ones give no news: most of what messages still
 have to say about a wide ResNet, in a second."""
 
@@ -57,7 +57,7 @@ class DualSolution:
       bound: no choice that fits costs less.
     """
 
-    prices: Prices
+    prices: TimePrices
     choices: tuple[Labels, ...]
     bound: float
 
@@ -94,9 +94,9 @@ def search_memory(
         max_fusions=1,
     )
     longer = replace(brief, max_rounds=min(effort.max_rounds, LONG_ROUNDS))
-    centre, bound, found = Prices(weight), free.bound, free
+    centre, bound, found = TimePrices(weight), free.bound, free
     before, stale, left = math.inf, 0, effort.max_prices
-    long = MOST_LONG if effort.proves else 0
+    long = MAX_LONG if effort.proves else 0
     while True:
         best = mixture.solve()
         if best is None:
@@ -131,7 +131,7 @@ def search_memory(
 
 def _at(
     overlap: Overlap,
-    prices: Prices,
+    prices: TimePrices,
     starts: Sequence[Labels],
     effort: Effort,
     before: PairwiseSolution,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.solver.bounds.messages import Messages
-from rhino_jax.solver.cpsat import Limits, count_cells, settle
+from rhino_jax.solver.cpsat import CpSatLimits, count_cells, settle
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.fusion import fuse_moves
@@ -78,7 +78,7 @@ def solve_reduced(
     order, rest = list(core.costs), float(core.constant)
     if not order:
         return PairwiseSolution(core.expand({}), rest, rest, 0, 0)
-    search = _Search(core, order, [s[order] for s in starts], effort)
+    search = _PairwiseSearch(core, order, [s[order] for s in starts], effort)
     search.run(before)
     chosen = dict(zip(order, search.best.tolist(), strict=True))
     return PairwiseSolution(
@@ -92,7 +92,7 @@ def solve_reduced(
     )
 
 
-class _Search:
+class _PairwiseSearch:
     """The search over a core, in units in which a known choice costs
     `Moves.units`."""
 
@@ -230,9 +230,9 @@ class _Search:
         proved = self.value * (1 - 1e-6) if found.is_optimal else found.bound
         self.bound = max(self.bound, min(proved, self.value))
 
-    def limits(self) -> Limits:
+    def limits(self) -> CpSatLimits:
         left = min(CPSAT.longest_s, self.effort.deadline - time.monotonic())
-        return Limits(
+        return CpSatLimits(
             seconds=max(0.1, left),
             deterministic_s=CPSAT.deterministic_s,
             seed=self.effort.seed,

@@ -34,7 +34,7 @@ class Presolve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
+class MessageParameters:
     """Attributes:
     first_stride: share of its last step by which a round moves on messages first.
     longer: factor on this share after a round that was better for it.
@@ -47,7 +47,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class WeightParameters:
     """Weights of what can hide, from 0 to 1: see `bounds.weights`.
 
     Attributes:
@@ -71,7 +71,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
+class MoveParameters:
     """Attributes:
     units: what a known choice costs in CP-SAT's whole units, where costs are not whole:
         rounding is then a part in 1e9 for every term.
@@ -235,9 +235,9 @@ class IntervalPrices:
 
 
 PRESOLVE = Presolve()
-MESSAGES = Messages()
-WEIGHTS = Weights()
-MOVES = Moves()
+MESSAGES = MessageParameters()
+WEIGHTS = WeightParameters()
+MOVES = MoveParameters()
 PAIRWISE = Pairwise()
 CPSAT = CpSat()
 FUSION = Fusion()

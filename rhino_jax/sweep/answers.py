@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.sweep.meshes import Asked, Best, Meshes
+from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
 from rhino_jax.sweep.point import why_not
-from rhino_jax.sweep.whole import Priced, Whole, of_bytes, prices
+from rhino_jax.sweep.whole import BudgetSweep, Priced, of_bytes, prices
 from rhino_jax.sweep.work import Counts
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SearchOutcome:
     """What came of a search.
 
     Attributes:
@@ -36,7 +36,7 @@ class Answer:
     cpu_s: float = 0.0
 
 
-Task = tuple[Asked | Whole, Program | bytes | None]
+Task = tuple[BudgetJobs | BudgetSweep, Program | bytes | None]
 """What is asked, with its program, or its function as `whole.to_bytes` gives it, the
 first time that a process is asked about it."""
 
@@ -53,20 +53,20 @@ class Answering:
     meshes: Meshes = field(default_factory=Meshes)
     functions: dict[int, Traced] = field(default_factory=dict)
 
-    def answer(self, task: Task) -> Answer:
+    def answer(self, task: Task) -> SearchOutcome:
         """Search or plan, and say what came of it."""
         asked, of = task
         self.meshes.counts = Counts()
         try:
-            if isinstance(asked, Whole):
+            if isinstance(asked, BudgetSweep):
                 if isinstance(of, bytes):
                     self.functions[asked.number] = of_bytes(of)
-                return Answer(priced=prices(asked, self.functions[asked.number]))
+                return SearchOutcome(priced=prices(asked, self.functions[asked.number]))
             if isinstance(of, Program):
                 self.meshes.programs[asked.number] = of
             best = self.meshes.best(asked)
-            return Answer(best, counts=self.meshes.counts)
+            return SearchOutcome(best, counts=self.meshes.counts)
         except RhinoError as error:
-            return Answer(refused=why_not(error), counts=self.meshes.counts)
+            return SearchOutcome(refused=why_not(error), counts=self.meshes.counts)
         except Exception:
-            return Answer(failed=traceback.format_exc())
+            return SearchOutcome(failed=traceback.format_exc())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from rhino_jax.sweep.answers import Answer, Answering, Task
+from rhino_jax.sweep.answers import Answering, SearchOutcome, Task
 from rhino_jax.utils.subprocess import answer_tasks
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     """Answer until the process that asks has ended."""
     answering, before_s = Answering(), 0.0
 
-    def answer(task: Task) -> Answer:
+    def answer(task: Task) -> SearchOutcome:
         nonlocal before_s
         found, now_s = answering.answer(task), time.process_time()
         taken_s, before_s = now_s - before_s, now_s

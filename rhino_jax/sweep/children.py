@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from rhino_jax.sweep.answers import Answer, Task
+from rhino_jax.sweep.answers import SearchOutcome, Task
 from rhino_jax.utils.subprocess import Child, ChildEnded
 
 
@@ -27,7 +27,7 @@ class Answered:
     """
 
     key: int
-    answer: Answer | None
+    answer: SearchOutcome | None
     ended: str = ""
 
 

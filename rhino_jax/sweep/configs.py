@@ -29,7 +29,7 @@ NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class SweepConfig:
     """Attributes:
     hardware: as of `auto_shard`; None: the devices present.
     devices: how many, of which rhino makes meshes; None: as `hardware` or `mesh` say.
@@ -53,7 +53,7 @@ class Config:
         return self.batch, self.stages, self.microbatches
 
 
-def configurations(lists: Mapping[str, Any]) -> list[Config]:
+def configurations(lists: Mapping[str, Any]) -> list[SweepConfig]:
     """Every combination, the last list varying fastest.
 
     Args:
@@ -70,7 +70,7 @@ def configurations(lists: Mapping[str, Any]) -> list[Config]:
             fix="give mesh= to compare meshes, or devices= to let rhino choose them.",
         )
     every = [_values(name, lists.get(name)) for name in NAMES]
-    return [Config(*each) for each in itertools.product(*every)]
+    return [SweepConfig(*each) for each in itertools.product(*every)]
 
 
 def _values(name: str, given: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from rhino_jax.planner.cuts import as_asked
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
 from rhino_jax.planner.options import Wishes
 from rhino_jax.planner.origin import with_origin
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.solve_on_mesh import as_solution
@@ -31,16 +31,16 @@ from rhino_jax.planner.variants import cut_in
 from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.solver.problem import Labels
-from rhino_jax.sweep.answers import Answer
-from rhino_jax.sweep.configs import WHAT, Config
-from rhino_jax.sweep.meshes import Asked, Best, Meshes
+from rhino_jax.sweep.answers import SearchOutcome
+from rhino_jax.sweep.configs import WHAT, SweepConfig
+from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
 from rhino_jax.sweep.pending import Pending
 from rhino_jax.sweep.point import Point, price_per_step, why_not
-from rhino_jax.sweep.whole import Priced, Whole
+from rhino_jax.sweep.whole import BudgetSweep, Priced
 from rhino_jax.units import format_bytes
 
 
-MOST_AXES = 2
+MAX_AXES = 2
 """Axes of the meshes that are compared where none is given; a third seldom gains."""
 
 
@@ -67,7 +67,7 @@ class Evaluator:
     targets: dict[tuple[Any, int | None], Target] = field(default_factory=dict)
     functions: dict[int, int] = field(default_factory=dict)
 
-    def target(self, config: Config) -> Target:
+    def target(self, config: SweepConfig) -> Target:
         """The hardware of a configuration, with as many devices as it says.
 
         Raises:
@@ -80,7 +80,7 @@ class Evaluator:
             found = self.targets[key] = target_of(config, self.wishes)
         return found
 
-    def group(self, config: Config) -> Hashable:
+    def group(self, config: SweepConfig) -> Hashable:
         """Equal for configurations that differ in their budgets alone, however their
         hardware is written: "v5e" of 8 devices is "v5e:8"."""
         try:
@@ -94,7 +94,9 @@ class Evaluator:
         """Of a program; the same for all targets of one kind of device."""
         return self.meshes.analysis(self.meshes.number(program), target)
 
-    def begin(self, traced: Traced, group: Sequence[Config]) -> Pending | list[Point]:
+    def begin(
+        self, traced: Traced, group: Sequence[SweepConfig]
+    ) -> Pending | list[Point]:
         """What has to be searched or planned for configurations that differ in their
         budgets alone, or why they cannot be."""
         first = group[0]
@@ -108,16 +110,20 @@ class Evaluator:
         except RhinoError as error:
             return refused(group, why_not(error))
 
-    def end(self, pending: Pending, answer: Answer) -> list[Point]:
+    def end(self, pending: Pending, answer: SearchOutcome) -> list[Point]:
         """What the configurations cost, of what was found within each budget."""
         pairs = list(zip(pending.group, pending.asked.budgets, strict=True))
-        if isinstance(pending.asked, Whole):
+        if isinstance(pending.asked, BudgetSweep):
             target = pending.target
             return [_of(pending, c, target, b, answer.priced[b]) for c, b in pairs]
         return [self._told(pending, c, b, answer.best[b]) for c, b in pairs]
 
     def _whole(
-        self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
+        self,
+        traced: Traced,
+        group: Sequence[SweepConfig],
+        target: Target,
+        wishes: Wishes,
     ) -> Pending:
         """Configurations for which the passes are chosen, too."""
         first = group[0]
@@ -133,14 +139,18 @@ class Evaluator:
         number = self.functions.setdefault(id(traced), len(self.functions))
         budgets = tuple(self._budget(c, target) for c in group)
         usable = 1 - target.device.reserve_share
-        asked = Whole(number, wishes, first.mesh, budgets, usable)
+        asked = BudgetSweep(number, wishes, first.mesh, budgets, usable)
         return Pending(tuple(group), traced, wishes, asked, target)
 
-    def _budget(self, config: Config, target: Target) -> int:
+    def _budget(self, config: SweepConfig, target: Target) -> int:
         return int(config.memory_budget_bytes or self.wishes.budget_bytes(target))
 
     def _pending(
-        self, traced: Traced, group: Sequence[Config], target: Target, wishes: Wishes
+        self,
+        traced: Traced,
+        group: Sequence[SweepConfig],
+        target: Target,
+        wishes: Wishes,
     ) -> Pending:
         first = group[0]
         pinned = expand_pins(wishes.pins, traced)
@@ -150,7 +160,7 @@ class Evaluator:
         else:
             count = first.devices or target.num_devices or len(devices_here(WHAT))
             every = candidates(traced, target, count)
-            few = [axes for axes in every if len(axes) <= MOST_AXES] or every
+            few = [axes for axes in every if len(axes) <= MAX_AXES] or every
             meshes, pins = where_pins_hold(few, pinned, traced.program)
         request = replace(wishes.request_of(target, pins), has_recipes=False)
         search = Search(
@@ -162,7 +172,7 @@ class Evaluator:
             search = search.after([cut_in(first.microbatches)])
         usable = 1 - target.device.reserve_share
         budgets = [int(usable * self._budget(c, target)) for c in group]
-        asked = Asked(
+        asked = BudgetJobs(
             self.meshes.number(search.running.program),
             target,
             tuple(map(tuple, meshes)),
@@ -172,7 +182,9 @@ class Evaluator:
         )
         return Pending(tuple(group), traced, wishes, asked, target, search)
 
-    def _told(self, pending: Pending, config: Config, budget: int, best: Best) -> Point:
+    def _told(
+        self, pending: Pending, config: SweepConfig, budget: int, best: Best
+    ) -> Point:
         search, wishes, labels = pending.search, pending.wishes, best.labels
         assert search is not None
         target, usable = search.target, budget
@@ -212,13 +224,13 @@ class Evaluator:
         problem = problem.within(search.request.memory_budget_bytes)
         solution = replace(as_solution(problem, labels), bound=bound_s)
         solved = [SolvedMesh(problem, solution)]
-        found = Found(solved, (), [], search.target, search.request, started)
+        found = SearchResult(solved, (), [], search.target, search.request, started)
         mesh = make_mesh(axes, WHAT)
         plan = with_trees(Plan.of(search.plan(found)), search.traced, mesh)
         return with_origin(plan, wishes, search.traced, mesh, None)
 
 
-def refused(group: Sequence[Config], why: str) -> list[Point]:
+def refused(group: Sequence[SweepConfig], why: str) -> list[Point]:
     """Configurations that cannot be."""
     return [
         _nothing(c, c.hardware if isinstance(c.hardware, str) else "", 0, (), 0, why)
@@ -226,7 +238,7 @@ def refused(group: Sequence[Config], why: str) -> list[Point]:
     ]
 
 
-def target_of(config: Config, wishes: Wishes) -> Target:
+def target_of(config: SweepConfig, wishes: Wishes) -> Target:
     """The hardware of a configuration, with as many devices as it says."""
     hardware = config.hardware
     if isinstance(hardware, str) and config.devices is not None and ":" not in hardware:
@@ -237,7 +249,11 @@ def target_of(config: Config, wishes: Wishes) -> Target:
 
 
 def _of(
-    pending: Pending, config: Config, target: Target, budget: int, priced: Priced | str
+    pending: Pending,
+    config: SweepConfig,
+    target: Target,
+    budget: int,
+    priced: Priced | str,
 ) -> Point:
     if isinstance(priced, str):
         devices = target.num_devices or 0
@@ -250,7 +266,7 @@ def _of(
 
 
 def _point(
-    config: Config,
+    config: SweepConfig,
     target: Target,
     axes: MeshAxes,
     budget: int,
@@ -278,7 +294,7 @@ def _point(
 
 
 def _nothing(
-    config: Config,
+    config: SweepConfig,
     hardware: str,
     devices: int,
     axes: MeshAxes,

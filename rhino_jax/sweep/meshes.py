@@ -32,7 +32,7 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BudgetJobs:
     """Configurations that differ in their budgets alone.
 
     Attributes:
@@ -107,7 +107,7 @@ class Meshes:
         return replace(found, target=target)
 
     @no_garbage_collection()
-    def best(self, asked: Asked) -> dict[int, Best]:
+    def best(self, asked: BudgetJobs) -> dict[int, Best]:
         """Budget → the best choice on any of the meshes.
 
         Raises:
@@ -164,7 +164,7 @@ class _Mesh:
     reused: int = 0
 
     @classmethod
-    def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, asked: Asked) -> _Mesh:
+    def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, asked: BudgetJobs) -> _Mesh:
         """With what it costs at least."""
         priced = min(asked.budgets)
         request = replace(asked.request, memory_budget_bytes=priced)

@@ -11,10 +11,10 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.planner.options import Wishes
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.meshes import make_mesh
-from rhino_jax.sweep.configs import WHAT, Config
-from rhino_jax.sweep.meshes import Asked
+from rhino_jax.sweep.configs import WHAT, SweepConfig
+from rhino_jax.sweep.meshes import BudgetJobs
 from rhino_jax.sweep.point import format_stages
-from rhino_jax.sweep.whole import Whole
+from rhino_jax.sweep.whole import BudgetSweep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,16 +30,16 @@ class Pending:
       search: what is planned, where it is to be searched.
     """
 
-    group: tuple[Config, ...]
+    group: tuple[SweepConfig, ...]
     traced: Traced
     wishes: Wishes
-    asked: Asked | Whole
+    asked: BudgetJobs | BudgetSweep
     target: Target
     search: Search | None = None
 
     def plan(self, made_for: int, budget: int) -> Plan:
         """The plan made for one budget, for another that it fits."""
-        assert isinstance(self.asked, Whole)
+        assert isinstance(self.asked, BudgetSweep)
         mesh = None if self.asked.mesh is None else make_mesh(self.asked.mesh, WHAT)
         plan = self.asked.asking(made_for).plan_with(self.traced, mesh, None)
         if made_for == budget:

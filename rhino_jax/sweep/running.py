@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.sweep.answers import Answer
-from rhino_jax.sweep.configs import Config
+from rhino_jax.sweep.answers import SearchOutcome
+from rhino_jax.sweep.configs import SweepConfig
 from rhino_jax.sweep.evaluate import Evaluator, refused
 from rhino_jax.sweep.pending import Pending
 from rhino_jax.sweep.point import Point
 from rhino_jax.sweep.searching import Searching
 from rhino_jax.sweep.table import best_of
-from rhino_jax.sweep.whole import Whole
-from rhino_jax.sweep.work import Started, Work
+from rhino_jax.sweep.whole import BudgetSweep
+from rhino_jax.sweep.work import Started, SweepWork
 
 
 Told = Callable[[int, int, Point | None], None]
 
 
-class Run:
+class SweepRun:
     """A sweep under way.
 
     Args:
@@ -29,7 +29,7 @@ class Run:
     """
 
     def __init__(
-        self, evaluator: Evaluator, configs: Sequence[Config], tell: Told
+        self, evaluator: Evaluator, configs: Sequence[SweepConfig], tell: Told
     ) -> None:
         self._evaluator, self._configs, self._tell = evaluator, configs, tell
         of_group: dict[Hashable, list[int]] = {}
@@ -46,7 +46,7 @@ class Run:
         traced_for: Callable[[int | None], Traced],
         workers: int | None,
         started: Started,
-    ) -> tuple[list[Point], Work]:
+    ) -> tuple[list[Point], SweepWork]:
         """A point for every configuration, those of a group searched together; and what
         it took.
 
@@ -64,7 +64,7 @@ class Run:
                     programs[size] = traced_for(size)
                 begun = self._evaluator.begin(programs[size], group)
                 if isinstance(begun, Pending):
-                    if isinstance(begun.asked, Whole):
+                    if isinstance(begun.asked, BudgetSweep):
                         self._planned += len(group)
                     self._pending[key] = begun
                     searching.ask(key, begun)
@@ -72,7 +72,7 @@ class Run:
                     self._take(key, begun)
                 self._take_all(searching.answers())
             self._take_all(searching.answers(all_of_them=True))
-        work = Work(
+        work = SweepWork(
             configurations=len(self._configs),
             groups=len(self._groups),
             planned=self._planned,
@@ -83,7 +83,7 @@ class Run:
         )
         return [self._found[i] for i in range(len(self._configs))], work
 
-    def _take_all(self, answers: Iterable[tuple[int, Answer]]) -> None:
+    def _take_all(self, answers: Iterable[tuple[int, SearchOutcome]]) -> None:
         for key, answer in answers:
             pending = self._pending.pop(key)
             if answer.refused:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.ir.program import Program
-from rhino_jax.sweep.answers import Answer
+from rhino_jax.sweep.answers import SearchOutcome
 from rhino_jax.sweep.children import Answered, Children
 from rhino_jax.sweep.configs import WHAT
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.pending import Pending
 from rhino_jax.sweep.point import why_not
-from rhino_jax.sweep.whole import Whole, prices, to_bytes
+from rhino_jax.sweep.whole import BudgetSweep, prices, to_bytes
 from rhino_jax.sweep.work import Counts
 
 
@@ -43,7 +43,7 @@ class Searching:
     def __init__(self, meshes: Meshes, workers: int | None, count: int) -> None:
         self._meshes, self._workers, self._left = meshes, workers, count
         self._pending: dict[int, Pending] = {}
-        self._here: list[tuple[int, Answer]] = []
+        self._here: list[tuple[int, SearchOutcome]] = []
         self._functions: dict[int, bytes | None] = {}
         self._longest_s = 0.0
         self._children: Children | None = None
@@ -72,7 +72,9 @@ class Searching:
         self._here.append((key, self._answer(pending)))
         self._longest_s = max(self._longest_s, time.monotonic() - started)
 
-    def answers(self, *, all_of_them: bool = False) -> Iterator[tuple[int, Answer]]:
+    def answers(
+        self, *, all_of_them: bool = False
+    ) -> Iterator[tuple[int, SearchOutcome]]:
         """What was answered since; or all that is not, which waits for it.
 
         Raises:
@@ -103,19 +105,19 @@ class Searching:
     def _of(self, pending: Pending) -> Program | bytes | None:
         """What another process needs; None where this one has to do it."""
         asked = pending.asked
-        if not isinstance(asked, Whole):
+        if not isinstance(asked, BudgetSweep):
             return self._meshes.programs[asked.number]
         if asked.number not in self._functions:
             self._functions[asked.number] = to_bytes(pending.traced)
         return self._functions[asked.number]
 
-    def _answer(self, pending: Pending) -> Answer:
+    def _answer(self, pending: Pending) -> SearchOutcome:
         try:
-            if isinstance(pending.asked, Whole):
-                return Answer(priced=prices(pending.asked, pending.traced))
-            return Answer(self._meshes.best(pending.asked))
+            if isinstance(pending.asked, BudgetSweep):
+                return SearchOutcome(priced=prices(pending.asked, pending.traced))
+            return SearchOutcome(self._meshes.best(pending.asked))
         except RhinoError as error:
-            return Answer(refused=why_not(error))
+            return SearchOutcome(refused=why_not(error))
         except Exception as error:
             error.add_note(f"raised while {WHAT} searched {pending.title}")
             raise

@@ -80,7 +80,7 @@ def sweep(
     """
     # The solver takes a second to import; `import rhino_jax` need not wait.
     from rhino_jax.sweep.evaluate import Evaluator
-    from rhino_jax.sweep.running import Run
+    from rhino_jax.sweep.running import SweepRun
 
     started, said = Started(), locals()
     configs = configurations({name: said[name] for name in NAMES})
@@ -105,7 +105,7 @@ def sweep(
         analysis = evaluator.analysis(written.program, load_target("cpu"))
         return with_batch(parameters, call, analysis, size)
 
-    run = Run(evaluator, configs, _telling(progress))
+    run = SweepRun(evaluator, configs, _telling(progress))
     points, work = run.points(traced_for, many, started)
     return Sweep(written.name, tuple(points), work)
 

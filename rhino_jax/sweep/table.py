@@ -13,9 +13,9 @@ from rhino_jax.explain.report.html import sections_to_html
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.text import sections_to_text
-from rhino_jax.explain.report.views.scatter import Axis, Dot, scatter
+from rhino_jax.explain.report.views.scatter import Dot, PlotAxis, scatter
 from rhino_jax.sweep.point import Point, format_price, format_stages
-from rhino_jax.sweep.work import Work
+from rhino_jax.sweep.work import SweepWork
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -33,7 +33,7 @@ WORK = (
     " meshes reused: known from a larger one, and ruled out by bounds"
 )
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 """Points in a table that is not full."""
 
 
@@ -49,7 +49,7 @@ class Sweep:
 
     program: str
     points: tuple[Point, ...]
-    work: Work
+    work: SweepWork
 
     @property
     def seconds(self) -> float:
@@ -145,7 +145,7 @@ def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
     front = sweep.pareto()
     fitting = sorted((p for p in sweep.points if p.fits), key=lambda p: p.worth)
     others = [p for p in sweep.points if not p.fits]
-    shown = [*fitting, *others] if full else fitting[:MOST_ROWS]
+    shown = [*fitting, *others] if full else fitting[:MAX_ROWS]
     left = len(sweep.points) - len(shown)
     lines = [f"*: {FRONT}"]
     if left:
@@ -163,7 +163,7 @@ def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
     )
 
 
-def _of_work(work: Work) -> Table:
+def _of_work(work: SweepWork) -> Table:
     counts = work.counts
     cells = {
         "points": work.configurations,
@@ -185,11 +185,11 @@ def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
     """Price and memory over time, as `worth` has them; no price where none is known."""
     marks = {id(p) for p in front}
     per_row = " of a row of the batch" if any(p.batch for p in points) else ""
-    time = Axis(f"step time{per_row}", format_seconds)
+    time = PlotAxis(f"step time{per_row}", format_seconds)
     drawn = []
     for place, axis in (
-        (1, Axis(f"price of 1M steps{per_row}", format_price)),
-        (2, Axis("peak memory", format_bytes)),
+        (1, PlotAxis(f"price of 1M steps{per_row}", format_price)),
+        (2, PlotAxis("peak memory", format_bytes)),
     ):
         dots = [
             Dot(

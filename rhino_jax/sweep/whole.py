@@ -37,7 +37,7 @@ larger copies are too small to count (`Pricing.small_share`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class BudgetSweep:
     """Configurations that differ in their budgets alone, to be planned.
 
     Attributes:
@@ -102,7 +102,7 @@ class Priced:
     budget: int
 
 
-def prices(whole: Whole, traced: Traced) -> dict[int, Priced | str]:
+def prices(whole: BudgetSweep, traced: Traced) -> dict[int, Priced | str]:
     """Budget → what the plan costs, or why there is none."""
     mesh = None if whole.mesh is None else make_mesh(whole.mesh, WHAT)
     made = whole.within(lambda wishes: wishes.found_with(traced, mesh, None)[0])

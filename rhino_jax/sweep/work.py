@@ -33,7 +33,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SweepWork:
     """What a sweep took.
 
     Attributes:

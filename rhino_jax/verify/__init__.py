@@ -1,7 +1,7 @@
 """What the compiler made of a plan, beside what the plan predicted.
 
 In: a plan or a hand-sharded function, and something to compile for.
-Out: `verification.Verification`, `by_hand.audit.Audit`, `check.Check`.
+Out: `verification.VerificationData`, `by_hand.audit.AuditData`, `check.CheckData`.
 Order: `places` and `targets` (where to compile; `emulate` where devices are missing),
 `compile` (`in_child` where devices are not here: a compiler that aborts ends no
 notebook), `hlo` (compiled text → collectives, memory, work), `matching` (predicted

@@ -27,7 +27,7 @@ from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Traced, flat_function
 from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen, through_own_sums
 from rhino_jax.passes.apply import remade
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import with_mesh
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.copies import copied
@@ -49,7 +49,7 @@ _ROUNDING = {"xla_allow_excess_precision": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CheckData:
     """The results of a planned program beside those of one device.
 
     Attributes:
@@ -75,7 +75,7 @@ class Check:
 
 
 def check(
-    plan: Plan,
+    plan: PlanData,
     fn: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -83,8 +83,8 @@ def check(
     tolerance: float | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
-) -> Check:
-    """Run `fn` as planned, and on one device; see `Plan.check`."""
+) -> CheckData:
+    """Run `fn` as planned, and on one device; see `PlanData.check`."""
     what, started = "`plan.check`", time.monotonic()
     fn, args = unbound(fn, args)
     parameters = planned_parameters(
@@ -120,7 +120,7 @@ def check(
         compare(path, a, b, tolerance, c)
         for path, a, b, c in zip(paths, planned, single, rounded, strict=True)
     ]
-    return Check(
+    return CheckData(
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
         devices=devices,
@@ -137,7 +137,7 @@ def check(
     )
 
 
-def _of_stages(plan: Plan) -> tuple[Transform, ...]:
+def _of_stages(plan: PlanData) -> tuple[Transform, ...]:
     """The micro-batches of stages, where these have statistics of their own."""
     pipeline = plan.pipeline
     if pipeline is None or not pipeline.per_microbatch:
@@ -173,7 +173,7 @@ def _badness(leaf: ComparedLeaf) -> tuple[bool, float]:
     return not leaf.ok, leaf.relative / (leaf.tolerance or 1.0)
 
 
-def _mesh_of(plan: Plan, what: str) -> tuple[Mesh, str]:
+def _mesh_of(plan: PlanData, what: str) -> tuple[Mesh, str]:
     """Devices to run on: the plan's, or else as many emulated ones.
 
     Raises:

@@ -25,7 +25,7 @@ measures it. Integers, bools and random keys must be equal."""
 COARSE = 0.3
 """The tolerance of floats of eight bits and fewer."""
 
-LEAST_OF_LEAF = 0.1
+MIN_OF_LEAF = 0.1
 """Share of a leaf's largest element that stands for those that are smaller still."""
 
 NOISE = 1e-8
@@ -182,7 +182,7 @@ def _differences(
     a, b = _wide(planned), _wide(single)
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(a - b)
-        base = np.abs(b) + LEAST_OF_LEAF * scale
+        base = np.abs(b) + MIN_OF_LEAF * scale
         relative = np.where(size <= NOISE, 0.0, size / np.where(base > 0, base, 1.0))
     # NaN beside NaN, and infinity beside the same, are equal.
     same = (np.isnan(a) & np.isnan(b)) | (a == b)

@@ -4,7 +4,7 @@ XLA:CPU makes as many devices as it is asked for, also while JAX runs on others:
 second CPU client in this process, beside JAX's own, which nothing else sees. Programs
 compile for it as in a process that was started with as many emulated devices: the same
 text, shardings, aliases and memory. So no program has to be made smaller to be looked
-at: shapes and devices are those of the plan, up to `MOST_DEVICES`. Devices cost 0.3 MB
+at: shapes and devices are those of the plan, up to `MAX_DEVICES`. Devices cost 0.3 MB
 and under a millisecond each; compiling takes as long as for few.
 """
 
@@ -26,7 +26,7 @@ from rhino_jax._compat import make_cpu_devices
 from rhino_jax.errors import MeshError
 
 
-MOST_DEVICES = 2048
+MAX_DEVICES = 2048
 """XLA:CPU takes devices with higher numbers for another process's, and refuses.
 
 Source: kMaxCpuDevicesPerProcess, xla/pjrt/cpu/cpu_topology_description.h.
@@ -44,7 +44,7 @@ def emulated_mesh(mesh_axes: Mapping[str, int] | Sequence[tuple[str, int]]) -> M
     Args:
       mesh_axes: axis name → size, major first.
     Raises:
-      MeshError: more than `MOST_DEVICES`, or more threads than this process may have.
+      MeshError: more than `MAX_DEVICES`, or more threads than this process may have.
     """
     axes = dict(mesh_axes)
     devices = emulated_devices(math.prod(axes.values()))
@@ -64,10 +64,10 @@ def emulated_devices(count: int) -> list[Any]:
     own = _own_devices()
     if count <= len(own):
         return own[:count]
-    if count > MOST_DEVICES:
+    if count > MAX_DEVICES:
         raise MeshError(
             "the mesh has more devices than XLA:CPU compiles for.",
-            numbers=f"{count} devices, at most {MOST_DEVICES}",
+            numbers=f"{count} devices, at most {MAX_DEVICES}",
             fix="compile for the hardware itself, as compile_for='v5e:16x16', which"
             " has no such limit; or for a smaller mesh.",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from rhino_jax.errors import CompilerError
-from rhino_jax.hardware.compile_only import Origin
+from rhino_jax.hardware.compile_only import DeviceCall
 from rhino_jax.utils.subprocess import Child, ChildEnded
 from rhino_jax.verify.hlo.records import Compilation
 
@@ -29,7 +29,7 @@ class CompilerTask:
     name: str
     module: bytes
     options: bytes
-    origin: Origin
+    origin: DeviceCall
     device_ids: tuple[int, ...]
     platform: str
 

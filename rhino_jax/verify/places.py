@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from rhino_jax.errors import HardwareError, MeshError
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import check_mesh_axes
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.compile import compile_lowered
@@ -38,7 +38,7 @@ class CompilePlace:
         return compile_lowered(lowered, mesh=self.mesh)
 
 
-def place_of(plan: Plan, compile_for: Any, what: str) -> CompilePlace:
+def place_of(plan: PlanData, compile_for: Any, what: str) -> CompilePlace:
     """Where `plan` is compiled.
 
     Args:
@@ -84,7 +84,7 @@ def _is_of(mesh: Mesh, hardware: str) -> bool:
     return not kinds or str(mesh.devices.flat[0].device_kind) in kinds
 
 
-def _hardware_of(plan: Plan, what: str) -> str:
+def _hardware_of(plan: PlanData, what: str) -> str:
     """The plan's hardware, where it is one that its name tells."""
     try:
         load_target(plan.hardware)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
@@ -27,7 +27,7 @@ BUDGET_TOLERANCE = 0.10
 
 
 def problems_of(
-    plan: Plan,
+    plan: PlanData,
     compiled: Predicted | None,
     differences: Sequence[Difference],
     *,

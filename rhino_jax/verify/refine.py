@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from rhino_jax.errors import CompilerError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import CUT_BY_CLOCK, CompiledCandidate
-from rhino_jax.planner.search.candidates import Candidate
+from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.lowering import lower
 from rhino_jax.runtime.with_plan import with_trees
@@ -25,7 +25,7 @@ from rhino_jax.verify.hlo.records import Compilation, Reading
 from rhino_jax.verify.places import place_of
 
 
-Judge = Callable[[Plan], Reading]
+Judge = Callable[[PlanData], Reading]
 """Compiles a plan and reads it back."""
 
 
@@ -37,7 +37,7 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
     """
     known: dict[str, Compilation] = {}
 
-    def judge(plan: Plan) -> Reading:
+    def judge(plan: PlanData) -> Reading:
         is_there = isinstance(plan.mesh, Mesh) and (
             plan.mesh.devices.flat[0].device_kind in target.device.kinds
         )
@@ -64,12 +64,12 @@ MAX_TIGHTER = 2
 
 
 def refine(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PlanCandidate],
     judge: Judge,
     budget_bytes: int,
-    plan_within: Callable[[int], Candidate | None],
+    plan_within: Callable[[int], PlanCandidate | None],
     deadline: float = math.inf,
-) -> Plan:
+) -> PlanData:
     """The candidate that the compiler makes fastest within the budget.
 
     Where none fits once compiled, plans for a smaller budget are tried: smaller by
@@ -118,11 +118,11 @@ def refine(
     )
 
 
-Seen = list[tuple[Candidate, CompiledCandidate]]
+Seen = list[tuple[PlanCandidate, CompiledCandidate]]
 
 
 def _compiled(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PlanCandidate],
     judge: Judge,
     budget_bytes: int,
     deadline: float,
@@ -149,11 +149,13 @@ def _compiled(
     return seen, failures
 
 
-def _predicted_bytes(candidate: Candidate) -> int:
+def _predicted_bytes(candidate: PlanCandidate) -> int:
     return max(1, candidate.plan.predicted.peak_bytes)
 
 
-def _judged(candidate: Candidate, judge: Judge, budget_bytes: int) -> CompiledCandidate:
+def _judged(
+    candidate: PlanCandidate, judge: Judge, budget_bytes: int
+) -> CompiledCandidate:
     plan, reading = candidate.plan, judge(candidate.plan)
     return CompiledCandidate(
         name=candidate.name,

@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 
-from rhino_jax.passes.staged.holding import Holding, earlier_results, is_once
-from rhino_jax.passes.staged.step import Key, Task, TaskKind
+from rhino_jax.passes.staged.holding import TaskResiduals, earlier_results, is_once
+from rhino_jax.passes.staged.step import StagedTask, TaskKind, ValueKey
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted, WhileLoop
 from rhino_jax.plan.stages import Between, Pipeline, StageCost
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.tasks.executable import TaskExecutable
-from rhino_jax.runtime.tasks.programs import Programs
+from rhino_jax.runtime.tasks.programs import GroupPrograms
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.reading import read_compiled
@@ -69,7 +69,7 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
     )
 
 
-def _is_of(task: Task, chunk: int, group_of: Sequence[int]) -> bool:
+def _is_of(task: StagedTask, chunk: int, group_of: Sequence[int]) -> bool:
     """Whether a task is a chunk's: what runs once a step is its group's first one's."""
     if task.is_per_micro_batch:
         return task.place == chunk
@@ -84,7 +84,7 @@ class _Compiled:
       working_bytes: see `own_bytes`.
     """
 
-    task: Task
+    task: StagedTask
     platform: str
     predicted: Predicted
     working_bytes: int
@@ -96,9 +96,9 @@ class _Compiled:
 
 
 def _compiled(
-    programs: Programs,
+    programs: GroupPrograms,
     position: int,
-    task: Task,
+    task: StagedTask,
     place: CompilePlace,
     while_loops: tuple[WhileLoop, ...],
 ) -> _Compiled:
@@ -120,7 +120,7 @@ def _compiled(
     peak_bytes = reading.compiled.peak_bytes + sum(
         programs.bytes(key, tile) for key in beside
     )
-    holding = Holding.of(tasks, programs.step.received(task.group))
+    holding = TaskResiduals.of(tasks, programs.step.received(task.group))
     return _Compiled(
         task=task,
         platform=compilation.platform,
@@ -137,7 +137,10 @@ def _compiled(
 
 
 def own_bytes(
-    peak_bytes: int, holding: Holding, task: Task, size_of: Callable[[Key], int]
+    peak_bytes: int,
+    holding: TaskResiduals,
+    task: StagedTask,
+    size_of: Callable[[ValueKey], int],
 ) -> int:
     """What a compiled task takes beyond what its group holds whether or not it runs.
 
@@ -198,7 +201,9 @@ def _by_chunk(
     )
 
 
-def _predicted(plan: Plan, simulation: Simulation, found: list[_Compiled]) -> Predicted:
+def _predicted(
+    plan: PlanData, simulation: Simulation, found: list[_Compiled]
+) -> Predicted:
     """A step of the schedule with compiled tasks."""
     compute, flops = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
     for c in found:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.plan.lines import with_lines
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.plan.trees import donated_arguments, with_mesh
@@ -38,7 +38,7 @@ from rhino_jax.verify.stages import compiled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class VerificationData:
     """What the compiler made of a plan.
 
     Attributes:
@@ -125,7 +125,7 @@ class Verification:
 
 
 def verify(
-    plan: Plan,
+    plan: PlanData,
     fn: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -133,8 +133,8 @@ def verify(
     compile_for: Any = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
-) -> Verification:
-    """Compile `fn` as planned and read it back; see `Plan.verify`."""
+) -> VerificationData:
+    """Compile `fn` as planned and read it back; see `PlanData.verify`."""
     what = "`plan.verify`"
     fn, args = unbound(fn, args)
     parameters = planned_parameters(
@@ -155,7 +155,7 @@ def verify(
 
 
 def planned_parameters(
-    plan: Plan,
+    plan: PlanData,
     fn: Callable[..., Any],
     *,
     static_argnums: Any,
@@ -180,8 +180,8 @@ def planned_parameters(
 
 
 def verification_of(
-    plan: Plan, lowered: Lowered, compilation: Compilation, place: CompilePlace
-) -> Verification:
+    plan: PlanData, lowered: Lowered, compilation: Compilation, place: CompilePlace
+) -> VerificationData:
     """A plan beside a compilation of it.
 
     Args:
@@ -217,7 +217,7 @@ def verification_of(
     return _beside(plan, made, place)
 
 
-def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
+def _beside(plan: PlanData, made: Made, place: CompilePlace) -> VerificationData:
     """A plan beside what was made of it, be it one program or several."""
     planned = priced(plan.collectives, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
@@ -235,7 +235,7 @@ def _beside(plan: Plan, made: Made, place: CompilePlace) -> Verification:
             f"compiled for {place.target.name}, planned for {plan.hardware}: bytes and"
             " memory compare, step times do not."
         )
-    return Verification(
+    return VerificationData(
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
         platform=made.platform,

@@ -14,7 +14,7 @@ from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.lanes import dims_off_lanes
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 # Starting a kernel takes no time here: these are small.
@@ -22,7 +22,7 @@ TILED = load_target("v5e:2x4").replace(launch_s=0.0)
 PLAIN = TILED.replace(tile=())
 
 
-def planned(shape: tuple[int, ...], hardware: Any, axis: int) -> Plan:
+def planned(shape: tuple[int, ...], hardware: Any, axis: int) -> PlanData:
     """The plan of an elementwise step whose only dim that divides is the first."""
 
     def step(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from rhino_jax.bench.store import read_results
 from rhino_jax.cli import main
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.verify.hlo.rates import Rates, rates_of
-from rhino_jax.verify.hlo.work.program import Work
+from rhino_jax.verify.hlo.work.program import InstructionWork
 from tests.bench.samples import result
 
 
@@ -109,9 +109,9 @@ def test_what_a_compiler_estimates_is_added_up_by_what_bounds_it() -> None:
         "cycles": round(target.clock_hz), "op": "", "source": "",
     }  # fmt: skip
     items = [
-        Work(flops=197 * 10**11, bytes=0, **work),  # type: ignore[arg-type]
-        Work(flops=0, bytes=8_190_000_000, **work),  # type: ignore[arg-type]
-        Work(flops=1, bytes=1, **(work | {"cycles": None})),  # type: ignore[arg-type]
+        InstructionWork(flops=197 * 10**11, bytes=0, **work),  # type: ignore[arg-type]
+        InstructionWork(flops=0, bytes=8_190_000_000, **work),  # type: ignore[arg-type]
+        InstructionWork(flops=1, bytes=1, **(work | {"cycles": None})),  # type: ignore[arg-type]
     ]
     rates = rates_of(items, target, collectives_s=3.0, exposed_s=1.0)
     assert rates.matmul_peak_s == pytest.approx(0.2)

@@ -15,7 +15,7 @@ from rhino_jax.bench.rates.measured_file import hardware_file
 from rhino_jax.cli import main
 from rhino_jax.commands import benching
 from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
-from rhino_jax.hardware.mesh import Axis
+from rhino_jax.hardware.mesh import MeshAxis
 
 
 NOTHING = m.Measured(
@@ -25,7 +25,7 @@ NOTHING = m.Measured(
 
 @pytest.mark.parametrize("topology", ["barrier", "switch", "ring"])
 def test_links_are_found_again(topology):
-    axis = Axis("inner", 8, 3e-6, 7e8, topology)
+    axis = MeshAxis("inner", 8, 3e-6, 7e8, topology)
     samples = [
         m._Sample(kind, held, 8, held > 4096, collective_s(kind, held, [axis]))
         for kind in (ALL_REDUCE, ALL_GATHER, ALL_TO_ALL)

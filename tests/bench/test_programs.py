@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.bench import programs as programs_module
-from rhino_jax.bench.programs import Programs
+from rhino_jax.bench.programs import ProgramStore
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
@@ -34,7 +34,7 @@ REFUSED = Compilation(
 def test_programs_come_back_as_they_went(
     tmp_path: Path, compilation: Compilation
 ) -> None:
-    programs = Programs(tmp_path)
+    programs = ProgramStore(tmp_path)
     assert programs.read("0123") is None
     programs.write("0123", compilation)
     assert programs.read("0123") == compilation
@@ -42,7 +42,7 @@ def test_programs_come_back_as_they_went(
 
 
 def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
-    programs = Programs(tmp_path)
+    programs = ProgramStore(tmp_path)
     programs.write("0123", FITS)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
@@ -54,7 +54,7 @@ def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
 def test_another_compiler_makes_other_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = Programs(tmp_path)
+    programs = ProgramStore(tmp_path)
     programs.write("0123", FITS)
     other = programs_module.compiler_versions() | {"jaxlib": "0.0.1"}
     monkeypatch.setattr(programs_module, "compiler_versions", lambda: other)

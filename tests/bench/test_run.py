@@ -11,7 +11,7 @@ import pytest
 
 from rhino_jax.bench import cell as cell_module, run as run_module
 from rhino_jax.bench.command import Command, narrow, run_command
-from rhino_jax.bench.compiling import Compiled
+from rhino_jax.bench.compiling import CompiledRow
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planned import PlanEntry
@@ -84,7 +84,7 @@ class Children:
         write_json(path, listed)
 
     def _compile(self, job: Mapping[str, Any], name: str) -> None:
-        compiled = Compiled(
+        compiled = CompiledRow(
             program=name,
             status="ok",
             measure=measure(STEPS_MS[name]),

@@ -14,7 +14,7 @@ from rhino_jax.bench.stages import run
 from rhino_jax.bench.stages.records import Case, Piped
 from rhino_jax.bench.stages.report import stages_report, stages_summary
 from rhino_jax.bench.suite import load_suite, parse_suite
-from rhino_jax.plan.stages import Between, Hop, Pipeline, StageCost
+from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
 
 
 ROW = {
@@ -85,7 +85,7 @@ def test_measured_seconds_take_the_place_of_planned_ones() -> None:
         schedule="1f1b",
         runs=(),
         costs=(cost, cost),
-        hops=(Hop(0, 1, 1, 1, 1.0, 1.0),),
+        hops=(StageHop(0, 1, 1, 1, 1.0, 1.0),),
         between=(Between(9.0, ((1, 8),)), Between(9.0)),
     )
     tasks = [

@@ -12,7 +12,7 @@ from rhino_jax.contest.engine import solve_instance
 from rhino_jax.contest.instance import parse_instance
 from rhino_jax.solver import cpsat_memory, limited
 from rhino_jax.solver.bounds.time_prices import price_times
-from rhino_jax.solver.cpsat import Limits
+from rhino_jax.solver.cpsat import CpSatLimits
 from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.limited import Limited
 from rhino_jax.solver.memory import build_memory
@@ -51,8 +51,8 @@ def test_small_instances_are_solved_to_the_best(seed, forbidden, short_phases):
 @pytest.mark.parametrize("seed", covering(range(8), 1))
 def test_without_cpsat_on_the_whole_the_same_is_found(seed, monkeypatch):
     """Prices first, then neighbourhoods, as large networks are solved."""
-    monkeypatch.setattr(limited, "MOST_CELLS", -1)
-    monkeypatch.setattr(limited, "MOST_PRICED_NODES", -1)
+    monkeypatch.setattr(limited, "MAX_CELLS", -1)
+    monkeypatch.setattr(limited, "MAX_PRICED_NODES", -1)
     instance = random_instance(seed, forbidden=0.0, tightness=0.4)
     best = best_by_trying(instance)
     assert best is not None
@@ -112,7 +112,7 @@ def test_two_choices_are_put_together_as_well_as_can_be(seed):
         for parts in itertools.product(*zip(best, other, strict=True))
         if moves.memory.excess(labels := np.array(parts)) <= 0
     ]
-    fused = fuse_moves(moves, best, [other], Limits(seconds=10))
+    fused = fuse_moves(moves, best, [other], CpSatLimits(seconds=10))
     wanted = min(map(moves.objective, mixed))
     if fused is None:
         assert (best == other).all()

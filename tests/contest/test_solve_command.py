@@ -9,7 +9,7 @@ import pytest
 from rhino_jax.cli import main
 from rhino_jax.contest.check import Checked, check
 from rhino_jax.contest.command import summary
-from rhino_jax.contest.engine import Answer
+from rhino_jax.contest.engine import ContestSolution
 from rhino_jax.contest.errors import InstanceError
 from rhino_jax.contest.instance import parse_instance, read_instance
 from rhino_jax.solver.limited import Limited
@@ -129,7 +129,9 @@ def test_a_gap_is_of_the_objective():
     """As plans state theirs: what the bound leaves open, over the objective."""
     instance = parse_instance(VALUES)
     found = Checked(objective=200, peak=3, peak_time=4, forbidden=0, fits=True)
-    answer = Answer([0] * 6, found, bound=50, is_optimal=False, num_nodes=(6, 5))
+    answer = ContestSolution(
+        [0] * 6, found, bound=50, is_optimal=False, num_nodes=(6, 5)
+    )
     assert "bound     50 (gap 75.00%)" in summary(instance, answer, 1.0)
 
 

@@ -17,7 +17,7 @@ from rhino_jax.cost.collectives import (
 )
 from rhino_jax.cost.reshard import reshard_route, reshard_steps
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
-from rhino_jax.hardware.mesh import Axis
+from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.model.strategies import all_specs
 
 
@@ -83,7 +83,7 @@ def test_an_all_to_all_moves_less_than_a_gather() -> None:
 )
 def test_time_is_monotone_in_bytes_and_devices(kind: str, topology: str) -> None:
     def seconds(size: int, local_bytes: float) -> float:
-        axis = Axis("x", size, 1e-6, 1e9, topology)
+        axis = MeshAxis("x", size, 1e-6, 1e9, topology)
         return collective_s(kind, local_bytes, [axis])
 
     for size in (2, 4, 8, 16):
@@ -93,7 +93,7 @@ def test_time_is_monotone_in_bytes_and_devices(kind: str, topology: str) -> None
 
 
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
-    axes = [Axis("x", 4, 1e-6, 1e9, "ring"), Axis("y", 8, 2e-6, 1e8, "line")]
+    axes = [MeshAxis("x", 4, 1e-6, 1e9, "ring"), MeshAxis("y", 8, 2e-6, 1e8, "line")]
     parts = collective_s(REDUCE_SCATTER, 1e6, axes) + collective_s(
         ALL_GATHER, 1e6, axes
     )
@@ -105,7 +105,10 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 @pytest.mark.parametrize("kind", [ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER])
 def test_threads_meet_once_whatever_they_move(kind: str) -> None:
-    axes = [Axis("x", 2, 3e-6, 1e9, "barrier"), Axis("y", 4, 3e-6, 1e9, "barrier")]
+    axes = [
+        MeshAxis("x", 2, 3e-6, 1e9, "barrier"),
+        MeshAxis("y", 4, 3e-6, 1e9, "barrier"),
+    ]
     assert collective_s(kind, 0.0, axes) == pytest.approx(8 * 3e-6)
     assert collective_s(kind, 0.0, axes[:1]) == pytest.approx(2 * 3e-6)
     copied_s = collective_s(kind, 1e6, axes[:1]) - 2 * 3e-6

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from rhino_jax.errors import HardwareError, MeshError
 from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.hardware.layout import lay_out, mesh_axis_names, mesh_shapes
-from rhino_jax.hardware.mesh import Axis
+from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.hardware.target import Device, Target, Tier
 from rhino_jax.verify.topologies import torus_of
 
@@ -18,7 +18,7 @@ from rhino_jax.verify.topologies import torus_of
 NAMES = "xyzw"
 
 
-def _axes(hardware: str | Target, *sizes: int) -> tuple[Axis, ...]:
+def _axes(hardware: str | Target, *sizes: int) -> tuple[MeshAxis, ...]:
     target = load_target(hardware)
     return lay_out(target, list(zip(NAMES, sizes, strict=False))).axes
 
@@ -28,7 +28,7 @@ def _links(hardware: str, *sizes: int) -> list[tuple[str, str, float]]:
     return [(a.tier, a.topology, round(a.bytes_per_s / 1e9, 3)) for a in axes]
 
 
-def _ring_s(axis: Axis, total_bytes: float) -> float:
+def _ring_s(axis: MeshAxis, total_bytes: float) -> float:
     n = axis.size
     return axis.alpha_s * (n - 1) + (n - 1) / n * total_bytes / axis.bytes_per_s
 

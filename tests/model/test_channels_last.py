@@ -13,7 +13,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Request
 
@@ -34,7 +34,7 @@ def conv(x: jax.Array, w: jax.Array) -> jax.Array:
     )
 
 
-def model_of(fn: Any, *, calls_cudnn: bool) -> Model:
+def model_of(fn: Any, *, calls_cudnn: bool) -> MeshModel:
     program = trace(fn, (X, W, W), {}).program
     target = TARGET.replace(calls_cudnn=calls_cudnn)
     request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
@@ -42,7 +42,7 @@ def model_of(fn: Any, *, calls_cudnn: bool) -> Model:
     return build_mesh_problem(analysis, AXES, request).model
 
 
-def nodes_of(model: Model, kind: OpKind) -> list[int]:
+def nodes_of(model: MeshModel, kind: OpKind) -> list[int]:
     nodes = model.graph.nodes
     return [n.id for n in nodes if n.op is not None and n.op.traits.kind is kind]
 

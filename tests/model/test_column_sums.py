@@ -12,7 +12,7 @@ from rhino_jax.analysis.matmul_depth import reduces_columns
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Request
 
@@ -22,7 +22,7 @@ TARGET = load_target("h100:8")
 ROWS, COLUMNS = 16384, 256
 
 
-def model_of(fn: Any, *, parts_columns: bool) -> Model:
+def model_of(fn: Any, *, parts_columns: bool) -> MeshModel:
     x = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
     program = trace(fn, (x,), {}).program
     analysis = ProgramAnalysis.of(program, TARGET.replace(parts_columns=parts_columns))
@@ -37,7 +37,7 @@ def norm(axis: int) -> Any:
     return fn
 
 
-def whole_s(model: Model) -> float:
+def whole_s(model: MeshModel) -> float:
     """Compute where nothing is cut, which each op's first option is."""
     return sum(float(o.compute_s[0]) for o in model.options)
 

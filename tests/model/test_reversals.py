@@ -14,7 +14,7 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.reversals import find_reversals
 from rhino_jax.planner.search.driver import make_plan
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
@@ -47,7 +47,7 @@ X = jax.ShapeDtypeStruct((64, 32, 32, CHANNELS), jnp.float32)
 W = jax.ShapeDtypeStruct((3, 3, CHANNELS, CHANNELS), jnp.float32)
 
 
-def model_on(target: Target) -> Model:
+def model_on(target: Target) -> MeshModel:
     program = trace(step, ([W] * 2, X), {}, donate_argnums=0).program
     analysis = ProgramAnalysis.of(program, target)
     request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
@@ -55,11 +55,11 @@ def model_on(target: Target) -> Model:
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model() -> MeshModel:
     return model_on(TARGET)
 
 
-def reversal(model: Model) -> tuple[Node, Edge, Node]:
+def reversal(model: MeshModel) -> tuple[Node, Edge, Node]:
     """The reversal of the second kernel, its edge, and the convolution."""
     graph = model.graph
     (node,) = find_reversals(graph)
@@ -67,7 +67,7 @@ def reversal(model: Model) -> tuple[Node, Edge, Node]:
     return graph.nodes[node], edge, graph.nodes[edge.target]
 
 
-def table_of(model: Model) -> np.ndarray:
+def table_of(model: MeshModel) -> np.ndarray:
     node, _, reader = reversal(model)
     (found,) = (
         e.table
@@ -77,7 +77,7 @@ def table_of(model: Model) -> np.ndarray:
     return found
 
 
-def test_the_gradient_is_found_and_counts_no_zeros(model: Model) -> None:
+def test_the_gradient_is_found_and_counts_no_zeros(model: MeshModel) -> None:
     _, _, reader = reversal(model)
     assert reader.op is not None
     assert reader.op.traits.input_dilation == 4
@@ -85,14 +85,18 @@ def test_the_gradient_is_found_and_counts_no_zeros(model: Model) -> None:
     assert reader.op.flops == 2 * 64 * CHANNELS**2 * (3 * 16 - 1) ** 2
 
 
-def test_a_reversal_costs_nothing_where_its_convolution_reads_it(model: Model) -> None:
+def test_a_reversal_costs_nothing_where_its_convolution_reads_it(
+    model: MeshModel,
+) -> None:
     node, _, _ = reversal(model)
     assert not model.options[node.id].cost_s.any()
     other = model_on(TARGET.replace(calls_cudnn=False))
     assert other.options[node.id].cost_s.all()
 
 
-def test_a_kernel_that_is_resharded_behind_it_costs_arithmetic(model: Model) -> None:
+def test_a_kernel_that_is_resharded_behind_it_costs_arithmetic(
+    model: MeshModel,
+) -> None:
     apart = table_of(model) - table_of(model_on(TARGET.replace(calls_cudnn=False)))
     node, _, reader = reversal(model)
     done = [s.results[0] for s in model.options[node.id].strategies]

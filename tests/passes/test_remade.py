@@ -10,7 +10,7 @@ import pytest
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes import remade as remade_module
+from rhino_jax.passes import apply as remade_module
 from rhino_jax.passes.apply import remade
 from rhino_jax.passes.retraced import retraced
 from tests.passes.interpreter import interpret

@@ -11,7 +11,7 @@ from rhino_jax.pipeline.offload import moved, with_offload
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import label
-from rhino_jax.pipeline.work import Cost, chain
+from rhino_jax.pipeline.work import ChunkCost, chain
 
 
 LEFT, SENT, FIXED = 100, 80, 7
@@ -19,7 +19,7 @@ LEFT, SENT, FIXED = 100, 80, 7
 
 
 def schedule(name="1f1b", stages=4, count=8, **options):
-    cost = Cost(forward_s=1.0, backward_s=2.0, activation_bytes=LEFT)
+    cost = ChunkCost(forward_s=1.0, backward_s=2.0, activation_bytes=LEFT)
     work = chain([cost] * stages, count, fixed_bytes=[FIXED] * stages, **options)
     return make(name, work)
 

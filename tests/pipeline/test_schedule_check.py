@@ -10,12 +10,12 @@ from rhino_jax.errors import DeadlockError, ScheduleError, ScheduleMemoryError
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.table import make
-from rhino_jax.pipeline.tasks import Link, Schedule
-from rhino_jax.pipeline.work import Cost, Work, chain
+from rhino_jax.pipeline.tasks import Schedule, TransferLink
+from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
 
 
-def work(**others: object) -> Work:
-    cost = Cost(forward_s=1, backward_s=2, activation_bytes=10)
+def work(**others: object) -> StepWork:
+    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=10)
     return chain([cost] * 3, 4, **others)  # type: ignore[arg-type]
 
 
@@ -74,7 +74,9 @@ def test_two_stages_in_opposite_orders_deadlock() -> None:
 def test_receivers_without_buffers_deadlock_when_orders_differ() -> None:
     """What is sent first but read last fills the only buffer."""
     graph = graph_of(
-        chain([Cost(forward_s=1)] * 2, 3, sent_bytes=1, link=Link("", 1.0)),
+        chain(
+            [ChunkCost(forward_s=1)] * 2, 3, sent_bytes=1, link=TransferLink("", 1.0)
+        ),
         is_forward_only=True,
     )
     orders = ((0, 2, 4), (3, 5, 1))

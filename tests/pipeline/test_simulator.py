@@ -11,8 +11,8 @@ from ticks import by_ticks, most_held, random_schedule
 from rhino_jax.errors import DeadlockError
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Link
-from rhino_jax.pipeline.work import Cost, chain
+from rhino_jax.pipeline.tasks import TransferLink
+from rhino_jax.pipeline.work import ChunkCost, chain
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -39,7 +39,9 @@ def test_memory_equals_looking_at_every_tick(seed: int) -> None:
 
 
 def test_two_thousand_tasks_take_well_under_a_second() -> None:
-    work = chain([Cost(forward_s=1, backward_s=2)] * 8, 125, link=Link("", 1e9, 0.1))
+    work = chain(
+        [ChunkCost(forward_s=1, backward_s=2)] * 8, 125, link=TransferLink("", 1e9, 0.1)
+    )
     schedule = make("1f1b", work)
     assert len(schedule.graph.tasks) == 2000
     start = time.perf_counter()
@@ -49,7 +51,9 @@ def test_two_thousand_tasks_take_well_under_a_second() -> None:
 
 def test_a_link_carries_one_transfer_at_a_time() -> None:
     """Slow links set the pace: m transfers one after another, there and back."""
-    work = chain([Cost(forward_s=1)] * 2, 5, sent_bytes=10, link=Link("", 2.5))
+    work = chain(
+        [ChunkCost(forward_s=1)] * 2, 5, sent_bytes=10, link=TransferLink("", 2.5)
+    )
     found = simulate(make("forward-only", work))
     assert found.transfer_start_s == (1, 5, 9, 13, 17)
     assert found.step_time_s == 22
@@ -57,19 +61,21 @@ def test_a_link_carries_one_transfer_at_a_time() -> None:
 
 
 def test_transfers_hide_behind_tasks() -> None:
-    work = chain([Cost(forward_s=4)] * 2, 5, sent_bytes=10, link=Link("", 10.0))
+    work = chain(
+        [ChunkCost(forward_s=4)] * 2, 5, sent_bytes=10, link=TransferLink("", 10.0)
+    )
     found = simulate(make("forward-only", work))
     assert found.exposed_s == (0, 1)
 
 
 def test_waiting_for_a_transfer_is_not_waiting_for_a_task() -> None:
-    work = chain([Cost(forward_s=1, backward_s=2)] * 4, 8)
+    work = chain([ChunkCost(forward_s=1, backward_s=2)] * 4, 8)
     assert simulate(make("1f1b", work)).exposed_s == (0, 0, 0, 0)
 
 
 def test_few_buffers_hold_senders_up() -> None:
-    costs = [Cost(forward_s=1), Cost(forward_s=5)]
-    work = chain(costs, 4, sent_bytes=1, link=Link("", 1.0))
+    costs = [ChunkCost(forward_s=1), ChunkCost(forward_s=5)]
+    work = chain(costs, 4, sent_bytes=1, link=TransferLink("", 1.0))
     free = simulate(make("forward-only", work))
     links = tuple(replace(link, buffers=1) for link in work.links)
     held = simulate(make("forward-only", replace(work, links=links)))

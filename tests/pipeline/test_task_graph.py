@@ -11,34 +11,34 @@ from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Kind, Link
-from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work, chain
+from rhino_jax.pipeline.tasks import PassKind, TransferLink
+from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork, chain
 from rhino_jax.plan.stages import Between
 
 
-COST = Cost(forward_s=1, backward_s=2, activation_bytes=8)
+COST = ChunkCost(forward_s=1, backward_s=2, activation_bytes=8)
 
 
 def test_backward_passes_wait_for_later_stages() -> None:
     graph = graph_of(chain([COST] * 2, 2))
-    back = graph.find(Kind.BACKWARD, 0, 1)
+    back = graph.find(PassKind.BACKWARD, 0, 1)
     waits = {graph.tasks[i].key for i in graph.sources(back)}
-    assert waits == {(Kind.FORWARD, 0, 1, 0), (Kind.BACKWARD, 1, 1, 0)}
+    assert waits == {(PassKind.FORWARD, 0, 1, 0), (PassKind.BACKWARD, 1, 1, 0)}
 
 
 def test_weights_gradients_wait_for_inputs_gradients_alone() -> None:
     graph = graph_of(chain([COST] * 2, 2), is_split=True)
-    weight = graph.find(Kind.WEIGHT_GRADIENT, 1, 0)
-    assert list(graph.sources(weight)) == [graph.find(Kind.INPUT_GRADIENT, 1, 0)]
+    weight = graph.find(PassKind.WEIGHT_GRADIENT, 1, 0)
+    assert list(graph.sources(weight)) == [graph.find(PassKind.INPUT_GRADIENT, 1, 0)]
     assert not graph.readers[weight] and not graph.outgoing[weight]
 
 
 def test_later_slices_read_earlier_ones() -> None:
     graph = graph_of(chain([[COST] * 3] * 2, 1))
-    second = graph.find(Kind.FORWARD, 0, 0, 1)
-    assert graph.tasks[second].after == (graph.find(Kind.FORWARD, 0, 0, 0),)
-    back = graph.find(Kind.BACKWARD, 1, 0, 1)
-    assert graph.find(Kind.BACKWARD, 1, 0, 2) in graph.tasks[back].after
+    second = graph.find(PassKind.FORWARD, 0, 0, 1)
+    assert graph.tasks[second].after == (graph.find(PassKind.FORWARD, 0, 0, 0),)
+    back = graph.find(PassKind.BACKWARD, 1, 0, 1)
+    assert graph.find(PassKind.BACKWARD, 1, 0, 2) in graph.tasks[back].after
 
 
 def test_halves_of_the_backward_pass() -> None:
@@ -67,13 +67,13 @@ def test_what_updates_take_is_theirs_and_no_micro_batchs() -> None:
 
 def test_updates_wait_for_all_gradients_of_all_groups() -> None:
     """A global norm couples groups: no update before the last gradient has come."""
-    base = chain([COST] * 3, 4, link=Link("", latency_s=0.5))
+    base = chain([COST] * 3, 4, link=TransferLink("", latency_s=0.5))
     pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
     coupled = replace(
         base,
         update_s=(1.0, 1.0, 1.0),
         coupling_bytes=8,
-        links=(Link("", latency_s=0.5),) * len(pairs),
+        links=(TransferLink("", latency_s=0.5),) * len(pairs),
         routes={pair: i for i, pair in enumerate(pairs)},
     )
     found = simulate(make("1f1b", coupled))
@@ -81,11 +81,11 @@ def test_updates_wait_for_all_gradients_of_all_groups() -> None:
     last = max(
         found.task_end_s[i] for i, t in enumerate(graph.tasks) if t.kind == "backward"
     )
-    starts = [found.task_start_s[graph.find(Kind.UPDATE, c)] for c in range(3)]
+    starts = [found.task_start_s[graph.find(PassKind.UPDATE, c)] for c in range(3)]
     assert starts == [last, last + 0.5, last + 0.5]
     alone = simulate(make("1f1b", replace(coupled, coupling_bytes=0)))
     graph = alone.schedule.graph
-    assert alone.task_start_s[graph.find(Kind.UPDATE, 2)] < starts[2]
+    assert alone.task_start_s[graph.find(PassKind.UPDATE, 2)] < starts[2]
 
 
 def test_the_loss_is_a_task_where_it_takes_time() -> None:
@@ -100,15 +100,16 @@ def test_the_loss_is_a_task_where_it_takes_time() -> None:
 
 
 def test_skips_are_sent_from_where_they_are_made() -> None:
-    chunks = tuple(Chunk(g, (Cost(forward_s=1),)) for g in range(3))
+    chunks = tuple(Chunk(g, (ChunkCost(forward_s=1),)) for g in range(3))
     edges = (
-        Edge(0, 1, (0,), (0,)), Edge(1, 2, (0,), (0,)), Edge(0, 2, (50,), (0,)),
+        ChunkEdge(0, 1, (0,), (0,)), ChunkEdge(1, 2, (0,), (0,)), ChunkEdge(0, 2, (50,),
+        (0,)),
     )  # fmt: skip
-    work = Work(
+    work = StepWork(
         chunks=chunks,
         edges=edges,
         micro_batches=1,
-        links=(Link("far", 10.0),),
+        links=(TransferLink("far", 10.0),),
         routes={(0, 2): 0},
     )
     assert simulate(make("forward-only", work)).step_time_s == 1 + 5 + 1
@@ -128,9 +129,9 @@ def test_stages_that_make_no_pipeline_are_refused(wrong: dict) -> None:
         replace(chain([COST] * 2, 2), **wrong)
 
 
-def coupled(groups: int = 3) -> Work:
+def coupled(groups: int = 3) -> StepWork:
     """A chain whose groups wait for all forward passes, and read what the last left."""
-    work = chain([COST] * groups, 4, link=Link("", latency_s=0.25))
+    work = chain([COST] * groups, 4, link=TransferLink("", latency_s=0.25))
     routes = {**work.routes, (groups - 1, 0): 0}
     between = (Between(0.5, ((groups - 1, 64),)), *[Between()] * (groups - 1))
     return replace(work, routes=routes, between=between)
@@ -141,10 +142,10 @@ def test_backward_passes_wait_for_what_couples_micro_batches(name: str) -> None:
     simulation = simulate(make(name, coupled()))
     tasks = simulation.schedule.graph.tasks
     starts, ends = simulation.task_start_s, simulation.task_end_s
-    ahead = [i for i, t in enumerate(tasks) if t.kind is Kind.FORWARD]
-    kinds = Kind.BACKWARD, Kind.INPUT_GRADIENT
+    ahead = [i for i, t in enumerate(tasks) if t.kind is PassKind.FORWARD]
+    kinds = PassKind.BACKWARD, PassKind.INPUT_GRADIENT
     back = [i for i, t in enumerate(tasks) if t.kind in kinds]
-    between = [i for i, t in enumerate(tasks) if t.kind is Kind.BETWEEN]
+    between = [i for i, t in enumerate(tasks) if t.kind is PassKind.BETWEEN]
     assert [tasks[i].seconds for i in between] == [0.5, 0, 0]
     last = max(ends[i] for i in ahead)
     # The first group is sent what it reads; the others go on.
@@ -167,20 +168,20 @@ def test_what_couples_micro_batches_may_be_made_ahead(name: str, flying: int) ->
     simulation = simulate(make(name, work))
     tasks = simulation.schedule.graph.tasks
     ends = simulation.task_end_s
-    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in Kind}
-    assert len(of[Kind.AHEAD]) == len(of[Kind.FORWARD]) == 3 * 4
-    assert {tasks[i].seconds for i in of[Kind.AHEAD]} == {0.75}
-    last = max(ends[i] for i in of[Kind.AHEAD])
-    starts = [simulation.task_start_s[i] for i in of[Kind.BETWEEN]]
+    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in PassKind}
+    assert len(of[PassKind.AHEAD]) == len(of[PassKind.FORWARD]) == 3 * 4
+    assert {tasks[i].seconds for i in of[PassKind.AHEAD]} == {0.75}
+    last = max(ends[i] for i in of[PassKind.AHEAD])
+    starts = [simulation.task_start_s[i] for i in of[PassKind.BETWEEN]]
     assert min(starts) >= last and starts[0] >= last + 0.25
     # Forward passes wait neither for that nor for one another; they leave as much.
     assert in_flight(simulation.schedule)[-1] == flying
     order = [tasks[i].kind for i in simulation.schedule.orders[0]]
-    assert order[:4] == [Kind.AHEAD] * 4
+    assert order[:4] == [PassKind.AHEAD] * 4
     graph = simulation.schedule.graph
-    sent = [t.bytes for t in graph.transfers if tasks[t.source].kind is Kind.AHEAD]
+    sent = [t.bytes for t in graph.transfers if tasks[t.source].kind is PassKind.AHEAD]
     assert sorted(sent) == [8] * 2 * 4 + [64]
-    assert order[order.index(Kind.BETWEEN) + 1] is Kind.BACKWARD
+    assert order[order.index(PassKind.BETWEEN) + 1] is PassKind.BACKWARD
 
 
 @pytest.mark.parametrize(
@@ -195,8 +196,15 @@ def test_other_schedules_wait_too(name: str, v: int, count: int) -> None:
     simulation = simulate(make(name, work))
     tasks = simulation.schedule.graph.tasks
     starts, ends = simulation.task_start_s, simulation.task_end_s
-    last = max(e for e, t in zip(ends, tasks, strict=True) if t.kind is Kind.FORWARD)
-    passes = Kind.BETWEEN, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
+    last = max(
+        e for e, t in zip(ends, tasks, strict=True) if t.kind is PassKind.FORWARD
+    )
+    passes = (
+        PassKind.BETWEEN,
+        PassKind.BACKWARD,
+        PassKind.INPUT_GRADIENT,
+        PassKind.WEIGHT_GRADIENT,
+    )
     late = [s for s, t in zip(starts, tasks, strict=True) if t.kind in passes]
     assert len(late) > groups and min(late) >= last
     usual = simulate(make("gpipe", coupled_equal(groups, count, v)))
@@ -207,9 +215,9 @@ def test_other_schedules_wait_too(name: str, v: int, count: int) -> None:
         assert usual.step_time_s == 3 * count + (groups - 1) * 3 + 0.5
 
 
-def coupled_equal(groups: int, count: int, v: int) -> Work:
+def coupled_equal(groups: int, count: int, v: int) -> StepWork:
     """Stages with all of their work in one chunk."""
-    cost = Cost(forward_s=v, backward_s=2 * v)
+    cost = ChunkCost(forward_s=v, backward_s=2 * v)
     return replace(chain([cost] * groups, count), between=(Between(0.5),) * groups)
 
 

@@ -12,7 +12,7 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tera import slice_sequence
-from rhino_jax.pipeline.work import Cost, chain
+from rhino_jax.pipeline.work import ChunkCost, chain
 
 
 def causal_times(
@@ -93,7 +93,7 @@ def test_unequal_slices_run_as_computed() -> None:
     """Forward passes of unequal slices, alike on all stages, by the simulator."""
     times = causal_times(32, fixed_s=4, unit_s=1, pair_s=0.25)
     found = slice_sequence(times, 6, repeats=2)
-    costs = [[Cost(forward_s=t) for t in 2 * seconds_of(times, found.lengths)]] * 6
+    costs = [[ChunkCost(forward_s=t) for t in 2 * seconds_of(times, found.lengths)]] * 6
     simulated = simulate(make("forward-only", chain(costs, 1)))
     assert simulated.step_time_s == pytest.approx(found.step_time_s)
 

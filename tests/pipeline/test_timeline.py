@@ -11,13 +11,13 @@ import pytest
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Link
-from rhino_jax.pipeline.work import Cost, chain
+from rhino_jax.pipeline.tasks import TransferLink
+from rhino_jax.pipeline.work import ChunkCost, chain
 
 
 def step() -> Simulation:
-    cost = Cost(forward_s=1e-3, backward_s=2e-3, activation_bytes=1 << 20)
-    link = Link("", 1e9, 5e-4)
+    cost = ChunkCost(forward_s=1e-3, backward_s=2e-3, activation_bytes=1 << 20)
+    link = TransferLink("", 1e9, 5e-4)
     work = chain([cost] * 3, 4, sent_bytes=1000, link=link, fixed_bytes=(1 << 20,) * 3)
     return simulate(make("1f1b", work))
 
@@ -39,7 +39,7 @@ def test_a_step_as_text() -> None:
 
 
 def test_no_line_is_longer_than_asked_for() -> None:
-    cost = Cost(forward_s=1, backward_s=2)
+    cost = ChunkCost(forward_s=1, backward_s=2)
     found = simulate(make("1f1b", chain([cost] * 12, 60)))
     lines = found.table().splitlines()
     assert max(map(len, lines)) <= 100
@@ -47,7 +47,7 @@ def test_no_line_is_longer_than_asked_for() -> None:
 
 
 def test_later_chunks_are_in_small_letters() -> None:
-    cost = Cost(forward_s=1, backward_s=2)
+    cost = ChunkCost(forward_s=1, backward_s=2)
     text = simulate(make("interleaved", chain([cost] * 4, 2, groups=2))).table()
     assert "F0──" in text and "f0──" in text and "b1──" in text
 

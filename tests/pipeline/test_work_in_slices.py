@@ -7,7 +7,7 @@ from dataclasses import replace
 from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of, work_of
 from rhino_jax.plan.files.stage_json import pipeline_from_json, pipeline_to_json
-from rhino_jax.plan.stages import Hop, Pipeline, StageCost
+from rhino_jax.plan.stages import Pipeline, StageCost, StageHop
 from rhino_jax.runtime.tasks.controller import order_of
 
 
@@ -29,10 +29,10 @@ PIPELINE = Pipeline(
     runs=((0, 3), (1, 4)),
     costs=(cost(1, 9), cost(2, 8), cost(3), cost(4)),
     hops=(
-        Hop(0, 1, 5, 6, 1.0, 0.0),
-        Hop(0, 2, 0, 0, 1.0, 0.0),  # keys, within a group
-        Hop(0, 3, 1, 2, 1.0, 0.0),  # read by the later slice alone
-        Hop(2, 3, 7, 8, 1.0, 0.0),
+        StageHop(0, 1, 5, 6, 1.0, 0.0),
+        StageHop(0, 2, 0, 0, 1.0, 0.0),  # keys, within a group
+        StageHop(0, 3, 1, 2, 1.0, 0.0),  # read by the later slice alone
+        StageHop(2, 3, 7, 8, 1.0, 0.0),
     ),
     group_of=(0, 1, 0, 1),
     slices=(24, 8),

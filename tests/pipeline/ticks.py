@@ -6,12 +6,12 @@ import numpy as np
 
 from rhino_jax.pipeline.tasks import (
     Hold,
-    Kind,
-    Link,
+    PassKind,
     Schedule,
     Task,
     TaskGraph,
     Transfer,
+    TransferLink,
 )
 
 
@@ -20,7 +20,7 @@ def random_schedule(seed: int, count: int = 24) -> Schedule:
     rng = np.random.default_rng(seed)
     groups = int(rng.integers(1, 5))
     links = tuple(
-        Link(f"link {i}", buffers=int(rng.integers(0, 4)) * (seed % 2))
+        TransferLink(f"link {i}", buffers=int(rng.integers(0, 4)) * (seed % 2))
         for i in range(int(rng.integers(1, 4)))
     )
     group_of = rng.integers(groups, size=count)
@@ -33,7 +33,7 @@ def random_schedule(seed: int, count: int = 24) -> Schedule:
         later = int(rng.choice(i + np.flatnonzero(group_of[i:] == group)))
         tasks.append(
             Task(
-                kind=Kind.FORWARD,
+                kind=PassKind.FORWARD,
                 group=group,
                 chunk=group,
                 micro_batch=i,

@@ -17,7 +17,7 @@ from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import (
     Collective,
     Coverage,
-    Holding,
+    PeakValue,
     Predicted,
     SearchReport,
     Variant,
@@ -133,8 +133,8 @@ def sample_plan(**changes: Any) -> Plan:
         },
         "memory_budget_bytes": 16 * 2**30,
         "at_peak": (
-            Holding("params['w1']", 2**30, "model.py:3 (init)"),
-            Holding("dot_general %7", 2**29, "model.py:12 (mlp)"),
+            PeakValue("params['w1']", 2**30, "model.py:3 (init)"),
+            PeakValue("dot_general %7", 2**29, "model.py:12 (mlp)"),
         ),
         "pins": {"params['w1']": "P(None, 'model')"},
         "meshes": (((4, 2), 12.3e-3), ((8,), 15e-3)),

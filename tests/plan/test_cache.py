@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.plan.files import cache
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from tests.plan.samples import sample_plan
 
 
@@ -35,10 +35,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Maker:
-    def __init__(self, plan: Plan | None = None) -> None:
+    def __init__(self, plan: PlanData | None = None) -> None:
         self.plan, self.count = plan or sample_plan(), 0
 
-    def __call__(self) -> Plan:
+    def __call__(self) -> PlanData:
         self.count += 1
         return self.plan
 
@@ -73,7 +73,7 @@ def test_what_was_searched_and_what_was_read_are_the_same_in_every_field(
     pins = {"w": P("b", None)}
     first, second = planned(pins=pins), planned(pins=pins)
     assert second.cached and not first.cached
-    for item in dataclasses.fields(Plan):
+    for item in dataclasses.fields(PlanData):
         if item.name not in ("cached", "origin", "traced"):  # each was traced
             assert getattr(first, item.name) == getattr(second, item.name), item.name
 
@@ -241,7 +241,7 @@ def test_writers_do_not_disturb_each_other(folder: Path) -> None:
     assert not [p for p in folder.iterdir() if p.suffix == ".plan" and not read(p)]
 
 
-def read(path: Path) -> Plan | None:
+def read(path: Path) -> PlanData | None:
     return cache._read(path)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 CODE = """
@@ -45,12 +45,12 @@ def args() -> Any:
     return {"a": w, "b": w}, jax.ShapeDtypeStruct((4096, 512), jnp.float32)
 
 
-def planned(code: str, file: str = "first.py") -> Plan:
+def planned(code: str, file: str = "first.py") -> PlanData:
     return rhino.plan(function(code, file), *args(), mesh=MESH, hardware="v5e:2x4")
 
 
-def without(plan: Plan, *names: str) -> dict[str, Any]:
-    fields = [f.name for f in dataclasses.fields(Plan) if f.name not in names]
+def without(plan: PlanData, *names: str) -> dict[str, Any]:
+    fields = [f.name for f in dataclasses.fields(PlanData) if f.name not in names]
     return {name: getattr(plan, name) for name in fields}
 
 

@@ -16,7 +16,7 @@ from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.plan.files.schema import SCHEMA_VERSION, current_versions
 from rhino_jax.plan.files.store import checksum, plan_from_json, plan_to_json
-from rhino_jax.plan.stages import Send
+from rhino_jax.plan.stages import StageSend
 from tests.plan.samples import sample_plan, sample_stage
 
 
@@ -45,7 +45,7 @@ def test_waypoints_come_back() -> None:
 
 def test_several_stages_come_back() -> None:
     """With devices that do not follow one another, and what one sends to the other."""
-    send = Send(1, "add #7 (model.py:3)", 4096, 1e-6)
+    send = StageSend(1, "add #7 (model.py:3)", 4096, 1e-6)
     first, second = (
         dataclasses.replace(
             sample_stage(),

@@ -12,7 +12,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
 from rhino_jax.runtime.processes.listing import (
-    Line,
+    AgreedItem,
     digest,
     first_difference,
     from_bytes,
@@ -22,7 +22,7 @@ from rhino_jax.runtime.processes.listing import (
 )
 
 
-def lines(fn: Any, *shapes: Any, **options: Any) -> list[Line]:
+def lines(fn: Any, *shapes: Any, **options: Any) -> list[AgreedItem]:
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes or ((8, 8), (8, 8))]
     return of_program(trace(fn, args, {}, **options), {})
 
@@ -84,7 +84,7 @@ def test_shapes_and_donation_count() -> None:
 def test_one_that_ends_first_differs_there() -> None:
     first = lines(base)
     found = first_difference(first, first[:-1])
-    assert found == (first[-1], Line("nothing", "the end"))
+    assert found == (first[-1], AgreedItem("nothing", "the end"))
     assert first_difference(first, first) is None
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.errors import MeshError, RhinoError
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from tests.cases import covering
 from tests.runtime.stand_in import assert_close
 
@@ -59,7 +59,7 @@ def batch_of(count: int = 32) -> Any:
     return {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
 
 
-def plan_on(mesh: Any, pins: Any = None) -> Plan:
+def plan_on(mesh: Any, pins: Any = None) -> PlanData:
     shapes = jax.eval_shape(make_state, jax.random.key(0))
     return rhino.plan(
         step, *shapes, batch_of(), mesh=mesh, pins=pins, donate_argnums=(0, 1)
@@ -67,7 +67,7 @@ def plan_on(mesh: Any, pins: Any = None) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> PlanData:
     return plan_on({"x": 2, "y": 4}, PINS)
 
 
@@ -77,7 +77,7 @@ def shardings(tree: Any) -> Any:
 
 @pytest.mark.parametrize("is_loaded", covering([True, False]))
 def test_state_is_made_where_it_belongs(
-    plan: Plan, tmp_path: Any, is_loaded: bool
+    plan: PlanData, tmp_path: Any, is_loaded: bool
 ) -> None:
     if is_loaded:
         plan.save(tmp_path / "plan.json")
@@ -98,7 +98,7 @@ def test_state_is_made_where_it_belongs(
 
 
 def test_no_device_holds_a_whole_array_while_it_is_made(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: PlanData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     jit = jax.jit
@@ -117,7 +117,7 @@ def test_no_device_holds_a_whole_array_while_it_is_made(
     assert "f32[16,64]" not in text
 
 
-def test_one_argument_several_and_a_dict(plan: Plan) -> None:
+def test_one_argument_several_and_a_dict(plan: PlanData) -> None:
     wanted = plan.in_shardings
     key = jax.random.key(0)
     assert shardings(plan.init(make_params, key)) == wanted[0]
@@ -145,7 +145,7 @@ def test_one_argument_several_and_a_dict(plan: Plan) -> None:
     ],
     ids=["alone", "among all arguments", "one array of it", "an array by itself"],
 )
-def test_a_batch_of_other_rows_is_named(plan: Plan, give: Any, where: str) -> None:
+def test_a_batch_of_other_rows_is_named(plan: PlanData, give: Any, where: str) -> None:
     with pytest.raises(RhinoError, match="an array is not as `step`") as error:
         plan.put(give())
     assert error.value.where == where
@@ -164,7 +164,7 @@ def test_rows_of_a_process_are_told_by_their_shape() -> None:
     assert plan.put(rows, local=True).sharding == plan.in_shardings[1]
 
 
-def test_what_belongs_nowhere_or_to_several_places_is_refused(plan: Plan) -> None:
+def test_what_belongs_nowhere_or_to_several_places_is_refused(plan: PlanData) -> None:
     key = jax.random.key(0)
     with pytest.raises(RhinoError, match="is no argument of `step`") as error:
         plan.init(lambda k: (make_params(k), {"extra": jnp.ones(3)}), key)
@@ -184,7 +184,7 @@ def test_what_belongs_nowhere_or_to_several_places_is_refused(plan: Plan) -> Non
         plan.put(jax.eval_shape(make_params, key))
 
 
-def test_arrays_of_another_mesh_and_of_numpy_move(plan: Plan) -> None:
+def test_arrays_of_another_mesh_and_of_numpy_move(plan: PlanData) -> None:
     other = plan_on({"z": 8})
     args = (*other.init(make_state, jax.random.key(1)), other.put(batch_of()))
     moved = plan.put(args)
@@ -198,7 +198,7 @@ def test_arrays_of_another_mesh_and_of_numpy_move(plan: Plan) -> None:
     assert plan.put((3, "text")) == (3, "text")
 
 
-def test_a_process_gives_what_it_holds(plan: Plan) -> None:
+def test_a_process_gives_what_it_holds(plan: PlanData) -> None:
     batch = batch_of()
     placed = plan.put(batch, local=True)
     assert shardings(placed) == plan.in_shardings[2]
@@ -231,7 +231,7 @@ def test_keys_and_half_precision_have_their_types() -> None:
 
 @pytest.mark.slow
 def test_orbax_saves_on_one_mesh_and_restores_on_another(
-    plan: Plan, tmp_path: Any
+    plan: PlanData, tmp_path: Any
 ) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")
     other = plan_on({"z": 8}, {"params['w1']": P("z"), "params['w2']": P(None, "z")})

@@ -18,7 +18,7 @@ import rhino_jax as rhino
 from rhino_jax.errors import RhinoError
 from rhino_jax.ir.blocks import stored_in_blocks
 from rhino_jax.ir.transform import BLOCKS
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from tests.runtime.stand_in import assert_close
 
 
@@ -79,7 +79,7 @@ def sharded_on(*sizes: int) -> Any:
     return sharded(sizes=sizes)
 
 
-def plan_of(*sizes: int) -> Plan:
+def plan_of(*sizes: int) -> PlanData:
     return sharded_on(*sizes or (2, 4)).plan(*shapes())
 
 

@@ -15,7 +15,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
-from rhino_jax.model.build import Model, build_model
+from rhino_jax.model.build import MeshModel, build_model
 from rhino_jax.model.op_collectives import own_steps
 from rhino_jax.model.pricing import PRICING
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
@@ -27,7 +27,7 @@ def model_of(
     mesh: Mapping[str, int],
     target: Target,
     budget_bytes: float = math.inf,
-) -> Model:
+) -> MeshModel:
     """The search model of a function on a mesh."""
     traced = trace(fn, args, {})
     laid = lay_out(target, tuple(mesh.items()))
@@ -82,7 +82,9 @@ def best_by_enumeration(problem: Problem) -> float:
     return float(every.min())
 
 
-def recomputed_objective_s(model: Model, labels: np.ndarray, target: Target) -> float:
+def recomputed_objective_s(
+    model: MeshModel, labels: np.ndarray, target: Target
+) -> float:
     """The objective from specs alone, without the search's tables."""
     graph, mesh = model.graph, model.mesh
     total = 0.0

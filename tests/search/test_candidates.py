@@ -10,7 +10,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.program import Program
 from rhino_jax.models import registry
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.driver import (
     make_candidates,
     make_plan,
@@ -36,18 +36,18 @@ def program() -> Program:
 
 
 @pytest.fixture(scope="module")
-def best(program: Program) -> Plan:
+def best(program: Program) -> PlanData:
     return make_plan(program, AXES, TARGET, request())
 
 
 @pytest.fixture(scope="module")
-def recipes(program: Program) -> dict[str, Plan | None]:
+def recipes(program: Program) -> dict[str, PlanData | None]:
     """Plans of every recipe at its best."""
     return make_recipe_plans(program, AXES, TARGET, request())
 
 
 def test_the_best_comes_first_then_a_recipe_and_all_differ(
-    program: Program, best: Plan
+    program: Program, best: PlanData
 ) -> None:
     found = make_candidates(program, [AXES], TARGET, request(), 5)
     assert found[0].name == "best"
@@ -71,13 +71,13 @@ def plenty() -> Program:
 
 
 @pytest.fixture(scope="module")
-def plain_plans(plenty: Program) -> dict[str, Plan | None]:
+def plain_plans(plenty: Program) -> dict[str, PlanData | None]:
     asked = replace(request(), density="batch")
     return make_recipe_plans(plenty, AXES, TARGET, asked)
 
 
 def test_plain_recipes_come_along_whatever_the_count(
-    plenty: Program, plain_plans: dict[str, Plan | None]
+    plenty: Program, plain_plans: dict[str, PlanData | None]
 ) -> None:
     first, *plain = make_candidates(plenty, [AXES], TARGET, request(), 1)
     assert first.name == "best"
@@ -102,7 +102,7 @@ def test_plain_recipes_far_above_the_plan_are_left_out_and_said(
 
 
 def test_plain_recipes_say_arguments_and_the_batch_only(
-    plenty: Program, plain_plans: dict[str, Plan | None]
+    plenty: Program, plain_plans: dict[str, PlanData | None]
 ) -> None:
     both = (0, 1)
     outside = {e.value for e in (*plenty.inputs, *plenty.outputs)}
@@ -126,7 +126,7 @@ def test_other_meshes_are_candidates(program: Program) -> None:
 
 
 def test_recipes_as_plans_cost_what_the_table_says(
-    best: Plan, recipes: dict[str, Plan | None]
+    best: PlanData, recipes: dict[str, PlanData | None]
 ) -> None:
     assert {n: p and p.predicted for n, p in recipes.items()} == best.recipes
     assert any(recipes.values())
@@ -134,7 +134,7 @@ def test_recipes_as_plans_cost_what_the_table_says(
 
 @pytest.mark.slow
 def test_recipes_that_do_not_fit_are_plans_but_no_candidates(
-    program: Program, recipes: dict[str, Plan | None]
+    program: Program, recipes: dict[str, PlanData | None]
 ) -> None:
     plans = recipes
     peaks = sorted(p.predicted.peak_bytes for p in plans.values() if p is not None)

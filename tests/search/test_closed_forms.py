@@ -12,16 +12,16 @@ from jax.sharding import PartitionSpec
 import rhino_jax as rhino
 from rhino_jax.hardware.target import Target
 from rhino_jax.models import registry
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from tests.cases import covering
 from tests.search.zoo import planned
 
 
-def specs_of(plan: Plan, part: str) -> list[tuple]:
+def specs_of(plan: PlanData, part: str) -> list[tuple]:
     return [leaf.spec for leaf in plan.inputs if part in leaf.path]
 
 
-def kinds_above(plan: Plan, least_bytes: int) -> Counter:
+def kinds_above(plan: PlanData, least_bytes: int) -> Counter:
     return Counter((c.kind, c.axes) for c in plan.collectives if c.bytes >= least_bytes)
 
 
@@ -102,10 +102,10 @@ def test_a_small_batch_transformer_cuts_heads_and_hidden_width(
 def test_a_tight_budget_spreads_weights_and_optimizer_state() -> None:
     work = registry.get("mlp-data", optimizer="adamw", width=256, batch=512)
 
-    def at(budget: int | None) -> Plan:
+    def at(budget: int | None) -> PlanData:
         return planned(work, {"x": 4}, ONE_AXIS, memory_budget_bytes=budget)
 
-    def state_bytes(plan: Plan) -> int:
+    def state_bytes(plan: PlanData) -> int:
         return sum(x.bytes_per_device for x in plan.inputs if "batch" not in x.path)
 
     free = at(None)
@@ -139,7 +139,7 @@ LINE, GRID = (("x", 8),), (("x", 2), ("y", 4))
 
 
 @cache
-def plan_of(name: str, mesh: tuple[tuple[str, int], ...]) -> Plan:
+def plan_of(name: str, mesh: tuple[tuple[str, int], ...]) -> PlanData:
     return planned(name, dict(mesh), "v5e")
 
 

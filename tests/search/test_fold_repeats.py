@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from rhino_jax.hardware.files import load_target
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.models import registry
 from rhino_jax.planner.search.folding import fold
 from rhino_jax.planner.search.folding.symmetry import Symmetry, find_symmetry, marks_of
@@ -40,12 +40,12 @@ UNROLLED = {
 
 
 @cache
-def folded_model(name: str) -> tuple[Model, Overlap, Symmetry]:
+def folded_model(name: str) -> tuple[MeshModel, Overlap, Symmetry]:
     """Return the search model of one of `UNROLLED`, its problem and its folding."""
     return fold_model(name, **UNROLLED[name])
 
 
-def fold_model(name: str, **overrides: Any) -> tuple[Model, Overlap, Symmetry]:
+def fold_model(name: str, **overrides: Any) -> tuple[MeshModel, Overlap, Symmetry]:
     """Return the search model of a workload, its whole problem and its folding."""
     work = registry.get(name, **overrides)
     target = load_target("v5e:4x4")

@@ -13,18 +13,18 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import remade
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.records import Request, SolvedMesh
-from rhino_jax.planner.search.remat.candidates import Asking, candidates_of
+from rhino_jax.planner.search.remat.candidates import ResidualReader, candidates_of
 from rhino_jax.planner.search.remat.choice import SOME, recompute_choices
 from rhino_jax.planner.search.remat.policies import POLICIES, fitting
-from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.remat import choose as choosing
-from rhino_jax.solver.remat.question import KEEP, Answer, evaluate
+from rhino_jax.solver.remat.question import KEEP, RematAnswer, evaluate
 from tests.cases import covering
 
 
@@ -58,7 +58,7 @@ def peak(found: SolvedMesh) -> float:
 
 def recompute_choice(
     solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
-) -> tuple[Choice, Answer] | None:
+) -> tuple[RematChoice, RematAnswer] | None:
     """Return the cheapest choice; None where nothing fits."""
     found = recompute_choices(solved, budget_bytes, seconds=seconds)
     return (found[0].choice, found[0].answer) if found else None
@@ -86,7 +86,7 @@ def test_a_plan_that_does_not_fit_is_made_to(layers: str, count: int) -> None:
 @pytest.fixture
 def keeping_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if stacks cost no time to write and to read."""
-    monkeypatch.setattr(Asking, "_pass_s", lambda self, stack: 0.0)
+    monkeypatch.setattr(ResidualReader, "_pass_s", lambda self, stack: 0.0)
 
 
 def test_what_is_cheaper_made_again_is_not_kept() -> None:
@@ -151,7 +151,7 @@ def test_policies_are_choices_by_name() -> None:
     assert all(c.answer.peak_bytes <= 1.05 * weights.peak_bytes for c in chosen)
 
 
-def _least(asked: Asked) -> Answer:
+def _least(asked: RematQuestion) -> RematAnswer:
     policies = (p for p in fitting(asked, 1e15) if p.name.startswith("nothing saved"))
     (found,) = policies
     budget = 0.9 * found.answer.peak_bytes
@@ -163,7 +163,7 @@ def test_policies_know_layers_that_are_unrolled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the engine gives no answer, they do: the first layers may keep all."""
-    monkeypatch.setattr(choosing, "MOST_VARIABLES", 0)
+    monkeypatch.setattr(choosing, "MAX_VARIABLES", 0)
     monkeypatch.setattr(LIMITS.__class__, "search_s", lambda self, problem: 1e9)
     before = solved(step("unroll", 4))
     assert not before.mesh_problem.symmetry.is_identity

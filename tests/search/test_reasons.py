@@ -12,7 +12,7 @@ import pytest
 from jax import P
 
 import rhino_jax as rhino
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 OPTIMIZER = optax.adamw(1e-3)
@@ -37,13 +37,13 @@ PARAMS = {"up": shaped(512, 2048), "down": shaped(2048, 512)}
 ARGS = (PARAMS, jax.eval_shape(OPTIMIZER.init, PARAMS), shaped(256, 512))
 
 
-def plan(fn: Any, *args: Any, **pins: Any) -> Plan:
+def plan(fn: Any, *args: Any, **pins: Any) -> PlanData:
     return rhino.plan(
         fn, *args, mesh={"data": 4, "model": 2}, pins=pins, progress=False
     )
 
 
-def reasons(found: Plan) -> dict[str, set[str]]:
+def reasons(found: PlanData) -> dict[str, set[str]]:
     said: dict[str, set[str]] = {}
     for c in found.collectives:
         said.setdefault(c.reason, set()).add(c.kind)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.plan.plan import Plan, is_cut_by_clock
+from rhino_jax.plan.plan import PlanData, is_cut_by_clock
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.planner.search import recipe_choices, solve_on_mesh
 from rhino_jax.solver import restricted
@@ -38,7 +38,7 @@ def shapes() -> Any:
     )
 
 
-def planned(**options: Any) -> Plan:
+def planned(**options: Any) -> PlanData:
     mesh = options.pop("mesh", {"data": 4, "model": 4})
     return rhino.plan(step, *shapes(), mesh=mesh, hardware="v5e:4x4", **options)
 

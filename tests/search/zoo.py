@@ -10,7 +10,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
 WITHOUT_TILES = load_target("v5e:4x4").replace(tile=())
@@ -22,7 +22,7 @@ def planned(
     mesh: Mapping[str, int] | None,
     hardware: Target | str,
     **options: Any,
-) -> Plan:
+) -> PlanData:
     """The plan of a workload, or of the model of that name, on shapes alone, as it is
     written unless something else is asked for: what is tested is one search.
 

@@ -14,9 +14,9 @@ from rhino_jax.solver.remat.question import (
     KEEP,
     OFFLOAD,
     REMAKE,
-    Answer,
-    Candidate,
     Question,
+    RematAnswer,
+    SavedValue,
     evaluate,
 )
 
@@ -29,7 +29,7 @@ def chain(rng: random.Random, length: int, *, hosts: bool = False) -> Question:
         late = 2 * length - i
         uses = (late, late + 1) if rng.random() < 0.5 and i else (late,)
         candidates.append(
-            Candidate(
+            SavedValue(
                 bytes=rng.randint(1, 9),
                 start=i + 1,
                 uses=uses,
@@ -45,7 +45,7 @@ def chain(rng: random.Random, length: int, *, hosts: bool = False) -> Question:
     return Question(tuple(candidates), tuple(base), length + 1)
 
 
-def best(question: Question, budget: int, words: tuple[str, ...]) -> Answer | None:
+def best(question: Question, budget: int, words: tuple[str, ...]) -> RematAnswer | None:
     """By looking at every choice."""
     found = (
         evaluate(question, choices)
@@ -157,9 +157,9 @@ def test_choices_that_fit_at_few_times_fit_at_all(most: int) -> None:
 def test_values_that_only_others_need() -> None:
     """The input of a cheap op is worth keeping though nothing late reads it."""
     candidates = (
-        Candidate(bytes=4, start=1, uses=(), remake_s=10.0),
-        Candidate(bytes=8, start=2, uses=(10,), needs=(0,), remake_s=1.0),
-        Candidate(bytes=8, start=3, uses=(9,), needs=(0,), remake_s=1.0),
+        SavedValue(bytes=4, start=1, uses=(), remake_s=10.0),
+        SavedValue(bytes=8, start=2, uses=(10,), needs=(0,), remake_s=1.0),
+        SavedValue(bytes=8, start=3, uses=(9,), needs=(0,), remake_s=1.0),
     )
     question = Question(candidates, ((0, 0),), 9)
     found = choose(question, 12)
@@ -174,9 +174,9 @@ def layered(layers: int) -> Question:
     for k in range(layers):
         late = 10 * layers - 2 * k
         needs = (2 * k - 2,) if k else ()
-        candidates.append(Candidate(4, 2 * k, (late,), needs, 1.0, like=0, layer=k))
+        candidates.append(SavedValue(4, 2 * k, (late,), needs, 1.0, like=0, layer=k))
         candidates.append(
-            Candidate(16, 2 * k + 1, (late - 1,), (2 * k,), 0.1, like=1, layer=k)
+            SavedValue(16, 2 * k + 1, (late - 1,), (2 * k,), 0.1, like=1, layer=k)
         )
     return Question(tuple(candidates), ((0, 0),), 2 * layers)
 

@@ -14,10 +14,10 @@ from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.planner.options import Wishes
 from rhino_jax.planner.search.compare import COMPARED
-from rhino_jax.sweep.meshes import Asked, Meshes
+from rhino_jax.sweep.meshes import BudgetJobs, Meshes
 from rhino_jax.sweep.point import format_price
 from rhino_jax.sweep.sweep import _wishes as wishes
-from rhino_jax.sweep.whole import Whole
+from rhino_jax.sweep.whole import BudgetSweep
 
 
 def step(params: dict[str, Any], x: jax.Array) -> tuple[dict[str, Any], jax.Array]:
@@ -76,10 +76,10 @@ def test_points_are_what_plans_give() -> None:
 def test_hardware_is_one_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs in its budget alone is searched once; targets are told apart by what
     they are."""
-    asked: list[Asked] = []
+    asked: list[BudgetJobs] = []
     best = Meshes.best
 
-    def counted(self: Meshes, one: Asked) -> Any:
+    def counted(self: Meshes, one: BudgetJobs) -> Any:
         asked.append(one)
         return best(self, one)
 
@@ -289,7 +289,7 @@ def test_more_memory_makes_no_plan_slower() -> None:
         predicted = SimpleNamespace(step_time_s=found[0], peak_bytes=found[1])
         return SimpleNamespace(predicted=predicted)
 
-    whole = Whole(0, wishes(None, "fast", "as written"), None, (5, 10, 20, 30))
+    whole = BudgetSweep(0, wishes(None, "fast", "as written"), None, (5, 10, 20, 30))
     made = whole.within(plan)
     assert {b: made_for for b, (made_for, _) in made.items()} == {
         30: 20, 20: 20, 10: 10, 5: 5,

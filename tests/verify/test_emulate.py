@@ -20,7 +20,7 @@ from rhino_jax.errors import MeshError
 from rhino_jax.models import registry
 from rhino_jax.verify import emulate
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.emulate import MOST_DEVICES, emulated_devices, emulated_mesh
+from rhino_jax.verify.emulate import MAX_DEVICES, emulated_devices, emulated_mesh
 from tests.cases import covering
 
 
@@ -142,19 +142,19 @@ def test_a_planned_function_compiles_for_an_emulated_mesh() -> None:
 
 
 def test_the_most_devices_compile() -> None:
-    mesh = emulated_mesh({"x": MOST_DEVICES})
+    mesh = emulated_mesh({"x": MAX_DEVICES})
     x = jax.ShapeDtypeStruct(
-        (MOST_DEVICES, 2), jnp.float32, sharding=NamedSharding(mesh, P("x"))
+        (MAX_DEVICES, 2), jnp.float32, sharding=NamedSharding(mesh, P("x"))
     )
     found = compile_lowered(jax.jit(jnp.sum).lower(x), mesh=mesh)
     assert "all-reduce(" in found.hlo_text
-    assert f"num_partitions={MOST_DEVICES}" in found.hlo_text
+    assert f"num_partitions={MAX_DEVICES}" in found.hlo_text
 
 
 def test_more_devices_are_refused() -> None:
     with pytest.raises(MeshError, match="more devices than XLA:CPU") as info:
-        emulated_mesh({"x": MOST_DEVICES, "y": 2})
-    assert f"4096 devices, at most {MOST_DEVICES}" in info.value.numbers
+        emulated_mesh({"x": MAX_DEVICES, "y": 2})
+    assert f"4096 devices, at most {MAX_DEVICES}" in info.value.numbers
     assert "compile_for=" in info.value.fix
 
 

@@ -10,27 +10,27 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
-from rhino_jax.planner.search.candidates import Candidate
+from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.refine import refine
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> PlanData:
     return rhino.plan(lambda x: x @ x, jnp.ones((8, 8)), mesh={"x": 8}, hardware="v5e")
 
 
-def named(plan: Plan, name: str, peak_bytes: int = 100) -> Candidate:
+def named(plan: PlanData, name: str, peak_bytes: int = 100) -> PlanCandidate:
     predicted = Predicted(1.0, 1.0, 0.0, peak_bytes, 0.0)
-    return Candidate(name, replace(plan, program_name=name, predicted=predicted))
+    return PlanCandidate(name, replace(plan, program_name=name, predicted=predicted))
 
 
-def judge(**figures: tuple[float, int]) -> Callable[[Plan], Reading]:
+def judge(**figures: tuple[float, int]) -> Callable[[PlanData], Reading]:
     """Name → (seconds, bytes) of what the compiler makes of it."""
 
-    def read(plan: Plan) -> Reading:
+    def read(plan: PlanData) -> Reading:
         seconds, peak_bytes = figures[plan.program_name]
         return Reading(
             compiled=Predicted(seconds, seconds, 0.0, peak_bytes, 0.0), collectives=()
@@ -43,7 +43,7 @@ def never(budget_bytes: int) -> None:
     raise AssertionError("something fits: no other plan is needed")
 
 
-def test_the_fastest_that_fits_is_kept(plan: Plan) -> None:
+def test_the_fastest_that_fits_is_kept(plan: PlanData) -> None:
     candidates = [named(plan, n) for n in ("a", "b", "c")]
     read = judge(a=(3.0, 90), b=(2.0, 100), c=(1.0, 101))
     kept = refine(candidates, read, 100, never)
@@ -56,16 +56,16 @@ def test_the_fastest_that_fits_is_kept(plan: Plan) -> None:
     assert "asked of the compiler" in kept.table()
 
 
-def test_the_first_of_equals_is_kept(plan: Plan) -> None:
+def test_the_first_of_equals_is_kept(plan: PlanData) -> None:
     candidates = [named(plan, n) for n in ("a", "b")]
     kept = refine(candidates, judge(a=(1.0, 1), b=(1.0, 1)), 100, never)
     assert kept.program_name == "a"
 
 
-def test_where_nothing_fits_plans_are_made_for_less(plan: Plan) -> None:
+def test_where_nothing_fits_plans_are_made_for_less(plan: PlanData) -> None:
     asked: list[int] = []
 
-    def within(budget_bytes: int) -> Candidate:
+    def within(budget_bytes: int) -> PlanCandidate:
         asked.append(budget_bytes)
         return named(plan, f"less{len(asked)}", peak_bytes=budget_bytes)
 
@@ -78,15 +78,15 @@ def test_where_nothing_fits_plans_are_made_for_less(plan: Plan) -> None:
     assert kept.memory_budget_bytes == 100
 
 
-def test_where_nothing_ever_fits_it_says_so(plan: Plan) -> None:
+def test_where_nothing_ever_fits_it_says_so(plan: PlanData) -> None:
     read = judge(a=(1.0, 300), b=(2.0, 200))
     kept = refine([named(plan, "a"), named(plan, "b")], read, 100, lambda _: None)
     assert kept.program_name == "b"
     assert "no plan of 2 fits once compiled" in kept.notes[-1]
 
 
-def test_where_the_compiler_fails_the_others_are_kept(plan: Plan) -> None:
-    def read(asked: Plan) -> Reading:
+def test_where_the_compiler_fails_the_others_are_kept(plan: PlanData) -> None:
+    def read(asked: PlanData) -> Reading:
         if asked.program_name == "a":
             raise jax.errors.JaxRuntimeError("INTERNAL: no tiles\nmore")
         return judge(b=(2.0, 10))(asked)
@@ -98,7 +98,7 @@ def test_where_the_compiler_fails_the_others_are_kept(plan: Plan) -> None:
         refine([named(plan, "a")], read, 100, never)
 
 
-def test_a_refined_plan_is_saved_and_read_back(plan: Plan, tmp_path) -> None:
+def test_a_refined_plan_is_saved_and_read_back(plan: PlanData, tmp_path) -> None:
     kept = refine([named(plan, "a")], judge(a=(2.0, 10)), 100, never)
     kept.save(tmp_path / "plan.json")
     assert rhino.load_plan(tmp_path / "plan.json").refined == kept.refined

@@ -8,8 +8,8 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.passes.staged.holding import Holding
-from rhino_jax.passes.staged.step import Key, Kind, Task, TaskKind
+from rhino_jax.passes.staged.holding import TaskResiduals
+from rhino_jax.passes.staged.step import StagedTask, TaskKind, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.verify.stages import own_bytes
@@ -84,15 +84,19 @@ def test_stages_compile_for_hardware_that_is_not_here(hardware, options):
 
 
 def test_a_compiled_tasks_own_bytes_are_beside_what_its_group_holds_anyway():
-    weight, left, sent = Key(Kind.INPUT), Key(Kind.INSIDE, 0), Key(Kind.INSIDE, 1)
+    weight, left, sent = (
+        ValueKey(ValueKind.INPUT),
+        ValueKey(ValueKind.INSIDE, 0),
+        ValueKey(ValueKind.INSIDE, 1),
+    )
 
     def task(kind, reads, makes):
-        return Task(kind, 0, 0, reads, makes, lambda *arrays: [*arrays])
+        return StagedTask(kind, 0, 0, reads, makes, lambda *arrays: [*arrays])
 
     forward = task(TaskKind.FORWARD, (weight,), (left, sent))
     backward = task(TaskKind.BACKWARD, (weight, left), ())
     sizes = {weight: 1000, left: 100, sent: 10}
-    holding = Holding.of([forward, backward])
+    holding = TaskResiduals.of([forward, backward])
     # All of them, and a temporary: what is sent is nobody else's.
     assert own_bytes(1111, holding, forward, sizes.__getitem__) == 11
     assert own_bytes(1107, holding, backward, sizes.__getitem__) == 7

@@ -23,7 +23,7 @@ from rhino_jax.hardware.files import configs_dir
 from rhino_jax.verify.hlo.rates import Rates
 
 
-LEAST_PROGRAMS = 3
+MIN_PROGRAMS = 3
 """Of fewer programs nothing is fitted."""
 
 MANY = 0.5
@@ -63,7 +63,7 @@ def fit_results(results: Iterable[Result]) -> tuple[Fit, ...]:
     return tuple(
         _fit(name, tuple(found.values()))
         for name, found in sorted(programs.items())
-        if len(found) >= LEAST_PROGRAMS
+        if len(found) >= MIN_PROGRAMS
     )
 
 
@@ -72,7 +72,7 @@ def _fit(hardware: str, results: Sequence[Result]) -> Fit:
     matmul = _ratio([(r.matmul_peak_s, r.matmul_s) for r in rates])
     memory = _ratio([(r.memory_peak_s, r.memory_s) for r in rates])
     shares = [s for r in results if (s := _hidden_share(r)) is not None]
-    has_shares = len(shares) >= LEAST_PROGRAMS
+    has_shares = len(shares) >= MIN_PROGRAMS
     low, high = np.quantile(shares, (0.25, 0.75)) if has_shares else (0.0, 0.0)
     return Fit(
         hardware=hardware,

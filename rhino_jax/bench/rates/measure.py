@@ -25,7 +25,7 @@ from rhino_jax.cost.collectives import (
     ALL_TO_ALL,
     collective_s,
 )
-from rhino_jax.hardware.mesh import Axis
+from rhino_jax.hardware.mesh import MeshAxis
 
 
 SAMPLES = 9
@@ -198,7 +198,7 @@ def _with_links(
     measured: Measured, topology: str, samples: Sequence[_Sample]
 ) -> Measured:
     """Latency from the small collectives, then bandwidth from the large ones."""
-    unit = Axis("inner", 1, 1.0, float("inf"), topology)
+    unit = MeshAxis("inner", 1, 1.0, float("inf"), topology)
     steps = [_priced(s, unit) for s in samples]
     copied = [_priced(s, replace(unit, alpha_s=0.0, bytes_per_s=1.0)) for s in samples]
     taken = [s.taken_s for s in samples]
@@ -217,6 +217,6 @@ def _with_links(
     )
 
 
-def _priced(sample: _Sample, axis: Axis) -> float:
+def _priced(sample: _Sample, axis: MeshAxis) -> float:
     axis = replace(axis, size=sample.size)
     return collective_s(sample.kind, sample.local_bytes, [axis])

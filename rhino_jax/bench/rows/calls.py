@@ -19,8 +19,8 @@ import jax
 
 import rhino_jax as rhino
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
-from rhino_jax.bench.suite import Row, Suite, model_of
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
+from rhino_jax.bench.suite import BenchRow, Suite, model_of
 from rhino_jax.hardware.files import load_target
 
 
@@ -44,9 +44,9 @@ class FirstCall:
     mesh: Mapping[str, int]
 
 
-def calls_task() -> Task[FirstCall]:
+def calls_task() -> RowTask[FirstCall]:
     """Every row once: its processes are started one after the other."""
-    return Task(
+    return RowTask(
         name="calls",
         samples=1,
         is_by_method=False,
@@ -55,7 +55,7 @@ def calls_task() -> Task[FirstCall]:
     )
 
 
-def call_row(row: Row) -> dict[str, Any]:
+def call_row(row: BenchRow) -> dict[str, Any]:
     """Call a row's step in both ways, as JSON.
 
     Raises:
@@ -96,7 +96,7 @@ def calls_report(
     header += [f"{how} CPU s" for how in HOWS] + [f"{how} s" for how in HOWS]
     header += ["of it planning s"]
 
-    def cells(row: Row, found: FirstCall) -> list[str]:
+    def cells(row: BenchRow, found: FirstCall) -> list[str]:
         mesh = " × ".join(map(str, found.mesh.values()))
         line = [row.workload, row.target, mesh]
         line += [f"{found.cpu_s[how]:.1f}" for how in HOWS]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import rhino_jax as rhino
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.suite import Row
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.with_plan import jit_with_plan
 
@@ -68,7 +68,7 @@ class Clocked:
         return cls(**values)
 
 
-def clock_row(row: Row) -> Clocked:
+def clock_row(row: BenchRow) -> Clocked:
     """Run every method's step on CPU devices that are there already."""
     workload = workload_of(row)
     state = jax.device_get(workload.make_args(jax.random.key(0)))

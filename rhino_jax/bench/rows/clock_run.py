@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rhino_jax.bench.rows.clock import Clocked
-from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
+from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import geometric_mean
 from rhino_jax.units import format_seconds
 
 
-def clock_task() -> Task[Clocked]:
+def clock_task() -> RowTask[Clocked]:
     """Every row once: its methods are interleaved within it."""
-    return Task(
+    return RowTask(
         name="clock",
         samples=1,
         is_by_method=False,
@@ -46,7 +46,7 @@ def clock_report(
     header += [f"{name} ms" for name in own] + [f"{name} ÷ recipe" for name in own]
     header += ["arrays", "overhead of a call µs"]
 
-    def cells(row: Row, found: Clocked) -> list[str]:
+    def cells(row: BenchRow, found: Clocked) -> list[str]:
         line = [row.workload, row.target, found.recipe]
         line.append(_ms(found.step_s.get(found.recipe)))
         line += [_ms(found.step_s.get(name)) for name in own]

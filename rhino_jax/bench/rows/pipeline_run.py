@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import rhino_jax as rhino
-from rhino_jax.bench.methods import ALPA, SCHEDULES, Method
+from rhino_jax.bench.methods import ALPA, SCHEDULES, ShardingMethod
 from rhino_jax.bench.planning import workload_of
-from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
 from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import geometric_mean
 from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.pipeline.of_plan import schedule_of
@@ -68,9 +68,9 @@ class Pipelines:
     plans: tuple[PlannedPipeline, ...]
 
 
-def pipeline_task() -> Task[Pipelines]:
+def pipeline_task() -> RowTask[Pipelines]:
     """Every method of a row once, in a process of its own."""
-    return Task(
+    return RowTask(
         name="pipelines",
         samples=1,
         is_by_method=True,
@@ -81,7 +81,7 @@ def pipeline_task() -> Task[Pipelines]:
     )
 
 
-def plan_pipeline(row: Row) -> dict[str, Any]:
+def plan_pipeline(row: BenchRow) -> dict[str, Any]:
     """Plan a row by its only method, as JSON."""
     (method,) = row.methods
     workload, beside_s = workload_of(row), yardstick_s()
@@ -127,7 +127,7 @@ def plan_pipeline(row: Row) -> dict[str, Any]:
     return found
 
 
-def _asked(row: Row, method: Method) -> dict[str, Any]:
+def _asked(row: BenchRow, method: ShardingMethod) -> dict[str, Any]:
     """What a method leaves to rhino, and what not."""
     if method.plan == ALPA:
         assert row.alpa is not None, "suites are checked"
@@ -170,7 +170,9 @@ def pipeline_report(
         plans = r.found.plans
         lines += [RowResult(row=r.row, found=(one, plans[0])) for one in plans]
 
-    def cells(row: Row, found: tuple[PlannedPipeline, PlannedPipeline]) -> list[str]:
+    def cells(
+        row: BenchRow, found: tuple[PlannedPipeline, PlannedPipeline]
+    ) -> list[str]:
         one, first = found
         line = [row.workload, row.target, one.method]
         took = [f"{s:.3g}" for s in (one.plan_s, one.cpu_s, one.yardstick_s)]

@@ -13,9 +13,9 @@ from typing import Any
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.progress import title_of
-from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
 from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -48,13 +48,15 @@ class Timed:
     yardstick_s: float
 
 
-def plan_task() -> Task[Timed]:
+def plan_task() -> RowTask[Timed]:
     """Every method of a row some times, in processes of their own: none finds what
     another left in caches."""
-    return Task(name="time", samples=SAMPLES, is_by_method=True, read=_read, line=_line)
+    return RowTask(
+        name="time", samples=SAMPLES, is_by_method=True, read=_read, line=_line
+    )
 
 
-def time_row(row: Row) -> dict[str, Any]:
+def time_row(row: BenchRow) -> dict[str, Any]:
     """Plan a row by each of its methods, as JSON.
 
     Raises:
@@ -131,7 +133,7 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
     header += [f"{name} ÷ {methods[-1]}" for name in methods[:-1]]
     header += ["held", "yardstick s"]
 
-    def cells(row: Row, found: Timed) -> list[str]:
+    def cells(row: BenchRow, found: Timed) -> list[str]:
         mesh = " × ".join(map(str, found.mesh.values()))
         mesh += "" if row.mesh else " (chosen)"
         line = [row.workload, row.target, mesh, f"{found.num_ops:,}"]

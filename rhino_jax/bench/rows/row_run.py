@@ -11,7 +11,7 @@ from rhino_jax.bench.process import run_job
 from rhino_jax.bench.progress import Clock, Report, title_of
 from rhino_jax.bench.records import row_key
 from rhino_jax.bench.store import Store, read_json, write_json
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.table import markdown_table
 from rhino_jax.bench.versions import versions, versions_line
 
@@ -29,13 +29,13 @@ class RowResult(Generic[T]):
       error: why there is none.
     """
 
-    row: Row
+    row: BenchRow
     found: T | None
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task(Generic[T]):
+class RowTask(Generic[T]):
     """What is done with a row.
 
     Attributes:
@@ -54,14 +54,14 @@ class Task(Generic[T]):
 
 
 def run_rows(
-    suite: Suite, store: Store, report: Report, task: Task[T]
+    suite: Suite, store: Store, report: Report, task: RowTask[T]
 ) -> tuple[RowResult[T], ...]:
     """Measure every row that was not measured before, one process at a time."""
     current = versions()
     folder = store.folder / task.name
     folder.mkdir(exist_ok=True)
     files = {row: folder / f"{row_key(row)}.json" for row in suite.rows}
-    found: dict[Row, RowResult[T]] = {}
+    found: dict[BenchRow, RowResult[T]] = {}
     for row, file in files.items():
         known = read_json(file)
         asked = [m.name for m in row.methods]
@@ -93,7 +93,7 @@ def table_of_rows(
     results: Sequence[RowResult[T]],
     command: str,
     header: Sequence[str],
-    cells: Callable[[Row, T], list[str]],
+    cells: Callable[[BenchRow, T], list[str]],
 ) -> list[str]:
     """The first parts of a report: what made it, and a table.
 
@@ -118,7 +118,7 @@ def table_of_rows(
 
 
 def _sample(
-    row: Row, store: Store, timeout_s: float, task: Task[T]
+    row: BenchRow, store: Store, timeout_s: float, task: RowTask[T]
 ) -> tuple[list[Mapping[str, Any]], str]:
     """What the processes wrote, or what went wrong."""
     file: Path = store.folder / task.name / f"{row_key(row)}.result.json"

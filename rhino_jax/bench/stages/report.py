@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rhino_jax.bench.rows.row_run import RowResult, Task, table_of_rows
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
 from rhino_jax.bench.stages.records import Case, Piped
-from rhino_jax.bench.suite import Row, Suite
+from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import geometric_mean
 
 
-def stages_task() -> Task[Piped]:
+def stages_task() -> RowTask[Piped]:
     """Every row once; each schedule has processes of its own."""
-    return Task(
+    return RowTask(
         name="stages",
         samples=1,
         is_by_method=False,
@@ -61,7 +61,7 @@ def stages_report(
         if r.found is None
     ]
 
-    def cells(row: Row, found: tuple[Case, float]) -> list[str]:
+    def cells(row: BenchRow, found: tuple[Case, float]) -> list[str]:
         case, one_device_s = found
         return [
             row.workload,

@@ -18,7 +18,7 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import SCHEDULES
 from rhino_jax.bench.stages.records import Case
 from rhino_jax.bench.store import read_json, write_json
-from rhino_jax.bench.suite import Row
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.hardware.files import load_target
 from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of
@@ -27,7 +27,7 @@ from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.stages import Pipeline
 
 
-def run_stages(row: Row, result: Path) -> dict[str, Any]:
+def run_stages(row: BenchRow, result: Path) -> dict[str, Any]:
     """Every schedule of a row, as `records.Piped` in JSON.
 
     Args:
@@ -46,7 +46,7 @@ def run_stages(row: Row, result: Path) -> dict[str, Any]:
     return {"one_device_s": one["step_s"], "cases": [asdict(c) for c in cases]}
 
 
-def _check(row: Row, count: int) -> None:
+def _check(row: BenchRow, count: int) -> None:
     others = [m.name for m in row.methods if m.plan not in SCHEDULES]
     cores = len(os.sched_getaffinity(0))
     if others or cores < count or not row.microbatches:

@@ -29,13 +29,13 @@ from rhino_jax.units import (
 
 
 if TYPE_CHECKING:
-    from rhino_jax.verify.by_hand.audit import Audit
+    from rhino_jax.verify.by_hand.audit import AuditData
     from rhino_jax.verify.by_hand.costs import SourceCost
 
 TOP_COSTS = 8
 
 
-def audit_line(found: Audit) -> str:
+def audit_line(found: AuditData) -> str:
     """Program, mesh, what it takes, and what rhino's plan would gain."""
     head = (
         f"Audit({found.program_name} on {format_mesh(found.mesh_axes)},"
@@ -51,7 +51,7 @@ def audit_line(found: Audit) -> str:
     )
 
 
-def _verdict(found: Audit) -> str:
+def _verdict(found: AuditData) -> str:
     gain = found.gain
     if gain is None:
         return "rhino has no plan" if found.plan is None else "rhino's does not fit"
@@ -64,17 +64,17 @@ def _verdict(found: Audit) -> str:
     return f"gain with rhino {format_ratio(gain)}"
 
 
-def audit_to_text(found: Audit, *, full: bool = False) -> str:
+def audit_to_text(found: AuditData, *, full: bool = False) -> str:
     """The whole story of an audit."""
     return sections_to_text(tell_audit(found, full=full))
 
 
-def audit_to_html(found: Audit) -> str:
+def audit_to_html(found: AuditData) -> str:
     """The same as self-contained HTML."""
     return sections_to_html(tell_audit(found), line=audit_line(found))
 
 
-def tell_audit(found: Audit, *, full: bool = False) -> tuple[Section, ...]:
+def tell_audit(found: AuditData, *, full: bool = False) -> tuple[Section, ...]:
     """All sections of an audit's report."""
     sections = [
         _head(found),
@@ -93,7 +93,7 @@ def tell_audit(found: Audit, *, full: bool = False) -> tuple[Section, ...]:
     )
 
 
-def _head(found: Audit) -> Section:
+def _head(found: AuditData) -> Section:
     facts = [
         ("mesh", format_mesh(found.mesh_axes)),
         (
@@ -115,7 +115,7 @@ def _head(found: Audit) -> Section:
     return Section(f"audit of {found.program_name}", facts=tuple(facts))
 
 
-def _beside(found: Audit) -> Section:
+def _beside(found: AuditData) -> Section:
     """The program as it is beside rhino's plan, both compiled."""
     ours = None if found.rhino is None else found.rhino.compiled
     if found.compiled is None or ours is None or found.rhino is None:
@@ -144,7 +144,7 @@ def _beside(found: Audit) -> Section:
     )
 
 
-def _costs(found: Audit, *, full: bool) -> tuple[Section, ...]:
+def _costs(found: AuditData, *, full: bool) -> tuple[Section, ...]:
     if found.compiled is None:
         return ()
     if not found.costs:
@@ -186,7 +186,7 @@ def _moves(cost: SourceCost) -> str:
     return ", ".join(f"{kind} {format_axes(axes)}" for (kind, axes), _ in cost.moves)
 
 
-def _held(found: Audit) -> Section:
+def _held(found: AuditData) -> Section:
     memory = found.memory
     if memory is None:
         return Section("")
@@ -202,7 +202,7 @@ def _held(found: Audit) -> Section:
     return Section("what it holds", facts=facts)
 
 
-def _inputs(found: Audit, *, full: bool) -> Section:
+def _inputs(found: AuditData, *, full: bool) -> Section:
     """What rhino would do instead, by argument."""
     if found.plan is None:
         return Section("")

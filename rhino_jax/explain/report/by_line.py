@@ -9,13 +9,13 @@ from rhino_jax.units import format_flops, format_seconds, format_share
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
     from rhino_jax.plan.records import LineTime
 
 TOP_LINES = 12
 
 
-def utilisation(plan: Plan) -> tuple[tuple[str, str], ...]:
+def utilisation(plan: PlanData) -> tuple[tuple[str, str], ...]:
     """Model FLOPs utilisation, and what it is."""
     if not plan.model_flops.flops:
         return ()
@@ -28,7 +28,7 @@ def utilisation(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
 
 
-def by_line(plan: Plan, *, full: bool) -> Section:
+def by_line(plan: PlanData, *, full: bool) -> Section:
     """Where the step's time goes, forward and backward together."""
     whole_s = sum(line.seconds for line in plan.line_times)
     if not whole_s:

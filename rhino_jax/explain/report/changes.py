@@ -23,20 +23,20 @@ from rhino_jax.units import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rhino_jax.plan.diff import PlanDiff, SpecChange
+    from rhino_jax.plan.diff import PlanDiffData, SpecChange
 
 
-def diff_to_text(diff: PlanDiff) -> str:
+def diff_to_text(diff: PlanDiffData) -> str:
     """The difference of two plans, one section per aspect."""
     return sections_to_text(_tell(diff))
 
 
-def diff_to_html(diff: PlanDiff) -> str:
+def diff_to_html(diff: PlanDiffData) -> str:
     """The same as self-contained HTML."""
     return sections_to_html(_tell(diff))
 
 
-def _tell(diff: PlanDiff) -> tuple[Section, ...]:
+def _tell(diff: PlanDiffData) -> tuple[Section, ...]:
     name_a, name_b = diff.programs
     title = f"from plan A to plan B of {name_a}"
     if name_a != name_b:
@@ -52,7 +52,7 @@ def _tell(diff: PlanDiff) -> tuple[Section, ...]:
     return tuple(s for s in sections if s.table is None or s.table.rows)
 
 
-def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
+def _facts(diff: PlanDiffData) -> tuple[tuple[str, str], ...]:
     facts = []
     if diff.meshes[0] == diff.meshes[1] and not diff.has_same_fingerprint:
         # On other meshes, fingerprints of the same program differ too.
@@ -71,7 +71,7 @@ def _facts(diff: PlanDiff) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
-def _numbers(diff: PlanDiff) -> Section:
+def _numbers(diff: PlanDiffData) -> Section:
     a, b = diff.predicted
     rows = [
         ("step time", *_pair(a.step_time_s, b.step_time_s)),
@@ -102,7 +102,7 @@ def _ratio(a: float, b: float) -> str:
     return format_ratio(b / a) if a else "-"
 
 
-def _specs(diff: PlanDiff) -> Section:
+def _specs(diff: PlanDiffData) -> Section:
     """Changed specs, repeated layers folded, state shown once."""
     inputs = {(c.path, c.before, c.after) for c in diff.specs if c.side == "input"}
     shown = [
@@ -169,7 +169,7 @@ def _bar_of(label: str, members: Sequence[SpecChange]) -> Quantity:
     return Quantity(label, "worth", (bar,), first=0 if worth_s >= 0 else 1)
 
 
-def _traffic(diff: PlanDiff) -> Section:
+def _traffic(diff: PlanDiffData) -> Section:
     rows = tuple(
         (
             c.kind,

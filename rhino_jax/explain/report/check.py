@@ -13,13 +13,13 @@ from rhino_jax.verify.comparison import ROUNDINGS
 
 
 if TYPE_CHECKING:
-    from rhino_jax.verify.check import Check
+    from rhino_jax.verify.check import CheckData
     from rhino_jax.verify.comparison import ComparedLeaf
 
 TOP_LEAVES = 10
 
 
-def check_line(found: Check) -> str:
+def check_line(found: CheckData) -> str:
     """Program, mesh, and whether the results agree."""
     bad = sum(not leaf.ok for leaf in found.leaves)
     said = "ok" if found.ok else f"{format_count(bad)} differ"
@@ -30,17 +30,17 @@ def check_line(found: Check) -> str:
     )
 
 
-def check_to_text(found: Check, *, full: bool = False) -> str:
+def check_to_text(found: CheckData, *, full: bool = False) -> str:
     """The whole story of a check."""
     return sections_to_text(tell_check(found, full=full))
 
 
-def check_to_html(found: Check) -> str:
+def check_to_html(found: CheckData) -> str:
     """The same as self-contained HTML."""
     return sections_to_html(tell_check(found), line=check_line(found))
 
 
-def tell_check(found: Check, *, full: bool = False) -> tuple[Section, ...]:
+def tell_check(found: CheckData, *, full: bool = False) -> tuple[Section, ...]:
     """All sections."""
     bad = [leaf for leaf in found.leaves if not leaf.ok]
     result = f"{format_count(len(found.leaves))} arrays agree"

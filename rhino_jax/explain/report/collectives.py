@@ -13,12 +13,12 @@ from rhino_jax.units import format_bytes, format_count, format_seconds
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 TOP_COLLECTIVES = 12
 
 
-def collective_sections(plan: Plan, *, full: bool) -> tuple[Section, ...]:
+def collective_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
     """The totals by kind and axes, and where the collectives come from."""
     if not plan.collectives:
         none = "none: no device talks to another."
@@ -32,7 +32,7 @@ def format_axes(axes: tuple[str, ...]) -> str:
     return " × ".join(axes) if axes else "-"
 
 
-def _totals(plan: Plan) -> Section:
+def _totals(plan: PlanData) -> Section:
     totals = traffic_of(plan.collectives)
     rows = tuple(
         (kind, format_axes(axes), *_numbers(t)) for (kind, axes), t in totals.items()
@@ -52,7 +52,7 @@ def _totals(plan: Plan) -> Section:
     )
 
 
-def _sources(plan: Plan, *, full: bool) -> Section:
+def _sources(plan: PlanData, *, full: bool) -> Section:
     groups: dict[tuple[str, ...], list[Collective]] = {}
     for c in plan.collectives:
         key = (c.kind, format_axes(c.axes), c.source)

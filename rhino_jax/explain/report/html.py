@@ -22,7 +22,7 @@ from rhino_jax.explain.report.views.views import views_of
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 # `:is(#id, .class)` weighs as much as an id, whichever of them matches.
 _ROOT = ":is(#rhino-report,.rhino-report)"
@@ -76,7 +76,7 @@ _STYLE = """
 """.replace("&", _ROOT)
 
 
-def to_html(plan: Plan) -> str:
+def to_html(plan: PlanData) -> str:
     """The whole story of a plan."""
     head, *rest = tell(plan)
     sections = (head, *views_of(plan), *rest)
@@ -129,14 +129,14 @@ def _content(section: Section) -> str:
     return "".join(parts)
 
 
-MOST_ROWS = 500
+MAX_ROWS = 500
 """Rows that are written into a page; more would make notebooks slow to open."""
 
 
 def _opens(line: str, rest: Table) -> str:
     """What is left out, to be opened."""
-    shown = _table(rest.rows_of(0, MOST_ROWS))
-    more = len(rest.rows) - MOST_ROWS
+    shown = _table(rest.rows_of(0, MAX_ROWS))
+    more = len(rest.rows) - MAX_ROWS
     note = f"<p>and {more} more: plan.table(full=True)</p>" if more > 0 else ""
     return (
         f'<details class="rest"><summary>{_rich(line)}</summary>'

@@ -12,7 +12,7 @@ from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 
 def format_mesh(mesh_axes: Sequence[tuple[str, int]]) -> str:
@@ -24,7 +24,7 @@ def num_devices(mesh_axes: Sequence[tuple[str, int]]) -> int:
     return math.prod(size for _, size in mesh_axes)
 
 
-def one_line(plan: Plan) -> str:
+def one_line(plan: PlanData) -> str:
     """Program, mesh, hardware, step time, peak memory, gap and status."""
     predicted, search = plan.predicted, plan.search
     # How far several stages are above the best cut is not bounded.
@@ -38,7 +38,7 @@ def one_line(plan: Plan) -> str:
     )
 
 
-def _idle(plan: Plan) -> str:
+def _idle(plan: PlanData) -> str:
     """Where links keep stages idle for half of the time, or leave some without work."""
     if plan.pipeline is None:
         return ""

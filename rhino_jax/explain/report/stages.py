@@ -18,16 +18,16 @@ from rhino_jax.units import format_bytes, format_count, format_seconds, format_s
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
     from rhino_jax.plan.stages import Pipeline, StageCost, StagePlan
-    from rhino_jax.verify.verification import Verification
+    from rhino_jax.verify.verification import VerificationData
 
 TIMELINE_WIDTH = 88
 
 SENDS = "sends a step"
 
 
-def stage_sections(plan: Plan) -> tuple[Section, ...]:
+def stage_sections(plan: PlanData) -> tuple[Section, ...]:
     """Where a program is cut over devices; nothing of a plan that is one stage."""
     if len(plan.stages) == 1:
         return ()
@@ -88,7 +88,7 @@ def _slices(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
         yield "sequences in slices", f"of {lengths} tokens"
 
 
-def _costs(plan: Plan, pipeline: Pipeline, simulation: Simulation) -> Table:
+def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
     peaks = simulation.group_peak_bytes
     costs: list[list[StageCost]] = [[] for _ in plan.stages]
     for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
@@ -161,7 +161,7 @@ PASSES = ("ahead", "forward", "whole batch", "backward", "update")
 """In their order in a step. The first and the third are of coupled micro-batches."""
 
 
-def compiled_stages_section(found: Verification) -> Section:
+def compiled_stages_section(found: VerificationData) -> Section:
     """Every chunk of the stages, as planned and as compiled; of stages of one program,
     which all of its devices run, what they hold."""
     if found.compiled is None:
@@ -209,7 +209,7 @@ def compiled_stages_section(found: Verification) -> Section:
     )
 
 
-def _peaks(found: Verification) -> Section:
+def _peaks(found: VerificationData) -> Section:
     planned = format_bytes(found.predicted.peak_bytes)
     rows = tuple(
         (str(i), f"{planned} → {format_bytes(peak)}")
@@ -233,7 +233,7 @@ def _sends(stage: StagePlan) -> str:
     return ", ".join(f"{format_bytes(size)} to {i}" for i, size in sorted(to.items()))
 
 
-def _sent_ahead(plan: Plan) -> Iterator[tuple[str, str]]:
+def _sent_ahead(plan: PlanData) -> Iterator[tuple[str, str]]:
     """Of what stages send in a step, what tasks ahead of forward passes make."""
     to: dict[tuple[int, int], int] = {}
     for source, stage in enumerate(plan.stages):
@@ -245,7 +245,7 @@ def _sent_ahead(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "sends ahead", f"{', '.join(parts)} a step"
 
 
-def _table(plan: Plan) -> Table:
+def _table(plan: PlanData) -> Table:
     rows = tuple(
         (
             str(i),

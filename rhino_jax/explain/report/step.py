@@ -21,14 +21,14 @@ from rhino_jax.ir.spec import share_of
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
     from rhino_jax.plan.records import Collective
 
 _OP = re.compile(r" #(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LineCompute:
     """Compute of one line of the program.
 
     Attributes:
@@ -48,7 +48,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class StepCollective:
     """A collective.
 
     Attributes:
@@ -64,7 +64,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeviceStep:
     """One step of one device.
 
     Attributes:
@@ -76,12 +76,12 @@ class Step:
     """
 
     seconds: float
-    work: tuple[Work, ...]
-    sent: tuple[Sent, ...]
+    work: tuple[LineCompute, ...]
+    sent: tuple[StepCollective, ...]
     memory: tuple[tuple[float, int], ...]
 
 
-def program_of(plan: Plan) -> Program | None:
+def program_of(plan: PlanData) -> Program | None:
     """The program that a plan's op numbers are of; None where it is not here."""
     traced = plan.traced
     for transform in plan.transforms:
@@ -90,7 +90,7 @@ def program_of(plan: Plan) -> Program | None:
     return None if traced is None else traced.program
 
 
-def step_of(plan: Plan) -> Step:
+def step_of(plan: PlanData) -> DeviceStep:
     """The step of a plan of one stage."""
     program = program_of(plan)
     asked: dict[int, list[Collective]] = defaultdict(list)
@@ -143,11 +143,11 @@ def _flops(op: Op) -> float:
 
 
 def _run(
-    plan: Plan,
+    plan: PlanData,
     lines: list[_Line],
     asked: dict[int, list[Collective]],
     held: tuple[tuple[int, int], ...],
-) -> Step:
+) -> DeviceStep:
     predicted = plan.predicted
     whole = sum(line.flops for line in lines)
     sent_s = sum(c.seconds for c in plan.collectives)
@@ -159,16 +159,20 @@ def _run(
         share = line.flops / whole if whole else 1.0 / len(lines)
         end = clock + share * predicted.compute_s
         flops = share * predicted.flops_per_device
-        work.append(Work(line.name, clock, end, line.ops, flops, line.is_backward))
+        work.append(
+            LineCompute(line.name, clock, end, line.ops, flops, line.is_backward)
+        )
         clock = at_op[line.last] = end
         for c in (c for op in line.asked for c in asked[op]):
             shown_s = c.seconds * shown_share
             start = max(free.get(c.axes, 0.0), clock - (c.seconds - shown_s))
             end = clock + shown_s
-            sent.append(Sent(c, min(start, end), end, max(0.0, clock - start)))
+            sent.append(
+                StepCollective(c, min(start, end), end, max(0.0, clock - start))
+            )
             clock = free[c.axes] = end
     memory = _by_clock(held, at_op)
-    return Step(clock, tuple(work), tuple(sent), memory)
+    return DeviceStep(clock, tuple(work), tuple(sent), memory)
 
 
 def _by_clock(
@@ -188,7 +192,7 @@ def _by_clock(
     return tuple(found)
 
 
-def _held(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
+def _held(plan: PlanData, program: Program) -> tuple[tuple[int, int], ...]:
     """(position of an op in the walk, bytes that are held once it has run), scaled to
     the predicted peak."""
     sizes = tuple(size for _, size in plan.mesh_axes)

@@ -15,12 +15,12 @@ from rhino_jax.pipeline.trace import Event, named
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 _US = 1e6
 
 
-def save_trace(plan: Plan, path: str | PathLike[str]) -> None:
+def save_trace(plan: PlanData, path: str | PathLike[str]) -> None:
     """Write the step of a plan; of one with stages, that of all groups.
 
     Args:
@@ -33,7 +33,7 @@ def save_trace(plan: Plan, path: str | PathLike[str]) -> None:
         trace.write(events(plan), path)
 
 
-def events(plan: Plan) -> Iterator[Event]:
+def events(plan: PlanData) -> Iterator[Event]:
     """A track of compute, one of collectives for each set of mesh axes, and memory."""
     step = step_of(plan)
     yield named("process_name", 0, 0, f"{plan.program_name}, each device")

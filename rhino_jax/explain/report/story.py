@@ -22,14 +22,14 @@ from rhino_jax.units import (
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
     from rhino_jax.plan.records import Predicted
 
 TOP_HOLDINGS = 10
 TOP_MESHES = 8
 
 
-def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
+def tell(plan: PlanData, *, full: bool = False) -> tuple[Section, ...]:
     """All sections of a plan's report.
 
     Args:
@@ -59,7 +59,7 @@ def tell(plan: Plan, *, full: bool = False) -> tuple[Section, ...]:
     )
 
 
-def _head(plan: Plan) -> Section:
+def _head(plan: PlanData) -> Section:
     predicted = plan.predicted
     devices = num_devices(plan.mesh_axes)
     share = predicted.peak_bytes / max(1, plan.memory_budget_bytes)
@@ -89,7 +89,7 @@ def _head(plan: Plan) -> Section:
     )
 
 
-def _parts(plan: Plan) -> str:
+def _parts(plan: PlanData) -> str:
     """Return of what the step consists; of a pipeline, on its busiest stage."""
     compute, rest = map(
         format_seconds, (plan.predicted.compute_s, plan.predicted.communication_s)
@@ -102,7 +102,7 @@ def _parts(plan: Plan) -> str:
     return f"compute {compute}, communication not hidden {rest}"
 
 
-def _reserve(plan: Plan) -> str:
+def _reserve(plan: PlanData) -> str:
     """What is left free, where a plan holds more than half of the budget."""
     left = plan.memory_budget_bytes - plan.usable_bytes
     if not left or 2 * plan.predicted.peak_bytes < plan.memory_budget_bytes:
@@ -113,7 +113,7 @@ def _reserve(plan: Plan) -> str:
     )
 
 
-def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
+def _transforms(plan: PlanData) -> tuple[tuple[str, str], ...]:
     """What was done to the program before it was planned, in one line."""
     if not plan.transforms:
         return ()
@@ -124,7 +124,7 @@ def _transforms(plan: Plan) -> tuple[tuple[str, str], ...]:
     return (("transforms", ", ".join(done)),)
 
 
-def _recipes(plan: Plan) -> Section:
+def _recipes(plan: PlanData) -> Section:
     """The plan and the experts' plans, fastest first, those that do not exist last."""
     known = [(name, cost) for name, cost in plan.recipes.items() if cost is not None]
     known.sort(key=lambda entry: entry[1].step_time_s)
@@ -147,7 +147,7 @@ def _recipes(plan: Plan) -> Section:
     )
 
 
-def _recipe_row(plan: Plan, name: str, cost: Predicted) -> tuple[str, ...]:
+def _recipe_row(plan: PlanData, name: str, cost: Predicted) -> tuple[str, ...]:
     is_fitting = cost.peak_bytes <= plan.usable_bytes
     return (
         name,
@@ -163,7 +163,7 @@ def _ratio(value: float, to: float) -> str:
     return format_ratio(value / to) if to else "-"
 
 
-def _memory(plan: Plan, *, full: bool) -> Section:
+def _memory(plan: PlanData, *, full: bool) -> Section:
     shown = plan.at_peak if full else plan.at_peak[:TOP_HOLDINGS]
     rest = plan.at_peak[len(shown) :]
     total = max(1, plan.predicted.peak_bytes)
@@ -192,7 +192,7 @@ def _memory(plan: Plan, *, full: bool) -> Section:
     )
 
 
-def _variants(plan: Plan) -> Section:
+def _variants(plan: PlanData) -> Section:
     """What cuts in time, recompute and offload would cost and hold, or did."""
     rows = tuple(
         (
@@ -220,7 +220,7 @@ def _variants(plan: Plan) -> Section:
     )
 
 
-def _meshes(plan: Plan, *, full: bool) -> Section:
+def _meshes(plan: PlanData, *, full: bool) -> Section:
     """Meshes by what they were compared by, and the plan's step on its own."""
     axes = plan.stages[0].mesh_axes
     names, chosen = [name for name, _ in axes], tuple(size for _, size in axes)
@@ -252,7 +252,7 @@ def _meshes(plan: Plan, *, full: bool) -> Section:
     return Section("mesh shapes compared", table=table, lines=tuple(lines))
 
 
-def _refined(plan: Plan) -> Section:
+def _refined(plan: PlanData) -> Section:
     """The plans that were compiled, fastest first."""
     entries = sorted(plan.refined, key=lambda c: (not c.is_fitting, c.compiled_s))
     rows = tuple(
@@ -273,11 +273,11 @@ def _refined(plan: Plan) -> Section:
     )
 
 
-def _pins(plan: Plan) -> Section:
+def _pins(plan: PlanData) -> Section:
     return Section("pins", facts=tuple(plan.pins.items()))
 
 
-def _while_loops(plan: Plan) -> Section:
+def _while_loops(plan: PlanData) -> Section:
     """Trip counts that the plan assumes, and why."""
     rows = tuple(
         (loop.source, f"{format_count(loop.trip_count)}x", _BASIS[loop.basis])
@@ -296,7 +296,7 @@ _BASIS = {
 }
 
 
-def _coverage(plan: Plan) -> Section:
+def _coverage(plan: PlanData) -> Section:
     coverage = plan.coverage
     facts = [
         (
@@ -311,7 +311,7 @@ def _coverage(plan: Plan) -> Section:
     return Section("coverage", facts=tuple(facts))
 
 
-def _search(plan: Plan) -> Section:
+def _search(plan: PlanData) -> Section:
     search = plan.search
     # Other meshes, and programs after other passes, are compared but not bounded.
     scope = ", of this program on this mesh" if plan.meshes or plan.variants else ""

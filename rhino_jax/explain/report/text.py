@@ -13,13 +13,13 @@ from rhino_jax.explain.report.story import tell
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 MAX_WIDTH = 100
 _MIN_COLUMN = 8
 
 
-def to_text(plan: Plan, *, full: bool = False) -> str:
+def to_text(plan: PlanData, *, full: bool = False) -> str:
     """The whole story of a plan."""
     return sections_to_text(tell(plan, full=full))
 

@@ -15,12 +15,12 @@ from rhino_jax.units import format_bytes, format_count
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Leaf, Plan
+    from rhino_jax.plan.plan import Leaf, PlanData
 
 TOP_VALUES = 24
 
 
-def value_sections(plan: Plan, *, full: bool) -> tuple[Section, ...]:
+def value_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
     """Inputs, and outputs; of these only what is not an input's next state."""
     inputs = _section("inputs", plan, plan.inputs, full=full)
     if full:
@@ -44,7 +44,9 @@ STATE_PREFIX = "out: "
 """Stands before the path of a result that replaces the argument of that path."""
 
 
-def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> Section:
+def _section(
+    title: str, plan: PlanData, leaves: Sequence[Leaf], *, full: bool
+) -> Section:
     names = [name for name, _ in plan.mesh_axes]
     specs = [format_spec(leaf.spec, names) for leaf in leaves]
     if full:
@@ -101,7 +103,7 @@ def _section(title: str, plan: Plan, leaves: Sequence[Leaf], *, full: bool) -> S
     )
 
 
-def _cuts(leaf: Leaf, plan: Plan) -> int:
+def _cuts(leaf: Leaf, plan: PlanData) -> int:
     """Into how many pieces a value is cut, on the mesh of its stages."""
     sizes = [size for _, size in plan.stages[leaf.stage].mesh_axes]
     if leaf.num_stages > 1:

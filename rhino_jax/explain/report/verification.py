@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from rhino_jax.plan.records import Predicted
     from rhino_jax.verify.hlo.records import OutOfMemory
     from rhino_jax.verify.matching.matcher import Difference
-    from rhino_jax.verify.verification import Verification
+    from rhino_jax.verify.verification import VerificationData
 
 TOP_DIFFERENCES = 10
 TOP_SOURCES = 3
 
 
-def verification_line(found: Verification) -> str:
+def verification_line(found: VerificationData) -> str:
     """Program, mesh, platform, and whether the plan holds."""
     head = (
         f"Verification({found.program_name} on {format_mesh(found.mesh_axes)},"
@@ -52,18 +52,18 @@ def verification_line(found: Verification) -> str:
     )
 
 
-def verification_to_text(found: Verification, *, full: bool = False) -> str:
+def verification_to_text(found: VerificationData, *, full: bool = False) -> str:
     """The whole story of a verification."""
     return sections_to_text(tell_verification(found, full=full))
 
 
-def verification_to_html(found: Verification) -> str:
+def verification_to_html(found: VerificationData) -> str:
     """The same as self-contained HTML."""
     return sections_to_html(tell_verification(found), line=verification_line(found))
 
 
 def tell_verification(
-    found: Verification, *, full: bool = False
+    found: VerificationData, *, full: bool = False
 ) -> tuple[Section, ...]:
     """All sections of a verification's report."""
     sections = [
@@ -84,7 +84,7 @@ def tell_verification(
     )
 
 
-def _head(found: Verification) -> Section:
+def _head(found: VerificationData) -> Section:
     verdict = "ok: the compiled program does what the plan says"
     if not found.ok:
         verdict = "not ok"
@@ -103,7 +103,7 @@ def _head(found: Verification) -> Section:
     )
 
 
-def _numbers(found: Verification) -> Section:
+def _numbers(found: VerificationData) -> Section:
     """Predicted beside compiled; times only where both are of the same hardware."""
     compiled, predicted = found.compiled, found.predicted
     if compiled is None:
@@ -132,7 +132,7 @@ def _numbers(found: Verification) -> Section:
     )
 
 
-def _drawn(found: Verification) -> str:
+def _drawn(found: VerificationData) -> str:
     """Step, memory and what is sent; the step only where both are of one hardware."""
     sides = (found.predicted, found.compiled)
     is_same = found.hardware == found.planned_hardware
@@ -163,7 +163,7 @@ def quantity_row(
     return name, form(a), form(b), ratio
 
 
-def _traffic(found: Verification) -> Section:
+def _traffic(found: VerificationData) -> Section:
     """Every kind over every group of axes, planned beside compiled."""
     planned, made = traffic_of(found.planned), traffic_of(found.collectives)
     if found.compiled is None or not (planned or made):

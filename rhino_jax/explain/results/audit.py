@@ -16,10 +16,10 @@ from rhino_jax.export.code import patch_of
 from rhino_jax.verify.by_hand import audit as data
 
 
-class Audit(data.Audit):
+class Audit(data.AuditData):
     """What a hand-sharded program moves and holds, beside rhino's plan of it.
 
-    Its attributes are those of `rhino_jax.verify.by_hand.audit.Audit`.
+    Its attributes are those of `rhino_jax.verify.by_hand.audit.AuditData`.
     """
 
     __slots__ = ()
@@ -28,7 +28,7 @@ class Audit(data.Audit):
     rhino: Verification | None
 
     @classmethod
-    def of(cls, found: data.Audit) -> Audit:
+    def of(cls, found: data.AuditData) -> Audit:
         """The same, able to show itself."""
         return dressed(
             cls,

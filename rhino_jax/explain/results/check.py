@@ -11,16 +11,16 @@ from rhino_jax.explain.results.dress import dressed
 from rhino_jax.verify import check as data
 
 
-class Check(data.Check):
+class Check(data.CheckData):
     """The results of a planned program beside those of one device.
 
-    Its attributes are those of `rhino_jax.verify.check.Check`.
+    Its attributes are those of `rhino_jax.verify.check.CheckData`.
     """
 
     __slots__ = ()
 
     @classmethod
-    def of(cls, found: data.Check) -> Check:
+    def of(cls, found: data.CheckData) -> Check:
         """The same, able to show itself."""
         return dressed(cls, found)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from rhino_jax.explain.report.changes import diff_to_html, diff_to_text
 from rhino_jax.explain.results.dress import dressed
 from rhino_jax.plan import diff as data
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
-class PlanDiff(data.PlanDiff):
+class PlanDiff(data.PlanDiffData):
     """What differs between two plans; `print` it to read it.
 
-    Its attributes are those of `rhino_jax.plan.diff.PlanDiff`.
+    Its attributes are those of `rhino_jax.plan.diff.PlanDiffData`.
     """
 
     __slots__ = ()
@@ -25,12 +25,12 @@ class PlanDiff(data.PlanDiff):
         return diff_to_html(self)
 
 
-MOST_WORTH = 6
+MAX_WORTH = 6
 """Changed arrays of which it is found out what they are worth, the largest: each costs
 a brief search."""
 
 
-def diff(a: Plan, b: Plan, *, worth: bool = True) -> PlanDiff:
+def diff(a: PlanData, b: PlanData, *, worth: bool = True) -> PlanDiff:
     """What changes from plan `a` to plan `b`: predictions, specs, collectives.
 
     Plans of other programs, meshes and hardware may be compared too; arguments and
@@ -57,10 +57,12 @@ def diff(a: Plan, b: Plan, *, worth: bool = True) -> PlanDiff:
     return dressed(PlanDiff, found)
 
 
-def _with_worth(found: data.PlanDiff, a: Plan, b: Plan) -> data.PlanDiff:
+def _with_worth(
+    found: data.PlanDiffData, a: PlanData, b: PlanData
+) -> data.PlanDiffData:
     inputs = {leaf.path: leaf.spec for leaf in a.inputs}
     asked = [c.path for c in found.specs if c.side == "input" and c.path in inputs]
-    worth = b.origin.worth(b, {path: inputs[path] for path in asked[:MOST_WORTH]})
+    worth = b.origin.worth(b, {path: inputs[path] for path in asked[:MAX_WORTH]})
     specs = tuple(
         replace(c, worth_s=worth.get(c.path)) if c.side == "input" else c
         for c in found.specs

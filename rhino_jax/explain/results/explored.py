@@ -10,7 +10,7 @@ from rhino_jax.plan import plan as data
 from rhino_jax.plan.plan import AnyPlan
 
 
-class Explored(data.Plan):
+class Explored(data.PlanData):
     """A plan that can be planned again from where it is.
 
     What does it stands in `rhino_jax.planner.origin` and `rhino_jax.explain`.
@@ -101,7 +101,7 @@ class Explored(data.Plan):
         return _origin(self, "why_not").why(self, key, spec)
 
 
-def _origin(plan: data.Plan, what: str) -> Any:
+def _origin(plan: data.PlanData, what: str) -> Any:
     if plan.origin is None:
         raise PlanFileError(
             f"`plan.{what}`: the program of this plan is not at hand.",

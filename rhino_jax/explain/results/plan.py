@@ -36,11 +36,11 @@ class Plan(Explored):
     """How a program is laid out over a mesh, and what that costs.
 
     `str(plan)` is one line, `plan.table()` the whole story. Its attributes are those of
-    `rhino_jax.plan.plan.Plan`.
+    `rhino_jax.plan.plan.PlanData`.
     """
 
     @classmethod
-    def of(cls, plan: data.Plan) -> Plan:
+    def of(cls, plan: data.PlanData) -> Plan:
         """The same plan, able to act."""
         return dressed(cls, plan)
 
@@ -309,7 +309,7 @@ class Plan(Explored):
         """
         save_trace(self, path)
 
-    def diff(self, other: data.Plan, *, worth: bool = True) -> PlanDiff:
+    def diff(self, other: data.PlanData, *, worth: bool = True) -> PlanDiff:
         """What changes from this plan to `other`; `print` it to read it.
 
         Args:

@@ -11,16 +11,16 @@ from rhino_jax.explain.results.dress import dressed
 from rhino_jax.verify import verification as data
 
 
-class Verification(data.Verification):
+class Verification(data.VerificationData):
     """What the compiler made of a plan.
 
-    Its attributes are those of `rhino_jax.verify.verification.Verification`.
+    Its attributes are those of `rhino_jax.verify.verification.VerificationData`.
     """
 
     __slots__ = ()
 
     @classmethod
-    def of(cls, found: data.Verification) -> Verification:
+    def of(cls, found: data.VerificationData) -> Verification:
         """The same, able to show itself."""
         return dressed(cls, found)
 

@@ -22,7 +22,7 @@ from rhino_jax.frontend.check.op import Finish, LocalOp
 from rhino_jax.frontend.check.run import (
     Call,
     Outcome,
-    Runner,
+    PrimitiveRunner,
     as_array,
     runner_of,
     to_numpy,
@@ -193,7 +193,7 @@ def check_eqn(
     return rule, len(strategies)
 
 
-def _run_in_batches(runner: Runner, calls: Sequence[Call]) -> list[Outcome]:
+def _run_in_batches(runner: PrimitiveRunner, calls: Sequence[Call]) -> list[Outcome]:
     return [
         outcome
         for start in range(0, len(calls), BATCH)

@@ -22,7 +22,7 @@ Outcome = list[np.ndarray] | Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class PrimitiveRunner:
     """Runs one equation's primitive on NumPy arrays.
 
     PRNG keys travel as their words, in trailing dims.
@@ -68,10 +68,12 @@ class Runner:
         return [jax.random.key_data(x) if is_key(x) else x for x in results]
 
 
-def runner_of(eqn: Any, args: Sequence[Any], fn: Callable[..., Any] | None) -> Runner:
+def runner_of(
+    eqn: Any, args: Sequence[Any], fn: Callable[..., Any] | None
+) -> PrimitiveRunner:
     """The runner of an equation whose operands are like `args`."""
     impls = tuple(jax.random.key_impl(x) if is_key(x) else None for x in args)
-    return Runner(eqn, impls, fn)
+    return PrimitiveRunner(eqn, impls, fn)
 
 
 def is_key(x: Any) -> bool:

@@ -19,14 +19,14 @@ from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class FactorSharding:
     """One mesh axis of `count` devices cuts one factor."""
 
     factor: int
     count: int
 
 
-Strategy = tuple[Cut, ...]
+Strategy = tuple[FactorSharding, ...]
 """What every mesh axis cuts; earlier axes are major."""
 
 
@@ -150,14 +150,15 @@ def legal_strategies(
     """
     factors = range(len(rule.factors))
     strategies: list[Strategy] = [
-        (Cut(f, n),)
+        (FactorSharding(f, n),)
         for n in num_shards
         for f in factors
         if is_legal(rule, f, n, shapes)
     ]
     halves = [f for f in factors if is_legal(rule, f, 2, shapes)]
     pairs: list[Strategy] = [
-        (Cut(f, 2), Cut(g, 2)) for f, g in itertools.permutations(halves, 2)
+        (FactorSharding(f, 2), FactorSharding(g, 2))
+        for f, g in itertools.permutations(halves, 2)
     ]
     if len(pairs) > max_pairs:
         pairs = random.Random(0).sample(pairs, max_pairs)

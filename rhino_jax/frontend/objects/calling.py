@@ -10,7 +10,7 @@ import jax
 
 from rhino_jax.frontend.leaves import Leaves, is_array, is_python_scalar
 from rhino_jax.frontend.objects import nnx_graph, references
-from rhino_jax.frontend.objects.held import Key, Place, is_held
+from rhino_jax.frontend.objects.held import ChildKey, LeafPlace, is_held
 from rhino_jax.frontend.objects.written import Cell, Written
 
 
@@ -75,7 +75,7 @@ def _values_of(
         position = known.places.get(id(before))
         assert position is not None
         path = arguments.array_paths[position]
-        place = Place((), "", None)
+        place = LeafPlace((), "", None)
         cells.append(Cell(path, place, number, position, first + len(after)))
         after.append(reference[...])
     return after, cells
@@ -121,7 +121,7 @@ class _Known:
         self.owned = frozenset(
             i
             for i, (path, _) in enumerate(arrays)
-            if any(isinstance(key, Key) for key in path)
+            if any(isinstance(key, ChildKey) for key in path)
         )
         self._of_path = {path: i for i, path in enumerate(arguments.array_paths)}
         self.places = {id(x): i for i, x in enumerate(self.arrays)}
@@ -135,7 +135,7 @@ class _Known:
             if len(self._of_variable[number]) == 1 and id(value) in self.places
         }
 
-    def position(self, path: str, place: Place, part: int) -> int | None:
+    def position(self, path: str, place: LeafPlace, part: int) -> int | None:
         """Of the array that the variable held before, or what was at the same path.
 
         Args:
@@ -150,9 +150,9 @@ def _graphs(tree: Any) -> list[Any]:
     return [x.graphdef for x in leaves if is_held(x)]
 
 
-def _places(tree: Any) -> tuple[list[Place], list[int]]:
+def _places(tree: Any) -> tuple[list[LeafPlace], list[int]]:
     """For every leaf, where in its object it lies, and its number in its variable."""
-    places: list[Place] = []
+    places: list[LeafPlace] = []
     parts: list[int] = []
     for held in jax.tree.leaves(tree, is_leaf=is_held):
         for place, leaf in zip(held.places, held.leaves, strict=True):

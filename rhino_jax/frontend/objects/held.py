@@ -10,7 +10,7 @@ import jax
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ChildKey:
     """A child's place in its object, as a user writes it: `.layers[0].kernel`."""
 
     text: str
@@ -20,7 +20,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LeafPlace:
     """Where in an object a leaf lies.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
     number: int | None
 
 
-class Held:
+class OpenedObject:
     """An object taken apart.
 
     Attributes:
@@ -46,7 +46,7 @@ class Held:
     __slots__ = ("graphdef", "leaves", "places")
 
     def __init__(
-        self, graphdef: Any, leaves: Iterable[Any], places: Sequence[Place] = ()
+        self, graphdef: Any, leaves: Iterable[Any], places: Sequence[LeafPlace] = ()
     ) -> None:
         self.graphdef = graphdef
         self.leaves = list(leaves)
@@ -54,19 +54,22 @@ class Held:
 
 
 def is_held(x: Any) -> bool:
-    return isinstance(x, Held)
+    return isinstance(x, OpenedObject)
 
 
-def _flatten(x: Held) -> tuple[Any, Any]:
+def _flatten(x: OpenedObject) -> tuple[Any, Any]:
     return x.leaves, x.graphdef
 
 
-def _flatten_with_keys(x: Held) -> tuple[Any, Any]:
+def _flatten_with_keys(x: OpenedObject) -> tuple[Any, Any]:
     texts = [p.text for p in x.places] or [f"[{i}]" for i in range(len(x.leaves))]
-    keys = [Key(text) for text in texts]
+    keys = [ChildKey(text) for text in texts]
     return list(zip(keys, x.leaves, strict=True)), x.graphdef
 
 
 jax.tree_util.register_pytree_with_keys(
-    Held, _flatten_with_keys, lambda graphdef, leaves: Held(graphdef, leaves), _flatten
+    OpenedObject,
+    _flatten_with_keys,
+    lambda graphdef, leaves: OpenedObject(graphdef, leaves),
+    _flatten,
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from rhino_jax.frontend.objects.held import Held, Place, is_held
+from rhino_jax.frontend.objects.held import LeafPlace, OpenedObject, is_held
 
 
 def is_imported() -> bool:
@@ -99,7 +99,7 @@ def split(
     def one(x: Any) -> Any:
         if not is_object(x):
             return x
-        places: Sequence[Place] = ()
+        places: Sequence[LeafPlace] = ()
         graphdef, leaves = graph.flatten(
             x,
             ref_index=references,
@@ -110,7 +110,7 @@ def split(
         if named:
             _, flat = graph.flatten(x, ref_index=seen, with_paths=True, graph=True)
             places = [_place(x, path, leaf, outer) for path, leaf in flat]
-        return Held(graphdef, leaves, places)
+        return OpenedObject(graphdef, leaves, places)
 
     return jax.tree.map(one, tree, is_leaf=_stops(has_states))
 
@@ -180,9 +180,9 @@ def is_same_graph(before: Any, after: Any) -> bool:
     return bool(after.with_no_outer_index() == before)
 
 
-def _place(root: Any, path: tuple[Any, ...], leaf: Any, outer: Any) -> Place:
+def _place(root: Any, path: tuple[Any, ...], leaf: Any, outer: Any) -> LeafPlace:
     number = None if outer is None else outer.get(leaf, None)
-    return Place(path, path_text(root, path), number)
+    return LeafPlace(path, path_text(root, path), number)
 
 
 def path_text(root: Any, path: Sequence[Any]) -> str:
@@ -206,7 +206,7 @@ def _child(node: Any, key: Any) -> Any:
     return None if kind is None else kind.node_dict(node).get(key)
 
 
-def as_state(held: Held, leaves: Sequence[Any]) -> Any:
+def as_state(held: OpenedObject, leaves: Sequence[Any]) -> Any:
     """Leaves as a nested `nnx.State`, as `nnx.split` gives it."""
     from flax import nnx
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import ref_value, set_ref_value
-from rhino_jax.frontend.objects.held import Held, Place, is_held
+from rhino_jax.frontend.objects.held import LeafPlace, OpenedObject, is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ def split(tree: Any, found: list[Any]) -> Any:
     def one(x: Any) -> Any:
         if is_held(x):
             leaves = [jax.tree.map(one, leaf) for leaf in x.leaves]
-            return Held(x.graphdef, leaves, x.places)
+            return OpenedObject(x.graphdef, leaves, x.places)
         if not is_reference(x):
             return x
         if id(x) in numbers:
-            return Held(Reference(numbers[id(x)]), [])
+            return OpenedObject(Reference(numbers[id(x)]), [])
         numbers[id(x)] = len(found)
         found.append(x)
-        place = Place((), "", None)
-        return Held(Reference(numbers[id(x)]), [ref_value(x)], [place])
+        place = LeafPlace((), "", None)
+        return OpenedObject(Reference(numbers[id(x)]), [ref_value(x)], [place])
 
     if not are_in(tree):
         return tree
@@ -67,7 +67,7 @@ def merge(tree: Any, made: MutableMapping[int, Any]) -> Any:
             return x
         if not isinstance(x.graphdef, Reference):
             leaves = [jax.tree.map(one, leaf, is_leaf=is_held) for leaf in x.leaves]
-            return Held(x.graphdef, leaves, x.places)
+            return OpenedObject(x.graphdef, leaves, x.places)
         number = x.graphdef.number
         if number not in made:
             made[number] = (x.leaves[0], jax.new_ref(x.leaves[0]))

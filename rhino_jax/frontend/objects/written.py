@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from rhino_jax.frontend.objects.held import Place
+from rhino_jax.frontend.objects.held import LeafPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Cell:
     """
 
     path: str
-    place: Place
+    place: LeafPlace
     reference: int | None = None
     before: int | None = None
     written: int | None = None

@@ -29,9 +29,9 @@ from rhino_jax.errors import InternalError
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind, with_jaxprs
 from rhino_jax.frontend.split_dims.flows import INLINED, Flows, find_flows, takes_parts
 from rhino_jax.frontend.split_dims.forms import (
+    DimParts,
     Form,
     Groups,
-    Parts,
     groups_of,
     is_apart,
     merged,
@@ -258,7 +258,7 @@ class _Emitter:
         new, leaves = self.rebuilt(body, inside, carries)
         arrays = [v.array(g) for v, g in zip(operands, enters, strict=True)]
         results = bind_eqn(eqn, arrays, with_jaxprs(eqn, [new]))
-        length = Parts((int(eqn.params["length"]),))
+        length = DimParts((int(eqn.params["length"]),))
         stacks: list[Groups] = [(length, *g) for g in leaves[num_carry:]]
         return _apart(results, [*carries, *stacks])
 

@@ -23,10 +23,10 @@ from rhino_jax.frontend.split_dims import (  # noqa: F401  they register ops
 )
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
+    DimParts,
     Form,
     Groups,
     Origin,
-    Parts,
     groups_of,
     shape_of,
 )
@@ -65,7 +65,7 @@ class Flows:
 
 def find_flows(jaxpr: Any) -> Flows:
     """Analyse a whole function."""
-    walk, opened = _Walk(), open_jaxpr(jaxpr)
+    walk, opened = _FlowWalk(), open_jaxpr(jaxpr)
     outs = walk.region(opened, [Form(groups_of(v)) for v in opened.invars])
     for form in outs:
         walk.breaks(form.groups)
@@ -75,7 +75,7 @@ def find_flows(jaxpr: Any) -> Flows:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _FlowWalk:
     """Attributes:
     together: origin → another of the same flow, or itself.
     used: origins of parts that were of use.
@@ -170,9 +170,9 @@ class _Walk:
             self.breaks(out.groups, groups)
             for a, b in zip(groups, out.groups, strict=True):
                 if a.is_apart:
-                    self.join(Parts(a.sizes, a.origins | b.origins), 0)
+                    self.join(DimParts(a.sizes, a.origins | b.origins), 0)
         self.carries[id(eqn)] = carries
-        length = Parts((int(eqn.params["length"]),))
+        length = DimParts((int(eqn.params["length"]),))
         stacks: list[Groups] = [(length, *out.groups) for out in outs[num_carry:]]
         return [Form(groups) for groups in (*carries, *stacks)]
 
@@ -183,11 +183,11 @@ class _Walk:
             if read is None or parts != read[d]:
                 self.note_broken(parts, elements)
 
-    def note_broken(self, parts: Parts, elements: int) -> None:
+    def note_broken(self, parts: DimParts, elements: int) -> None:
         for origin in parts.origins:
             self.broken[origin] = max(self.broken.get(origin, 0), elements)
 
-    def join(self, parts: Parts, elements: int) -> None:
+    def join(self, parts: DimParts, elements: int) -> None:
         """Note that these belong to one flow."""
         if not parts.origins:
             return

@@ -29,7 +29,7 @@ Origin = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DimParts:
     """One dim, as the product of its parts.
 
     Attributes:
@@ -45,12 +45,12 @@ class Parts:
         return len(self.sizes) > 1
 
     @property
-    def merged(self) -> Parts:
+    def merged(self) -> DimParts:
         """The dim as the program has it."""
-        return Parts((math.prod(self.sizes),)) if self.is_apart else self
+        return DimParts((math.prod(self.sizes),)) if self.is_apart else self
 
 
-Groups = tuple[Parts, ...]
+Groups = tuple[DimParts, ...]
 """The parts of every dim."""
 
 
@@ -92,14 +92,14 @@ class Spelled:
     operands: tuple[Groups, ...]
     results: tuple[Groups, ...]
     params: Mapping[str, Any]
-    used: tuple[Parts, ...] = ()
-    cramped: tuple[Parts, ...] = ()
+    used: tuple[DimParts, ...] = ()
+    cramped: tuple[DimParts, ...] = ()
     free: frozenset[int] = frozenset()
 
 
 def as_it_is(shape: Iterable[int]) -> Groups:
     """The groups of a value of this shape with nothing apart."""
-    return tuple(Parts((int(size),)) for size in shape)
+    return tuple(DimParts((int(size),)) for size in shape)
 
 
 def groups_of(atom: Any) -> Groups:
@@ -128,7 +128,7 @@ def places(groups: Groups, dims: Iterable[int]) -> tuple[int, ...]:
     return tuple(k for d in dims for k in range(ends[d], ends[d + 1]))
 
 
-def join(seen: Sequence[tuple[Form, int]], *, splits_small: bool = True) -> Parts:
+def join(seen: Sequence[tuple[Form, int]], *, splits_small: bool = True) -> DimParts:
     """The parts of a dim that several operands share.
 
     Apart only where all that are stored have the same parts.
@@ -149,4 +149,4 @@ def join(seen: Sequence[tuple[Form, int]], *, splits_small: bool = True) -> Part
         form, d = seen[0]
         return form.groups[d].merged
     origins = frozenset[Origin]().union(*(parts.origins for parts in stored))
-    return Parts(stored[0].sizes, origins)
+    return DimParts(stored[0].sizes, origins)

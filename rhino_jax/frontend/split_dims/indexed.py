@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rhino_jax.frontend.split_dims.forms import (
+    DimParts,
     Form,
     Groups,
-    Parts,
     Spelled,
     groups_of,
     join,
@@ -82,7 +82,7 @@ def scatter(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
     operand, indices, updates = (list(groups_of(v)) for v in eqn.invars)
     own = _pairs(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims)
     batch = [d for d in range(len(updates)) if d not in numbers.update_window_dims]
-    used: list[Parts] = []
+    used: list[DimParts] = []
     for d, u in enumerate(batch):
         seen = [(forms[1], d), (forms[2], u)]
         seen += [(forms[0], own[d])] if d in own else []

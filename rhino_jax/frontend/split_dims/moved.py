@@ -7,9 +7,9 @@ from typing import Any
 
 from rhino_jax.frontend.split_dims.forms import (
     LANES,
+    DimParts,
     Form,
     Groups,
-    Parts,
     Spelled,
     groups_of,
     join,
@@ -38,7 +38,7 @@ def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     made = (
         tuple(g for d, g in enumerate(form.groups) if d not in dims)
         if is_squeeze
-        else tuple(Parts((1,)) if d in dims else next(rest) for d in range(rank))
+        else tuple(DimParts((1,)) if d in dims else next(rest) for d in range(rank))
     )
     whole = form.groups if is_squeeze else made
     params = {**eqn.params, "dimensions": places(whole, sorted(dims))}
@@ -89,7 +89,7 @@ def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 
 def _partly(groups: Groups, shape: Sequence[int], kept: Sequence[bool]) -> Groups:
     return tuple(
-        group if keep else Parts((size,))
+        group if keep else DimParts((size,))
         for group, size, keep in zip(groups, shape, kept, strict=True)
     )
 
@@ -101,14 +101,14 @@ def dot_general(
     """Free dims have any parts; contracted and batch dims those of both sides."""
     sides = [list(groups_of(atom)) for atom in eqn.invars]
     contract, batch = eqn.params["dimension_numbers"]
-    used: list[Parts] = []
+    used: list[DimParts] = []
     for pairs, is_contracted in ((contract, True), (batch, False)):
         for i, j in zip(*pairs, strict=True):
             both = join([(forms[0], i), (forms[1], j)], splits_small=False)
             sides[0][i] = sides[1][j] = both
             if is_contracted and both.is_apart:
                 used.append(both)
-    free: list[list[Parts]] = [[], []]
+    free: list[list[DimParts]] = [[], []]
     for side, form in enumerate(forms):
         for d, group in enumerate(form.groups):
             if d not in contract[side] and d not in batch[side]:
@@ -125,7 +125,7 @@ def dot_general(
     return Spelled(read, (made,), params, tuple(used), cramped)
 
 
-def _is_cramped(free: Sequence[Parts]) -> bool:
+def _is_cramped(free: Sequence[DimParts]) -> bool:
     """Whether one side of a product gives its result no row of `LANES`, where it would
     merged: attention over pixels has two such sides, a weight's side is none."""
     return any(p.is_apart for p in free) and all(max(p.sizes) < LANES for p in free)

@@ -18,10 +18,10 @@ from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.frontend.rules.rotate import ROTATE
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
+    DimParts,
     Form,
     Groups,
     Origin,
-    Parts,
     Spelled,
     groups_of,
     join,
@@ -61,7 +61,7 @@ def spells(*names: str) -> Callable[[Speller], Speller]:
     return register
 
 
-_ONE = Parts((1,))
+_ONE = DimParts((1,))
 
 _STARTS = frozenset({"reshape", "broadcast_in_dim", "iota", "random_bits"})
 """Where dims get apart, or free."""
@@ -111,7 +111,7 @@ def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
     homes = {f: d for d, dim in enumerate(rule.results[0]) for f in dim}
     origins: dict[int, set[Origin]] = {d: set() for d in range(len(shape))}
     sources: dict[int, set[int]] = {d: set() for d in range(len(shape))}
-    used: list[Parts] = []
+    used: list[DimParts] = []
     for d, parts in enumerate(form.groups):
         factors = [f for k in places(form.groups, [d]) for f in rule.operands[0][k]]
         goes = {homes[f] for f in factors}
@@ -120,13 +120,13 @@ def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
         for home in goes:
             origins[home] |= parts.origins
             sources[home].add(d)
-    made: list[Parts] = []
+    made: list[DimParts] = []
     for d, dim in enumerate(rule.results[0]):
         sizes = tuple(rule.factors[f].size for f in dim) or (shape[d],)
         if len(sources[d]) > 1:
             origins[d].add((id(eqn), d))
         is_one = len(sizes) == 1
-        made.append(Parts(sizes, frozenset() if is_one else frozenset(origins[d])))
+        made.append(DimParts(sizes, frozenset() if is_one else frozenset(origins[d])))
     params = {**eqn.params, "new_sizes": shape_of(tuple(made))}
     return Spelled((form.groups,), (tuple(made),), params, tuple(used))
 
@@ -138,16 +138,16 @@ def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
     free = frozenset(range(len(array_shape(eqn.outvars[0])))) if wide else frozenset()
     for form in wide:
         free &= form.free | {d for d, p in enumerate(form.groups) if p == _ONE}
-    joined: list[Parts] = []
+    joined: list[DimParts] = []
     for d, size in enumerate(array_shape(eqn.outvars[0])):
         seen = [(f, d) for f in wide if f.groups[d] != _ONE]
         if target is not None and d in free:
             joined.append(target[d])
         else:
-            joined.append(join(seen) if seen else Parts((size,)))
+            joined.append(join(seen) if seen else DimParts((size,)))
     read = tuple(
         tuple(
-            Parts((1,) * len(parts.sizes)) if mine == _ONE else parts
+            DimParts((1,) * len(parts.sizes)) if mine == _ONE else parts
             for mine, parts in zip(form.groups, joined, strict=False)
         )
         for form in forms
@@ -192,7 +192,7 @@ def broadcast_in_dim(
         if target is not None and d in free
         else form.groups[taken[d]]
         if d in taken
-        else Parts((size,))
+        else DimParts((size,))
         for d, size in enumerate(shape)
     )
     read = list(form.groups)
@@ -230,7 +230,7 @@ def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | No
     shape, along = eqn.params["shape"], eqn.params["dimension"]
     free = frozenset(range(len(shape))) - {along}
     made = tuple(
-        target[d] if target is not None and d in free else Parts((size,))
+        target[d] if target is not None and d in free else DimParts((size,))
         for d, size in enumerate(shape)
     )
     (place,) = places(made, [along])
@@ -262,7 +262,7 @@ def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | N
     joined = [join([(form, d) for form in forms]) for d in range(rank)]
     read = tuple(
         tuple(
-            Parts((array_shape(atom)[d],)) if d in dims else joined[d]
+            DimParts((array_shape(atom)[d],)) if d in dims else joined[d]
             for d in range(rank)
         )
         for atom in eqn.invars
@@ -273,7 +273,8 @@ def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | N
         if len(shape) == rank:
             results.append(
                 tuple(
-                    Parts((shape[d],)) if d in dims else read[0][d] for d in range(rank)
+                    DimParts((shape[d],)) if d in dims else read[0][d]
+                    for d in range(rank)
                 )
             )
         else:

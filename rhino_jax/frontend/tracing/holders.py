@@ -16,7 +16,7 @@ import numpy as np
 from rhino_jax.frontend.tracing.captured import LIBRARIES, names_used
 
 
-_MOST_ITEMS = 2_000
+_MAX_ITEMS = 2_000
 """Longer containers are not looked at: a trace must not wait for this."""
 
 NOTHING = object()
@@ -65,11 +65,11 @@ def items(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, Variables):
         return value.items()
     if isinstance(value, list | deque | tuple | dict):
-        if len(value) > _MOST_ITEMS:
+        if len(value) > _MAX_ITEMS:
             return None
         return dict(value) if isinstance(value, dict) else dict(enumerate(value))
     if isinstance(value, np.ndarray):
-        is_short = value.dtype == object and value.size <= _MOST_ITEMS
+        is_short = value.dtype == object and value.size <= _MAX_ITEMS
         return dict(enumerate(value.flat)) if is_short else None
     if isinstance(value, type | types.ModuleType):
         return dict(vars(value)) if _is_users(value) else None

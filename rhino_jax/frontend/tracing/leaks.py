@@ -37,7 +37,7 @@ _AT_MOST = 2_000
 """How many objects are looked at: a trace must not wait for this."""
 
 
-class Watch:
+class LeakWatch:
     """What a function can reach, as it was before the trace.
 
     Args:

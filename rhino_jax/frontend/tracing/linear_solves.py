@@ -13,7 +13,14 @@ from typing import Any
 import jax
 from jax.core import eval_jaxpr
 
-from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr, retrace, with_eqns
+from rhino_jax._compat import (
+    TypedInputs,
+    bind_eqn,
+    jaxpr_consts,
+    open_jaxpr,
+    retrace,
+    with_eqns,
+)
 from rhino_jax.frontend.regions import with_bodies
 
 
@@ -54,14 +61,7 @@ def _call_of_solver(eqn: Any) -> Any:
     def derivative(operands: Any, tangents: Any) -> Any:
         return jax.jvp(lambda *x: bind_eqn(eqn, x, eqn.params), operands, tangents)
 
-    made, _ = retrace(lambda *x: solve(*x), _Typed(eqn))
+    typed = TypedInputs(eqn.invars, eqn.params["jaxprs"].solve.jaxpr.debug_info)
+    made, _ = retrace(lambda *x: solve(*x), typed)
     (call,) = made.eqns
     return eqn.replace(primitive=call.primitive, params=call.params)
-
-
-class _Typed:
-    """The types of an equation's operands, as `retrace` reads them of a jaxpr."""
-
-    def __init__(self, eqn: Any) -> None:
-        self.invars = eqn.invars
-        self.debug_info = eqn.params["jaxprs"].solve.jaxpr.debug_info

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from rhino_jax._compat import (
+    TypedInputs,
     is_drop_var,
     is_literal,
     jaxpr_consts,
@@ -29,7 +30,7 @@ from rhino_jax.frontend.tracing.rotations import Rotations
 from rhino_jax.ir.program import RegionKind
 
 
-_MOST_KNOWN = 16
+_MAX_KNOWN = 16
 """Elements of a constant that is looked into: places of a window, one for each dim."""
 
 
@@ -101,7 +102,7 @@ def _spelled(
     """Return the equations of a function of some operands, with the results of an
     equation and on its line."""
     made, consts = retrace(
-        lambda *xs: jax.tree.leaves(fn(*xs)), _Typed(operands, debug_info)
+        lambda *xs: jax.tree.leaves(fn(*xs)), TypedInputs(operands, debug_info)
     )
     assert not consts, "a window has constants"
     names = dict(zip(made.invars, operands, strict=True))
@@ -124,17 +125,10 @@ def _spelled(
     ]
 
 
-class _Typed:
-    """Types of operands, as `retrace` reads them of a jaxpr."""
-
-    def __init__(self, operands: Sequence[Any], debug_info: Any) -> None:
-        self.invars, self.debug_info = operands, debug_info
-
-
 def _is_small(atom: Any) -> bool:
     aval = atom.aval
     is_integer = np.issubdtype(getattr(aval, "dtype", np.float32), np.integer)
-    return is_integer and int(np.prod(aval.shape)) <= _MOST_KNOWN
+    return is_integer and int(np.prod(aval.shape)) <= _MAX_KNOWN
 
 
 def _value(atom: Any, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:

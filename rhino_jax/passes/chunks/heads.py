@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item, is_parameter
-from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +26,10 @@ class Head:
 
     item: Item
     tokens: int
-    cut: Rows
+    cut: RowsState
     rows: int
-    made: Rows
-    row: Rows
+    made: RowsState
+    row: RowsState
     width: int
 
 
@@ -69,10 +69,10 @@ def _head(flat: Flat, item: Item) -> Head | None:
     return Head(
         item,
         tokens,
-        Rows(layout.index((longest,))),
+        RowsState(layout.index((longest,))),
         size[longest],
-        Rows(result.index((longest,))),
-        Rows(result.index((row[0],))),
+        RowsState(result.index((longest,))),
+        RowsState(result.index((row[0],))),
         size[row[0]],
     )
 

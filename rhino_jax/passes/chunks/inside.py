@@ -16,7 +16,7 @@ from rhino_jax.passes.retraced import retraced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop:
+class ChunkLoop:
     """Attributes:
     eqn: the loop's equation.
     body: its closed jaxpr.
@@ -28,7 +28,7 @@ class Loop:
     program: Program
 
 
-def loops_of(flat: Flat) -> Iterator[Loop]:
+def loops_of(flat: Flat) -> Iterator[ChunkLoop]:
     """The loops of a program's top level."""
     for item in flat.top.items:
         if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
@@ -47,7 +47,7 @@ def loops_of(flat: Flat) -> Iterator[Loop]:
             state_of=[None for _ in outputs],
             while_trips=flat.program.while_trips,
         )
-        yield Loop(item.eqn, body, program)
+        yield ChunkLoop(item.eqn, body, program)
 
 
 def with_body(closed: Any, loop: Any, body: Any) -> Any:

@@ -9,11 +9,11 @@ from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Value
 from rhino_jax.passes.chunks.heads import Head
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
-from rhino_jax.passes.microbatch.flow.part import Part
-from rhino_jax.passes.microbatch.flow.states import Rows, locate, placed
+from rhino_jax.passes.microbatch.flow.part import DimPart
+from rhino_jax.passes.microbatch.flow.states import RowsState, locate, placed
 
 
-Place = tuple[Rows | None, Rows | None]
+Place = tuple[RowsState | None, RowsState | None]
 """The dims of a value that are the tokens, and the row."""
 
 NOWHERE: Place = (None, None)
@@ -24,7 +24,7 @@ def size_of(value: Value) -> int:
     return math.prod(value.shape)
 
 
-def part_of(flat: Flat, head: Head) -> Part | None:
+def part_of(flat: Flat, head: Head) -> DimPart | None:
     """The part of a program that is to be cut; None where it holds more than what
     works on the rows of one product.
 
@@ -32,7 +32,7 @@ def part_of(flat: Flat, head: Head) -> Part | None:
       flat: the program.
       head: the product.
     """
-    walk = _Walk(flat, head)
+    walk = _ChunkWalk(flat, head)
     while True:
         before = len(walk.makers)
         ops = walk.forward()
@@ -40,11 +40,11 @@ def part_of(flat: Flat, head: Head) -> Part | None:
             return None
         walk.backward(ops)
         if len(walk.makers) == before:
-            return Part(frozenset(ops | walk.makers), walk.seeds)
+            return DimPart(frozenset(ops | walk.makers), walk.seeds)
 
 
 @dataclass(slots=True)
-class _Walk:
+class _ChunkWalk:
     """Attributes:
     flat, head: what is walked.
     long: values that have whole rows, and where.
@@ -56,7 +56,7 @@ class _Walk:
     head: Head
     long: dict[int, Place] = field(default_factory=dict)
     makers: set[int] = field(default_factory=set)
-    seeds: dict[int, dict[int, Rows]] = field(default_factory=dict)
+    seeds: dict[int, dict[int, RowsState]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         head = self.head.item

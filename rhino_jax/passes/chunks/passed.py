@@ -10,15 +10,15 @@ from rhino_jax._compat import without_dead_code
 from rhino_jax.errors import MicrobatchError, check_keys
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.chunks.heads import Head, heads_of
-from rhino_jax.passes.chunks.inside import Loop, loops_of, with_body
+from rhino_jax.passes.chunks.inside import ChunkLoop, loops_of, with_body
 from rhino_jax.passes.chunks.part import part_of, size_of
-from rhino_jax.passes.microbatch.cut import Cut
+from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.cutting import cut_of
 from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.outside import emitted
-from rhino_jax.passes.microbatch.flow.analysis import Found, Opened, analyse
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
 from rhino_jax.passes.microbatch.flow.blocks import Flat, flatten
-from rhino_jax.passes.microbatch.flow.ops import Sizes
+from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.retraced import retraced
 
 
@@ -26,7 +26,7 @@ SCOPE = "chunks"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChunkChoice:
     """Attributes:
     count: pieces.
     accumulate: type in which sums of narrower floats are kept over the pieces.
@@ -38,7 +38,7 @@ class Choice:
     most_tried: int = 8
 
     @classmethod
-    def read(cls, text: str) -> Choice:
+    def read(cls, text: str) -> ChunkChoice:
         """From JSON, as `{"count": 8}`.
 
         Raises:
@@ -61,14 +61,14 @@ def chunked(closed: Any, program: Program, choice: str) -> Any:
     Args:
       closed: a closed jaxpr.
       program: imported from it.
-      choice: JSON, as `{"count": 8}`; see `Choice`.
+      choice: JSON, as `{"count": 8}`; see `ChunkChoice`.
     Returns:
       A closed jaxpr of the same arguments and results. Results are those of the
       program as it was but for the order in which floats are added.
     Raises:
       MicrobatchError: there are no such rows.
     """
-    read = Choice.read(choice)
+    read = ChunkChoice.read(choice)
     (cut, found), loop = _find(closed, program, read)
     inner = closed if loop is None else loop.body
     made = retraced(inner, emitted(found, cut, read.accumulate, SCOPE))
@@ -76,7 +76,9 @@ def chunked(closed: Any, program: Program, choice: str) -> Any:
     return made if loop is None else with_body(closed, loop.eqn, made)
 
 
-def may_chunk(closed: Any, program: Program, count: int) -> Cut | MicrobatchError:
+def may_chunk(
+    closed: Any, program: Program, count: int
+) -> MicrobatchCut | MicrobatchError:
     """What would run where in so many pieces; or why it cannot.
 
     Args:
@@ -86,14 +88,14 @@ def may_chunk(closed: Any, program: Program, count: int) -> Cut | MicrobatchErro
       A cut of the program, or of the body of one of its loops.
     """
     try:
-        return _find(closed, program, Choice(count))[0][0]
+        return _find(closed, program, ChunkChoice(count))[0][0]
     except MicrobatchError as error:
         return error
 
 
 def _find(
-    closed: Any, program: Program, choice: Choice
-) -> tuple[tuple[Cut, Found], Loop | None]:
+    closed: Any, program: Program, choice: ChunkChoice
+) -> tuple[tuple[MicrobatchCut, FlowResult], ChunkLoop | None]:
     """The cut, and in which loop it is: one over micro-batches that its user wrote."""
     flat = flatten(closed, program)
     heads = [*heads_of(flat)]
@@ -113,7 +115,9 @@ def _find(
     )
 
 
-def _first(flat: Flat, heads: list[Head], choice: Choice) -> tuple[Cut, Found] | None:
+def _first(
+    flat: Flat, heads: list[Head], choice: ChunkChoice
+) -> tuple[MicrobatchCut, FlowResult] | None:
     for head in heads[: choice.most_tried]:
         found = _cut(flat, head, choice) if choice.count <= head.rows else None
         if found is not None:
@@ -121,14 +125,16 @@ def _first(flat: Flat, heads: list[Head], choice: Choice) -> tuple[Cut, Found] |
     return None
 
 
-def _cut(flat: Flat, head: Head, choice: Choice) -> tuple[Cut, Found] | None:
+def _cut(
+    flat: Flat, head: Head, choice: ChunkChoice
+) -> tuple[MicrobatchCut, FlowResult] | None:
     """In one loop, of which no long rows enter or leave; None where it takes more."""
     part = part_of(flat, head)
     if part is None:
         return None
     try:
-        found = analyse(flat, {}, Sizes(head.rows, 0), part=part)
-    except Opened:
+        found = analyse(flat, {}, DimSizes(head.rows, 0), part=part)
+    except OpenedRemat:
         return None
     demand = Demand(found)
     if len(demand.bodies) != 1 or head.item.op.id not in demand.bodies[0].ops:

@@ -10,15 +10,19 @@ any), `choice` (as text); `values`, `pieces`,
 """
 
 from rhino_jax.passes.deferred_reductions.accumulated import accumulated
-from rhino_jax.passes.deferred_reductions.choice import Group, as_text, from_text
+from rhino_jax.passes.deferred_reductions.choice import (
+    DeferredGroup,
+    as_text,
+    from_text,
+)
 from rhino_jax.passes.deferred_reductions.emit import delayed
-from rhino_jax.passes.deferred_reductions.sites import Prices, Site, sites
+from rhino_jax.passes.deferred_reductions.sites import Site, SitePrices, sites
 
 
 __all__ = [
-    "Group",
-    "Prices",
+    "DeferredGroup",
     "Site",
+    "SitePrices",
     "accumulated",
     "as_text",
     "delayed",

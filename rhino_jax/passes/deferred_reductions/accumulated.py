@@ -19,7 +19,9 @@ from rhino_jax.passes.deferred_reductions.sites import Axes, Site, sites
 
 @dataclass(frozen=True)
 class _Supposed:
-    """Every sum is over all these pieces, and costs its bytes; see `sites.Prices`."""
+    """Suppose that every sum is over all pieces and costs its bytes:
+    `sites.SitePrices`.
+    """
 
     program: Program
     pieces: Sequence[int]

@@ -13,7 +13,7 @@ factor that is divided by it; of one factor major first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeferredGroup:
     """Partial sums that are open over the same mesh axes.
 
     Attributes:
@@ -27,7 +27,7 @@ class Group:
     open: frozenset[int]
 
 
-def as_text(groups: Iterable[Group]) -> str:
+def as_text(groups: Iterable[DeferredGroup]) -> str:
     """The choice that `delayed` takes; empty where there is no group."""
     said = [
         {
@@ -40,10 +40,10 @@ def as_text(groups: Iterable[Group]) -> str:
     return json.dumps(said, separators=(",", ":")) if said else ""
 
 
-def from_text(choice: str) -> Sequence[Group]:
+def from_text(choice: str) -> Sequence[DeferredGroup]:
     """What `as_text` wrote."""
     return [
-        Group(
+        DeferredGroup(
             tuple(said["pieces"]),
             {
                 int(op): tuple((piece, factor) for piece, factor in split)

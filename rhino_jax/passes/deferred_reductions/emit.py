@@ -21,7 +21,7 @@ from rhino_jax.errors import InternalError
 from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.passes.deferred_reductions import loops, remats
-from rhino_jax.passes.deferred_reductions.choice import Group, from_text
+from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, from_text
 from rhino_jax.passes.deferred_reductions.linear import linear_ways
 from rhino_jax.passes.deferred_reductions.pieces import (
     batched,
@@ -29,7 +29,7 @@ from rhino_jax.passes.deferred_reductions.pieces import (
     in_pieces,
     unsaid,
 )
-from rhino_jax.passes.deferred_reductions.values import Value, zeros
+from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
 from rhino_jax.passes.retraced import retraced
 
 
@@ -51,7 +51,7 @@ def delayed(closed: Any, program: Program, choice: str) -> Any:
     Returns:
       A closed jaxpr of the same arguments, constants and results.
     """
-    emitter = Emitter(program, tuple(from_text(choice)))
+    emitter = DeferredEmitter(program, tuple(from_text(choice)))
     opened = open_jaxpr(closed)
     count = len(opened.invars)
 
@@ -71,8 +71,8 @@ def delayed(closed: Any, program: Program, choice: str) -> Any:
     return found
 
 
-def _plain(array: Any, atom: Any) -> Value:
-    return Value(atom.aval, array)
+def _plain(array: Any, atom: Any) -> UnreducedValue:
+    return UnreducedValue(atom.aval, array)
 
 
 _KEEPS_ZEROS = frozenset(
@@ -81,7 +81,7 @@ _KEEPS_ZEROS = frozenset(
 
 
 @dataclass(slots=True)
-class Emitter:
+class DeferredEmitter:
     """Runs the equations of a program's regions.
 
     Attributes:
@@ -90,7 +90,7 @@ class Emitter:
     """
 
     program: Program
-    groups: Sequence[Group]
+    groups: Sequence[DeferredGroup]
     _made: dict[int, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,17 +104,23 @@ class Emitter:
         return [g for g, group in enumerate(self.groups) if value in group.open]
 
     def region(
-        self, region: Region, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]
-    ) -> list[Value]:
+        self,
+        region: Region,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        inputs: Sequence[UnreducedValue],
+    ) -> list[UnreducedValue]:
         """Run all equations of a jaxpr; its results."""
-        env: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+        env: dict[Any, UnreducedValue] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             env[var] = _plain(const, var)
 
-        def read(atom: Any) -> Value:
+        def read(atom: Any) -> UnreducedValue:
             if not is_literal(atom):
                 return env[atom]
-            return Value(atom.aval, atom.val, is_zero=bool(np.all(atom.val == 0)))
+            return UnreducedValue(
+                atom.aval, atom.val, is_zero=bool(np.all(atom.val == 0))
+            )
 
         for op, eqn in ops_and_equations(self.program, region, jaxpr):
             operands = [read(atom) for atom in eqn.invars]
@@ -123,7 +129,9 @@ class Emitter:
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def op(self, op: Op, eqn: Any, operands: list[Value]) -> list[Value]:
+    def op(
+        self, op: Op, eqn: Any, operands: list[UnreducedValue]
+    ) -> list[UnreducedValue]:
         """Run one equation."""
         if op.call is None:
             if op.id in self._made:
@@ -153,16 +161,20 @@ class Emitter:
             for inner in region.ops
         )
 
-    def as_it_was(self, eqn: Any, operands: Sequence[Value]) -> list[Value]:
+    def as_it_was(
+        self, eqn: Any, operands: Sequence[UnreducedValue]
+    ) -> list[UnreducedValue]:
         """An equation of whole values."""
         results = bind_eqn(eqn, [v.closed() for v in operands], eqn.params)
         is_zero = eqn.primitive.name in _KEEPS_ZEROS and operands[0].is_zero
         return [
-            Value(var.aval, x, is_zero=is_zero)
+            UnreducedValue(var.aval, x, is_zero=is_zero)
             for x, var in zip(results, eqn.outvars, strict=True)
         ]
 
-    def source(self, op: Op, eqn: Any, operands: Sequence[Value]) -> Value:
+    def source(
+        self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
+    ) -> UnreducedValue:
         """An op whose own sum is left open."""
         (g, *_), (result,) = self._made[op.id], eqn.outvars
         group = self.groups[g]
@@ -176,20 +188,24 @@ class Emitter:
             plain = None if operands[0].is_zero else arrays[0]
             arrays[0] = zeros(operands[0].aval, ())
         parts = in_pieces(eqn, rule, arrays, split, group.pieces)
-        return Value(result.aval, plain, {g: parts}, maker=eqn)
+        return UnreducedValue(result.aval, plain, {g: parts}, maker=eqn)
 
-    def linear(self, op: Op, eqn: Any, operands: list[Value]) -> Value | None:
+    def linear(
+        self, op: Op, eqn: Any, operands: list[UnreducedValue]
+    ) -> UnreducedValue | None:
         """An op that a sum is moved past; None where it is to be run as it was."""
         wanted = self.held_open(op.results[0]) if op.results else []
         way = self.way(op, operands, wanted)
         if way is None or unsaid(eqn.params) is None:
             return None
         others = [v.closed() if i not in way else None for i, v in enumerate(operands)]
-        kept: list[Value] = []
+        kept: list[UnreducedValue] = []
         for i, v in enumerate(operands):
             is_wanted = i in way and set(v.open) <= set(wanted)
             kept.append(
-                v if is_wanted else Value(v.aval, v.closed(), is_zero=v.is_zero)
+                v
+                if is_wanted
+                else UnreducedValue(v.aval, v.closed(), is_zero=v.is_zero)
             )
         opened = {}
         for g in wanted:
@@ -202,10 +218,10 @@ class Emitter:
         if any(kept[i].plain is not None and not kept[i].is_zero for i in way):
             arrays = [kept[i].plain if i in way else x for i, x in enumerate(others)]
             plain = self.part(eqn, kept, arrays, way, ())
-        return Value(eqn.outvars[0].aval, plain, opened, maker=eqn)
+        return UnreducedValue(eqn.outvars[0].aval, plain, opened, maker=eqn)
 
     def way(
-        self, op: Op, operands: Sequence[Value], wanted: Sequence[int]
+        self, op: Op, operands: Sequence[UnreducedValue], wanted: Sequence[int]
     ) -> tuple[int, ...] | None:
         """Operands that may be read open, if any of them is."""
         for way in linear_ways(self.program, op):
@@ -216,7 +232,7 @@ class Emitter:
     def part(
         self,
         eqn: Any,
-        operands: Sequence[Value],
+        operands: Sequence[UnreducedValue],
         arrays: list[Any],
         way: Sequence[int],
         pieces: Sequence[int],

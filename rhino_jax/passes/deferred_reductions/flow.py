@@ -16,7 +16,7 @@ _SMALL = 1e-15
 
 
 @dataclass(slots=True)
-class Network:
+class FlowNetwork:
     """Nodes 0 (source), 1 (sink), 2, …, and edges in pairs: forth, back."""
 
     heads: list[int] = field(default_factory=list)

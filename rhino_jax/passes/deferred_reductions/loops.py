@@ -12,14 +12,20 @@ from jax import lax
 from rhino_jax._compat import jaxpr_consts, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.deferred_reductions.values import Runner, Value, zeros
+from rhino_jax.passes.deferred_reductions.values import (
+    RegionRunner,
+    UnreducedValue,
+    zeros,
+)
 
 
 Parts = tuple[Any, dict[int, Any]]
 """What is whole of a value, or None, and its open parts by group."""
 
 
-def run(runner: Runner, op: Op, eqn: Any, operands: Sequence[Value]) -> list[Value]:
+def run(
+    runner: RegionRunner, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
+) -> list[UnreducedValue]:
     """A scan, some of whose carries and stacked results are open."""
     (body,) = closed_region_jaxprs(eqn)
     inner, inner_consts = open_jaxpr(body), jaxpr_consts(body)
@@ -34,11 +40,11 @@ def run(runner: Runner, op: Op, eqn: Any, operands: Sequence[Value]) -> list[Val
 
     def step(carries: list[Parts], slices: Sequence[Any]) -> tuple[Any, Any]:
         entering = [
-            Value(var.aval, *carry)
+            UnreducedValue(var.aval, *carry)
             for var, carry in zip(inner.invars[num_consts:], carries, strict=False)
         ]
         sliced = [
-            Value(var.aval, x)
+            UnreducedValue(var.aval, x)
             for var, x in zip(inner.invars[first:], slices, strict=True)
         ]
         outs = runner.region(region, inner, inner_consts, [*consts, *entering, *sliced])
@@ -62,24 +68,26 @@ def run(runner: Runner, op: Op, eqn: Any, operands: Sequence[Value]) -> list[Val
         unroll=eqn.params["unroll"],
     )
     results = [
-        Value(var.aval, *parts, maker=eqn)
+        UnreducedValue(var.aval, *parts, maker=eqn)
         for var, parts in zip(eqn.outvars, ends, strict=False)
     ]
     for var, (plain, opened) in zip(eqn.outvars[num_carry:], made, strict=True):
         fronts = {
             g: _in_front(x, len(runner.groups[g].pieces)) for g, x in opened.items()
         }
-        results.append(Value(var.aval, plain, fronts, maker=eqn))
+        results.append(UnreducedValue(var.aval, plain, fronts, maker=eqn))
     return results
 
 
-def _same(value: Value) -> Value:
+def _same(value: UnreducedValue) -> UnreducedValue:
     """A value that every run of a body reads: whole before the loop."""
-    return Value(value.aval, value.closed(), is_zero=value.is_zero)
+    return UnreducedValue(value.aval, value.closed(), is_zero=value.is_zero)
 
 
 def _init(
-    runner: Runner, values: Sequence[Value], wanted: Sequence[Sequence[int]]
+    runner: RegionRunner,
+    values: Sequence[UnreducedValue],
+    wanted: Sequence[Sequence[int]],
 ) -> list[Parts]:
     """Carries as they enter the loop."""
     found: list[Parts] = []
@@ -100,7 +108,7 @@ def _init(
 
 
 def _parts(
-    value: Value, groups: Sequence[int], runner: Runner, has_plain: bool
+    value: UnreducedValue, groups: Sequence[int], runner: RegionRunner, has_plain: bool
 ) -> Parts:
     """A carry as it leaves the body; with a whole part where it entered with one."""
     if not groups:
@@ -117,7 +125,7 @@ def _parts(
     return zeros(value.aval, ()) if plain is None and has_plain else plain, opened
 
 
-def _made(value: Value, groups: Sequence[int]) -> Parts:
+def _made(value: UnreducedValue, groups: Sequence[int]) -> Parts:
     """A stacked result as it leaves the body."""
     if not value.open or not set(value.open) <= set(groups):
         return value.closed(), {}

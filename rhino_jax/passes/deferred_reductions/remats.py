@@ -9,10 +9,12 @@ from typing import Any
 from rhino_jax._compat import bind_eqn, jaxpr_consts, like_jaxpr, open_jaxpr, retrace
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.deferred_reductions.values import Runner, Value
+from rhino_jax.passes.deferred_reductions.values import RegionRunner, UnreducedValue
 
 
-def run(runner: Runner, op: Op, eqn: Any, operands: Sequence[Value]) -> list[Value]:
+def run(
+    runner: RegionRunner, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
+) -> list[UnreducedValue]:
     """A region that is recomputed: it reads whole values, and may give open ones."""
     (body,) = closed_region_jaxprs(eqn)
     inner, consts = open_jaxpr(body), jaxpr_consts(body)
@@ -22,7 +24,9 @@ def run(runner: Runner, op: Op, eqn: Any, operands: Sequence[Value]) -> list[Val
     found: list[tuple[bool, list[int]]] = []
 
     def inside(*arrays: Any) -> list[Any]:
-        values = [Value(v.aval, x) for v, x in zip(inner.invars, arrays, strict=True)]
+        values = [
+            UnreducedValue(v.aval, x) for v, x in zip(inner.invars, arrays, strict=True)
+        ]
         outs = runner.region(region, inner, consts, values)
         found.clear()
         leaving: list[Any] = []
@@ -42,9 +46,9 @@ def run(runner: Runner, op: Op, eqn: Any, operands: Sequence[Value]) -> list[Val
     new, new_consts = retrace(inside, traced)
     params = with_jaxprs(eqn, [like_jaxpr(body, new, new_consts)])
     arrays = iter(bind_eqn(eqn, [v.closed() for v in operands], params))
-    results: list[Value] = []
+    results: list[UnreducedValue] = []
     for var, (has_plain, groups) in zip(eqn.outvars, found, strict=True):
         plain = next(arrays) if has_plain else None
         opened = {g: next(arrays) for g in groups}
-        results.append(Value(var.aval, plain, opened, maker=eqn))
+        results.append(UnreducedValue(var.aval, plain, opened, maker=eqn))
     return results

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.deferred_reductions.choice import Group, Split
-from rhino_jax.passes.deferred_reductions.flow import Network
+from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, Split
+from rhino_jax.passes.deferred_reductions.flow import FlowNetwork
 from rhino_jax.passes.deferred_reductions.linear import SUMS
 from rhino_jax.passes.deferred_reductions.pieces import can_split
 from rhino_jax.passes.deferred_reductions.reach import Reach, reach, visible
@@ -25,7 +25,7 @@ Axes = tuple[int, ...]
 """Mesh axes, by position, ascending."""
 
 
-class Prices(Protocol):
+class SitePrices(Protocol):
     """What a plan says of a program."""
 
     @property
@@ -61,14 +61,14 @@ class Site:
     """
 
     axes: Axes
-    group: Group
+    group: DeferredGroup
     saved_s: float
     saved_bytes: float
     ops: tuple[int, ...]
     closed: tuple[int, ...]
 
 
-def sites(program: Program, prices: Prices, least_s: float = 1e-6) -> list[Site]:
+def sites(program: Program, prices: SitePrices, least_s: float = 1e-6) -> list[Site]:
     """Where sums are worth leaving open, under a plan; the most useful first.
 
     Args:
@@ -89,7 +89,7 @@ def sites(program: Program, prices: Prices, least_s: float = 1e-6) -> list[Site]
     return sorted((s for s in every if s.saved_s >= least_s), key=lambda s: -s.saved_s)
 
 
-def _split(op: Op, prices: Prices) -> tuple[Axes, Split] | None:
+def _split(op: Op, prices: SitePrices) -> tuple[Axes, Split] | None:
     """The mesh axes over which an op's result is a partial sum, and how its factors
     are divided by them; None where it is not, or cannot be left open."""
     rule, cut = op.rule, prices.cuts.get(op.id)
@@ -110,7 +110,7 @@ def _split(op: Op, prices: Prices) -> tuple[Axes, Split] | None:
 
 def _sites_over(
     program: Program,
-    prices: Prices,
+    prices: SitePrices,
     runs: Mapping[int, int],
     axes: Axes,
     splits: Mapping[int, Split],
@@ -133,20 +133,22 @@ def _sites_over(
         held = [linear[v] for v in values if v in linear]
         saved[0] -= sum(prices.held_s(op, axes) * runs[op.id] for op in held)
         if len(values) > 1:
-            group = Group(pieces, {op: splits[op] for op in ops}, frozenset(values))
+            group = DeferredGroup(
+                pieces, {op: splits[op] for op in ops}, frozenset(values)
+            )
             yield Site(axes, group, saved[0], saved[1], tuple(ops), tuple(closed))
 
 
 def _cut(
     found: Reach,
     made: Mapping[int, int],
-    prices: Prices,
+    prices: SitePrices,
     axes: Axes,
     costs: Mapping[int, tuple[float, float]],
     runs: Mapping[int, int],
 ) -> tuple[dict[int, bool], dict[int, bool]]:
     """Of every value whether it is open, and whether it is summed while it is."""
-    network = Network()
+    network = FlowNetwork()
     opened = {v: network.node() for v in found.values}
     passed = {v: network.node() for v in found.values}
     for v, count in found.values.items():

@@ -13,10 +13,10 @@ from jax import lax
 
 from rhino_jax._compat import eqn_context
 from rhino_jax.ir.program import Region
-from rhino_jax.passes.deferred_reductions.choice import Group
+from rhino_jax.passes.deferred_reductions.choice import DeferredGroup
 
 
-class Value:
+class UnreducedValue:
     """A value of the program.
 
     Attributes:
@@ -64,11 +64,11 @@ def zeros(aval: Any, pieces: Sequence[int]) -> Any:
     return lax.full((*pieces, *aval.shape), 0, aval.dtype)
 
 
-class Runner(Protocol):
-    """What runs the regions of a program; see `emit.Emitter`."""
+class RegionRunner(Protocol):
+    """What runs the regions of a program; see `emit.InterleavedEmitter`."""
 
     @property
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[DeferredGroup]:
         """What is left open."""
         ...
 
@@ -77,7 +77,11 @@ class Runner(Protocol):
         ...
 
     def region(
-        self, region: Region, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]
-    ) -> list[Value]:
+        self,
+        region: Region,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        inputs: Sequence[UnreducedValue],
+    ) -> list[UnreducedValue]:
         """Run all equations of a jaxpr; its results."""
         ...

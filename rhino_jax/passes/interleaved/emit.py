@@ -22,9 +22,9 @@ from rhino_jax.frontend.regions import (
     ops_and_equations,
     with_jaxprs,
 )
-from rhino_jax.ir.blocks import Blocks, from_text
+from rhino_jax.ir.blocks import InterleavedOrder, from_text
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.passes.interleaved.links import Place
+from rhino_jax.passes.interleaved.links import DimRef
 from rhino_jax.passes.interleaved.moves import (
     Marks,
     pieces_in_blocks,
@@ -33,7 +33,7 @@ from rhino_jax.passes.interleaved.moves import (
     run_regroup,
 )
 from rhino_jax.passes.interleaved.order import all_stored, all_written
-from rhino_jax.passes.interleaved.reach import Ops, handled, reach
+from rhino_jax.passes.interleaved.reach import DimOrders, handled, reach
 from rhino_jax.passes.retraced import retraced
 
 
@@ -50,16 +50,16 @@ def in_blocks(closed: Any, program: Program, choice: str) -> Any:
     Returns:
       A closed jaxpr of arguments, constants and results of the same shapes.
     """
-    ops, stored = Ops.of(closed, program), from_text(choice)
+    ops, stored = DimOrders.of(closed, program), from_text(choice)
     seeds = {
-        Place(program.inputs[slot].value, dim): blocks
+        DimRef(program.inputs[slot].value, dim): blocks
         for (slot, dim), blocks in stored.items()
     }
     marks = reach(ops, seeds)
     assert marks is not None, "inputs are stored in blocks of two kinds"
-    emitter = Emitter(ops, marks)
+    emitter = InterleavedEmitter(ops, marks)
     opened = open_jaxpr(closed)
-    held: list[list[tuple[int, Blocks]]] = [[] for _ in program.inputs]
+    held: list[list[tuple[int, InterleavedOrder]]] = [[] for _ in program.inputs]
     for (slot, dim), blocks in sorted(stored.items()):
         held[slot].append((dim, blocks))
 
@@ -84,7 +84,7 @@ def in_blocks(closed: Any, program: Program, choice: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitter:
+class InterleavedEmitter:
     """Runs the equations of a program's regions.
 
     Attributes:
@@ -92,14 +92,14 @@ class Emitter:
       marks: the dims that are in blocks.
     """
 
-    ops: Ops
+    ops: DimOrders
     marks: Marks
 
-    def dims(self, value: int) -> list[tuple[int, Blocks]]:
+    def dims(self, value: int) -> list[tuple[int, InterleavedOrder]]:
         """The dims of a value that are in blocks."""
         found = []
         for d in range(self.ops.program.values[value].rank):
-            blocks = self.marks.get(Place(value, d))
+            blocks = self.marks.get(DimRef(value, d))
             if blocks is not None:
                 found.append((d, blocks))
         return found
@@ -107,8 +107,8 @@ class Emitter:
     def taken(
         self,
         x: Any,
-        have: Sequence[tuple[int, Blocks]],
-        want: Sequence[tuple[int, Blocks]],
+        have: Sequence[tuple[int, InterleavedOrder]],
+        want: Sequence[tuple[int, InterleavedOrder]],
     ) -> Any:
         """An array with its dims stored in another way."""
         x = all_written(x, [each for each in have if each not in want])
@@ -174,12 +174,12 @@ class Emitter:
             return bind_eqn(eqn, arrays, with_jaxprs(eqn, bodies))
         move = self.ops.move(op)
         if move is not None and pieces_in_blocks(move, self.marks) is not None:
-            count = self.marks[Place(move.whole, move.dim)].count
+            count = self.marks[DimRef(move.whole, move.dim)].count
             return run_move(eqn, move, count, arrays)
         regroup = regroup_of(op, self.marks)
         if regroup is not None:
             value = op.operands[0] if regroup.is_split else op.results[0]
-            count = self.marks[Place(value, regroup.dim)].count
+            count = self.marks[DimRef(value, regroup.dim)].count
             return [run_regroup(eqn, regroup, count, arrays[0])]
         return bind_eqn(eqn, arrays, eqn.params)
 

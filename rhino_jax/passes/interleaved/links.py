@@ -16,7 +16,7 @@ from rhino_jax.ir.program import Op, Program, RegionKind
 from rhino_jax.ir.traits import OpKind
 
 
-class Place(NamedTuple):
+class DimRef(NamedTuple):
     """One dim of a value.
 
     Attributes:
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DimLink:
     """Dims that hold the same range.
 
     Attributes:
@@ -39,7 +39,7 @@ class Link:
       results: (result, dim) likewise.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[DimRef, ...]
     minor: tuple[int, ...]
     operands: frozenset[tuple[int, int]]
     results: frozenset[tuple[int, int]]
@@ -66,7 +66,7 @@ knows their positions, a kernel may, and a convolution has groups of them."""
 _SUMS = frozenset({OpKind.CONTRACTION, OpKind.REDUCTION})
 
 
-def links(program: Program, op: Op) -> list[Link]:
+def links(program: Program, op: Op) -> list[DimLink]:
     """The ranges of an op that may come in any order."""
     if op.call is not None:
         return list(_through(program, op))
@@ -81,13 +81,13 @@ def links(program: Program, op: Op) -> list[Link]:
     ]
 
 
-def _of_factor(op: Op, rule: Rule, factor: int) -> Link | None:
+def _of_factor(op: Op, rule: Rule, factor: int) -> DimLink | None:
     """The dims that are made of a factor, if it is the major one of all of them."""
     kind, reducer = rule.factors[factor].kind, rule.factors[factor].reducer
     is_summed = kind is FactorKind.REDUCE and op.traits.kind in _SUMS
     if not (kind is FactorKind.PARALLEL or (is_summed and reducer)):
         return None
-    found: list[tuple[Place, int]] = []
+    found: list[tuple[DimRef, int]] = []
     ends: list[set[tuple[int, int]]] = [set(), set()]
     sides = (rule.operands, op.operands), (rule.results, op.results)
     for end, (layouts, values) in zip(ends, sides, strict=True):
@@ -100,23 +100,23 @@ def _of_factor(op: Op, rule: Rule, factor: int) -> Link | None:
                 minor = 1
                 for other in dim[1:]:
                     minor *= rule.factors[other].size
-                found.append((Place(values[i], d), minor))
+                found.append((DimRef(values[i], d), minor))
                 end.add((i, d))
     if not ends[0] and op.traits.kind is not OpKind.BROADCAST:
         return None
     places, minors = zip(*found, strict=True) if found else ((), ())
-    return Link(places, minors, frozenset(ends[0]), frozenset(ends[1]))
+    return DimLink(places, minors, frozenset(ends[0]), frozenset(ends[1]))
 
 
-def _through(program: Program, op: Op) -> Iterator[Link]:
+def _through(program: Program, op: Op) -> Iterator[DimLink]:
     """Values that enter and leave regions are the same inside and outside."""
     for operands, results, inside, is_stack in crossings(op):
         values = [op.operands[i] for i in operands] + [op.results[i] for i in results]
         rank = program.values[inside[0]].rank
         for d in range(rank):
             outer = d + is_stack
-            places = [Place(v, outer) for v in values] + [Place(v, d) for v in inside]
-            yield Link(
+            places = [DimRef(v, outer) for v in values] + [DimRef(v, d) for v in inside]
+            yield DimLink(
                 tuple(places),
                 (1,) * len(places),
                 frozenset((i, outer) for i in operands),

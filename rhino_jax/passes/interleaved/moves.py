@@ -15,18 +15,18 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax.ir.blocks import Blocks
+from rhino_jax.ir.blocks import InterleavedOrder
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.interleaved.links import Place
+from rhino_jax.passes.interleaved.links import DimRef
 from rhino_jax.passes.interleaved.order import split_shape
 
 
-Marks = Mapping[Place, Blocks]
+Marks = Mapping[DimRef, InterleavedOrder]
 """Dims that are in blocks → how."""
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class DimMove:
     """A dim and the parts of it that an op takes, or is given.
 
     Attributes:
@@ -42,7 +42,7 @@ class Move:
     is_split: bool
 
 
-def move_of(op: Op, eqn: Any) -> Move | None:
+def move_of(op: Op, eqn: Any) -> DimMove | None:
     """What an op moves along one dim, if that is all that it does there; of several
     dims none."""
     name, params = op.name, eqn.params
@@ -52,11 +52,11 @@ def move_of(op: Op, eqn: Any) -> Move | None:
         return _pad(op, eqn)
     if name == "split":
         pieces = _following(op.results, params["sizes"])
-        return Move(params["axis"], op.operands[0], pieces, True)
+        return DimMove(params["axis"], op.operands[0], pieces, True)
     if name == "concatenate":
         dim = params["dimension"]
         pieces = _following(op.operands, [v.aval.shape[dim] for v in eqn.invars])
-        return Move(dim, op.results[0], pieces, False)
+        return DimMove(dim, op.results[0], pieces, False)
     return None
 
 
@@ -71,7 +71,7 @@ def _following(
     )
 
 
-def _slice(op: Op, eqn: Any) -> Move | None:
+def _slice(op: Op, eqn: Any) -> DimMove | None:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
     shape = eqn.invars[0].aval.shape
@@ -79,10 +79,10 @@ def _slice(op: Op, eqn: Any) -> Move | None:
     if len(cut) != 1 or any(s != 1 for s in strides):
         return None
     (d,) = cut
-    return Move(d, op.operands[0], ((op.results[0], starts[d], stops[d]),), True)
+    return DimMove(d, op.operands[0], ((op.results[0], starts[d], stops[d]),), True)
 
 
-def _pad(op: Op, eqn: Any) -> Move | None:
+def _pad(op: Op, eqn: Any) -> DimMove | None:
     config = eqn.params["padding_config"]
     cut = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)]
     if len(cut) != 1:
@@ -92,13 +92,15 @@ def _pad(op: Op, eqn: Any) -> Move | None:
     if low < 0 or high < 0 or inner:
         return None
     piece = op.operands[0], low, low + eqn.invars[0].aval.shape[d]
-    return Move(d, op.results[0], (piece,), False)
+    return DimMove(d, op.results[0], (piece,), False)
 
 
-def pieces_in_blocks(move: Move, marks: Marks) -> dict[Place, Blocks] | None:
+def pieces_in_blocks(
+    move: DimMove, marks: Marks
+) -> dict[DimRef, InterleavedOrder] | None:
     """How the pieces of a dim in blocks are stored; None where some piece is no whole
     number of parts, or the dim is as written."""
-    blocks = marks.get(Place(move.whole, move.dim))
+    blocks = marks.get(DimRef(move.whole, move.dim))
     if blocks is None:
         return None
     found = {}
@@ -107,11 +109,11 @@ def pieces_in_blocks(move: Move, marks: Marks) -> dict[Place, Blocks] | None:
         if piece is None:
             return None
         if len(piece.parts) > 1:
-            found[Place(value, move.dim)] = piece
+            found[DimRef(value, move.dim)] = piece
     return found
 
 
-def run_move(eqn: Any, move: Move, count: int, arrays: Sequence[Any]) -> list[Any]:
+def run_move(eqn: Any, move: DimMove, count: int, arrays: Sequence[Any]) -> list[Any]:
     """A slice, pad, split or concatenation, of every block."""
     d, name, params = move.dim, eqn.primitive.name, eqn.params
     shapes = [v.aval.shape for v in eqn.outvars]
@@ -161,7 +163,7 @@ def regroup_of(op: Op, marks: Marks) -> Regroup | None:
         (*sides[::-1], False),
     ):
         for d, dim in enumerate(layout):
-            blocks = marks.get(Place(value, d))
+            blocks = marks.get(DimRef(value, d))
             if blocks is None or len(set(blocks.parts)) > 1 or len(dim) < 2:
                 continue
             dims = [e for e, fs in enumerate(other) if fs and set(fs) <= set(dim)]

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rhino_jax.ir.blocks import Blocks
+from rhino_jax.ir.blocks import InterleavedOrder
 
 
-def stored(x: Any, dim: int, blocks: Blocks) -> Any:
+def stored(x: Any, dim: int, blocks: InterleavedOrder) -> Any:
     """An array as it is stored, of one as it is written; NumPy stays NumPy.
 
     Args:
@@ -32,7 +32,7 @@ def stored(x: Any, dim: int, blocks: Blocks) -> Any:
     return _library(x).concatenate(shares, dim + 1).reshape(x.shape)
 
 
-def written(x: Any, dim: int, blocks: Blocks) -> Any:
+def written(x: Any, dim: int, blocks: InterleavedOrder) -> Any:
     """The inverse of `stored`."""
     if _is_even(blocks):
         return _turned(x, dim, blocks.count, len(blocks.parts))
@@ -45,14 +45,14 @@ def written(x: Any, dim: int, blocks: Blocks) -> Any:
     return _library(x).concatenate(parts, dim)
 
 
-def all_stored(x: Any, dims: Iterable[tuple[int, Blocks]]) -> Any:
+def all_stored(x: Any, dims: Iterable[tuple[int, InterleavedOrder]]) -> Any:
     """An array with several dims as they are stored."""
     for dim, blocks in dims:
         x = stored(x, dim, blocks)
     return x
 
 
-def all_written(x: Any, dims: Iterable[tuple[int, Blocks]]) -> Any:
+def all_written(x: Any, dims: Iterable[tuple[int, InterleavedOrder]]) -> Any:
     """The inverse of `all_stored`."""
     for dim, blocks in dims:
         x = written(x, dim, blocks)
@@ -64,7 +64,7 @@ def split_shape(shape: Sequence[int], dim: int, count: int) -> tuple[int, ...]:
     return (*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])
 
 
-def _is_even(blocks: Blocks) -> bool:
+def _is_even(blocks: InterleavedOrder) -> bool:
     return len(set(blocks.parts)) == 1
 
 

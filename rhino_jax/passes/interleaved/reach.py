@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
-from rhino_jax.ir.blocks import Blocks
+from rhino_jax.ir.blocks import InterleavedOrder
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.passes.interleaved.links import Link, Place, crossings, links
+from rhino_jax.passes.interleaved.links import DimLink, DimRef, crossings, links
 from rhino_jax.passes.interleaved.moves import (
+    DimMove,
     Marks,
-    Move,
     move_of,
     pieces_in_blocks,
     regroup_of,
@@ -22,7 +22,7 @@ from rhino_jax.passes.interleaved.moves import (
 
 
 @dataclass(frozen=True, eq=False)
-class Ops:
+class DimOrders:
     """A program with what its ops do to the order of dims.
 
     Attributes:
@@ -32,20 +32,20 @@ class Ops:
 
     program: Program
     eqns: Mapping[int, Any]
-    _links: dict[int, list[Link]] = field(default_factory=dict)
+    _links: dict[int, list[DimLink]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, closed: Any, program: Program) -> Ops:
+    def of(cls, closed: Any, program: Program) -> DimOrders:
         """Those of a closed jaxpr."""
         return cls(program, dict(_equations(closed, program, program.body)))
 
-    def links(self, op: Op) -> list[Link]:
+    def links(self, op: Op) -> list[DimLink]:
         """See `links.links`."""
         if op.id not in self._links:
             self._links[op.id] = links(self.program, op)
         return self._links[op.id]
 
-    def move(self, op: Op) -> Move | None:
+    def move(self, op: Op) -> DimMove | None:
         """See `moves.move_of`."""
         return move_of(op, self.eqns[op.id]) if op.call is None else None
 
@@ -73,7 +73,7 @@ def _equations(
                 yield from _equations(inner, program, body)
 
 
-def reach(ops: Ops, seeds: Marks) -> dict[Place, Blocks] | None:
+def reach(ops: DimOrders, seeds: Marks) -> dict[DimRef, InterleavedOrder] | None:
     """Every dim that is in blocks where the seeds are, as far as ops go on in any
     order; None where one and the same dim would be in blocks of two kinds.
 
@@ -81,10 +81,10 @@ def reach(ops: Ops, seeds: Marks) -> dict[Place, Blocks] | None:
       ops: of the program.
       seeds: dims that are in blocks.
     """
-    marks: dict[Place, Blocks] = {}
-    queue: list[Place] = []
+    marks: dict[DimRef, InterleavedOrder] = {}
+    queue: list[DimRef] = []
 
-    def mark(place: Place, blocks: Blocks) -> bool:
+    def mark(place: DimRef, blocks: InterleavedOrder) -> bool:
         if place not in marks:
             marks[place] = blocks
             queue.append(place)
@@ -112,7 +112,7 @@ def reach(ops: Ops, seeds: Marks) -> dict[Place, Blocks] | None:
     return marks
 
 
-def major_of(link: Link, marks: Marks) -> Blocks | None:
+def major_of(link: DimLink, marks: Marks) -> InterleavedOrder | None:
     """The blocks of the range that linked dims hold; None where none is in blocks, or
     blocks would divide what lies together."""
     for place, minor in zip(link.places, link.minor, strict=True):
@@ -133,7 +133,7 @@ class Handled:
     results: frozenset[tuple[int, int]]
 
 
-def handled(ops: Ops, op: Op, marks: Marks) -> Handled:
+def handled(ops: DimOrders, op: Op, marks: Marks) -> Handled:
     """What need not be as it is written, of an op."""
     operands: set[tuple[int, int]] = set()
     results: set[tuple[int, int]] = set()

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from rhino_jax.ir.blocks import Blocks, Stored
+from rhino_jax.ir.blocks import InterleavedOrder, Stored
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.interleaved.links import Place
-from rhino_jax.passes.interleaved.reach import Ops, reach
+from rhino_jax.passes.interleaved.links import DimRef
+from rhino_jax.passes.interleaved.reach import DimOrders, reach
 
 
-MOST_PARTS = 8
+MAX_PARTS = 8
 """Fused weights have few parts: queries, keys and values, a gate and what it gates. A
 dim that is split into more is one of repeated things (layers, heads)."""
 
@@ -30,13 +30,13 @@ def split_inputs(closed: Any, program: Program, count: int) -> Stored:
       program: imported from it.
       count: how many blocks; parts that cannot be divided so are left as written.
     """
-    ops = Ops.of(closed, program)
+    ops = DimOrders.of(closed, program)
     slots = {e.value: i for i, e in enumerate(program.inputs) if not e.is_const}
     state = {o.state_of for o in program.outputs if o.state_of is not None}
-    found: dict[tuple[int, int], Blocks] = {}
-    seen: set[Place] = set()
+    found: dict[tuple[int, int], InterleavedOrder] = {}
+    seen: set[DimRef] = set()
     for place, parts in _split_dims(ops):
-        blocks = Blocks(parts, count)
+        blocks = InterleavedOrder(parts, count)
         if place in seen or not blocks.is_whole:
             continue
         marks = reach(ops, {place: blocks})
@@ -53,39 +53,39 @@ def split_inputs(closed: Any, program: Program, count: int) -> Stored:
     return found
 
 
-def _split_dims(ops: Ops) -> Iterator[tuple[Place, tuple[int, ...]]]:
+def _split_dims(ops: DimOrders) -> Iterator[tuple[DimRef, tuple[int, ...]]]:
     """Dims that are read in parts, and their parts."""
-    bounds: dict[Place, set[int]] = defaultdict(set)
+    bounds: dict[DimRef, set[int]] = defaultdict(set)
     for op in ops.program.ops:
         move = ops.move(op)
         if move is not None and move.is_split:
             cuts = {bound for _, *ends in move.pieces for bound in ends}
-            bounds[Place(move.whole, move.dim)] |= cuts
+            bounds[DimRef(move.whole, move.dim)] |= cuts
         yield from _taken_apart(ops, op)
     for place, cuts in bounds.items():
         size = ops.program.values[place.value].shape[place.dim]
         parts = tuple(b - a for a, b in pairwise(sorted(cuts | {0, size})))
-        if len(parts) <= MOST_PARTS:
+        if len(parts) <= MAX_PARTS:
             yield place, parts
 
 
-def _taken_apart(ops: Ops, op: Op) -> Iterator[tuple[Place, tuple[int, ...]]]:
+def _taken_apart(ops: DimOrders, op: Op) -> Iterator[tuple[DimRef, tuple[int, ...]]]:
     """The dims that a reshape takes apart into parts, one of which is then read."""
     if op.name != "reshape" or op.rule is None or len(op.operands) != 1:
         return
     (layout,), (made,) = op.rule.operands, op.rule.results
     sizes = [factor.size for factor in op.rule.factors]
     for d, dim in enumerate(layout):
-        is_few = len(dim) > 1 and 1 < sizes[dim[0]] <= MOST_PARTS
+        is_few = len(dim) > 1 and 1 < sizes[dim[0]] <= MAX_PARTS
         if not is_few or (dim[0],) not in made:
             continue
-        if _is_read_in_parts(ops, Place(op.results[0], made.index((dim[0],)))):
+        if _is_read_in_parts(ops, DimRef(op.results[0], made.index((dim[0],)))):
             whole = ops.program.values[op.operands[0]].shape[d]
             parts = (whole // sizes[dim[0]],) * sizes[dim[0]]
-            yield Place(op.operands[0], d), parts
+            yield DimRef(op.operands[0], d), parts
 
 
-def _is_read_in_parts(ops: Ops, place: Place) -> bool:
+def _is_read_in_parts(ops: DimOrders, place: DimRef) -> bool:
     """Whether an op that reads a dim, through transposes, takes some of it."""
     for op in ops.at[place.value]:
         if op.rule is None or op.operands[:1] != (place.value,):
@@ -94,7 +94,7 @@ def _is_read_in_parts(ops: Ops, place: Place) -> bool:
         if any(op.rule.factors[f].kind is FactorKind.WHOLE for f in dim):
             return True
         if op.name == "transpose":
-            moved = Place(op.results[0], op.rule.results[0].index(dim))
+            moved = DimRef(op.results[0], op.rule.results[0].index(dim))
             if _is_read_in_parts(ops, moved):
                 return True
     return False

@@ -9,8 +9,8 @@ layers need sums over the batch), `demand` (what runs where), `cut` (that, as da
 `emit` (the new program), `passed` (the pass).
 """
 
-from rhino_jax.passes.microbatch.cut import Crossing, Cut, Loop
+from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
 from rhino_jax.passes.microbatch.passed import may_cut, microbatched
 
 
-__all__ = ["Crossing", "Cut", "Loop", "may_cut", "microbatched"]
+__all__ = ["LoopCrossing", "MicrobatchCut", "MicrobatchLoop", "may_cut", "microbatched"]

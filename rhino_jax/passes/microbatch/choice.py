@@ -9,11 +9,11 @@ from rhino_jax.errors import MicrobatchError, check_keys
 
 
 KEPT = 1.0
-"""See `Choice.kept`. Plans of before 2026-11-25 have 0, and do not say so."""
+"""See `MicrobatchChoice.kept`. Plans of before 2026-11-25 have 0, and do not say so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MicrobatchChoice:
     """Attributes:
     count: pieces.
     accumulate: type in which sums of narrower floats are kept over the pieces.
@@ -39,7 +39,7 @@ class Choice:
     least: int = 2
 
     @classmethod
-    def read(cls, text: str) -> Choice:
+    def read(cls, text: str) -> MicrobatchChoice:
         """From JSON, as `{"count": 4}`.
 
         Raises:

@@ -8,7 +8,7 @@ from rhino_jax.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class LoopCrossing:
     """A value at the border of a loop.
 
     Attributes:
@@ -33,7 +33,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class MicrobatchLoop:
     """One loop over the pieces.
 
     Attributes:
@@ -42,12 +42,12 @@ class Loop:
     """
 
     ops: tuple[int, ...]
-    entering: tuple[Crossing, ...]
-    leaving: tuple[Crossing, ...]
+    entering: tuple[LoopCrossing, ...]
+    leaving: tuple[LoopCrossing, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MicrobatchCut:
     """A program cut in time.
 
     `outside[i]` runs before `loops[i]`, the last of it after all loops. Ops are those
@@ -73,7 +73,7 @@ class Cut:
     count: int
     inputs: tuple[int, ...]
     outside: tuple[tuple[int, ...], ...]
-    loops: tuple[Loop, ...]
+    loops: tuple[MicrobatchLoop, ...]
     opened: tuple[int, ...]
     flops: float
     again_flops: float

@@ -10,16 +10,16 @@ from typing import Any
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Op, Program, Source
-from rhino_jax.passes.microbatch.choice import Choice
-from rhino_jax.passes.microbatch.cut import Cut
+from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.fission import split_scan
 from rhino_jax.passes.microbatch.flow.again import made_again
 from rhino_jax.passes.microbatch.flow.analysis import (
+    BatchCoupling,
     Divided,
-    Found,
-    Meeting,
-    Opened,
+    FlowResult,
+    OpenedRemat,
     analyse,
 )
 from rhino_jax.passes.microbatch.flow.batch import (
@@ -29,9 +29,9 @@ from rhino_jax.passes.microbatch.flow.batch import (
     moved,
 )
 from rhino_jax.passes.microbatch.flow.blocks import Item, flatten, is_parameter
-from rhino_jax.passes.microbatch.flow.ops import Sizes
+from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.microbatch.flow.single import analyse_one
-from rhino_jax.passes.microbatch.flow.states import Rows, Whole
+from rhino_jax.passes.microbatch.flow.states import RowsState, WholeState
 from rhino_jax.passes.microbatch.meeting import meeting_flops
 from rhino_jax.passes.retraced import imported_again
 
@@ -43,13 +43,13 @@ WITHOUT_LOOP = (
 )
 """What to do with a loop that accumulates gradients."""
 
-MOST_CHANGES = 30
+MAX_CHANGES = 30
 """How many regions and loops may be taken apart."""
 
 
 def find_cut(
-    closed: Any, program: Program, choice: Choice, *, is_even: bool = False
-) -> tuple[Cut, Found]:
+    closed: Any, program: Program, choice: MicrobatchChoice, *, is_even: bool = False
+) -> tuple[MicrobatchCut, FlowResult]:
     """Cut a program; the cut, and the analysis that it rests on.
 
     Args:
@@ -87,16 +87,16 @@ def find_cut(
 
 
 def _cut(
-    closed: Any, program: Program, choice: Choice, rows: int, inputs: Inputs
-) -> tuple[Cut, Found]:
+    closed: Any, program: Program, choice: MicrobatchChoice, rows: int, inputs: Inputs
+) -> tuple[MicrobatchCut, FlowResult]:
     _check_count(program, choice, rows)
     largest = max(program.values[v].bytes for v in inputs)
-    sizes = Sizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
+    sizes = DimSizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
     takes_own = _takes_own(choice)
     opened: set[int] = set()
     same: dict[int, int] = {}
     needs: Op | None = None
-    for _ in range(MOST_CHANGES):
+    for _ in range(MAX_CHANGES):
         flat = flatten(closed, program, opened, same)
         try:
             if rows == 1:
@@ -107,7 +107,7 @@ def _cut(
             if again == same:
                 break
             same = again
-        except Opened as error:
+        except OpenedRemat as error:
             opened.update(_alike(program, error.op))
         except Divided as error:
             needs = error.item.op
@@ -120,7 +120,7 @@ def _cut(
         raise MicrobatchError(
             f"`{program.name}` has sums over the batch in too many of its loops.",
             where=str(needs.source) if needs else f"`{program.name}`",
-            numbers=f"{MOST_CHANGES} loops and recomputed regions taken apart",
+            numbers=f"{MAX_CHANGES} loops and recomputed regions taken apart",
             fix="plan with `microbatches=1`.",
         )
     _check_batch(program, found)
@@ -159,8 +159,8 @@ def _alike(program: Program, region: int) -> set[int]:
 
 
 def cut_of(
-    program: Program, found: Found, demand: Demand, count: int, rows: int
-) -> Cut:
+    program: Program, found: FlowResult, demand: Demand, count: int, rows: int
+) -> MicrobatchCut:
     """What runs where, as data.
 
     Args:
@@ -175,7 +175,7 @@ def cut_of(
     for loop in loops:
         for op in loop.ops:
             runs[op] = runs.get(op, 0) + 1
-    return Cut(
+    return MicrobatchCut(
         rows=rows,
         count=count,
         inputs=(),
@@ -191,12 +191,12 @@ def cut_of(
     )
 
 
-def _takes_own(choice: Choice) -> Callable[[Item], bool]:
+def _takes_own(choice: MicrobatchChoice) -> Callable[[Item], bool]:
     places = [*map(at_place, choice.per_microbatch)]
     return lambda item: any(is_there(item.op.source) for is_there in places)
 
 
-def _check_count(program: Program, choice: Choice, rows: int) -> None:
+def _check_count(program: Program, choice: MicrobatchChoice, rows: int) -> None:
     if choice.least <= choice.count <= rows:
         return
     raise MicrobatchError(
@@ -224,7 +224,7 @@ def _check_even(program: Program, count: int, rows: int) -> None:
     )
 
 
-def _check_batch(program: Program, found: Found) -> None:
+def _check_batch(program: Program, found: FlowResult) -> None:
     """Refuse a dim that is contracted with a parameter: it is no batch."""
     rows = found.flow.sizes.rows
     for item in found.flat.top.items:
@@ -233,7 +233,7 @@ def _check_batch(program: Program, found: Found) -> None:
         uses = found.flow.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
-            is_sliced = isinstance(use, Rows) and isinstance(state, Whole)
+            is_sliced = isinstance(use, RowsState) and isinstance(state, WholeState)
             if is_sliced and is_parameter(found.flat, value):
                 raise MicrobatchError(
                     f"`{program.name}` has no batch of {rows}: a dim of its data of"
@@ -245,10 +245,10 @@ def _check_batch(program: Program, found: Found) -> None:
                 )
 
 
-def _waits(found: Found, demand: Demand) -> list[Meeting]:
+def _waits(found: FlowResult, demand: Demand) -> list[BatchCoupling]:
     """Of every loop but the first, a meeting that makes it wait."""
     body_ops = [set(body.ops) for body in demand.bodies]
-    waits: dict[int, Meeting] = {}
+    waits: dict[int, BatchCoupling] = {}
     for meeting in found.meetings:
         is_full = any(v in demand.time for v in meeting.item.results)
         is_run = any(meeting.item.op.id in ops for ops in body_ops)
@@ -257,13 +257,17 @@ def _waits(found: Found, demand: Demand) -> list[Meeting]:
     return [waits[p] for p in sorted(waits) if 0 < p < len(demand.bodies)]
 
 
-def _said(meeting: Meeting) -> str:
+def _said(meeting: BatchCoupling) -> str:
     op = meeting.item.op
     return f"`{op.name}` at {op.source}: {meeting.why}"
 
 
 def _check(
-    program: Program, choice: Choice, cut: Cut, waits: list[Meeting], found: Found
+    program: Program,
+    choice: MicrobatchChoice,
+    cut: MicrobatchCut,
+    waits: list[BatchCoupling],
+    found: FlowResult,
 ) -> None:
     loops = len(cut.loops)
     in_loops = sum(len(loop.ops) for loop in cut.loops)
@@ -301,17 +305,17 @@ def _check(
         )
 
 
-def _of_rows(found: Found) -> list[Meeting]:
+def _of_rows(found: FlowResult) -> list[BatchCoupling]:
     """The meetings of ops that need rows in full, not sums over them: as an update does
     that is not linear in a gradient."""
     return [
         m
         for m in found.meetings
-        if any(isinstance(found.states[v], Rows) for v in m.values)
+        if any(isinstance(found.states[v], RowsState) for v in m.values)
     ]
 
 
-def _check_own(cut: Cut) -> None:
+def _check_own(cut: MicrobatchCut) -> None:
     """Refuse what has no mean over pieces."""
     for crossing in (c for loop in cut.loops for c in loop.leaving):
         value = cut.program.values[crossing.value]
@@ -325,18 +329,18 @@ def _check_own(cut: Cut) -> None:
             )
 
 
-def _where(meetings: list[Meeting]) -> str:
+def _where(meetings: list[BatchCoupling]) -> str:
     return f"{meetings[0].item.op.source}" if meetings else ""
 
 
-def _name(meetings: list[Meeting]) -> str:
+def _name(meetings: list[BatchCoupling]) -> str:
     """A place of the ops that couple a batch, as a user would name it."""
     source = meetings[0].item.op.source if meetings else Source()
     module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
     return module or source.function.rpartition(".")[2] or str(source)
 
 
-def _couplings(meetings: list[Meeting]) -> str:
+def _couplings(meetings: list[BatchCoupling]) -> str:
     return "; ".join([*dict.fromkeys(map(_said, meetings))][:3])
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rhino_jax.passes.microbatch.cut import Crossing, Loop
-from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
-    Rows,
+    RowsState,
     State,
-    Whole,
+    WholeState,
     is_outside,
     is_own,
     is_there,
@@ -25,7 +25,7 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 
 @dataclass(slots=True)
-class Body:
+class LoopDemand:
     """What one loop does.
 
     Attributes:
@@ -49,11 +49,11 @@ class Demand:
     bodies: of every loop.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FlowResult) -> None:
         self.found, self.flat = found, found.flat
         self.time: dict[int, int] = {}
         self.made: set[int] = set()
-        self.bodies: list[Body] = []
+        self.bodies: list[LoopDemand] = []
         # As many loops as are needed where all that is cheap is made outside of them.
         self._most_loops = 0
         self._most_loops = self._loops_of_outputs() or 1 << 30
@@ -61,7 +61,7 @@ class Demand:
         self.time = dict.fromkeys(self.time, after)
         while True:
             before = dict(self.time)
-            self.bodies = [Body() for _ in range(after)]
+            self.bodies = [LoopDemand() for _ in range(after)]
             for loop in reversed(range(after)):
                 self._body(loop)
             if self.time == before:
@@ -94,7 +94,7 @@ class Demand:
     def _is_of_loop(self, state: State, time: int) -> bool:
         """Whether a loop makes a value in full: where only a loop can, or where a loop
         that can is through by then."""
-        if isinstance(state, Whole) or state.cheap is None:
+        if isinstance(state, WholeState) or state.cheap is None:
             return True
         return state.phase < min(time, self._most_loops)
 
@@ -118,13 +118,13 @@ class Demand:
                 more = set(zip(item.operands, uses, strict=True)) - seen
                 seen |= more
                 queue += more
-            elif isinstance(use, Rows):
+            elif isinstance(use, RowsState):
                 self._slice(body, value, use, loop)
             else:
                 body.whole.add(value)
                 self.want([value], loop)
 
-    def _slice(self, body: Body, value: int, rows: Rows, loop: int) -> None:
+    def _slice(self, body: LoopDemand, value: int, rows: RowsState, loop: int) -> None:
         leaves = self.found.leaves_of(value, rows)
         if leaves is None or value in self.made:
             body.sliced.add((value, rows.place))
@@ -133,14 +133,14 @@ class Demand:
             body.whole |= leaves
             self.want(leaves, loop)
 
-    def loops(self) -> tuple[Loop, ...]:
+    def loops(self) -> tuple[MicrobatchLoop, ...]:
         """The loops, as data."""
         return tuple(
-            Loop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
+            MicrobatchLoop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
             for b in self.bodies
         )
 
-    def _leaving(self, body: Body) -> tuple[Crossing, ...]:
+    def _leaving(self, body: LoopDemand) -> tuple[LoopCrossing, ...]:
         return tuple(_leaving(v, self.found.states[v]) for v in body.made)
 
     def outside(self) -> tuple[tuple[int, ...], ...]:
@@ -160,16 +160,16 @@ class Demand:
         return tuple(map(tuple, found))
 
 
-def _entering(body: Body) -> tuple[Crossing, ...]:
-    whole = [Crossing(v, "whole") for v in sorted(body.whole)]
-    return (*whole, *(Crossing(v, "sliced", *p) for v, p in sorted(body.sliced)))
+def _entering(body: LoopDemand) -> tuple[LoopCrossing, ...]:
+    whole = [LoopCrossing(v, "whole") for v in sorted(body.whole)]
+    return (*whole, *(LoopCrossing(v, "sliced", *p) for v, p in sorted(body.sliced)))
 
 
-def _leaving(value: int, state: State) -> Crossing:
+def _leaving(value: int, state: State) -> LoopCrossing:
     if isinstance(state, Partial):
-        return Crossing(value, state.reducer)
-    if isinstance(state, Rows):
-        return Crossing(value, "stacked", *state.place)
+        return LoopCrossing(value, state.reducer)
+    if isinstance(state, RowsState):
+        return LoopCrossing(value, "stacked", *state.place)
     if is_own(state):
-        return Crossing(value, "mean")
-    return Crossing(value, "unchanged")
+        return LoopCrossing(value, "mean")
+    return LoopCrossing(value, "unchanged")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.states import (
-    Rows,
+    RowsState,
     is_outside,
     locate,
     placed,
@@ -14,7 +14,7 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 
 def meeting_flops(
-    found: Found, outside: Sequence[Sequence[int]], flops: Mapping[int, float]
+    found: FlowResult, outside: Sequence[Sequence[int]], flops: Mapping[int, float]
 ) -> float:
     """FLOPs of ops on the whole batch, but for those that are cheap.
 
@@ -24,7 +24,7 @@ def meeting_flops(
       flops: of every op.
     """
     run = {op for ops in outside for op in ops}
-    at: dict[int, Rows] = {}  # values in full → where they have the batch
+    at: dict[int, RowsState] = {}  # values in full → where they have the batch
     total = 0.0
     for item in found.flat.top.items:
         states = [found.states[v] for v in item.results]
@@ -47,6 +47,8 @@ def meeting_flops(
     return total
 
 
-def _rows(found: Found, value: int, at: Mapping[int, Rows]) -> Rows | None:
+def _rows(
+    found: FlowResult, value: int, at: Mapping[int, RowsState]
+) -> RowsState | None:
     state = found.states[value]
-    return state if isinstance(state, Rows) else at.get(value)
+    return state if isinstance(state, RowsState) else at.get(value)

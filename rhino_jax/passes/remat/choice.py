@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RematChoice:
     """What the backward pass makes again. Ids are of the program before the pass.
 
     Attributes:
@@ -40,7 +40,7 @@ class Choice:
         )
 
     @classmethod
-    def parse(cls, text: str) -> Choice:
+    def parse(cls, text: str) -> RematChoice:
         """The choice that a text says."""
         said = json.loads(text) if text else {}
         first = tuple((int(loop), int(k)) for loop, k in said.pop("first", ()))

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.regions import Block, Blocks
-from rhino_jax.passes.remat.rerun import NOTHING, Again, again
+from rhino_jax.passes.remat.regions import FlatRegion, FlatRegions
+from rhino_jax.passes.remat.rerun import NOTHING, Rerun, again
 from rhino_jax.passes.remat.residual_stacks import (
-    Stack,
+    ResidualStack,
     call_of,
     can_be_changed,
     find_stacks,
@@ -21,7 +21,7 @@ from rhino_jax.passes.remat.residual_stacks import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class LoopPair:
     """What a backward loop makes again of a forward loop's body.
 
     Attributes:
@@ -33,7 +33,7 @@ class Pair:
 
     loop: int | None
     dropped: Mapping[int, int]
-    again: Again
+    again: Rerun
     replaced: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -51,16 +51,16 @@ class Decided:
       split: loop that runs in two parts → how many slices its first part has; these
         are kept as they were.
       hosted_stacks: stacks of which each slice does.
-      is_ordered: as of `Choice.ordered`.
+      is_ordered: as of `RematChoice.ordered`.
       same: value → value that is read for it.
       skipped: lines that do not run.
     """
 
     halves: Halves
-    again: Again = NOTHING
+    again: Rerun = NOTHING
     stacks: Mapping[int, frozenset[int]] = field(default_factory=dict)
     added: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    pairs: Mapping[int, tuple[Pair, ...]] = field(default_factory=dict)
+    pairs: Mapping[int, tuple[LoopPair, ...]] = field(default_factory=dict)
     offloaded: frozenset[int] = frozenset()
     hosted_stacks: frozenset[int] = frozenset()
     split: Mapping[int, int] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class Decided:
     skipped: frozenset[int] = frozenset()
 
     @property
-    def block(self) -> Block:
+    def block(self) -> FlatRegion:
         return self.halves.block
 
 
-def decide(blocks: Blocks, choice: Choice) -> dict[int | None, Decided]:
+def decide(blocks: FlatRegions, choice: RematChoice) -> dict[int | None, Decided]:
     """Op id of a loop (None: the whole program) → what changes in its block."""
     found: dict[int | None, Decided] = {}
-    todo: list[tuple[Op | None, Block]] = [(None, blocks.top)]
+    todo: list[tuple[Op | None, FlatRegion]] = [(None, blocks.top)]
     while todo:
         owner, block = todo.pop()
         decided = _decide(blocks, block, choice)
@@ -89,7 +89,7 @@ def decide(blocks: Blocks, choice: Choice) -> dict[int | None, Decided]:
     return found
 
 
-def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
+def _decide(blocks: FlatRegions, block: FlatRegion, choice: RematChoice) -> Decided:
     halves = halves_of(block)
     dropped = {block.named(v) for v in choice.recompute}
     explicit = {block.named(v) for v in choice.keep}
@@ -125,7 +125,9 @@ def _decide(blocks: Blocks, block: Block, choice: Choice) -> Decided:
 
 
 def _split(
-    block: Block, pairs: Mapping[int, tuple[Pair, ...]], first: Mapping[int, int]
+    block: FlatRegion,
+    pairs: Mapping[int, tuple[LoopPair, ...]],
+    first: Mapping[int, int],
 ) -> dict[int, int]:
     """Forward and backward loops that run in two parts."""
     found: dict[int, int] = {}
@@ -139,7 +141,7 @@ def _split(
     return found
 
 
-def _slots(stacks: list[Stack]) -> dict[int, frozenset[int]]:
+def _slots(stacks: list[ResidualStack]) -> dict[int, frozenset[int]]:
     found: dict[int, set[int]] = defaultdict(set)
     for stack in stacks:
         found[stack.loop].add(stack.slot)
@@ -147,14 +149,17 @@ def _slots(stacks: list[Stack]) -> dict[int, frozenset[int]]:
 
 
 def _pairs(
-    blocks: Blocks, block: Block, stacks: list[Stack], explicit: set[int]
-) -> dict[int, tuple[Pair, ...]]:
+    blocks: FlatRegions,
+    block: FlatRegion,
+    stacks: list[ResidualStack],
+    explicit: set[int],
+) -> dict[int, tuple[LoopPair, ...]]:
     dropped: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for stack in stacks:
         for at, position in stack.readers:
             dropped[at, stack.loop][position] = stack.inside
     gone = {stack.value for stack in stacks}
-    found: dict[int, list[Pair]] = defaultdict(list)
+    found: dict[int, list[LoopPair]] = defaultdict(list)
     for (at, loop), operands in dropped.items():
         forward = block.lines[loop]
         body = blocks.of(forward.op)
@@ -165,11 +170,11 @@ def _pairs(
         still = {inside for value, inside in made if value in slices}
         kept = still | {body.named(v) for v in explicit}
         remade = again(blocks.program, body, operands.values(), kept)
-        found[at].append(Pair(loop, operands, remade))
+        found[at].append(LoopPair(loop, operands, remade))
     return {at: tuple(several) for at, several in found.items()}
 
 
-def leaves(pair: Pair) -> tuple[int, ...]:
+def leaves(pair: LoopPair) -> tuple[int, ...]:
     """Values of the forward loop's body that the backward loop needs as they were."""
     found: dict[int, None] = {}
     for read in pair.again.inputs.values():
@@ -180,7 +185,9 @@ def leaves(pair: Pair) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stacked_anew(blocks: Blocks, block: Block, pair: Pair) -> tuple[int, ...]:
+def stacked_anew(
+    blocks: FlatRegions, block: FlatRegion, pair: LoopPair
+) -> tuple[int, ...]:
     """Those of them that no operand and no stack of the forward loop holds."""
     if pair.loop is None:
         return ()

@@ -8,16 +8,16 @@ from typing import Any
 
 from jax import lax
 
-from rhino_jax.passes.remat.decided import Decided, Pair, leaves
-from rhino_jax.passes.remat.frame import Frame, Plan, Read
+from rhino_jax.passes.remat.decided import Decided, LoopPair, leaves
+from rhino_jax.passes.remat.frame import Frame, Read, RematPlan
 from rhino_jax.passes.remat.offload import from_host, to_host, waits_on_host
-from rhino_jax.passes.remat.recomputed import Remade
-from rhino_jax.passes.remat.regions import Line
+from rhino_jax.passes.remat.recomputed import RematValues
+from rhino_jax.passes.remat.regions import RegionOp
 from rhino_jax.passes.remat.residual_stacks import call_of, is_scan, num_carried
-from rhino_jax.passes.remat.slices import Part, Slices
+from rhino_jax.passes.remat.slices import LoopRange, SlicedStacks
 
 
-def emit(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
     """The program's results, of the arrays of its inputs."""
     frame = Frame(plan, plan.decided[None])
     frame.early.update(zip(frame.block.inputs, inputs, strict=True))
@@ -42,7 +42,7 @@ def run(frame: Frame) -> None:
         frame.made(line, results, is_late)
 
 
-def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
+def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
     """Whether a loop stacks other values, or something in its body changes."""
     line = decided.block.lines[k]
     if (
@@ -58,7 +58,7 @@ def changes_loop(plan: Plan, decided: Decided, k: int) -> bool:
     return inner is not None and changes(plan, inner)
 
 
-def changes(plan: Plan, decided: Decided) -> bool:
+def changes(plan: RematPlan, decided: Decided) -> bool:
     """Whether anything changes in a block, or in a loop inside of it."""
     if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
         return True
@@ -66,7 +66,7 @@ def changes(plan: Plan, decided: Decided) -> bool:
     return any(is_scan(line) and changes_loop(plan, decided, k) for k, line in lines)
 
 
-def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
+def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
     """A loop with other stacks; its results, None where a stack was dropped."""
     call, decided = call_of(line), frame.decided
     carries = [read(v) for v in line.reads[call.num_consts : num_carried(line)[1]]]
@@ -78,7 +78,7 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
         rest = iter(ys)
         kept = [None if s in left_out else next(rest) for s in range(num_stacks)]
         return [*carries, *kept]
-    parts = Part(0, 0, split), Part(1, split, call.trip_count)
+    parts = LoopRange(0, 0, split), LoopRange(1, split, call.trip_count)
     found: dict[int, list[Any]] = {}
     is_reverse = frame.plan.equations.of[line.op.id].params["reverse"]
     for part in parts[::-1] if is_reverse else parts:
@@ -92,7 +92,7 @@ def loop(frame: Frame, k: int, line: Line, read: Read) -> list[Any]:
 
 
 def steps(
-    frame: Frame, k: int, read: Read, carries: list[Any], part: Part | None
+    frame: Frame, k: int, read: Read, carries: list[Any], part: LoopRange | None
 ) -> tuple[list[Any], list[Any]]:
     """A loop, or some steps of it; its carries and stacks. The first ones of a loop
     that is split stack all and make nothing again."""
@@ -105,7 +105,7 @@ def steps(
     gone = {position for pair in pairs for position in pair.dropped}
     own = [p for p in range(first, len(line.reads)) if p not in gone]
     consts = [read(v) for v in line.reads[: call.num_consts]]
-    slices = Slices(part)
+    slices = SlicedStacks(part)
     for p in own:
         slices.add(*frame.stack(line.reads[p], part, read))
     needs = [needed(frame, pair, slices) for pair in pairs]
@@ -144,7 +144,9 @@ def steps(
     return list(carry), list(ys)
 
 
-def needed(frame: Frame, pair: Pair, slices: Slices) -> dict[int, tuple[bool, Any]]:
+def needed(
+    frame: Frame, pair: LoopPair, slices: SlicedStacks
+) -> dict[int, tuple[bool, Any]]:
     """What a backward loop needs of a forward loop's body as it was.
 
     Args:
@@ -182,7 +184,9 @@ def needed(frame: Frame, pair: Pair, slices: Slices) -> dict[int, tuple[bool, An
     return found
 
 
-def make_again(inner: Frame, pair: Pair, frame: Frame, have: Mapping[int, Any]) -> None:
+def make_again(
+    inner: Frame, pair: LoopPair, frame: Frame, have: Mapping[int, Any]
+) -> None:
     """Let a backward loop's body read what it has, and make the rest again.
 
     Args:
@@ -197,7 +201,7 @@ def make_again(inner: Frame, pair: Pair, frame: Frame, have: Mapping[int, Any]) 
         return
     body = frame.plan.blocks.of(frame.block.lines[pair.loop].op)
     # A loop of its own shares nothing with the forward loop: nothing needs a barrier.
-    remade = Remade(inner.plan.equations, body, pair.again, have.__getitem__, list)
+    remade = RematValues(inner.plan.equations, body, pair.again, have.__getitem__, list)
     for position, value in pair.dropped.items():
         source: Callable[[], Any] = partial(have.__getitem__, value)
         if value in pair.again.values:

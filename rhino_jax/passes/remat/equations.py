@@ -20,7 +20,7 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.provenance import is_library_file
 from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
-from rhino_jax.passes.remat.regions import Line
+from rhino_jax.passes.remat.regions import RegionOp
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Equations:
     literals: dict[int, Any] = field(default_factory=dict)
 
     @contextmanager
-    def context(self, line: Line) -> Iterator[None]:
+    def context(self, line: RegionOp) -> Iterator[None]:
         """Within the names and the source line of a line, calls around it included."""
         with ExitStack() as stack:
             for call in line.within:
@@ -46,7 +46,7 @@ class Equations:
             stack.enter_context(eqn_context(self.of[line.op.id]))
             yield
 
-    def bind(self, line: Line, operands: Sequence[Any]) -> list[Any]:
+    def bind(self, line: RegionOp, operands: Sequence[Any]) -> list[Any]:
         """Run a line's equation as it was."""
         eqn = self.of[line.op.id]
         with self.context(line):

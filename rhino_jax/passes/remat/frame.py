@@ -14,9 +14,9 @@ from jax import lax
 from rhino_jax.passes.remat.decided import Decided
 from rhino_jax.passes.remat.equations import Equations
 from rhino_jax.passes.remat.offload import AHEAD, from_host, to_host
-from rhino_jax.passes.remat.recomputed import Remade
-from rhino_jax.passes.remat.regions import Block, Blocks, Line
-from rhino_jax.passes.remat.slices import Part
+from rhino_jax.passes.remat.recomputed import RematValues
+from rhino_jax.passes.remat.regions import FlatRegion, FlatRegions, RegionOp
+from rhino_jax.passes.remat.slices import LoopRange
 
 
 Read = Callable[[int], Any]
@@ -24,7 +24,7 @@ Read = Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class RematPlan:
     """What is run, and how.
 
     Attributes:
@@ -33,7 +33,7 @@ class Plan:
       decided: op id of a loop (None: the whole) → what changes in its block.
     """
 
-    blocks: Blocks
+    blocks: FlatRegions
     equations: Equations
     decided: Mapping[int | None, Decided]
 
@@ -57,15 +57,15 @@ class Frame:
       hosted: what waits in the host's memory.
     """
 
-    plan: Plan
+    plan: RematPlan
     decided: Decided
     early: dict[int, Any] = field(default_factory=dict)
     late: dict[int, Any] = field(default_factory=dict)
     stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
     parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
-    remade: Remade | None = None
-    reading: Line | None = None
+    remade: RematValues | None = None
+    reading: RegionOp | None = None
     last: int | None = None
     ties: list[Any] = field(default_factory=list)
     matmuls: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Frame:
 
     def __post_init__(self) -> None:
         if self.decided.again.lines:
-            self.remade = Remade(
+            self.remade = RematValues(
                 self.plan.equations,
                 self.block,
                 self.decided.again,
@@ -82,7 +82,7 @@ class Frame:
             )
 
     @property
-    def block(self) -> Block:
+    def block(self) -> FlatRegion:
         return self.decided.block
 
     def outputs(self) -> list[Any]:
@@ -116,13 +116,13 @@ class Frame:
             return self.late[value]
         return self.read(value)
 
-    def stack(self, value: int, part: Part | None, read: Read) -> tuple[Any, bool]:
+    def stack(self, value: int, part: LoopRange | None, read: Read) -> tuple[Any, bool]:
         """A stack for a part of a loop, and whether it has this part's slices alone."""
         if part is not None and value in self.parts:
             return self.parts[value][part.number], True
         return read(value), False
 
-    def made(self, line: Line, results: Sequence[Any], is_late: bool) -> None:
+    def made(self, line: RegionOp, results: Sequence[Any], is_late: bool) -> None:
         """Take down what a line made."""
         self.early.update(zip(line.makes, results, strict=True))
         for v in line.makes:

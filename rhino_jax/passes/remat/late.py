@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhino_jax.passes.remat.regions import Block
+from rhino_jax.passes.remat.regions import FlatRegion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,7 @@ class Halves:
       bound: values that live to the end of the block, whatever is chosen.
     """
 
-    block: Block
+    block: FlatRegion
     is_late: tuple[bool, ...]
     late_uses: dict[int, tuple[int, ...]]
     bound: frozenset[int]
@@ -32,12 +32,12 @@ class Halves:
         return line is not None and not self.is_late[line]
 
 
-def halves_of(block: Block) -> Halves:
+def halves_of(block: FlatRegion) -> Halves:
     """What is early and what is late in a block; nothing is early where all is late."""
     return with_late(block, _late_lines(block))
 
 
-def with_late(block: Block, is_late: Sequence[bool]) -> Halves:
+def with_late(block: FlatRegion, is_late: Sequence[bool]) -> Halves:
     """A block of which it is known which lines are late."""
     uses: dict[int, list[int]] = defaultdict(list)
     for k, line in enumerate(block.lines):
@@ -53,7 +53,7 @@ def with_late(block: Block, is_late: Sequence[bool]) -> Halves:
     )
 
 
-def _late_lines(block: Block) -> list[bool]:
+def _late_lines(block: FlatRegion) -> list[bool]:
     is_late: list[bool] = []
     late_values: set[int] = set()
     for line in block.lines:

@@ -15,7 +15,12 @@ import numpy as np
 
 from rhino_jax._compat import is_jaxpr, open_jaxpr
 from rhino_jax.passes.remat.equations import Equations
-from rhino_jax.passes.remat.regions import Block, Blocks, Line, may_run_again
+from rhino_jax.passes.remat.regions import (
+    FlatRegion,
+    FlatRegions,
+    RegionOp,
+    may_run_again,
+)
 from rhino_jax.passes.remat.residual_stacks import call_of, can_be_changed
 
 
@@ -23,13 +28,13 @@ BODY = "call_jaxpr"
 
 
 @dataclass(slots=True, eq=False)
-class Numbers:
+class ValueNumbers:
     """Attributes:
     blocks, equations: of the program.
     of: value id → number, for all blocks of the top and of loops that may be changed.
     """
 
-    blocks: Blocks
+    blocks: FlatRegions
     equations: Equations
     of: dict[int, int] = field(default_factory=dict)
     _known: dict[Hashable, int] = field(default_factory=dict)
@@ -65,14 +70,14 @@ class Numbers:
             self.of[value] = found
         return found
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: FlatRegion) -> None:
         for line in block.lines:
             if can_be_changed(self.blocks, line):
                 self._loop(line)
             else:
                 self._line(line)
 
-    def _line(self, line: Line) -> None:
+    def _line(self, line: RegionOp) -> None:
         call = line.op.call
         is_plain = call is None or line.op.name.startswith("custom_")
         if not is_plain or not may_run_again(self.blocks.program, line.op):
@@ -84,7 +89,7 @@ class Numbers:
         for k, v in enumerate(line.makes):
             self.of[v] = self._same((key, k))
 
-    def _loop(self, line: Line) -> None:
+    def _loop(self, line: RegionOp) -> None:
         call, body = call_of(line), self.blocks.of(line.op)
         length = call.trip_count
         first = call.num_consts + call.num_carry

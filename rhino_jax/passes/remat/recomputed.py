@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhino_jax.passes.remat.equations import Equations
-from rhino_jax.passes.remat.regions import Block
-from rhino_jax.passes.remat.rerun import Again
+from rhino_jax.passes.remat.regions import FlatRegion
+from rhino_jax.passes.remat.rerun import Rerun
 
 
-class Remade:
+class RematValues:
     """Values that are made again.
 
     Args:
@@ -24,8 +24,8 @@ class Remade:
     def __init__(
         self,
         equations: Equations,
-        block: Block,
-        again: Again,
+        block: FlatRegion,
+        again: Rerun,
         read: Callable[[int], Any],
         barred: Callable[[Sequence[Any]], Sequence[Any]],
     ) -> None:

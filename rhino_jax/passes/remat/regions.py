@@ -26,7 +26,7 @@ NEVER_AGAIN = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RegionOp:
     """An op that runs in a region, or in a call that was entered.
 
     Attributes:
@@ -43,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class FlatRegion:
     """A region's lines.
 
     Attributes:
@@ -55,7 +55,7 @@ class Block:
     """
 
     inputs: tuple[int, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[RegionOp, ...]
     outputs: tuple[int, ...]
     maker: dict[int, int]
     alias: dict[int, int]
@@ -67,9 +67,9 @@ class Block:
 
 def block_of(
     program: Program, region: Region, entered: frozenset[str] = INLINED
-) -> Block:
+) -> FlatRegion:
     """The lines of a region of a program; names of calls that are entered."""
-    lines: list[Line] = []
+    lines: list[RegionOp] = []
     alias: dict[int, int] = {}
 
     def enter(inner: Region, within: tuple[Op, ...]) -> None:
@@ -77,7 +77,7 @@ def block_of(
             op = program.ops[op_id]
             reads = tuple(alias.get(v, v) for v in op.operands)
             if not is_entered(program, op, entered):
-                lines.append(Line(op, within, reads, op.results))
+                lines.append(RegionOp(op, within, reads, op.results))
                 continue
             assert op.call is not None
             (body,) = op.call.regions
@@ -87,7 +87,7 @@ def block_of(
             alias.update(zip(op.results, left, strict=True))
 
     enter(region, ())
-    return Block(
+    return FlatRegion(
         region.inputs,
         tuple(lines),
         tuple(alias.get(v, v) for v in region.outputs),
@@ -129,7 +129,7 @@ def may_run_again(program: Program, op: Op) -> bool:
     )
 
 
-class Blocks:
+class FlatRegions:
     """The blocks of a program, each made when it is asked for."""
 
     def __init__(
@@ -141,14 +141,14 @@ class Blocks:
     ) -> None:
         self.program, self.entered = program, entered
         self._of_top = entered if is_top_entered else frozenset[str]()
-        self._found: dict[tuple[int, int], Block] = {}
+        self._found: dict[tuple[int, int], FlatRegion] = {}
 
     @functools.cached_property
-    def top(self) -> Block:
+    def top(self) -> FlatRegion:
         """That of the whole program."""
         return block_of(self.program, self.program.body, self._of_top)
 
-    def of(self, op: Op, region: int = 0) -> Block:
+    def of(self, op: Op, region: int = 0) -> FlatRegion:
         """That of a region of an op."""
         assert op.call is not None
         key = op.id, region
@@ -157,9 +157,9 @@ class Blocks:
             self._found[key] = block_of(self.program, inner, self.entered)
         return self._found[key]
 
-    def all(self) -> Iterator[tuple[Op | None, Block]]:
+    def all(self) -> Iterator[tuple[Op | None, FlatRegion]]:
         """Every block and the op whose it is, outer ones first."""
-        todo: list[tuple[Op | None, Block]] = [(None, self.top)]
+        todo: list[tuple[Op | None, FlatRegion]] = [(None, self.top)]
         while todo:
             owner, block = todo.pop(0)
             yield owner, block

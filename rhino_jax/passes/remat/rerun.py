@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.remat.regions import Block, may_run_again
+from rhino_jax.passes.remat.regions import FlatRegion, may_run_again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Again:
+class Rerun:
     """What runs again.
 
     Attributes:
@@ -33,16 +33,16 @@ what a layer of a transformer goes back through."""
 
 _NEVER = 1 << 62
 
-NOTHING = Again((), {}, {}, frozenset())
+NOTHING = Rerun((), {}, {}, frozenset())
 
 
 def again(
     program: Program,
-    block: Block,
+    block: FlatRegion,
     wanted: Iterable[int],
     kept: Collection[int],
     first: Mapping[int, int] | None = None,
-) -> Again:
+) -> Rerun:
     """What has to run so that these values are there again.
 
     Args:
@@ -67,18 +67,18 @@ def again(
     return _grouped(program, block, sorted(lines), kept, first or {})
 
 
-def _makes_again(program: Program, block: Block, value: int) -> bool:
+def _makes_again(program: Program, block: FlatRegion, value: int) -> bool:
     line = block.maker.get(value)
     return line is not None and may_run_again(program, block.lines[line].op)
 
 
 def _grouped(
     program: Program,
-    block: Block,
+    block: FlatRegion,
     lines: list[int],
     kept: Collection[int],
     first: Mapping[int, int],
-) -> Again:
+) -> Rerun:
     chosen = set(lines)
 
     def is_remade(v: int) -> bool:
@@ -108,7 +108,7 @@ def _grouped(
             inputs[now] = {}
         group[line] = now
         inputs.setdefault(now, {}).update(dict.fromkeys(read))
-    return Again(
+    return Rerun(
         tuple(lines),
         group,
         {g: tuple(read) for g, read in inputs.items()},

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from rhino_jax.ir.program import RegionCall, RegionKind
 from rhino_jax.passes.remat.late import Halves
 from rhino_jax.passes.remat.regions import (
-    Block,
-    Blocks,
-    Line,
+    FlatRegion,
+    FlatRegions,
+    RegionOp,
     holds_arrays,
     may_run_again,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ResidualStack:
     """A stacked result of a forward loop that only later loops read, slice by slice.
 
     Attributes:
@@ -35,24 +35,24 @@ class Stack:
     readers: tuple[tuple[int, int], ...]
 
 
-def call_of(line: Line) -> RegionCall:
+def call_of(line: RegionOp) -> RegionCall:
     """The regions of a line that has some."""
     assert line.op.call is not None
     return line.op.call
 
 
-def num_carried(line: Line) -> tuple[int, int]:
+def num_carried(line: RegionOp) -> tuple[int, int]:
     """Numbers of a loop's consts, and of its consts and carries together."""
     call = call_of(line)
     return call.num_consts, call.num_consts + call.num_carry
 
 
-def is_scan(line: Line) -> bool:
+def is_scan(line: RegionOp) -> bool:
     """Whether a line is a loop over slices."""
     return line.op.call is not None and line.op.call.kind is RegionKind.SCAN
 
 
-def can_be_changed(blocks: Blocks, line: Line) -> bool:
+def can_be_changed(blocks: FlatRegions, line: RegionOp) -> bool:
     """Whether a loop can be written with other stacks."""
     return (
         is_scan(line)
@@ -61,14 +61,14 @@ def can_be_changed(blocks: Blocks, line: Line) -> bool:
     )
 
 
-def find_stacks(blocks: Blocks, halves: Halves) -> tuple[Stack, ...]:
+def find_stacks(blocks: FlatRegions, halves: Halves) -> tuple[ResidualStack, ...]:
     """All stacks of a block."""
     block = halves.block
     reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for k, line in enumerate(block.lines):
         for position, v in enumerate(line.reads):
             reads[v].append((k, position))
-    found: list[Stack] = []
+    found: list[ResidualStack] = []
     for k, line in enumerate(block.lines):
         if halves.is_late[k] or not can_be_changed(blocks, line):
             continue
@@ -85,12 +85,12 @@ def find_stacks(blocks: Blocks, halves: Halves) -> tuple[Stack, ...]:
                     for at, position in readers
                 )
             ):
-                found.append(Stack(value, k, slot, inside, tuple(readers)))
+                found.append(ResidualStack(value, k, slot, inside, tuple(readers)))
     return tuple(found)
 
 
 def _reads_slices(
-    blocks: Blocks, block: Block, forward: Line, at: int, position: int
+    blocks: FlatRegions, block: FlatRegion, forward: RegionOp, at: int, position: int
 ) -> bool:
     line = block.lines[at]
     return (

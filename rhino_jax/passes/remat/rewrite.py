@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import decide
 from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.equations import equations
-from rhino_jax.passes.remat.frame import Plan
-from rhino_jax.passes.remat.regions import Blocks
+from rhino_jax.passes.remat.frame import RematPlan
+from rhino_jax.passes.remat.regions import FlatRegions
 from rhino_jax.passes.retraced import retraced
 
 
@@ -20,9 +20,9 @@ def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     Args:
       closed_jaxpr: the function.
       program: as imported from it.
-      choice: see `Choice`.
+      choice: see `RematChoice`.
     """
-    blocks = Blocks(program)
-    decided = decide(blocks, Choice.parse(choice))
-    plan = Plan(blocks, equations(closed_jaxpr, program), decided)
+    blocks = FlatRegions(program)
+    decided = decide(blocks, RematChoice.parse(choice))
+    plan = RematPlan(blocks, equations(closed_jaxpr, program), decided)
     return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))

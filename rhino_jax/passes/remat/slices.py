@@ -11,7 +11,7 @@ from jax import lax
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoopRange:
     """Some steps of a loop.
 
     Attributes:
@@ -25,7 +25,7 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Slices:
+class SlicedStacks:
     """Stacks of which each step reads a slice.
 
     A part of a loop reads slices of whole stacks by their number, since a part of a
@@ -37,7 +37,7 @@ class Slices:
       is_part: whether each has the slices of this part alone.
     """
 
-    part: Part | None
+    part: LoopRange | None
     stacks: list[Any] = field(default_factory=list)
     is_part: list[bool] = field(default_factory=list)
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.remat.decided import Decided, Pair, stacked_anew
+from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
 from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.equations import equations
-from rhino_jax.passes.remat.frame import Plan
+from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.numbers import Numbers
-from rhino_jax.passes.remat.regions import INLINED, Block, Blocks, Line
+from rhino_jax.passes.remat.numbers import ValueNumbers
+from rhino_jax.passes.remat.regions import INLINED, FlatRegion, FlatRegions, RegionOp
 from rhino_jax.passes.remat.rerun import NOTHING
 from rhino_jax.passes.remat.residual_stacks import call_of, can_be_changed
 from rhino_jax.passes.retraced import retraced
@@ -38,12 +38,12 @@ def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
       choice: `ALL`.
     """
     assert choice == ALL, choice
-    blocks = Blocks(program, INLINED | REMATS)
+    blocks = FlatRegions(program, INLINED | REMATS)
     found = equations(closed_jaxpr, program)
-    numbers = Numbers(blocks, found)
+    numbers = ValueNumbers(blocks, found)
     decided: dict[int | None, Decided] = {}
     _decide(blocks, numbers, None, blocks.top, decided)
-    plan = Plan(blocks, found, decided)
+    plan = RematPlan(blocks, found, decided)
     return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
 
 
@@ -53,10 +53,10 @@ def has_remat(program: Program) -> bool:
 
 
 def _decide(
-    blocks: Blocks,
-    numbers: Numbers,
+    blocks: FlatRegions,
+    numbers: ValueNumbers,
     owner: int | None,
-    block: Block,
+    block: FlatRegion,
     found: dict[int | None, Decided],
 ) -> None:
     halves = halves_of(block)
@@ -71,7 +71,7 @@ def _decide(
     for k in loops:
         op = block.lines[k].op
         _decide(blocks, numbers, op.id, blocks.of(op), found)
-    pairs: dict[int, tuple[Pair, ...]] = {}
+    pairs: dict[int, tuple[LoopPair, ...]] = {}
     added: dict[int, dict[int, None]] = defaultdict(dict)
     for k in loops:
         if not halves.is_late[k]:
@@ -100,12 +100,14 @@ def _made_early(halves: Halves) -> Iterator[int]:
             yield from halves.block.lines[k].makes
 
 
-def _is_again(line: Line) -> bool:
+def _is_again(line: RegionOp) -> bool:
     """Whether a line is in a region that computes things twice."""
     return any(op.call is not None and op.call.is_remat for op in line.within)
 
 
-def _replaced(numbers: Numbers, block: Block, have: dict[int, int]) -> dict[int, int]:
+def _replaced(
+    numbers: ValueNumbers, block: FlatRegion, have: dict[int, int]
+) -> dict[int, int]:
     """Values that are made in such regions and are there already → what they are."""
     cheap = _cheap(numbers, block)
     found: dict[int, int] = {}
@@ -119,7 +121,7 @@ def _replaced(numbers: Numbers, block: Block, have: dict[int, int]) -> dict[int,
     return found
 
 
-def _cheap(numbers: Numbers, block: Block) -> set[int]:
+def _cheap(numbers: ValueNumbers, block: FlatRegion) -> set[int]:
     """Ops of such regions that fuse and read nothing but inputs and literals, or what
     others like them make."""
     program = numbers.blocks.program
@@ -132,7 +134,7 @@ def _cheap(numbers: Numbers, block: Block) -> set[int]:
     return ops
 
 
-def _skipped(block: Block, replaced: dict[int, int]) -> frozenset[int]:
+def _skipped(block: FlatRegion, replaced: dict[int, int]) -> frozenset[int]:
     """Lines of such regions that nothing needs any more."""
     needed = set(block.outputs)
     found: set[int] = set()
@@ -147,13 +149,13 @@ def _skipped(block: Block, replaced: dict[int, int]) -> frozenset[int]:
 
 
 def _pairs(
-    blocks: Blocks,
-    numbers: Numbers,
+    blocks: FlatRegions,
+    numbers: ValueNumbers,
     halves: Halves,
     loops: list[int],
     k: int,
     early: dict[int, int],
-) -> tuple[Pair, ...]:
+) -> tuple[LoopPair, ...]:
     """What a backward loop reads of the forward loops' bodies, and of outside."""
     block = halves.block
     backward = block.lines[k]
@@ -175,12 +177,12 @@ def _pairs(
         found.append((f, replaced))
     read = _read(body, rest)
     return tuple(
-        Pair(f, {}, NOTHING, {v: u for v, u in replaced.items() if v in read})
+        LoopPair(f, {}, NOTHING, {v: u for v, u in replaced.items() if v in read})
         for f, replaced in found
     )
 
 
-def _read(block: Block, replaced: dict[int, int]) -> set[int]:
+def _read(block: FlatRegion, replaced: dict[int, int]) -> set[int]:
     skipped = _skipped(block, replaced)
     found = set(block.outputs)
     for k, line in enumerate(block.lines):

@@ -15,7 +15,7 @@ from rhino_jax.passes.sequence_slices import refused
 from rhino_jax.passes.sequence_slices.bounding import Masks
 from rhino_jax.passes.sequence_slices.flow import (
     At,
-    Sliced,
+    SlicedOp,
     Stuck,
     at_places,
     ats_of,
@@ -24,24 +24,24 @@ from rhino_jax.passes.sequence_slices.flow import (
     on_window,
 )
 from rhino_jax.passes.sequence_slices.inputs import first_states, shapes_of
-from rhino_jax.passes.sequence_slices.opened import Opened
+from rhino_jax.passes.sequence_slices.opened import OpenedProgram
 from rhino_jax.passes.sequence_slices.pairs import UNMASKED, Corners, OnPairs
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
     Cross,
     Fill,
-    Place,
-    Row,
+    RowState,
+    SequenceDim,
     State,
     When,
-    Whole,
+    WholeSequence,
 )
 from rhino_jax.passes.sequence_slices.twins import twins_of
 from rhino_jax.passes.staged.apart import Apart
 
 
 @dataclass(slots=True)
-class Found:
+class SliceAnalysis:
     """Attributes:
     piece: the micro-batch.
     length: of the sequence.
@@ -52,11 +52,11 @@ class Found:
     corners: masks by row and column; `masks`: as a whole.
     """
 
-    piece: Opened
+    piece: OpenedProgram
     length: int
     states: dict[int, State]
     twins: dict[int, int]
-    runs: list[Sliced | None] = field(default_factory=list)
+    runs: list[SlicedOp | None] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
     corners: Corners = field(default_factory=Corners)
     masks: Masks = field(default_factory=Masks)
@@ -66,7 +66,7 @@ class Found:
         return self.piece.program
 
 
-def analyse(apart: Apart, piece: Opened, length: int) -> Found:
+def analyse(apart: Apart, piece: OpenedProgram, length: int) -> SliceAnalysis:
     """Walk a micro-batch.
 
     Args:
@@ -80,15 +80,15 @@ def analyse(apart: Apart, piece: Opened, length: int) -> Found:
         raise refused.coupled(apart)
     masks = Masks()
     first: dict[int, State] = {**first_states(apart, piece, length, masks)}
-    found = Found(piece, length, first, twins_of(apart, piece), masks=masks)
+    found = SliceAnalysis(piece, length, first, twins_of(apart, piece), masks=masks)
     for i, eqn in enumerate(piece.eqns):
         op = piece.op(i)
         for v, atom in zip(op.operands, eqn.invars, strict=True):
             if is_literal(atom):
                 bounds = found.masks.literal(atom.val)
-                found.states[v] = Whole(is_free=True, bounds=bounds)
+                found.states[v] = WholeSequence(is_free=True, bounds=bounds)
         states = [found.states[v] for v in op.operands]
-        run: Sliced | None = None
+        run: SlicedOp | None = None
         made: Sequence[State]
         if _is_known(found, op):
             found.known.add(i)
@@ -101,19 +101,19 @@ def analyse(apart: Apart, piece: Opened, length: int) -> Found:
     return found
 
 
-def _is_known(found: Found, op: Op) -> bool:
+def _is_known(found: SliceAnalysis, op: Op) -> bool:
     """Whether an op makes again what the forward pass left in full, of all slices."""
     twins = [found.states.get(found.twins.get(v, -1)) for v in op.results]
     return bool(twins) and all(
-        isinstance(s, Whole) and s.when is When.BACKWARD for s in twins
+        isinstance(s, WholeSequence) and s.when is When.BACKWARD for s in twins
     )
 
 
 def _walk(
-    found: Found, i: int, eqn: Any, states: Sequence[State]
-) -> tuple[Sliced | None, Sequence[State]]:
+    found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
+) -> tuple[SlicedOp | None, Sequence[State]]:
     op, run = found.piece.op(i), _run(found, i, eqn, states)
-    if isinstance(run, Sliced):
+    if isinstance(run, SlicedOp):
         _check_known(found, op, states, run.is_backward)
         if op.name not in _RAISING and any(map(_may_be_low, states)):
             made = tuple(_lowered(s) for s in run.results)
@@ -129,17 +129,17 @@ done only on pairs of which every row has a column that is not."""
 
 
 def _may_be_low(state: State) -> bool:
-    if isinstance(state, Row):
+    if isinstance(state, RowState):
         return state.may_be_low
-    bounds = state.bounds if isinstance(state, Whole) else None
+    bounds = state.bounds if isinstance(state, WholeSequence) else None
     return bounds is not None and bounds.may_be_low
 
 
 def _lowered(state: State) -> State:
-    return replace(state, may_be_low=True) if isinstance(state, Row) else state
+    return replace(state, may_be_low=True) if isinstance(state, RowState) else state
 
 
-def settle(found: Found) -> None:
+def settle(found: SliceAnalysis) -> None:
     """Check what is known only at the end: which of pairs are the rows.
 
     Raises:
@@ -155,11 +155,13 @@ def settle(found: Found) -> None:
         assert op.rule is not None
         for v, layout in zip(op.operands, op.rule.operands, strict=True):
             state = found.states[v]
-            if not isinstance(state, Row) or not state.is_backward:
+            if not isinstance(state, RowState) or not state.is_backward:
                 continue
             twin = found.states.get(found.twins.get(v, -1))
             is_column = at_places(op.rule, layout, state) == [run.column]
-            if is_column and not (isinstance(twin, Row) and twin.place == state.place):
+            if is_column and not (
+                isinstance(twin, RowState) and twin.place == state.place
+            ):
                 why = "reads, of earlier slices, what the backward pass makes after it"
                 raise refused.not_causal(found.program, found.length, op, why)
     for v in found.program.body.outputs:
@@ -170,16 +172,16 @@ def settle(found: Found) -> None:
 
 
 def _run(
-    found: Found, i: int, eqn: Any, states: Sequence[State]
-) -> Sliced | Stuck | None:
+    found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
+) -> SlicedOp | Stuck | None:
     """How an equation is done slice by slice; None where nothing of it is sliced."""
     op, is_backward = found.piece.op(i), found.piece.is_backward[i]
-    if all(isinstance(s, Whole) for s in states):
+    if all(isinstance(s, WholeSequence) for s in states):
         at = _meeting(op, states)
         run = None if at is None else on_rows(op, at, is_backward)
-        return run if isinstance(run, Sliced) and run.sums is None else None
+        return run if isinstance(run, SlicedOp) and run.sums is None else None
     done = _done(found, i, eqn, states)
-    if isinstance(done, Sliced):
+    if isinstance(done, SlicedOp):
         return done
     window = on_window(op, eqn, states[0], is_backward, found.length)
     if window is not None:
@@ -191,7 +193,9 @@ def _run(
     return done
 
 
-def _done(found: Found, i: int, eqn: Any, states: Sequence[State]) -> Sliced | Stuck:
+def _done(
+    found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
+) -> SlicedOp | Stuck:
     op, is_backward = found.piece.op(i), found.piece.is_backward[i]
     ats = ats_of(op, states)
     if isinstance(ats, Stuck):
@@ -205,7 +209,7 @@ def _done(found: Found, i: int, eqn: Any, states: Sequence[State]) -> Sliced | S
 
 def _meeting(op: Op, states: Sequence[State]) -> At | None:
     """Where data meet weights, and have the sequence: from there on it is cut."""
-    wholes = [s for s in states if isinstance(s, Whole)]
+    wholes = [s for s in states if isinstance(s, WholeSequence)]
     if op.rule is None or all(s.is_free for s in wholes):
         return None
     if any(s.when is not When.FORWARD for s in wholes):
@@ -225,28 +229,31 @@ def _meeting(op: Op, states: Sequence[State]) -> At | None:
 
 
 def _check_known(
-    found: Found, op: Op, states: Sequence[State], is_backward: bool
+    found: SliceAnalysis, op: Op, states: Sequence[State], is_backward: bool
 ) -> None:
     """What every slice reads is known before the first one runs."""
     before = When.BACKWARD if is_backward else When.FORWARD
     for state in states:
-        if isinstance(state, Whole) and state.when > before:
+        if isinstance(state, WholeSequence) and state.when > before:
             assert state.cause is not None
             raise refused.late(found.program, found.length, state.cause, op)
 
 
 def _whole(
-    found: Found,
+    found: SliceAnalysis,
     op: Op,
     eqn: Any,
     states: Sequence[State],
     result: int,
     stuck: Stuck | None,
-) -> Whole:
+) -> WholeSequence:
     """A result of an op that is done once."""
-    known = [s if isinstance(s, Whole) else None for s in states]
+    known = [s if isinstance(s, WholeSequence) else None for s in states]
     when = max(
-        (end_of(s.is_backward) if not isinstance(s, Whole) else s.when for s in states),
+        (
+            end_of(s.is_backward) if not isinstance(s, WholeSequence) else s.when
+            for s in states
+        ),
         default=When.FORWARD,
     )
     cause = next((s.cause for s in known if s is not None and s.when is when), None)
@@ -258,17 +265,19 @@ def _whole(
         bounds = found.masks.of(eqn, [None if s is None else s.bounds for s in known])
     is_data = is_free and not (bounds is not None and bounds.is_exact)
     place = _place(found, op, states, result) if is_data else None
-    return Whole(when, is_free, place, bounds, cause)
+    return WholeSequence(when, is_free, place, bounds, cause)
 
 
-def _place(found: Found, op: Op, states: Sequence[State], result: int) -> Place | None:
+def _place(
+    found: SliceAnalysis, op: Op, states: Sequence[State], result: int
+) -> SequenceDim | None:
     """Where a result that is made of data seems to have the sequence. (Wherever that
     is, what is free is known in full: to cut it there is right.)"""
     if op.rule is None:
         return None
-    places = set[Place | None]()
+    places = set[SequenceDim | None]()
     for layout, state in zip(op.rule.operands, states, strict=True):
-        if isinstance(state, Whole) and state.place is not None:
+        if isinstance(state, WholeSequence) and state.place is not None:
             at = state.place
             spot = locate(op.rule, layout, at.rows, at.count)
             if spot is not None:
@@ -278,7 +287,7 @@ def _place(found: Found, op: Op, states: Sequence[State], result: int) -> Place 
     shape = found.program.values[op.results[result]].shape
     dims = [d for d, size in enumerate(shape) if size == found.length]
     if not places and op.name in _RESIZING and len(dims) == 1:
-        return Place(dims[0], 1, 1, 0, found.length)
+        return SequenceDim(dims[0], 1, 1, 0, found.length)
     return places.pop() if len(places) == 1 else None
 
 
@@ -287,7 +296,9 @@ _RESIZING = frozenset({"slice", "dynamic_slice", "concatenate", "pad", "gather"}
 of which all but the last token is read, and all but the first predicted."""
 
 
-def fitting(apart: Apart, piece: Opened, lengths: Sequence[int]) -> Found:
+def fitting(
+    apart: Apart, piece: OpenedProgram, lengths: Sequence[int]
+) -> SliceAnalysis:
     """The analysis for the first length of the sequence that fits.
 
     Raises:

@@ -17,10 +17,10 @@ from rhino_jax.passes.sequence_slices.bounds import (
 )
 
 
-MOST_ELEMENTS = 1 << 27
+MAX_ELEMENTS = 1 << 27
 """Of bounds: a mask of 11,585 tokens squared, 128 MiB of booleans."""
 
-MOST_EVALUATED = 1 << 20
+MAX_EVALUATED = 1 << 20
 """Elements of what is computed rather than bounded."""
 
 
@@ -43,7 +43,7 @@ def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
             found = rule(eqn, operands)
     elif eqn.invars and all(b is not None and b.is_exact for b in operands):
         found = _evaluated(eqn, operands)
-    if found is None or max(found.low.size, found.high.size) > MOST_ELEMENTS:
+    if found is None or max(found.low.size, found.high.size) > MAX_ELEMENTS:
         return unknown(aval.dtype, len(aval.shape))
     if found.is_exact and np.issubdtype(aval.dtype, np.integer):
         return exactly(found.low.astype(aval.dtype))  # as narrow as there
@@ -102,7 +102,7 @@ def _wide(x: Any) -> Any:
 
 def _evaluated(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     shapes = [tuple(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
-    if any(np.prod(shape) > MOST_EVALUATED for shape in shapes):
+    if any(np.prod(shape) > MAX_EVALUATED for shape in shapes):
         return None
     arrays = [
         np.broadcast_to(b.low, v.aval.shape).astype(v.aval.dtype)
@@ -154,7 +154,7 @@ def _reshape(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
             return x.reshape([1 if size == 1 else next(sizes) for size in after])
 
         return _each(bounds, moved)
-    if np.prod(before) > MOST_ELEMENTS:
+    if np.prod(before) > MAX_ELEMENTS:
         return None
     return _each(bounds, lambda x: np.broadcast_to(x, before).reshape(after))
 

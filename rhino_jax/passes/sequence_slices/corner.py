@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
-from rhino_jax.passes.sequence_slices.states import Fill, Later, Place, Seen
+from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen, SequenceDim
 
 
 LOW = -5 * MODERATE
@@ -75,8 +75,8 @@ def low(most: float, seen: Seen) -> Later:
 def corner_of(
     bounds: Bounds | None,
     dims: tuple[int | None, int | None],
-    row: Place,
-    column: Place,
+    row: SequenceDim,
+    column: SequenceDim,
 ) -> Corner | None:
     """Bounds by row and column; None where nothing is known.
 

@@ -9,14 +9,14 @@ from typing import Any
 from jax import lax
 
 from rhino_jax._compat import hide_frames
-from rhino_jax.passes.sequence_slices.states import Place
+from rhino_jax.passes.sequence_slices.states import SequenceDim
 
 
 hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class SliceBounds:
     """Where slices start, and the last one ends.
 
     Attributes:
@@ -26,7 +26,7 @@ class Slices:
     bounds: tuple[int, ...]
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Slices:
+    def of(cls, lengths: Sequence[int]) -> SliceBounds:
         bounds = [0]
         for length in lengths:
             bounds.append(bounds[-1] + length)
@@ -40,16 +40,16 @@ class Slices:
         """The slices as a pass runs them."""
         return range(self.count - 1, -1, -1) if is_backward else range(self.count)
 
-    def rows(self, place: Place, t: int) -> tuple[int, int]:
+    def rows(self, place: SequenceDim, t: int) -> tuple[int, int]:
         """Those of slice t, among the tokens that are there."""
         return place.within(self.bounds[t], self.bounds[t + 1])
 
-    def columns(self, place: Place, t: int) -> tuple[int, int]:
+    def columns(self, place: SequenceDim, t: int) -> tuple[int, int]:
         """Those up to the end of slice t."""
         return place.within(0, self.bounds[t + 1])
 
 
-def taken(x: Any, place: Place, start: int, stop: int) -> Any:
+def taken(x: Any, place: SequenceDim, start: int, stop: int) -> Any:
     """Tokens `start` to `stop` of those that an array has."""
     d, count = place.dim, x.shape[place.dim] // (place.outer * place.inner)
     if (start, stop) == (0, count):
@@ -60,7 +60,7 @@ def taken(x: Any, place: Place, start: int, stop: int) -> Any:
     return lax.reshape(part, place.resized(x.shape, stop - start))
 
 
-def joined(parts: Sequence[Any], place: Place) -> Any:
+def joined(parts: Sequence[Any], place: SequenceDim) -> Any:
     """Parts of the tokens, one after the other."""
     parts = [p for p in parts if p.shape[place.dim]] or list(parts[:1])
     if len(parts) == 1:
@@ -72,7 +72,7 @@ def joined(parts: Sequence[Any], place: Place) -> Any:
     return lax.reshape(whole, place.resized(parts[0].shape, count))
 
 
-def padded(x: Any, place: Place, low: int, high: int) -> Any:
+def padded(x: Any, place: SequenceDim, low: int, high: int) -> Any:
     """With zeros before and after the tokens."""
     if not low and not high:
         return x
@@ -84,7 +84,7 @@ def padded(x: Any, place: Place, low: int, high: int) -> Any:
     return lax.reshape(made, place.resized(x.shape, made.shape[d]))
 
 
-def _opened(x: Any, place: Place) -> Any:
+def _opened(x: Any, place: SequenceDim) -> Any:
     """[.., outer, tokens, inner, ..]."""
     d = place.dim
     count = x.shape[d] // (place.outer * place.inner)

@@ -17,21 +17,21 @@ from rhino_jax.ir.factor import FactorKind
 from rhino_jax.passes.microbatch.emit.local import local_params
 from rhino_jax.passes.microbatch.flow.generated import REMADE
 from rhino_jax.passes.microbatch.flow.states import locate
-from rhino_jax.passes.sequence_slices.analysis import Found
-from rhino_jax.passes.sequence_slices.cuts import Slices, joined, padded, taken
-from rhino_jax.passes.sequence_slices.flow import At, Sliced, at_places
+from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
+from rhino_jax.passes.sequence_slices.cuts import SliceBounds, joined, padded, taken
+from rhino_jax.passes.sequence_slices.flow import At, SlicedOp, at_places
 from rhino_jax.passes.sequence_slices.states import (
     Cross,
-    Place,
-    Row,
+    RowState,
+    SequenceDim,
     When,
-    Whole,
+    WholeSequence,
 )
 
 
 hide_frames(__file__)
 
-Span = tuple[Place, int, int]
+Span = tuple[SequenceDim, int, int]
 """Tokens of an array: where, from, to."""
 
 COMBINE = {
@@ -45,7 +45,7 @@ COMBINE = {
 
 
 @dataclass(eq=False)
-class Emitter:
+class SliceEmitter:
     """Attributes:
     found: the analysis.
     slices: of the sequence.
@@ -53,8 +53,8 @@ class Emitter:
     parts: of sliced values an array for each slice.
     """
 
-    found: Found
-    slices: Slices
+    found: SliceAnalysis
+    slices: SliceBounds
     whole: dict[int, Any] = field(default_factory=dict)
     parts: dict[int, list[Any]] = field(default_factory=dict)
     _cuts: dict[Any, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Emitter:
 
     def _result(self, value: int) -> Any:
         state = self.found.states[value]
-        if isinstance(state, Whole):
+        if isinstance(state, WholeSequence):
             return self.whole[value]
         with self._tag(self._last(state.is_backward), self.makers[value]):
             return self._full(value)
@@ -110,13 +110,13 @@ class Emitter:
     def _once(self, i: int, eqn: Any) -> None:
         op = self.found.piece.op(i)
         states = [self.found.states[v] for v in op.operands]
-        made = self.found.states[op.results[0]] if op.results else Whole()
-        assert isinstance(made, Whole)
+        made = self.found.states[op.results[0]] if op.results else WholeSequence()
+        assert isinstance(made, WholeSequence)
         last = self.slices.count - 1
         t = {When.FORWARD: None, When.BACKWARD: last, When.END: 0}[made.when]
         with self._tag(t, i):
             args = [
-                self.whole[v] if isinstance(s, Whole) else self._full(v)
+                self.whole[v] if isinstance(s, WholeSequence) else self._full(v)
                 for v, s in zip(op.operands, states, strict=True)
             ]
             results = bind_eqn(eqn, args, eqn.params)
@@ -127,7 +127,7 @@ class Emitter:
         key = value, "full"
         if key not in self._cuts:
             state, parts = self.found.states[value], self.parts[value]
-            if isinstance(state, Row):
+            if isinstance(state, RowState):
                 self._cuts[key] = joined(parts, state.place)
             else:
                 assert isinstance(state, Cross) and state.pair.row is not None
@@ -142,7 +142,7 @@ class Emitter:
                 self._cuts[key] = joined(wide, row)
         return self._cuts[key]
 
-    def _sliced(self, i: int, eqn: Any, run: Sliced) -> None:
+    def _sliced(self, i: int, eqn: Any, run: SlicedOp) -> None:
         op = self.found.piece.op(i)
         so_far: list[Any] | None = None
         made: list[list[Any]] = [[None] * self.slices.count for _ in op.results]
@@ -158,17 +158,17 @@ class Emitter:
                     results = so_far = self._added(run, t, so_far, results)
                 for k, state in enumerate(run.results):
                     made[k][t] = results[k]
-                    if run.sums is not None and isinstance(state, Row):
+                    if run.sums is not None and isinstance(state, RowState):
                         start, stop = self.slices.rows(state.place, t)
                         made[k][t] = taken(results[k], state.place, start, stop)
         for v, state, parts in zip(op.results, run.results, made, strict=True):
-            if isinstance(state, Whole):
+            if isinstance(state, WholeSequence):
                 self.whole[v] = parts[self._last(run.is_backward)]
             else:
                 self.parts[v] = parts
 
     def _added(
-        self, run: Sliced, t: int, so_far: list[Any] | None, parts: list[Any]
+        self, run: SlicedOp, t: int, so_far: list[Any] | None, parts: list[Any]
     ) -> list[Any]:
         """What the slices so far make, with one more."""
         if so_far is None or run.is_chained:
@@ -176,20 +176,20 @@ class Emitter:
         assert run.sums is not None
         added = []
         for state, before, part in zip(run.results, so_far, parts, strict=True):
-            if isinstance(state, Row):  # of columns up to the end of this slice
+            if isinstance(state, RowState):  # of columns up to the end of this slice
                 before = taken(
                     before, state.place, *self.slices.columns(state.place, t)
                 )
             added.append(COMBINE[run.sums](before, part))
         return added
 
-    def _spans(self, i: int, operand: int, run: Sliced, t: int) -> list[Span]:
+    def _spans(self, i: int, operand: int, run: SlicedOp, t: int) -> list[Span]:
         """Which tokens of an operand an equation reads in a slice."""
         rule = self.found.piece.op(i).rule
         assert rule is not None
         return self._located(run, t, rule, rule.operands[operand])
 
-    def _located(self, run: Sliced, t: int, rule: Any, layout: Any) -> list[Span]:
+    def _located(self, run: SlicedOp, t: int, rule: Any, layout: Any) -> list[Span]:
         spans: list[Span] = []
         for at, bounds in (
             (run.row, self.slices.rows),
@@ -200,12 +200,12 @@ class Emitter:
                 spans.append((place, *bounds(place, t)))
         return spans
 
-    def _operand(self, i: int, operand: int, value: int, run: Sliced, t: int) -> Any:
+    def _operand(self, i: int, operand: int, value: int, run: SlicedOp, t: int) -> Any:
         state = self.found.states[value]
         if isinstance(state, Cross):
             return self.parts[value][t]
         spans = self._spans(i, operand, run, t)
-        if isinstance(state, Whole):
+        if isinstance(state, WholeSequence):
             return self._cut(value, spans, i)
         rule = self.found.piece.op(i).rule
         assert rule is not None and run.row is not None
@@ -219,14 +219,16 @@ class Emitter:
                 x = taken(x, place, start, stop)
         return x
 
-    def _columns(self, value: int, place: Place, t: int, is_backward: bool) -> Any:
+    def _columns(
+        self, value: int, place: SequenceDim, t: int, is_backward: bool
+    ) -> Any:
         """Slices up to this one. Each pass puts them together for itself: to hold all
         of these from one to the other would be T/2 times what is held of slices. Of
         what the backward pass makes again, earlier slices are the forward pass's."""
         key = value, t, is_backward
         if key not in self._cuts:
             state = self.found.states[value]
-            assert isinstance(state, Row)
+            assert isinstance(state, RowState)
             before = self.found.twins[value] if state.is_backward else value
             parts = [*self.parts[before][:t], self.parts[value][t]]
             self._cuts[key] = joined(parts, place)
@@ -242,7 +244,7 @@ class Emitter:
         if key in self._cuts:
             return self._cuts[key]
         state = self.found.states[value]
-        assert isinstance(state, Whole)
+        assert isinstance(state, WholeSequence)
         made = None
         with contextlib.ExitStack() as stack:
             if state.when is When.FORWARD:
@@ -287,7 +289,7 @@ class Emitter:
         return result
 
     def _bound(
-        self, i: int, eqn: Any, run: Sliced, t: int, args: Sequence[Any]
+        self, i: int, eqn: Any, run: SlicedOp, t: int, args: Sequence[Any]
     ) -> list[Any]:
         op, params = self.found.piece.op(i), eqn.params
         assert op.rule is not None
@@ -312,12 +314,12 @@ class Emitter:
             )
         return results
 
-    def _window(self, i: int, eqn: Any, run: Sliced) -> None:
+    def _window(self, i: int, eqn: Any, run: SlicedOp) -> None:
         """Rows without the first or last, or with some more."""
         op = self.found.piece.op(i)
         (made,) = run.results
         read = self.found.states[op.operands[0]]
-        assert isinstance(read, Row) and isinstance(made, Row)
+        assert isinstance(read, RowState) and isinstance(made, RowState)
         d = read.place.dim
         parts: list[Any] = [None] * self.slices.count
         for t in self.slices.order(run.is_backward):

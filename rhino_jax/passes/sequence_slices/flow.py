@@ -14,12 +14,12 @@ from rhino_jax.passes.microbatch.flow.states import Spot, locate, placed
 from rhino_jax.passes.sequence_slices.reduced import reducer_of
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
-    Pair,
-    Place,
-    Row,
+    PairState,
+    RowState,
+    SequenceDim,
     State,
     When,
-    Whole,
+    WholeSequence,
 )
 
 
@@ -36,16 +36,16 @@ class At:
     first: int
     count: int
 
-    def place(self, rule: Rule, layout: Layout) -> Place | None:
+    def place(self, rule: Rule, layout: Layout) -> SequenceDim | None:
         """Where an operand or result has them."""
         rows = placed(rule, layout, self.spot)
         if rows is None:
             return None
-        return Place(rows.dim, rows.outer, rows.inner, self.first, self.count)
+        return SequenceDim(rows.dim, rows.outer, rows.inner, self.first, self.count)
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
+class SlicedOp:
     """An op that is done slice by slice.
 
     Attributes:
@@ -59,7 +59,7 @@ class Sliced:
     """
 
     ats: tuple[At, ...]
-    pair: Pair | None
+    pair: PairState | None
     results: tuple[State, ...]
     is_backward: bool
     sums: str | None = None
@@ -129,9 +129,9 @@ _COUPLED = {
 
 def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
     """Where an operand has tokens: none, rows, or both of pairs."""
-    if isinstance(state, Whole):
+    if isinstance(state, WholeSequence):
         return []
-    places = (state.place,) if isinstance(state, Row) else state.places
+    places = (state.place,) if isinstance(state, RowState) else state.places
     found: list[At | None] = []
     for place in places:
         spot = locate(rule, layout, place.rows, place.count)
@@ -139,14 +139,16 @@ def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
     return found
 
 
-def on_rows(op: Op, at: At, is_backward: bool) -> Sliced | Stuck:
+def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
     """An op whose operands have rows at one place."""
     rule = op.rule
     assert rule is not None
     places = [at.place(rule, layout) for layout in rule.results]
     if all(place is not None for place in places):
-        rows = tuple(Row(place, is_backward) for place in places if place is not None)
-        return Sliced((at,), None, rows, is_backward)
+        rows = tuple(
+            RowState(place, is_backward) for place in places if place is not None
+        )
+        return SlicedOp((at,), None, rows, is_backward)
     factor = rule.factors[at.spot.factor]
     is_chained = op.name in SCATTERS
     how = SCATTERS.get(op.name) or reducer_of(op)
@@ -155,13 +157,13 @@ def on_rows(op: Op, at: At, is_backward: bool) -> Sliced | Stuck:
     if is_chained and at.place(rule, rule.operands[0]) is not None:
         return Stuck("writes tokens at places of the sequence")
     cause = Cause(op.id, f"takes a {how} over the sequence")
-    made = Whole(end_of(is_backward), cause=cause)
-    return Sliced((at,), None, (made,) * len(places), is_backward, how, is_chained)
+    made = WholeSequence(end_of(is_backward), cause=cause)
+    return SlicedOp((at,), None, (made,) * len(places), is_backward, how, is_chained)
 
 
 def on_window(
     op: Op, eqn: Any, state: State, is_backward: bool, length: int
-) -> Sliced | None:
+) -> SlicedOp | None:
     """Rows of which the first or last are left out, or are padded.
 
     Args:
@@ -170,7 +172,7 @@ def on_window(
       is_backward: whether it is in the backward pass.
       length: of the sequence.
     """
-    if not isinstance(state, Row) or not state.place.is_plain:
+    if not isinstance(state, RowState) or not state.place.is_plain:
         return None
     place, d = state.place, state.place.dim
     if op.name == "slice":
@@ -178,13 +180,13 @@ def on_window(
         start, stop = eqn.params["start_indices"][d], eqn.params["limit_indices"][d]
         if strides is not None and strides[d] != 1:
             return None
-        made = Place(d, 1, 1, place.first + start, stop - start)
+        made = SequenceDim(d, 1, 1, place.first + start, stop - start)
     elif op.name == "pad":
         low, high, between = eqn.params["padding_config"][d]
         first, stop = place.first - low, place.first + place.count + high
         if between or min(low, high, first) < 0 or stop > length:
             return None
-        made = Place(d, 1, 1, first, stop - first)
+        made = SequenceDim(d, 1, 1, first, stop - first)
     else:
         return None
-    return Sliced((), None, (Row(made, is_backward),), is_backward)
+    return SlicedOp((), None, (RowState(made, is_backward),), is_backward)

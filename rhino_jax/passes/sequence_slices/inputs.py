@@ -9,19 +9,19 @@ import numpy as np
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.passes.sequence_slices.bounding import (
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     Masks,
     is_number,
 )
 from rhino_jax.passes.sequence_slices.bounds import Bounds, exactly, unknown
-from rhino_jax.passes.sequence_slices.opened import Opened
-from rhino_jax.passes.sequence_slices.states import Place, Whole
+from rhino_jax.passes.sequence_slices.opened import OpenedProgram
+from rhino_jax.passes.sequence_slices.states import SequenceDim, WholeSequence
 from rhino_jax.passes.staged.apart import Apart
 
 
 def first_states(
-    apart: Apart, piece: Opened, length: int, masks: Masks
-) -> dict[int, Whole]:
+    apart: Apart, piece: OpenedProgram, length: int, masks: Masks
+) -> dict[int, WholeSequence]:
     """States of the inputs of a micro-batch, by their ids in the program.
 
     Args:
@@ -31,7 +31,7 @@ def first_states(
       masks: bounds that were found.
     """
     ids = piece.program.body.inputs
-    states = {ids[0]: Whole(is_free=True)}
+    states = {ids[0]: WholeSequence(is_free=True)}
     known = _bounds(apart.before, apart.captured, masks)
     for i, crossing in enumerate(apart.entering):
         value = ids[1 + i]
@@ -39,13 +39,13 @@ def first_states(
         place = None
         if crossing.how == "sliced":
             dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
-            place = Place(dims[0], 1, 1, 0, length) if len(dims) == 1 else None
+            place = SequenceDim(dims[0], 1, 1, 0, length) if len(dims) == 1 else None
         bounds = known[i]
         is_free = 1 + i not in piece.weights or bool(bounds and bounds.is_exact)
-        states[value] = Whole(is_free=is_free, place=place, bounds=bounds)
+        states[value] = WholeSequence(is_free=is_free, place=place, bounds=bounds)
     consts = jaxpr_consts(apart.piece)
     for value, const in zip(ids[len(ids) - len(consts) :], consts, strict=True):
-        states[value] = Whole(is_free=True, bounds=_captured(const))
+        states[value] = WholeSequence(is_free=True, bounds=_captured(const))
     return states
 
 
@@ -109,4 +109,4 @@ def _captured(const: Any) -> Bounds | None:
     dtype = getattr(const, "dtype", np.dtype(object))
     if not is_number(dtype) or not getattr(const, "is_fully_addressable", True):
         return None
-    return None if np.size(const) > MOST_ELEMENTS else exactly(const)
+    return None if np.size(const) > MAX_ELEMENTS else exactly(const)

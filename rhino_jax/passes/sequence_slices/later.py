@@ -15,7 +15,7 @@ from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PairOperand:
     """An operand of an op on pairs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Part:
 ZERO = Later(Fill.ZERO)
 
 
-def made_by(eqn: Any, parts: Sequence[Part]) -> Later:
+def made_by(eqn: Any, parts: Sequence[PairOperand]) -> Later:
     """Of pairs that an op makes, elementwise in its operands or linear.
 
     Args:
@@ -64,34 +64,34 @@ _ODD = frozenset({
 """Zero of zeros."""
 
 
-def _plain(parts: Sequence[Part]) -> Later:
+def _plain(parts: Sequence[PairOperand]) -> Later:
     """Of what is not known of later columns."""
     seen = min(p.later.seen for p in parts)
     leak = next((p.later.leak for p in parts if p.later.leak), "")
     return Later(seen=seen, leak=leak)
 
 
-def _is_zero(part: Part) -> bool:
+def _is_zero(part: PairOperand) -> bool:
     return part.later.fill is Fill.ZERO
 
 
-def _is_low(part: Part) -> bool:
+def _is_low(part: PairOperand) -> bool:
     return part.later.fill is Fill.LOW
 
 
-def _may_be_low(part: Part) -> bool:
+def _may_be_low(part: PairOperand) -> bool:
     """Of a later column, or one that may be masked besides."""
     return _is_low(part) or part.later.seen is Seen.NONE
 
 
-def _most(part: Part) -> float:
+def _most(part: PairOperand) -> float:
     """A bound from above; what is made of weights is moderate."""
     if _is_low(part):
         return part.later.most
     return part.most if math.isfinite(part.most) else MODERATE
 
 
-def _chosen(parts: Sequence[Part]) -> Later:
+def _chosen(parts: Sequence[PairOperand]) -> Later:
     """`select_n(which, no, yes)`."""
     which, *cases = parts
     if all(map(_is_zero, cases)):
@@ -112,7 +112,7 @@ def _chosen(parts: Sequence[Part]) -> Later:
     return replace(found, seen=_seen(mask, cases, may_be), leak=leak)
 
 
-def _seen(mask: Corner, cases: Sequence[Part], may_be: Sequence[Any]) -> Seen:
+def _seen(mask: Corner, cases: Sequence[PairOperand], may_be: Sequence[Any]) -> Seen:
     """How many columns up to a row are surely chosen from what is not low there."""
     dark = np.zeros(mask.is_after.shape, bool)
     for i, (case, at) in enumerate(zip(cases, may_be, strict=True)):
@@ -125,7 +125,7 @@ def _seen(mask: Corner, cases: Sequence[Part], may_be: Sequence[Any]) -> Seen:
     return mask.seen(~dark)
 
 
-def _chosen_by_pairs(which: Part, cases: Sequence[Part]) -> Later:
+def _chosen_by_pairs(which: PairOperand, cases: Sequence[PairOperand]) -> Later:
     """A choice that is made by rows, or pair by pair."""
     is_clear = all(c.later.seen is Seen.ALL for c in cases)
     seen = Seen.ALL if is_clear else Seen.NONE
@@ -136,14 +136,14 @@ def _chosen_by_pairs(which: Part, cases: Sequence[Part]) -> Later:
     return Later(seen=seen)
 
 
-def _both_seen(a: Part, b: Part) -> Seen:
+def _both_seen(a: PairOperand, b: PairOperand) -> Seen:
     """Of a sum: one column that is seen in either may not be the same one."""
     if Seen.ALL in (a.later.seen, b.later.seen):
         return min(a.later.seen, b.later.seen)
     return Seen.NONE
 
 
-def _add(parts: Sequence[Part]) -> Later:
+def _add(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_zero(a) and _is_zero(b):
         return ZERO
@@ -153,7 +153,7 @@ def _add(parts: Sequence[Part]) -> Later:
     return replace(_plain(parts), seen=seen)
 
 
-def _sub(parts: Sequence[Part]) -> Later:
+def _sub(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_zero(a) and _is_zero(b):
         return ZERO
@@ -162,7 +162,7 @@ def _sub(parts: Sequence[Part]) -> Later:
     return replace(_plain(parts), seen=_both_seen(a, b))
 
 
-def _mul(parts: Sequence[Part]) -> Later:
+def _mul(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_zero(a) or _is_zero(b):
         return ZERO
@@ -172,7 +172,7 @@ def _mul(parts: Sequence[Part]) -> Later:
     return _plain(parts)
 
 
-def _div(parts: Sequence[Part]) -> Later:
+def _div(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_zero(a):
         return ZERO
@@ -181,19 +181,19 @@ def _div(parts: Sequence[Part]) -> Later:
     return _plain(parts)
 
 
-def _exp(parts: Sequence[Part]) -> Later:
+def _exp(parts: Sequence[PairOperand]) -> Later:
     return ZERO if _is_low(parts[0]) else _plain(parts)
 
 
-def _any_zero(parts: Sequence[Part]) -> Later:
+def _any_zero(parts: Sequence[PairOperand]) -> Later:
     return ZERO if any(map(_is_zero, parts)) else _plain(parts)
 
 
-def _all_zero(parts: Sequence[Part]) -> Later:
+def _all_zero(parts: Sequence[PairOperand]) -> Later:
     return ZERO if all(map(_is_zero, parts)) else _plain(parts)
 
 
-def _max(parts: Sequence[Part]) -> Later:
+def _max(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_low(a) and _is_low(b):
         return low(max(a.later.most, b.later.most), max(a.later.seen, b.later.seen))
@@ -202,27 +202,27 @@ def _max(parts: Sequence[Part]) -> Later:
     return _all_zero(parts)
 
 
-def _above(a: Part, b: Part) -> bool:
+def _above(a: PairOperand, b: PairOperand) -> bool:
     """Whether `b` is surely larger in all later columns."""
     return _is_low(a) and not _may_be_low(b)
 
 
-def _greater(parts: Sequence[Part]) -> Later:
+def _greater(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     return ZERO if _above(a, b) else _plain(parts)
 
 
-def _less(parts: Sequence[Part]) -> Later:
+def _less(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     return ZERO if _above(b, a) else _plain(parts)
 
 
-def _equal(parts: Sequence[Part]) -> Later:
+def _equal(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     return ZERO if _above(a, b) or _above(b, a) else _plain(parts)
 
 
-_RULES: Mapping[str, Callable[[Sequence[Part]], Later]] = {
+_RULES: Mapping[str, Callable[[Sequence[PairOperand]], Later]] = {
     "select_n": _chosen,
     "add": _add,
     "add_any": _add,

@@ -36,13 +36,13 @@ from rhino_jax.passes.staged.sides import sides_of
 
 hide_frames(__file__)
 
-MOST_LAYERS = 128
+MAX_LAYERS = 128
 """Loops that run more often are not over layers: the deepest of the models that are
 planned here has 118 (PaLM 540B), GPT-3 96."""
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedProgram:
     """Attributes:
     closed: closed jaxpr of the arguments and results of `Apart.piece`.
     program: imported from it.
@@ -65,7 +65,7 @@ class Opened:
         return self.program.ops[self.program.body.ops[equation]]
 
 
-def opened(apart: Apart, lengths: Collection[int]) -> Opened:
+def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
     """Take a micro-batch's calls apart.
 
     Args:
@@ -73,7 +73,7 @@ def opened(apart: Apart, lengths: Collection[int]) -> Opened:
       lengths: loops that run so often may be over the sequence, and stay.
     """
     sides = sides_of(apart)
-    walk = _Walk(frozenset(lengths))
+    walk = _OpeningWalk(frozenset(lengths))
     closed, tags = untagged(retraced(apart.piece, lambda *xs: walk.top(apart, xs)))
     sources = tuple(int(str(tag)) for tag in tags)
     before = sides.program
@@ -88,7 +88,7 @@ def opened(apart: Apart, lengths: Collection[int]) -> Opened:
         while_trips=before.while_trips,
     )
     inputs = enumerate(sides.lines.inputs)
-    return Opened(
+    return OpenedProgram(
         closed,
         program,
         sources,
@@ -109,7 +109,7 @@ class _Stack:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _OpeningWalk:
     lengths: frozenset[int]
 
     def top(self, apart: Apart, arrays: Sequence[Any]) -> list[Any]:
@@ -156,7 +156,7 @@ class _Walk:
             return False  # these would become constants of the program
         if region_kind(eqn) is RegionKind.SCAN:
             length = eqn.params["length"]
-            return length <= MOST_LAYERS and length not in self.lengths
+            return length <= MAX_LAYERS and length not in self.lengths
         return region_kind(eqn) is RegionKind.CALL
 
     def scan(self, eqn: Any, env: dict[Any, Any]) -> list[Any]:

@@ -11,24 +11,24 @@ from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
 from rhino_jax.passes.sequence_slices.corner import Corner, corner_of, low
 from rhino_jax.passes.sequence_slices.flow import (
     At,
-    Sliced,
+    SlicedOp,
     Stuck,
     at_places,
     end_of,
 )
-from rhino_jax.passes.sequence_slices.later import Part, made_by
+from rhino_jax.passes.sequence_slices.later import PairOperand, made_by
 from rhino_jax.passes.sequence_slices.reduced import reducer_of
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
     Cross,
     Fill,
     Later,
-    Pair,
-    Place,
-    Row,
+    PairState,
+    RowState,
     Seen,
+    SequenceDim,
     State,
-    Whole,
+    WholeSequence,
 )
 
 
@@ -67,7 +67,7 @@ class OnPairs:
     is_backward: bool
     corners: Corners
 
-    def done(self) -> Sliced | Stuck:
+    def done(self) -> SlicedOp | Stuck:
         pair = self._pair()
         if pair is None:
             return Stuck("turns rows and columns of pairs", is_refused=True)
@@ -86,12 +86,12 @@ class OnPairs:
                 for first, second in found
                 if first is not None and second is not None
             )
-            return Sliced(self.ats, pair, made, self.is_backward)
+            return SlicedOp(self.ats, pair, made, self.is_backward)
         return self._reduced(pair, later, found[0])
 
-    def _pair(self) -> Pair | None:
+    def _pair(self) -> PairState | None:
         """Which are the rows, as the operands have it; None where they differ."""
-        pair = Pair()
+        pair = PairState()
         assert self.op.rule is not None
         for layout, state in zip(self.op.rule.operands, self.states, strict=True):
             if isinstance(state, Cross):
@@ -100,7 +100,7 @@ class OnPairs:
                     return None
         return pair
 
-    def _later(self, pair: Pair) -> Later:
+    def _later(self, pair: PairState) -> Later:
         """What is known of later columns; a mask tells which those are."""
         if pair.row is not None:
             return self._made(pair.row)
@@ -121,27 +121,27 @@ class OnPairs:
             self.corners.made[key] = made_by(self.eqn, parts)
         return self.corners.made[key]
 
-    def _part(self, i: int, row: int) -> Part:
+    def _part(self, i: int, row: int) -> PairOperand:
         state = self.states[i]
         if isinstance(state, Cross):
             # Which of its dims is the row is the same question.
-            return Part(
+            return PairOperand(
                 state.later
                 if state.pair.row is not None
                 else replace(state.later, fill=Fill.ANY)
             )
-        if isinstance(state, Row):
-            return Part(Later(seen=Seen.NONE if state.may_be_low else Seen.ALL))
+        if isinstance(state, RowState):
+            return PairOperand(Later(seen=Seen.NONE if state.may_be_low else Seen.ALL))
         if state.bounds is None:
-            return Part(Later())
+            return PairOperand(Later())
         bounds = state.bounds
         least, most = bounds.least, bounds.most
         corner = self._corner(i, bounds, row)
         if corner is None:
             seen = Seen.ALL if least >= -MODERATE else Seen.NONE
             later = Later(Fill.ZERO) if least == most == 0 else low(most, seen)
-            return Part(later, least, most)
-        return Part(corner.later, least, most, corner)
+            return PairOperand(later, least, most)
+        return PairOperand(corner.later, least, most, corner)
 
     def _corner(self, i: int, bounds: Bounds, row: int) -> Corner | None:
         assert self.op.rule is not None
@@ -156,13 +156,13 @@ class OnPairs:
         key = bounds, first, second, ats[0].first, ats[1].first, ats[0].count
         corners = self.corners.found
         if key not in corners:
-            rows, columns = (Place(0, 1, 1, at.first, at.count) for at in ats)
+            rows, columns = (SequenceDim(0, 1, 1, at.first, at.count) for at in ats)
             corners[key] = corner_of(bounds, (first, second), rows, columns)
         return corners[key]
 
     def _reduced(
-        self, pair: Pair, later: Later, places: Sequence[Place | None]
-    ) -> Sliced | Stuck:
+        self, pair: PairState, later: Later, places: Sequence[SequenceDim | None]
+    ) -> SlicedOp | Stuck:
         """Pairs combined along their rows, columns or both."""
         how, row = reducer_of(self.op), pair.row
         if row is None:
@@ -179,18 +179,18 @@ class OnPairs:
         if kept[0] is not None:
             if not (is_zero or is_seen):
                 return Stuck(_unmasked(later), is_refused=True)
-            made = Row(kept[0], self.is_backward)
-            return Sliced(self.ats, pair, (made,), self.is_backward)
+            made = RowState(kept[0], self.is_backward)
+            return SlicedOp(self.ats, pair, (made,), self.is_backward)
         if not is_zero:
             return Stuck(_unmasked(later), is_refused=True)
         if kept[1] is None:
             cause = Cause(self.op.id, f"takes a {how} over the sequence")
-            made = Whole(end_of(self.is_backward), cause=cause)
+            made = WholeSequence(end_of(self.is_backward), cause=cause)
         elif self.is_backward:
-            made = Row(kept[1], True)
+            made = RowState(kept[1], True)
         else:
             return Stuck("adds, for each token, what later ones make of it")
-        return Sliced(self.ats, pair, (made,), self.is_backward, how)
+        return SlicedOp(self.ats, pair, (made,), self.is_backward, how)
 
 
 def _unmasked(later: Later) -> str:

@@ -9,7 +9,7 @@ from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.sequence_slices.states import Cause
 from rhino_jax.passes.staged.apart import Apart
-from rhino_jax.passes.staged.step import Task
+from rhino_jax.passes.staged.step import StagedTask
 
 
 INSTEAD = 'plan with another schedule, as `schedule="1f1b"`'
@@ -77,7 +77,7 @@ def late(program: Program, length: int, cause: Cause, user: Op) -> TokenSliceErr
 
 
 def against_order(
-    name: str, aval: Any, maker: Task, reader: Task, parts: int
+    name: str, aval: Any, maker: StagedTask, reader: StagedTask, parts: int
 ) -> TokenSliceError:
     """Of a part of the model that reads what a part after it makes of another slice.
 

@@ -10,16 +10,16 @@ from typing import Any
 from rhino_jax._compat import untagged, without_dead_code
 from rhino_jax.passes.retraced import retraced
 from rhino_jax.passes.sequence_slices import refused
-from rhino_jax.passes.sequence_slices.analysis import Found, fitting
-from rhino_jax.passes.sequence_slices.cuts import Slices
-from rhino_jax.passes.sequence_slices.emit import Emitter
+from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis, fitting
+from rhino_jax.passes.sequence_slices.cuts import SliceBounds
+from rhino_jax.passes.sequence_slices.emit import SliceEmitter
 from rhino_jax.passes.sequence_slices.inputs import lengths_of, shapes_of
 from rhino_jax.passes.sequence_slices.opened import opened
 from rhino_jax.passes.staged.apart import Apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sliced:
+class SlicedBody:
     """The body of a micro-batch, done slice by slice.
 
     The forward pass runs slices in order, the backward pass last to first; what a slice
@@ -37,7 +37,7 @@ class Sliced:
     source: tuple[int | None, ...]
 
 
-def sliced(apart: Apart, lengths: Sequence[int]) -> Sliced:
+def sliced(apart: Apart, lengths: Sequence[int]) -> SlicedBody:
     """Cut the sequence of a micro-batch.
 
     Args:
@@ -51,11 +51,11 @@ def sliced(apart: Apart, lengths: Sequence[int]) -> Sliced:
     found = _found(apart)
     if sum(lengths) != found.length or any(n < 1 for n in lengths):
         raise refused.lengths_wrong(lengths, found.length)
-    emitter = Emitter(found, Slices.of(lengths))
+    emitter = SliceEmitter(found, SliceBounds.of(lengths))
     new = without_dead_code(retraced(apart.piece, emitter.run))
     piece, tags = untagged(new)
     pairs = [(None, None) if tag is None else _read(tag) for tag in tags]
-    return Sliced(piece, tuple(t for t, _ in pairs), tuple(i for _, i in pairs))
+    return SlicedBody(piece, tuple(t for t, _ in pairs), tuple(i for _, i in pairs))
 
 
 def sequence_length(apart: Apart) -> int:
@@ -68,7 +68,7 @@ def sequence_length(apart: Apart) -> int:
 
 
 @functools.lru_cache(maxsize=2)
-def _found(apart: Apart) -> Found:
+def _found(apart: Apart) -> SliceAnalysis:
     """Whatever its slices: those who choose them ask for several."""
     lengths = lengths_of(apart)
     if not lengths:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.passes.sequence_slices.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SequenceDim:
     """Where a value has the sequence, or a part of it.
 
     Attributes:
@@ -32,8 +32,8 @@ class Place:
     count: int
 
     @property
-    def rows(self) -> Rows:
-        return Rows(self.dim, self.outer, self.inner)
+    def rows(self) -> RowsState:
+        return RowsState(self.dim, self.outer, self.inner)
 
     @property
     def is_plain(self) -> bool:
@@ -72,7 +72,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeSequence:
     """Known in full, at once.
 
     Attributes:
@@ -85,13 +85,13 @@ class Whole:
 
     when: When = When.FORWARD
     is_free: bool = False
-    place: Place | None = None
+    place: SequenceDim | None = None
     bounds: Bounds | None = field(default=None, compare=False)
     cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowState:
     """A slice has its rows.
 
     Attributes:
@@ -100,7 +100,7 @@ class Row:
       may_be_low: whether what masks add may be in it.
     """
 
-    place: Place
+    place: SequenceDim
     is_backward: bool
     may_be_low: bool = field(default=False, compare=False)
 
@@ -140,14 +140,14 @@ class Later:
     leak: str = ""
 
 
-class Pair:
+class PairState:
     """Which of the two dims of pairs is their row; shared by all that are alike."""
 
     def __init__(self) -> None:
-        self._same: tuple[Pair, bool] | None = None
+        self._same: tuple[PairState, bool] | None = None
         self._row: int | None = None
 
-    def _root(self) -> tuple[Pair, bool]:
+    def _root(self) -> tuple[PairState, bool]:
         if self._same is None:
             return self, False
         pair, turned = self._same
@@ -165,7 +165,7 @@ class Pair:
         assert root._row in (None, row ^ turned)
         root._row = row ^ turned
 
-    def join(self, other: Pair, turned: bool) -> bool:
+    def join(self, other: PairState, turned: bool) -> bool:
         """Whether both can have their rows in the same dim; then they do.
 
         Args:
@@ -196,10 +196,10 @@ class Cross:
       is_backward: whether the backward pass makes it.
     """
 
-    places: tuple[Place, Place]
-    pair: Pair
+    places: tuple[SequenceDim, SequenceDim]
+    pair: PairState
     later: Later
     is_backward: bool
 
 
-State = Whole | Row | Cross
+State = WholeSequence | RowState | Cross

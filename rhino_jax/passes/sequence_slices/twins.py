@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from rhino_jax._compat import is_literal, open_jaxpr
-from rhino_jax.passes.sequence_slices.opened import Opened
+from rhino_jax.passes.sequence_slices.opened import OpenedProgram
 from rhino_jax.passes.staged.apart import Apart
 
 
-def twins_of(apart: Apart, opened: Opened) -> dict[int, int]:
+def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
     """Value of the backward pass → the one of the forward pass that equals it.
 
     Two are equal that the same primitive makes, with the same parameters, of equal

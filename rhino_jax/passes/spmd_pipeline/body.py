@@ -24,7 +24,7 @@ from rhino_jax.passes.spmd_pipeline.sums import Sum, sum_of
 from rhino_jax.passes.staged.lines import Lines
 
 
-class Place(enum.Enum):
+class EquationPhase(enum.Enum):
     """Where an equation runs. ONCE: it is the same for all micro-batches. ROWS: for
     those of a stage's own. LOOP: a pipelined loop. TAIL: on a stage's layers, right
     after the loop that made what it reads. SUM: adds to what all micro-batches leave.
@@ -38,7 +38,7 @@ class Place(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Body:
+class MicrobatchBody:
     """A micro-batch's equations, each with its place.
 
     Attributes:
@@ -57,14 +57,14 @@ class Body:
     consts: int
     carries: int
     loops: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[EquationPhase, ...]
     levels: Mapping[int, int]
     varies: frozenset[int]
     stacks: frozenset[int]
     stacked: Mapping[int, Stacked]
     sums: tuple[Sum, ...]
 
-    def at(self, place: Place, level: int) -> tuple[int, ...]:
+    def at(self, place: EquationPhase, level: int) -> tuple[int, ...]:
         """The equations of a place that run when so many loops are done."""
         return tuple(
             i
@@ -88,7 +88,9 @@ class Body:
         return makes[:carries], makes[carries:]
 
 
-def body_of(lines: Lines, program: Program, consts: int, carries: int) -> Body:
+def body_of(
+    lines: Lines, program: Program, consts: int, carries: int
+) -> MicrobatchBody:
     """Say where everything of a micro-batch runs.
 
     Args:
@@ -98,9 +100,9 @@ def body_of(lines: Lines, program: Program, consts: int, carries: int) -> Body:
     """
     rules = [program.ops[op].rule for op in program.body.ops]
     sums = tuple(sum_of(lines, consts + k, k) for k in range(carries))
-    walk = _Walk(lines, rules, consts, carries, sums)
+    walk = _BodyWalk(lines, rules, consts, carries, sums)
     walk.run()
-    return Body(
+    return MicrobatchBody(
         lines=lines,
         consts=consts,
         carries=carries,
@@ -114,7 +116,7 @@ def body_of(lines: Lines, program: Program, consts: int, carries: int) -> Body:
     )
 
 
-class _Walk:
+class _BodyWalk:
     """One pass over the equations."""
 
     def __init__(
@@ -132,7 +134,7 @@ class _Walk:
         self.varies = set(lines.inputs[consts + carries :])
         self.stacks = self._given(consts)
         self.stacked: dict[int, Stacked] = {}
-        self.places: list[Place] = []
+        self.places: list[EquationPhase] = []
 
     def _given(self, consts: int) -> set[int]:
         """Constants that are read as stacks, or made into what is."""
@@ -151,11 +153,11 @@ class _Walk:
         for i, (reads, makes) in enumerate(zip(lines.reads, lines.makes, strict=True)):
             level = max((self.levels[v] for v in reads), default=0)
             if i in self.in_sums:
-                self.places.append(Place.SUM)
+                self.places.append(EquationPhase.SUM)
                 self.levels.update(dict.fromkeys(makes, level))
                 continue
             if i in self.loops:
-                self.places.append(Place.LOOP)
+                self.places.append(EquationPhase.LOOP)
                 done = self.loops.index(i) + 1
                 self.levels.update(dict.fromkeys(makes, done))
                 self.varies.update(makes)
@@ -168,9 +170,9 @@ class _Walk:
                 self.varies.update(makes)
             self.places.append(self._place(i, level, varies))
 
-    def _place(self, i: int, level: int, varies: bool) -> Place:
+    def _place(self, i: int, level: int, varies: bool) -> EquationPhase:
         reads, makes = self.lines.reads[i], self.lines.makes[i]
-        otherwise = Place.ROWS if varies else Place.ONCE
+        otherwise = EquationPhase.ROWS if varies else EquationPhase.ONCE
         if not self.stacks.intersection(reads):
             return otherwise
         late = {
@@ -187,4 +189,4 @@ class _Walk:
         self.stacks.update(
             v for v, d in zip(makes, found.results, strict=True) if d == 0
         )
-        return Place.TAIL if varies else Place.ONCE
+        return EquationPhase.TAIL if varies else EquationPhase.ONCE

@@ -21,7 +21,7 @@ from rhino_jax.ir.transform import num_microbatches
 from rhino_jax.passes.microbatch.fission import run_jaxpr
 from rhino_jax.passes.retraced import imported_again, retraced, without_captured
 from rhino_jax.passes.spmd_pipeline.found import find
-from rhino_jax.passes.spmd_pipeline.spread import Axis
+from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
 from rhino_jax.passes.staged.lines import Lines
 
@@ -59,7 +59,7 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
     step = step_of(lines, imported_again(flat, program), loop)
 
     def run(*arrays: Any) -> list[Any]:
-        axis = Axis(AXIS, stages, loop.count, lax.axis_index(AXIS))
+        axis = StageAxis(AXIS, stages, loop.count, lax.axis_index(AXIS))
         return OnStage(step, axis, arrays).results()
 
     consts = jaxpr_consts(flat)

@@ -13,7 +13,7 @@ from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.fission import run_jaxpr
 from rhino_jax.passes.retraced import traced_on
-from rhino_jax.passes.spmd_pipeline.body import Body, body_of
+from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of
 from rhino_jax.passes.spmd_pipeline.layers import layer_loops, length_of
 from rhino_jax.passes.staged.lines import Lines
 
@@ -32,7 +32,7 @@ class StageLoop:
 
     at: int
     closed: Any
-    body: Body
+    body: MicrobatchBody
     count: int
     layers: tuple[int, ...]
 
@@ -142,7 +142,7 @@ def _check_sizes(name: str, stages: int, count: int, layers: tuple[int, ...]) ->
         )
 
 
-def _check_carries(name: str, body: Body) -> None:
+def _check_carries(name: str, body: MicrobatchBody) -> None:
     steps = {i for s in body.sums for i in s.steps}
     first = body.consts
     carries = set(body.lines.inputs[first : first + body.carries])

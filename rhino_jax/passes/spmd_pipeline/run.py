@@ -19,16 +19,16 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.check.indexed import identity
 from rhino_jax.passes.microbatch.emit.outside import COMBINE
-from rhino_jax.passes.spmd_pipeline.body import Body, Place
+from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody
 from rhino_jax.passes.spmd_pipeline.local import part, run_local
-from rhino_jax.passes.spmd_pipeline.spread import Axis, either, is_key
+from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
 from rhino_jax.passes.spmd_pipeline.sums import Sum
 
 
 hide_frames(__file__)
 
 
-class Run:
+class StageRun:
     """One stage, inside `shard_map`.
 
     Attributes:
@@ -39,7 +39,9 @@ class Run:
       sums: carry → what micro-batches leave together, of this stage.
     """
 
-    def __init__(self, body: Body, axis: Axis, arrays: Sequence[Any]) -> None:
+    def __init__(
+        self, body: MicrobatchBody, axis: StageAxis, arrays: Sequence[Any]
+    ) -> None:
         self.body, self.axis, lines = body, axis, body.lines
         first = body.consts + body.carries
         self.once: dict[int, Any] = dict(lines.consts)
@@ -56,7 +58,7 @@ class Run:
         """What the loop over micro-batches leaves: sums, and slices of its own rows."""
         body = self.body
         for i, place in enumerate(body.places):
-            if place is Place.ONCE:
+            if place is EquationPhase.ONCE:
                 self._do(i, self.once, self._once)
         for level in range(len(body.loops) + 1):
             self._rows(level)
@@ -114,7 +116,7 @@ class Run:
 
     def _rows(self, level: int) -> None:
         body, lines = self.body, self.body.lines
-        todo = body.at(Place.ROWS, level)
+        todo = body.at(EquationPhase.ROWS, level)
         sums = [k for k, s in enumerate(body.sums) if self._sum_at(s) == level]
         parts = [p for k in sums if (p := body.sums[k].part) is not None]
         made = {v for i in todo for v in lines.makes[i]}
@@ -178,7 +180,7 @@ class Run:
         eqn = body.lines.eqns[at]
         is_reversed = bool(eqn.params["reverse"])
         consts, carries = scan_counts(eqn.params)
-        here = (at, *body.at(Place.TAIL, number + 1))
+        here = (at, *body.at(EquationPhase.TAIL, number + 1))
         carried, _ = body.loop_values(number)
         sums = [
             k
@@ -317,7 +319,7 @@ def _nothing(start: Any) -> Any:
     return start if is_key(start) else jnp.zeros_like(start)
 
 
-def _readers(body: Body) -> dict[int, set[int]]:
+def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
     """Value → the equations that read it; -1: it leaves, or is added up elsewhere."""
     found: dict[int, set[int]] = {}
     steps = {i for s in body.sums for i in s.steps}
@@ -330,7 +332,7 @@ def _readers(body: Body) -> dict[int, set[int]]:
             found.setdefault(left, set()).add(-1)
     for s in body.sums:
         at = None if s.part is None else body.lines.maker.get(s.part)
-        is_of_rows = at is None or body.places[at] is Place.ROWS
+        is_of_rows = at is None or body.places[at] is EquationPhase.ROWS
         if s.part is not None and not (body.is_stacked_sum(s) or is_of_rows):
             found.setdefault(s.part, set()).add(-1)
     return found

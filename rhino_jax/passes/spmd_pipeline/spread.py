@@ -30,7 +30,7 @@ REDUCE: Mapping[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class StageAxis:
     """The axis of stages, as its devices see it.
 
     Attributes:

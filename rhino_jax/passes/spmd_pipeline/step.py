@@ -22,8 +22,8 @@ from rhino_jax.passes.spmd_pipeline.along import (
 )
 from rhino_jax.passes.spmd_pipeline.found import StageLoop
 from rhino_jax.passes.spmd_pipeline.local import part, run_local
-from rhino_jax.passes.spmd_pipeline.run import Run
-from rhino_jax.passes.spmd_pipeline.spread import Axis
+from rhino_jax.passes.spmd_pipeline.run import StageRun
+from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.staged.lines import Lines
 
 
@@ -31,7 +31,7 @@ hide_frames(__file__)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LoopedStep:
     """A step around its loop over micro-batches.
 
     Attributes:
@@ -59,7 +59,7 @@ class Step:
         return found
 
 
-def step_of(lines: Lines, program: Program, loop: StageLoop) -> Step:
+def step_of(lines: Lines, program: Program, loop: StageLoop) -> LoopedStep:
     """Say what is cut by layers: stacks that the loop reads, what it leaves of them,
     and what is made of these element by element, as optimizer state.
 
@@ -86,7 +86,7 @@ def step_of(lines: Lines, program: Program, loop: StageLoop) -> Step:
         v in stacks if of is None else lines.inputs[of] in stacks
         for v, of in zip(lines.outputs, state, strict=True)
     )
-    return Step(lines, loop, frozenset(stacks), stacked, by_layers)
+    return LoopedStep(lines, loop, frozenset(stacks), stacked, by_layers)
 
 
 def _read_by_loop(lines: Lines, loop: StageLoop) -> set[int]:
@@ -140,7 +140,9 @@ def _forth(
 class OnStage:
     """One stage of a step, while it is traced."""
 
-    def __init__(self, step: Step, axis: Axis, arrays: Sequence[Any]) -> None:
+    def __init__(
+        self, step: LoopedStep, axis: StageAxis, arrays: Sequence[Any]
+    ) -> None:
         self.step, self.axis = step, axis
         names = (*step.lines.inputs, *step.lines.consts)
         self.env: dict[int, Any] = dict(zip(names, arrays, strict=True))
@@ -194,7 +196,7 @@ class OnStage:
                 arrays.append(self._as_part(atom))
             else:
                 arrays.append(self._read(atom, False))
-        made = Run(body, self.axis, arrays).results()
+        made = StageRun(body, self.axis, arrays).results()
         return [*made[: body.carries], *map(self.axis.whole, made[body.carries :])]
 
     def _as_part(self, atom: Any) -> Any:

@@ -1,8 +1,8 @@
 """A step cut into stages: the tasks that groups of devices run, and what they send.
 
 In: a closed jaxpr and its `Program`, micro-batches, a stage for every forward op.
-Out: `step.Step`, tasks of groups as functions to be traced; `group.GroupProgram`, the
-tasks of a group as one program to be planned.
+Out: `step.DeviceStep`, tasks of groups as functions to be traced; `group.GroupProgram`,
+the tasks of a group as one program to be planned.
 Order: `layers`, `parts` and `stacks` (loops over layers in parts), `apart` (before, in
 and after the loop over micro-batches), `lines` (equations to be run in parts), `sides`
 (forward and backward pass, and what belongs together), `labels` (which op runs where),

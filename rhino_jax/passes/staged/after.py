@@ -15,7 +15,7 @@ they are made of was exchanged; larger ones where most of that is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class StepSend:
     """A value that is made on one group and read on another, once a step.
 
     Attributes:
@@ -50,7 +50,7 @@ class After:
     homes: dict[int, int | None]
     rounds: dict[int, int] = field(default_factory=dict)
     equations: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    sent: set[Sent] = field(default_factory=set)
+    sent: set[StepSend] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -89,10 +89,10 @@ class After:
         at, home = self.lines.maker.get(value), self.homes.get(value)
         if at is None:
             if value in left and left[value] != group:
-                self.sent.add(Sent(value, left[value], group, -1))
+                self.sent.add(StepSend(value, left[value], group, -1))
             return []
         if home is not None and home != group:
-            self.sent.add(Sent(value, home, group, self.rounds[value]))
+            self.sent.add(StepSend(value, home, group, self.rounds[value]))
             return [(home, value)]
         key = group, self.rounds[value]
         self.equations.setdefault(key, set()).add(at)

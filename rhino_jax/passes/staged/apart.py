@@ -30,20 +30,20 @@ from rhino_jax._compat import (
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.choice import KEPT, Choice
-from rhino_jax.passes.microbatch.cut import Crossing, Cut, Loop
+from rhino_jax.passes.microbatch.choice import KEPT, MicrobatchChoice
+from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
 from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.outside import COMBINE
-from rhino_jax.passes.microbatch.emit.piece import Inside
+from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
-from rhino_jax.passes.microbatch.flow.analysis import Found
-from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
+from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.passes.retraced import traced_on
 
 
 hide_frames(__file__)
 
-MOST_LOOPS = 2
+MAX_LOOPS = 2
 """Forward passes up to what couples the batch, and all that waits for it."""
 
 
@@ -71,17 +71,17 @@ class Apart:
         known; empty where it is told from what equations read.
     """
 
-    cut: Cut
+    cut: MicrobatchCut
     before: Any
     piece: Any
     after: Any
-    entering: tuple[Crossing, ...]
-    leaving: tuple[Crossing, ...]
+    entering: tuple[LoopCrossing, ...]
+    leaving: tuple[LoopCrossing, ...]
     sources: tuple[frozenset[int], ...]
     data: frozenset[int]
     between: Any
     early: int
-    coupled: tuple[Crossing, ...]
+    coupled: tuple[LoopCrossing, ...]
     captured: tuple[Any, ...] = ()
     at: tuple[int | None, ...] = ()
 
@@ -121,8 +121,8 @@ class Apart:
 
 
 def cut_for_stages(
-    closed: Any, program: Program, choice: Choice, *, is_even: bool = False
-) -> tuple[Cut, Found]:
+    closed: Any, program: Program, choice: MicrobatchChoice, *, is_even: bool = False
+) -> tuple[MicrobatchCut, FlowResult]:
     """See `find_cut`; what it refuses, with the way out of it that stages leave."""
     try:
         return find_cut(closed, program, choice, is_even=is_even)
@@ -156,12 +156,12 @@ def take_apart(
       program: imported from it.
       count: micro-batches.
       places: where sums over the batch are those of a micro-batch.
-      kept: as of `Choice`.
+      kept: as of `MicrobatchChoice`.
     Raises:
       MicrobatchError: it cannot be cut so, or not into two loops.
     """
-    choice = Choice(
-        count, most_loops=MOST_LOOPS, kept=kept, per_microbatch=places, least=1
+    choice = MicrobatchChoice(
+        count, most_loops=MAX_LOOPS, kept=kept, per_microbatch=places, least=1
     )
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
     opened = consts_as_inputs(open_jaxpr(closed))
@@ -199,14 +199,14 @@ def take_apart(
 class _Parts:
     """The programs, as functions to be traced."""
 
-    found: Found
-    cut: Cut
+    found: FlowResult
+    cut: MicrobatchCut
 
     @cached_property
-    def loop(self) -> Loop:
+    def loop(self) -> MicrobatchLoop:
         """All loops as one; what is done in both is done once."""
         loops, met = self.cut.loops, self._met
-        return Loop(
+        return MicrobatchLoop(
             tuple(sorted({op for loop in loops for op in loop.ops})),
             tuple(
                 dict.fromkeys(
@@ -217,7 +217,7 @@ class _Parts:
         )
 
     @cached_property
-    def coupled(self) -> tuple[Crossing, ...]:
+    def coupled(self) -> tuple[LoopCrossing, ...]:
         """What enters the last loop and is made of what the one before left."""
         return tuple(c for c in self.cut.loops[-1].entering if c.value in self._met)
 
@@ -260,7 +260,7 @@ class _Parts:
             else:
                 views[c.value, c.dim, c.outer, c.inner] = x, None
         piece = Piece(self.split, index)
-        inside = Inside(self.found, piece, lambda v: self._read(env, v), views)
+        inside = PieceEmitter(self.found, piece, lambda v: self._read(env, v), views)
         return inside.top(self.loop)
 
     def after(self, *arrays: Any) -> list[Any]:
@@ -289,7 +289,7 @@ class _Parts:
                 for value, x in zip(item.results, results, strict=True):
                     env.setdefault(value, x)
 
-    def _enters(self, env: dict[int, Any], crossing: Crossing) -> Any:
+    def _enters(self, env: dict[int, Any], crossing: LoopCrossing) -> Any:
         x = self._read(env, crossing.value)
         if crossing.how == "whole":
             return x
@@ -316,5 +316,5 @@ def _closed(traced: tuple[Any, list[Any]]) -> Any:
     return without_dead_code(close_jaxpr(jaxpr, consts))
 
 
-def _rows(crossing: Crossing) -> Rows:
-    return Rows(crossing.dim, crossing.outer, crossing.inner)
+def _rows(crossing: LoopCrossing) -> RowsState:
+    return RowsState(crossing.dim, crossing.outer, crossing.inner)

@@ -14,14 +14,14 @@ from typing import Any
 from rhino_jax._compat import hide_frames
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
-from rhino_jax.passes.staged.names import Names
-from rhino_jax.passes.staged.step import Kind, Send, Task, TaskKind
+from rhino_jax.passes.staged.names import ValueNames
+from rhino_jax.passes.staged.step import StagedTask, TaskKind, TaskSend, ValueKind
 
 
 hide_frames(__file__)
 
 
-def between(apart: Apart, labels: Labels, names: Names) -> list[Task]:
+def between(apart: Apart, labels: Labels, names: ValueNames) -> list[StagedTask]:
     """The tasks, one for every group that has any.
 
     Args:
@@ -40,7 +40,7 @@ def between(apart: Apart, labels: Labels, names: Names) -> list[Task]:
     ]
 
 
-def _task(apart: Apart, names: Names, group: int, values: list[int]) -> Task:
+def _task(apart: Apart, names: ValueNames, group: int, values: list[int]) -> StagedTask:
     first, lines = 1 + len(apart.entering), names.between
     made = [names.of_piece[v] - first for v in values]
     wanted = [v for p in made if (v := lines.outputs[p]) is not None]
@@ -56,7 +56,7 @@ def _task(apart: Apart, names: Names, group: int, values: list[int]) -> Task:
         lines.run(sorted(equations), env)
         return [lines.result(p, env) for p in made]
 
-    return Task(
+    return StagedTask(
         TaskKind.BETWEEN,
         group,
         0,
@@ -67,8 +67,8 @@ def _task(apart: Apart, names: Names, group: int, values: list[int]) -> Task:
 
 
 def sends_between(
-    tasks: list[Task], labels: Labels, kinds: Mapping[int, TaskKind]
-) -> list[Send]:
+    tasks: list[StagedTask], labels: Labels, kinds: Mapping[int, TaskKind]
+) -> list[TaskSend]:
     """What forward passes left on one group, and these tasks of another read.
 
     Args:
@@ -79,10 +79,10 @@ def sends_between(
     found = []
     for task in tasks:
         for key in task.reads:
-            if key.kind is not Kind.SUM:
+            if key.kind is not ValueKind.SUM:
                 continue
             at = labels.left_at[key.number]
             if labels.group(at) != task.group:
                 kind, place = kinds[labels.turn(at)], labels.chunk(at)
-                found.append(Send(key, labels.group(at), task.group, kind, place))
+                found.append(TaskSend(key, labels.group(at), task.group, kind, place))
     return found

@@ -15,7 +15,7 @@ from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import Op, Program, RegionCall
 from rhino_jax.passes.retraced import traced_on
-from rhino_jax.passes.staged.step import Key, Kind, Step, Task
+from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
 
 
 hide_frames(__file__)
@@ -38,13 +38,13 @@ class GroupProgram:
 
     closed: Any
     program: Program
-    tasks: tuple[Task, ...]
-    arguments: tuple[Key, ...]
-    results: tuple[Key, ...]
+    tasks: tuple[StagedTask, ...]
+    arguments: tuple[ValueKey, ...]
+    results: tuple[ValueKey, ...]
     places: Mapping[int, int] = field(default_factory=dict)
 
 
-def group_program(step: Step, group: int, before: Program) -> GroupProgram:
+def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram:
     """The program of one group.
 
     Args:
@@ -80,13 +80,15 @@ def group_program(step: Step, group: int, before: Program) -> GroupProgram:
     for key in results:
         end = outputs.get(key)
         tied = None if end is None or end.state_of is None else end.state_of
-        state_of.append(None if tied is None else place.get(Key(Kind.INPUT, tied)))
+        state_of.append(
+            None if tied is None else place.get(ValueKey(ValueKind.INPUT, tied))
+        )
     program = import_jaxpr(
         closed,
         name=f"{before.name}, group {group}",
         input_paths=[_path(key, before) for key in arguments],
         donated=[
-            key.kind is Kind.INPUT
+            key.kind is ValueKind.INPUT
             and before.inputs[key.number].is_donated
             and step.home[key.number] == group
             for key in arguments
@@ -138,13 +140,15 @@ def _call(op: Op) -> RegionCall:
     return op.call
 
 
-def _path(key: Key, before: Program) -> str:
-    if key.kind is Kind.INPUT:
+def _path(key: ValueKey, before: Program) -> str:
+    if key.kind is ValueKind.INPUT:
         return before.inputs[key.number].path
     return f"{key.kind} {key.number}"
 
 
-def _repeated(program: Program, step: Step, tasks: tuple[Task, ...]) -> Program:
+def _repeated(
+    program: Program, step: StagedStep, tasks: tuple[StagedTask, ...]
+) -> Program:
     """The program with tasks that are compiled alone, those of micro-batches run as
     often as these."""
     ops = list(program.ops)

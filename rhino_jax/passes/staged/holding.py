@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from rhino_jax.passes.staged.step import Key, Kind, Task, TaskKind
+from rhino_jax.passes.staged.step import StagedTask, TaskKind, ValueKey, ValueKind
 
 
-FIXED = frozenset({Kind.INPUT, Kind.ENTERING, Kind.SUM, Kind.COUPLED})
+FIXED = frozenset(
+    {ValueKind.INPUT, ValueKind.ENTERING, ValueKind.SUM, ValueKind.COUPLED}
+)
 """Values of the whole step."""
 
 
 @dataclass(frozen=True, eq=False)
-class Holding:
+class TaskResiduals:
     """What the tasks of a group leave for one another.
 
     Attributes:
@@ -26,22 +28,24 @@ class Holding:
       ahead: what forward passes have.
     """
 
-    left: dict[Key, int]
-    late: dict[int, frozenset[Key]]
-    ahead: frozenset[Key]
+    left: dict[ValueKey, int]
+    late: dict[int, frozenset[ValueKey]]
+    ahead: frozenset[ValueKey]
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], received: Collection[Key] = ()) -> Holding:
+    def of(
+        cls, tasks: Sequence[StagedTask], received: Collection[ValueKey] = ()
+    ) -> TaskResiduals:
         """Args:
         tasks: of a group, in an order in which they can run.
         received: of forward passes of other groups. Where none of this group reads
           it, a backward pass does: it is there from when it would be read.
         """
-        ahead: dict[Key, int] = {}
-        read: set[Key] = set()
-        late: dict[int, frozenset[Key]] = {}
+        ahead: dict[ValueKey, int] = {}
+        read: set[ValueKey] = set()
+        late: dict[int, frozenset[ValueKey]] = {}
         for task in tasks:
-            keys = {k for k in (*task.makes, *task.reads) if k.kind is Kind.INSIDE}
+            keys = {k for k in (*task.makes, *task.reads) if k.kind is ValueKind.INSIDE}
             if task.kind is TaskKind.FORWARD:
                 ahead = {**dict.fromkeys(keys, task.place), **ahead}
             elif task.is_per_micro_batch:
@@ -53,7 +57,9 @@ class Holding:
         left = {key: at for key, at in ahead.items() if key in read}
         return cls(left, late, frozenset(ahead))
 
-    def of_chunk(self, chunk: int) -> tuple[Set[Key], Set[Key], Set[Key]]:
+    def of_chunk(
+        self, chunk: int
+    ) -> tuple[Set[ValueKey], Set[ValueKey], Set[ValueKey]]:
         """What a chunk's tasks leave for one another, of a micro-batch.
 
         Returns:
@@ -64,30 +70,32 @@ class Holding:
         late = self.late.get(chunk, frozenset())
         return left, left & late, late - self.ahead
 
-    def held(self, task: Task) -> list[Key]:
+    def held(self, task: StagedTask) -> list[ValueKey]:
         """What of a task's arguments and results is held whether or not it runs: from
         before it, after it, or from its start on. The rest is its own while it runs."""
-        late = frozenset[Key]().union(*self.late.values())
+        late = frozenset[ValueKey]().union(*self.late.values())
         inside = self.left.keys() | late
         keys = dict.fromkeys((*task.reads, *task.makes))
         return [k for k in keys if k.kind in FIXED or k in inside]
 
 
-def is_once(task: Task) -> bool:
+def is_once(task: StagedTask) -> bool:
     """Whether it runs when nothing of micro-batches is held: at a step's start or end,
     and not between forward and backward passes."""
     return not task.is_per_micro_batch and task.kind is not TaskKind.BETWEEN
 
 
-def earlier_results(tasks: Sequence[Task], task: Task) -> list[Key]:
+def earlier_results(tasks: Sequence[StagedTask], task: StagedTask) -> list[ValueKey]:
     """What tasks before this one made once a step, and it does not read: results, and
     what other groups or later rounds read, are held until the step ends."""
     before = tasks[: tasks.index(task)]
     made = dict.fromkeys(k for t in before for k in t.makes)
-    return [k for k in made if k.kind is Kind.AFTER and k not in task.reads]
+    return [k for k in made if k.kind is ValueKind.AFTER and k not in task.reads]
 
 
-def may_wait(tasks: Sequence[Task], received: Collection[Key]) -> frozenset[Key]:
+def may_wait(
+    tasks: Sequence[StagedTask], received: Collection[ValueKey]
+) -> frozenset[ValueKey]:
     """What the forward task of a chunk makes or receives of a micro-batch, and of the
     group's other tasks the backward task of the same chunk alone has.
 
@@ -95,8 +103,8 @@ def may_wait(tasks: Sequence[Task], received: Collection[Key]) -> frozenset[Key]
       tasks: of a group.
       received: of forward tasks of other groups.
     """
-    users: dict[Key, set[tuple[TaskKind, int]]] = {}
-    made: set[Key] = {*received}
+    users: dict[ValueKey, set[tuple[TaskKind, int]]] = {}
+    made: set[ValueKey] = {*received}
     for task in tasks:
         if task.kind is TaskKind.FORWARD:
             made.update(task.makes)
@@ -105,7 +113,7 @@ def may_wait(tasks: Sequence[Task], received: Collection[Key]) -> frozenset[Key]
     return frozenset(
         key
         for key, own in users.items()
-        if key.kind is Kind.INSIDE
+        if key.kind is ValueKind.INSIDE
         and key in made
         and {kind for kind, _ in own} == {TaskKind.FORWARD, TaskKind.BACKWARD}
         and len(own) == 2

@@ -14,12 +14,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rhino_jax.passes.sequence_slices.refused import against_order
-from rhino_jax.passes.sequence_slices.sliced import Sliced, sliced
+from rhino_jax.passes.sequence_slices.sliced import SlicedBody, sliced
 from rhino_jax.passes.staged.apart import Apart
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.staging import NOTHING, staged
-from rhino_jax.passes.staged.step import Step, TaskKind
+from rhino_jax.passes.staged.step import StagedStep, TaskKind
 
 
 def staged_in_slices(
@@ -28,9 +28,9 @@ def staged_in_slices(
     group_of: Sequence[int],
     lengths: Sequence[int],
     *,
-    remade: Remade = NOTHING,
+    remade: StagedRemat = NOTHING,
     together: Sequence[Collection[int]] = (),
-) -> Step:
+) -> StagedStep:
     """The tasks of a step, a slice of its sequences after the other.
 
     Args:
@@ -57,7 +57,7 @@ def staged_in_slices(
     return step
 
 
-def _check_order(step: Step, parts: int, name: str) -> None:
+def _check_order(step: StagedStep, parts: int, name: str) -> None:
     """Refuse slices that pass over the model against its order.
 
     Args:
@@ -79,7 +79,7 @@ def _check_order(step: Step, parts: int, name: str) -> None:
 
 
 def chunks_of(
-    whole: Sides, stages: Sequence[int], cut: Sliced, sides: Sides, parts: int
+    whole: Sides, stages: Sequence[int], cut: SlicedBody, sides: Sides, parts: int
 ) -> list[int | None]:
     """Of every equation in slices its chunk: what a slice has of one is where that was.
 

@@ -41,12 +41,12 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
       labels: of its micro-batches, with backward passes whole.
     """
     lines, waited_for = labels.lines, labels.waited_for[1]
-    loops: dict[int, _Loop] = {}
+    loops: dict[int, _SplitScan] = {}
     for i, (makes, label) in enumerate(zip(lines.makes, labels.of, strict=True)):
         wanted = [k for k, v in enumerate(makes) if v in waited_for]
         is_back = label is not None and labels.turn(label) == 1
         if is_back and wanted and lines.eqns[i].primitive.name == "scan":
-            loop = _Loop(lines.eqns[i], wanted)
+            loop = _SplitScan(lines.eqns[i], wanted)
             if loop.is_worth_it:
                 loops[i] = loop
     if not loops:
@@ -67,7 +67,7 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
     return replace(apart, piece=without_dead_code(traced_on(run, types)))
 
 
-class _Loop:
+class _SplitScan:
     """A scan, and which of its results come from the first of two loops.
 
     Attributes:

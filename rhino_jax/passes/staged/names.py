@@ -8,11 +8,11 @@ from typing import Any
 
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.lines import Lines
-from rhino_jax.passes.staged.step import Key, Kind
+from rhino_jax.passes.staged.step import ValueKey, ValueKind
 
 
 @dataclass(frozen=True, eq=False)
-class Names:
+class ValueNames:
     """Attributes:
     apart: the step.
     piece: lines of a micro-batch.
@@ -21,7 +21,7 @@ class Names:
 
     apart: Apart
     piece: Lines
-    types: dict[Key, Any] = field(default_factory=dict)
+    types: dict[ValueKey, Any] = field(default_factory=dict)
 
     @cached_property
     def before(self) -> Lines:
@@ -40,7 +40,7 @@ class Names:
         """How many inputs the step has."""
         return len(self.before.inputs)
 
-    def _given(self, key: Key, aval: Any) -> Key:
+    def _given(self, key: ValueKey, aval: Any) -> ValueKey:
         self.types.setdefault(key, aval)
         return key
 
@@ -58,60 +58,62 @@ class Names:
         """Value → its position among the inputs of what comes after."""
         return {v: i for i, v in enumerate(self.after.inputs)}
 
-    def step_input(self, value: int) -> Key:
+    def step_input(self, value: int) -> ValueKey:
         """Of an input, by its number in the program before the loop."""
         return self._given(
-            Key(Kind.INPUT, self._of_before[value]), self.before.avals[value]
+            ValueKey(ValueKind.INPUT, self._of_before[value]), self.before.avals[value]
         )
 
     def is_made_before(self, position: int) -> bool:
         """Whether what enters at a position is no input of the step as it is."""
         return self.before.outputs[position] not in self._of_before
 
-    def entering(self, position: int) -> Key:
+    def entering(self, position: int) -> ValueKey:
         """Of what enters a piece."""
         value = self.before.outputs[position]
         if value is not None and value in self._of_before:
             return self.step_input(value)
         aval = self.before.atoms[position].aval
-        return self._given(Key(Kind.ENTERING, position), aval)
+        return self._given(ValueKey(ValueKind.ENTERING, position), aval)
 
-    def inside(self, value: int) -> Key:
+    def inside(self, value: int) -> ValueKey:
         """Of what a piece reads or makes, by number."""
         at, aval = self.of_piece.get(value), self.piece.avals[value]
         if at is None:
-            return self._given(Key(Kind.INSIDE, value), aval)
+            return self._given(ValueKey(ValueKind.INSIDE, value), aval)
         if at == 0:
-            return self._given(Key(Kind.PIECE), aval)
+            return self._given(ValueKey(ValueKind.PIECE), aval)
         coupled = at - 1 - len(self.apart.entering)
         return self.entering(at - 1) if coupled < 0 else self.coupled(coupled)
 
-    def coupled(self, position: int) -> Key:
+    def coupled(self, position: int) -> ValueKey:
         """Of what is made between forward and backward passes."""
         aval = self.between.atoms[position].aval
-        return self._given(Key(Kind.COUPLED, position), aval)
+        return self._given(ValueKey(ValueKind.COUPLED, position), aval)
 
-    def left(self, position: int) -> Key:
+    def left(self, position: int) -> ValueKey:
         """Of what all pieces leave together."""
-        return self._given(Key(Kind.SUM, position), self.apart.sum_type(position))
+        return self._given(
+            ValueKey(ValueKind.SUM, position), self.apart.sum_type(position)
+        )
 
     def is_left(self, value: int) -> bool:
         """Whether a value after the loop is what pieces left."""
         return self.of_after.get(value, -1) >= self.inputs
 
-    def read_after(self, value: int) -> Key:
+    def read_after(self, value: int) -> ValueKey:
         """Of what is read after the loop, by number."""
         at = self.of_after.get(value)
         if at is None:
             return self.made_after(value)
         if at < self.inputs:
-            return self._given(Key(Kind.INPUT, at), self.after.avals[value])
+            return self._given(ValueKey(ValueKind.INPUT, at), self.after.avals[value])
         return self.left(at - self.inputs)
 
-    def made_after(self, value: int) -> Key:
+    def made_after(self, value: int) -> ValueKey:
         """Of what is made after the loop, or finished of what was left."""
-        return self._given(Key(Kind.AFTER, value), self.after.avals[value])
+        return self._given(ValueKey(ValueKind.AFTER, value), self.after.avals[value])
 
-    def result(self, value: int) -> Key:
+    def result(self, value: int) -> ValueKey:
         """Of a result of the step."""
         return self.made_after(value) if self.is_left(value) else self.read_after(value)

@@ -32,7 +32,7 @@ PARALLEL = FactorKind.PARALLEL
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ValueParts:
     """A value in parts along a dim."""
 
     dim: int
@@ -80,17 +80,19 @@ class InParts:
                 with eqn_context(x.eqn):
                     (x.array,) = bind_eqn(x.eqn, given, x.eqn.params)
             return x.array
-        return lax.concatenate(x.arrays, x.dim) if isinstance(x, Parts) else x
+        return lax.concatenate(x.arrays, x.dim) if isinstance(x, ValueParts) else x
 
-    def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> Parts:
+    def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> ValueParts:
         """A value in parts of such sizes along a dim."""
-        if isinstance(x, Parts) and x.dim == dim and x.sizes == tuple(sizes):
+        if isinstance(x, ValueParts) and x.dim == dim and x.sizes == tuple(sizes):
             return x
         if isinstance(x, Uniform) and dim in x.dims:
-            return Parts(dim, tuple(self._of_size(x, dim, size) for size in sizes))
+            return ValueParts(dim, tuple(self._of_size(x, dim, size) for size in sizes))
         x = self.whole(x)
         bounds = pairwise(accumulate(sizes, initial=0))
-        return Parts(dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in bounds))
+        return ValueParts(
+            dim, tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in bounds)
+        )
 
     def block(
         self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
@@ -151,7 +153,7 @@ class InParts:
         return found
 
     def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
-        if any(isinstance(x, Parts) for x in args):
+        if any(isinstance(x, ValueParts) for x in args):
             for way in (self._call, self._scan, self._by_factor):
                 found = way(op, eqn, args)
                 if found is not None:
@@ -173,7 +175,9 @@ class InParts:
         if call is None or call.kind is not RegionKind.SCAN:
             return None
         first = call.num_consts + call.num_carry
-        found = {x.sizes for x in args[first:] if isinstance(x, Parts) and x.dim == 0}
+        found = {
+            x.sizes for x in args[first:] if isinstance(x, ValueParts) and x.dim == 0
+        }
         if len(found) != 1:
             return None
         (sizes,) = found
@@ -189,7 +193,7 @@ class InParts:
         count = len(eqn.outvars) - call.num_carry
         return [
             *carry,
-            *(Parts(0, tuple(made[k][i] for k in order)) for i in range(count)),
+            *(ValueParts(0, tuple(made[k][i] for k in order)) for i in range(count)),
         ]
 
     def _by_factor(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
@@ -200,7 +204,7 @@ class InParts:
         cut = {
             (rule.operands[i][x.dim], x.sizes)
             for i, x in enumerate(args)
-            if isinstance(x, Parts)
+            if isinstance(x, ValueParts)
         }
         dim, sizes = next(iter(cut))
         if len(cut) != 1 or len(dim) != 1:
@@ -222,7 +226,7 @@ class InParts:
         return [
             _added([m[i] for m in made], COMBINE[str(reducer)])
             if d == -1
-            else Parts(int(d or 0), tuple(m[i] for m in made))
+            else ValueParts(int(d or 0), tuple(m[i] for m in made))
             for i, d in enumerate(results)
         ]
 

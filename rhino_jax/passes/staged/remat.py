@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.congruence import pair_ops, pair_regions
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import Decided, decide
 from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.equations import equations
-from rhino_jax.passes.remat.frame import Plan
+from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.regions import Blocks
+from rhino_jax.passes.remat.regions import FlatRegions
 from rhino_jax.passes.remat.residual_stacks import find_stacks
 from rhino_jax.passes.retraced import retraced
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.passes.staged.sides import Sides
-from rhino_jax.passes.staged.step import Kind
+from rhino_jax.passes.staged.step import ValueKind
 
 
 Place = tuple[int, int]
@@ -28,12 +28,13 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Remade:
+class StagedRemat:
     """What backward passes make again.
 
     Attributes:
       chunks: those whose forward passes run again as a whole.
-      values: group → a `Choice` of values of the forward passes of its other chunks, as
+      values: group → a `RematChoice` of values of the forward passes of its other
+      chunks, as
         text. Ids are of `Sides.program`. What these values need is made again, too,
         down to what the backward pass reads anyway and what the choice keeps for that;
         others wait in the host's memory.
@@ -43,7 +44,7 @@ class Remade:
     values: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, chunks: Iterable[int], choices: Iterable[str]) -> Remade:
+    def of(cls, chunks: Iterable[int], choices: Iterable[str]) -> StagedRemat:
         """Args:
         chunks: whose forward passes run again.
         choices: of every group; empty where it makes none of its values again.
@@ -51,19 +52,19 @@ class Remade:
         texts = {g: text for g, text in enumerate(choices) if text}
         return cls(frozenset(chunks), texts)
 
-    def with_chunks(self, chunks: frozenset[int]) -> Remade:
+    def with_chunks(self, chunks: frozenset[int]) -> StagedRemat:
         return replace(self, chunks=self.chunks | chunks)
 
-    def with_values(self, group: int, choice: str) -> Remade:
+    def with_values(self, group: int, choice: str) -> StagedRemat:
         """With another choice for a group; none, if it is empty."""
         rest = {g: text for g, text in self.values.items() if g != group}
         return replace(self, values={**rest, group: choice} if choice else rest)
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> RematChoice:
         """Of all groups."""
-        each = [Choice.parse(text) for _, text in sorted(self.values.items())]
-        return Choice(
+        each = [RematChoice.parse(text) for _, text in sorted(self.values.items())]
+        return RematChoice(
             tuple(v for c in each for v in c.recompute),
             tuple(v for c in each for v in c.keep),
             tuple(v for c in each for v in c.offload),
@@ -71,7 +72,7 @@ class Remade:
 
 
 def applied(
-    sides: Sides, apart: Apart, choice: Choice, asked: Sides
+    sides: Sides, apart: Apart, choice: RematChoice, asked: Sides
 ) -> tuple[Sides, frozenset[Place], frozenset[Place]]:
     """A micro-batch whose loops stack no longer what is made again, slice by slice.
 
@@ -86,7 +87,7 @@ def applied(
     """
     if sides is not asked:
         choice = _in_ids_of(sides, choice, asked)
-    blocks = Blocks(sides.program, is_top_entered=False)
+    blocks = FlatRegions(sides.program, is_top_entered=False)
     stacked = {s.value for s in find_stacks(blocks, halves_of(blocks.top))}
     slices = tuple(v for v in choice.recompute if v in stacked)
     place = {
@@ -99,14 +100,16 @@ def applied(
     if not slices:
         return sides, again, kept
     inside = tuple(v for v in choice.keep if v not in place)
-    decided = decide(blocks, Choice(slices, inside))
-    plan = Plan(blocks, equations(apart.piece, sides.program), decided)
+    decided = decide(blocks, RematChoice(slices, inside))
+    plan = RematPlan(blocks, equations(apart.piece, sides.program), decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
     lines = Lines.of(piece, _numbers(sides, decided[None]))
     return replace(sides, lines=lines), again, kept
 
 
-def offloaded(sides: Sides, remade: Remade, asked: Sides) -> dict[int, frozenset[int]]:
+def offloaded(
+    sides: Sides, remade: StagedRemat, asked: Sides
+) -> dict[int, frozenset[int]]:
     """Numbers of what waits in the host's memory, of every group that has any.
 
     Args:
@@ -116,7 +119,7 @@ def offloaded(sides: Sides, remade: Remade, asked: Sides) -> dict[int, frozenset
     number = dict(_numbered(sides))
     found = {}
     for group, text in remade.values.items():
-        choice = Choice((), (), Choice.parse(text).offload)
+        choice = RematChoice((), (), RematChoice.parse(text).offload)
         if sides is not asked and choice.offload:
             choice = _in_ids_of(sides, choice, asked)
         found[group] = frozenset(number[v] for v in choice.offload if v in number)
@@ -145,7 +148,7 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
     return found
 
 
-def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
+def _in_ids_of(sides: Sides, choice: RematChoice, asked: Sides) -> RematChoice:
     """A choice of values of another program with the same forward ops.
 
     Values that have no counterpart, as of a loop whose body was traced with other
@@ -158,7 +161,7 @@ def _in_ids_of(sides: Sides, choice: Choice, asked: Sides) -> Choice:
     pair_regions(before, before.body, now, now.body, ids)
     chosen = (choice.recompute, choice.keep, choice.offload)
     again, keep, sent = (tuple(ids[v] for v in of if v in ids) for of in chosen)
-    return Choice(again, keep, sent)
+    return RematChoice(again, keep, sent)
 
 
 def _op(sides: Sides, equation: int) -> Op:
@@ -171,7 +174,7 @@ def _results(sides: Sides) -> Iterator[tuple[int, ...]]:
         yield _op(sides, i).results
 
 
-def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
+def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
     """A choice of values of a group's program, as one of a piece's; as text.
 
     Args:
@@ -183,12 +186,12 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
     ids = {
         end.value: made[key.number]
         for key, end in zip(of.arguments, of.program.inputs, strict=True)
-        if key.kind is Kind.INSIDE and key.number in made
+        if key.kind is ValueKind.INSIDE and key.number in made
     }
     for op_id, place in of.places.items():
         other = _op(sides, sides.forward[place])
         pair_ops(of.program, of.program.ops[op_id], sides.program, other, ids)
-    alias = Blocks(sides.program).top.alias
+    alias = FlatRegions(sides.program).top.alias
     outside = {alias.get(v, v): v for results in _results(sides) for v in results}
     recompute = [ids[v] for v in choice.recompute if v in ids]
     # What it receives is there anyway.
@@ -196,7 +199,7 @@ def in_ids_of_piece(choice: Choice, of: GroupProgram, sides: Sides) -> str:
     keep = tuple(ids[v] for v in choice.keep if v in ids.keys() - received)
     sent = [ids[v] for v in choice.offload if v in ids]
     return str(
-        Choice(
+        RematChoice(
             tuple(outside.get(v, v) for v in recompute),
             keep,
             tuple(outside.get(v, v) for v in sent),

@@ -21,7 +21,7 @@ from rhino_jax._compat import (
     untagged,
     without_dead_code,
 )
-from rhino_jax.passes.microbatch.cut import Crossing
+from rhino_jax.passes.microbatch.cut import LoopCrossing
 from rhino_jax.passes.retraced import traced_on
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
@@ -69,7 +69,7 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
     }
     if not found:
         return None
-    leaving: list[Crossing] = []
+    leaving: list[LoopCrossing] = []
     places: list[range] = []
     for k, crossing in enumerate(apart.leaving):
         count = len(found[k].terms) if k in found else 1

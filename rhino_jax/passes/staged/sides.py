@@ -216,7 +216,7 @@ def apart_as_planned(
     planned: tuple[int, bool],
 ) -> Apart:
     """A step that is planned, taken apart as it was then: also before rows of earlier
-    loops were kept to save one (`passes.microbatch.choice.Choice.kept`).
+    loops were kept to save one (`passes.microbatch.choice.MicrobatchChoice.kept`).
 
     Args:
       closed, program, count, places: as of `take_apart`.

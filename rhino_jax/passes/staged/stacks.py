@@ -26,14 +26,14 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.retraced import traced_on
-from rhino_jax.passes.staged.parts import InParts, Parts
+from rhino_jax.passes.staged.parts import InParts, ValueParts
 
 
 hide_frames(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class LayerStack:
     """Arrays of the same layers, to be in parts along dim 0.
 
     Attributes:
@@ -75,7 +75,7 @@ class Unstacked:
     program: Program
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[LayerStack, ...]
 
     @classmethod
     def none(cls, closed: Any, program: Program) -> Unstacked:
@@ -86,7 +86,9 @@ class Unstacked:
         )
 
     @classmethod
-    def of(cls, closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstacked:
+    def of(
+        cls, closed: Any, program: Program, stacks: Sequence[LayerStack]
+    ) -> Unstacked:
         """The step with these stacks in parts; without any, as it is.
 
         Its equations no longer name the mesh in which they were traced: they run on
@@ -115,11 +117,11 @@ class Unstacked:
         return _sizes(self.stacks)
 
 
-def _sizes(stacks: Sequence[Stack]) -> dict[int, tuple[int, ...]]:
+def _sizes(stacks: Sequence[LayerStack]) -> dict[int, tuple[int, ...]]:
     return {slot: stack.sizes for stack in stacks for slot in stack.slots}
 
 
-def unstacked(closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstacked:
+def unstacked(closed: Any, program: Program, stacks: Sequence[LayerStack]) -> Unstacked:
     """A step with stacks in parts.
 
     Args:
@@ -144,7 +146,9 @@ def unstacked(closed: Any, program: Program, stacks: Sequence[Stack]) -> Unstack
         given: dict[int, list[Any]] = {}
         for end, x in zip(inputs, arrays, strict=True):
             given.setdefault(end.whole, []).append(x)
-        args = [Parts(0, tuple(xs)) if i in sizes else xs[0] for i, xs in given.items()]
+        args = [
+            ValueParts(0, tuple(xs)) if i in sizes else xs[0] for i, xs in given.items()
+        ]
         outs = walk.block(program.body, opened, (), args)
         outputs.clear()
         found: list[Any] = []
@@ -167,7 +171,7 @@ def _imported(
     before: Program,
     inputs: Sequence[End],
     outputs: Sequence[End],
-    stacks: Sequence[Stack],
+    stacks: Sequence[LayerStack],
 ) -> Unstacked:
     sizes = _sizes(stacks)
 

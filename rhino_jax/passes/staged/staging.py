@@ -15,17 +15,17 @@ from rhino_jax.passes.staged.between import between, sends_between
 from rhino_jax.passes.staged.holding import is_plain, may_wait
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.loops import apart_loops
-from rhino_jax.passes.staged.names import Names
-from rhino_jax.passes.staged.remat import Remade, applied, offloaded
+from rhino_jax.passes.staged.names import ValueNames
+from rhino_jax.passes.staged.remat import StagedRemat, applied, offloaded
 from rhino_jax.passes.staged.shared_sums import apart_sums
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.step import (
-    Key,
-    Kind,
-    Send,
-    Step,
-    Task,
+    StagedStep,
+    StagedTask,
     TaskKind,
+    TaskSend,
+    ValueKey,
+    ValueKind,
     received,
 )
 from rhino_jax.passes.staged.updates import updates
@@ -41,7 +41,7 @@ _KINDS = {
 }
 """By the turn of a label."""
 
-NOTHING = Remade()
+NOTHING = StagedRemat()
 """All is kept."""
 
 
@@ -51,10 +51,10 @@ def staged(
     group_of: Sequence[int] = (),
     *,
     is_split: bool = False,
-    remade: Remade = NOTHING,
+    remade: StagedRemat = NOTHING,
     is_twice: bool = False,
     together: Sequence[Collection[int]] = (),
-) -> Step:
+) -> StagedStep:
     """The tasks of a step.
 
     Args:
@@ -107,7 +107,7 @@ def staged(
         )
     if is_twice:
         labels = labels.twice(apart.early)
-    names = Names(apart, labels.lines)
+    names = ValueNames(apart, labels.lines)
     return _Staging(apart, labels, names, sent, tuple(together)).step()
 
 
@@ -148,18 +148,18 @@ def with_split_loops(
 class _Staging:
     apart: Apart
     labels: Labels
-    names: Names
+    names: ValueNames
     sent: Mapping[int, frozenset[int]]
     together: tuple[Collection[int], ...]
 
-    def step(self) -> Step:
+    def step(self) -> StagedStep:
         names, groups = self.names, self.labels.groups
         starts = [self._start(g) for g in range(groups)]
         pieces = [self._piece(label) for label in range(self.labels.count)]
         ahead, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
         middle = between(self.apart, self.labels, names)
         last = updates(self.apart, names, self.after)
-        tasks: list[list[Task]] = [[] for _ in range(groups)]
+        tasks: list[list[StagedTask]] = [[] for _ in range(groups)]
         for task in (*starts, *ahead, *middle, *back, *last):
             if task.makes:
                 tasks[task.group].append(task)
@@ -172,7 +172,7 @@ class _Staging:
         # A task that would make nothing is none, and gets nothing.
         read = {(key, task.group) for of in tasks for task in of for key in task.reads}
         sent = {(s.key, s.target): s for s in sends if (s.key, s.target) in read}
-        return Step(
+        return StagedStep(
             groups=groups,
             chunks=self.labels.group_of,
             micro_batches=self.apart.cut.count,
@@ -193,8 +193,8 @@ class _Staging:
         )
 
     def _offloaded(
-        self, tasks: Iterable[Sequence[Task]], sends: Sequence[Send]
-    ) -> tuple[frozenset[Key], ...]:
+        self, tasks: Iterable[Sequence[StagedTask]], sends: Sequence[TaskSend]
+    ) -> tuple[frozenset[ValueKey], ...]:
         if not self.sent:
             return ()
         names = self.names
@@ -211,7 +211,7 @@ class _Staging:
             for group, of in enumerate(tasks)
         )
 
-    def _start(self, group: int) -> Task:
+    def _start(self, group: int) -> StagedTask:
         """What micro-batches of a group read, and sums of nothing."""
         names, lines, labels = self.names, self.names.before, self.labels
         read = self._read_by(group) & names.of_piece.keys()
@@ -231,7 +231,7 @@ class _Staging:
                 *(self.apart.start(k) for k in sums),
             ]
 
-        return Task(
+        return StagedTask(
             TaskKind.START,
             group,
             0,
@@ -246,7 +246,7 @@ class _Staging:
         mine = [at for at in range(labels.count) if labels.group(at) == group]
         return set().union(*(labels.reads[at] for at in mine))
 
-    def _piece(self, label: int) -> Task:
+    def _piece(self, label: int) -> StagedTask:
         names, labels, lines = self.names, self.labels, self.labels.lines
         equations, gives = labels.ordered(label), labels.gives(label)
         reads, sums = sorted(labels.reads[label]), labels.leaves(label)
@@ -273,7 +273,7 @@ class _Staging:
                 ),
             ]
 
-        return Task(
+        return StagedTask(
             self._kind(label),
             labels.group(label),
             labels.chunk(label),
@@ -285,9 +285,9 @@ class _Staging:
     def _kind(self, label: int) -> TaskKind:
         return _KINDS[self.labels.turn(label)]
 
-    def _sends(self) -> list[Send]:
+    def _sends(self) -> list[TaskSend]:
         labels = self.labels
-        found: dict[tuple[Key, int], Send] = {}
+        found: dict[tuple[ValueKey, int], TaskSend] = {}
         for label, reads in enumerate(labels.reads):
             target = labels.group(label)
             for v in sorted(reads & labels.made_at.keys()):
@@ -295,7 +295,7 @@ class _Staging:
                 source, key = labels.group(at), self.names.inside(v)
                 if source != target:
                     place = labels.chunk(at)
-                    send = Send(key, source, target, self._kind(at), place)
+                    send = TaskSend(key, source, target, self._kind(at), place)
                     found.setdefault((key, target), send)
         return list(found.values())
 
@@ -326,25 +326,25 @@ class _Staging:
         ]
         return After.of(lines, known, left, ties)
 
-    def _sends_after(self) -> list[Send]:
+    def _sends_after(self) -> list[TaskSend]:
         found = []
         for sent in sorted(self.after.sent, key=lambda s: (s.round, s.value, s.target)):
             key = self.names.read_after(sent.value)
             kind, place = TaskKind.UPDATE, sent.round
-            if key.kind is Kind.SUM:
+            if key.kind is ValueKind.SUM:
                 at = self.labels.left_at[key.number]
                 kind, place = self._kind(at), self.labels.chunk(at)
-            found.append(Send(key, sent.source, sent.target, kind, place))
+            found.append(TaskSend(key, sent.source, sent.target, kind, place))
         return found
 
     def _homes(
-        self, tasks: Iterable[Iterable[Task]]
+        self, tasks: Iterable[Iterable[StagedTask]]
     ) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
         """Of every input its group, and where else it is read."""
         users: dict[int, set[int]] = {}
         for group, mine in enumerate(tasks):
             for key in (k for task in mine for k in task.reads):
-                if key.kind is Kind.INPUT:
+                if key.kind is ValueKind.INPUT:
                     users.setdefault(key.number, set()).add(group)
         home = []
         for i, value in enumerate(self.names.after.inputs[: self.names.inputs]):

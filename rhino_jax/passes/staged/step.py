@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
-class Kind(enum.StrEnum):
+class ValueKind(enum.StrEnum):
     """What a value of a step is.
 
     INPUT: of the step, by position. PIECE: the number of the micro-batch. ENTERING:
@@ -26,10 +26,10 @@ class Kind(enum.StrEnum):
     AFTER = "after"
 
 
-class Key(NamedTuple):
+class ValueKey(NamedTuple):
     """Names a value of a step: what it is, and its number among such."""
 
-    kind: Kind
+    kind: ValueKind
     number: int = 0
 
 
@@ -56,7 +56,7 @@ PER_MICRO_BATCH = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class StagedTask:
     """One program that a group runs.
 
     Attributes:
@@ -72,8 +72,8 @@ class Task:
     kind: TaskKind
     group: int
     place: int
-    reads: tuple[Key, ...]
-    makes: tuple[Key, ...]
+    reads: tuple[ValueKey, ...]
+    makes: tuple[ValueKey, ...]
     run: Callable[..., list[Any]] = field(repr=False)
 
     @property
@@ -88,7 +88,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class TaskSend:
     """A value that tasks of another group read.
 
     Attributes:
@@ -97,26 +97,26 @@ class Send:
       kind, place: of the task of the source that makes it.
     """
 
-    key: Key
+    key: ValueKey
     source: int
     target: int
     kind: TaskKind
     place: int
 
 
-def received(sends: Iterable[Send], group: int) -> frozenset[Key]:
-    """See `Step.received`."""
+def received(sends: Iterable[TaskSend], group: int) -> frozenset[ValueKey]:
+    """See `StagedStep.received`."""
     return frozenset(
         s.key
         for s in sends
         if s.target == group
         and s.kind is TaskKind.FORWARD
-        and s.key.kind is Kind.INSIDE
+        and s.key.kind is ValueKind.INSIDE
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class StagedStep:
     """All that runs in a step.
 
     Attributes:
@@ -137,15 +137,15 @@ class Step:
     groups: int
     chunks: tuple[int, ...]
     micro_batches: int
-    tasks: tuple[tuple[Task, ...], ...]
-    sends: tuple[Send, ...]
+    tasks: tuple[tuple[StagedTask, ...], ...]
+    sends: tuple[TaskSend, ...]
     home: tuple[int, ...]
     copies: frozenset[tuple[int, int]]
-    outputs: tuple[tuple[int, Key] | Any, ...]
-    types: dict[Key, Any]
-    offloaded: tuple[frozenset[Key], ...] = ()
+    outputs: tuple[tuple[int, ValueKey] | Any, ...]
+    types: dict[ValueKey, Any]
+    offloaded: tuple[frozenset[ValueKey], ...] = ()
 
-    def waits_on_host(self, group: int) -> frozenset[Key]:
+    def waits_on_host(self, group: int) -> frozenset[ValueKey]:
         """What of a micro-batch a group has in the host's memory in between."""
         return self.offloaded[group] if self.offloaded else frozenset()
 
@@ -161,22 +161,22 @@ class Step:
         )
 
     @property
-    def met(self) -> tuple[Send, ...]:
+    def met(self) -> tuple[TaskSend, ...]:
         """What is sent when all forward passes are done, for tasks between these and
         backward passes."""
         between = (t for of in self.tasks for t in of if t.kind is TaskKind.BETWEEN)
         wanted = {(key, task.group) for task in between for key in task.reads}
         return tuple(s for s in self.sends if (s.key, s.target) in wanted)
 
-    def sent(self, group: int) -> tuple[Key, ...]:
+    def sent(self, group: int) -> tuple[ValueKey, ...]:
         """What others read that a group makes."""
         return tuple(dict.fromkeys(s.key for s in self.sends if s.source == group))
 
-    def received(self, group: int) -> frozenset[Key]:
+    def received(self, group: int) -> frozenset[ValueKey]:
         """Of a micro-batch, what forward passes of other groups make and it reads."""
         return received(self.sends, group)
 
-    def inputs(self, group: int) -> tuple[Key, ...]:
+    def inputs(self, group: int) -> tuple[ValueKey, ...]:
         """Inputs of the step that tasks of a group read."""
         made = {key for task in self.tasks[group] for key in task.reads}
-        return tuple(sorted(k for k in made if k.kind is Kind.INPUT))
+        return tuple(sorted(k for k in made if k.kind is ValueKind.INPUT))

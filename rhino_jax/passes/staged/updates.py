@@ -7,14 +7,14 @@ from typing import Any
 from rhino_jax._compat import hide_frames
 from rhino_jax.passes.staged.after import After
 from rhino_jax.passes.staged.apart import Apart
-from rhino_jax.passes.staged.names import Names
-from rhino_jax.passes.staged.step import Task, TaskKind
+from rhino_jax.passes.staged.names import ValueNames
+from rhino_jax.passes.staged.step import StagedTask, TaskKind
 
 
 hide_frames(__file__)
 
 
-def updates(apart: Apart, names: Names, after: After) -> list[Task]:
+def updates(apart: Apart, names: ValueNames, after: After) -> list[StagedTask]:
     """The tasks, in the order of their rounds.
 
     Args:
@@ -35,13 +35,13 @@ def updates(apart: Apart, names: Names, after: After) -> list[Task]:
 
 def _update(
     apart: Apart,
-    names: Names,
+    names: ValueNames,
     after: After,
     group: int,
     turn: int,
     results: set[int],
     finished: set[int],
-) -> Task:
+) -> StagedTask:
     lines = names.after
     equations = after.equations.get((group, turn), set())
     made = {v for i in equations for v in lines.makes[i]}
@@ -63,7 +63,7 @@ def _update(
         lines.run(sorted(equations), env)
         return [env[v] for v in gives]
 
-    return Task(
+    return StagedTask(
         TaskKind.UPDATE,
         group,
         turn,

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rhino_jax.pipeline.cut.ops import Cut, Problem
-from rhino_jax.pipeline.tasks import Link
-from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
+from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
+from rhino_jax.pipeline.tasks import TransferLink
+from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
 
 
-def as_work(problem: Problem, cut: Cut) -> Work:
+def as_work(problem: CutProblem, cut: StageCut) -> StepWork:
     """Stages as chunks, and what crosses hops as edges between neighbours.
 
     What a stage receives it holds until its backward pass, with what its own ops leave.
@@ -33,19 +33,19 @@ def as_work(problem: Problem, cut: Cut) -> Work:
             sent[hop][0] += value.forward_bytes
             sent[hop][1] += value.backward_bytes
             left[hop + 1] += value.forward_bytes
-    links: list[Link] = []
+    links: list[TransferLink] = []
     routes: dict[tuple[int, int], int] = {}
     for hop, link in enumerate(problem.hops):
         for a, b in ((hop, hop + 1), (hop + 1, hop)):
             routes[a, b] = len(links)
-            links.append(Link(f"{a} → {b}", link.bytes_per_s, link.latency_s))
+            links.append(TransferLink(f"{a} → {b}", link.bytes_per_s, link.latency_s))
     limits = [g.limit_bytes for g in problem.groups]
-    return Work(
+    return StepWork(
         chunks=tuple(
             Chunk(
                 s,
                 (
-                    Cost(
+                    ChunkCost(
                         forward_s=forward[s],
                         backward_s=backward[s],
                         activation_bytes=left[s],
@@ -55,7 +55,7 @@ def as_work(problem: Problem, cut: Cut) -> Work:
             for s in range(stages)
         ),
         edges=tuple(
-            Edge(hop, hop + 1, (sent[hop][0],), (sent[hop][1],))
+            ChunkEdge(hop, hop + 1, (sent[hop][0],), (sent[hop][1],))
             for hop in range(stages - 1)
         ),
         micro_batches=problem.micro_batches,
@@ -68,7 +68,7 @@ def as_work(problem: Problem, cut: Cut) -> Work:
     )
 
 
-def in_groups(work: Work, group_of: Sequence[int]) -> Work:
+def in_groups(work: StepWork, group_of: Sequence[int]) -> StepWork:
     """A chain of chunks, each in a group of its own, with several in every group.
 
     Links are as between neighbours in the chain: groups are alike, and so are the ways
@@ -80,7 +80,7 @@ def in_groups(work: Work, group_of: Sequence[int]) -> Work:
     """
     groups = 1 + max(group_of)
     routes: dict[tuple[int, int], int] = {}
-    links: list[Link] = []
+    links: list[TransferLink] = []
     for (a, b), at in work.routes.items():
         ends = group_of[a], group_of[b]
         if ends[0] != ends[1] and ends not in routes:

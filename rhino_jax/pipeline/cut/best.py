@@ -24,12 +24,12 @@ from itertools import pairwise
 import numpy as np
 from ortools.sat.python import cp_model
 
-from rhino_jax.pipeline.cut.numbers import NO_LIMIT, Numbers
+from rhino_jax.pipeline.cut.numbers import NO_LIMIT, CutArrays
 from rhino_jax.pipeline.cut.price import price
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CutSolution:
     """What CP-SAT came to.
 
     Attributes:
@@ -44,14 +44,14 @@ class Found:
 
 
 def best(
-    numbers: Numbers,
+    numbers: CutArrays,
     hint: np.ndarray | None = None,
     *,
     limit_ns: int = NO_LIMIT,
     effort: float = 10.0,
     gap: float = 0.0,
     seed: int = 0,
-) -> Found:
+) -> CutSolution:
     """The cut with the shortest step.
 
     Args:
@@ -62,7 +62,7 @@ def best(
       gap: share of the step by which the cut may be longer than the best.
       seed: of the search.
     """
-    model = _Model(numbers, hint, limit_ns)
+    model = _CutModel(numbers, hint, limit_ns)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
@@ -71,10 +71,10 @@ def best(
     status = solver.solve(model.model)
     bound = int(np.ceil(solver.best_objective_bound - 1e-6))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Found(None, 0, status == cp_model.INFEASIBLE)
+        return CutSolution(None, 0, status == cp_model.INFEASIBLE)
     stages = numbers.stages - 1 - model.value_of_ys(solver)
     is_best = status == cp_model.OPTIMAL and bound >= round(solver.objective_value)
-    return Found(stages, bound, is_best)
+    return CutSolution(stages, bound, is_best)
 
 
 class _Row:
@@ -103,9 +103,9 @@ class _Row:
         return parts + self.constant
 
 
-class _Model:
+class _CutModel:
     def __init__(
-        self, numbers: Numbers, hint: np.ndarray | None, limit_ns: int
+        self, numbers: CutArrays, hint: np.ndarray | None, limit_ns: int
     ) -> None:
         self.numbers = numbers
         self.model = cp_model.CpModel()
@@ -256,7 +256,7 @@ class _Model:
         return np.array([sum(map(solver.boolean_value, row)) for row in self.y], int)
 
 
-def twins(numbers: Numbers) -> list[tuple[int, int]]:
+def twins(numbers: CutArrays) -> list[tuple[int, int]]:
     """Pairs of nodes that may trade places: alike in all numbers, each with one value
     of the same sizes to the same readers, and reading the same values."""
     read: list[list[int]] = [[] for _ in range(numbers.count)]

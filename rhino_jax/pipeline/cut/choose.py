@@ -12,20 +12,20 @@ from rhino_jax.errors import (
 )
 from rhino_jax.pipeline.cut.contract import contract
 from rhino_jax.pipeline.cut.fast import fast
-from rhino_jax.pipeline.cut.numbers import NO_LIMIT, Numbers, numbers_of
-from rhino_jax.pipeline.cut.ops import Cut, Problem
+from rhino_jax.pipeline.cut.numbers import NO_LIMIT, CutArrays, numbers_of
+from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.cut.price import cut_of, price
 from rhino_jax.units import format_bytes
 
 
 def cut(
-    problem: Problem,
+    problem: CutProblem,
     level: str = "best",
     *,
     effort: float = 10.0,
     gap: float = 0.0,
     seed: int = 0,
-) -> Cut:
+) -> StageCut:
     """Where to cut a program.
 
     Every stage does some work. The fast way is the best of a few orders of the ops;
@@ -62,13 +62,13 @@ def cut(
 
 
 def _best(
-    problem: Problem,
-    numbers: Numbers,
+    problem: CutProblem,
+    numbers: CutArrays,
     stages: np.ndarray | None,
     effort: float,
     gap: float,
     seed: int,
-) -> Cut:
+) -> StageCut:
     from rhino_jax.pipeline.cut.best import best
 
     known_ns = None if stages is None else price(numbers, stages).step_time_ns
@@ -101,7 +101,7 @@ def _as_nodes(node_of: np.ndarray, stages: np.ndarray | None) -> np.ndarray | No
     return of_nodes if (of_nodes[node_of] == stages).all() else None
 
 
-def _check(problem: Problem, numbers: Numbers) -> None:
+def _check(problem: CutProblem, numbers: CutArrays) -> None:
     places = np.flatnonzero((numbers.op_ns > 0).any(axis=1))
     working = len(places)
     if working < numbers.stages:
@@ -124,7 +124,7 @@ def _check(problem: Problem, numbers: Numbers) -> None:
     _check_all_work(problem, numbers, latest)
 
 
-def _raise_readers(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
+def _raise_readers(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -> None:
     """Of every op the least stage in which it can be, after what it reads."""
     for op in range(numbers.count):
         for v in np.flatnonzero(numbers.sources == op):
@@ -142,7 +142,7 @@ def _raise_readers(problem: Problem, numbers: Numbers, latest: np.ndarray) -> No
                     )
 
 
-def _raise_chains(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
+def _raise_chains(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -> None:
     """The same, of ops in stages one after the other."""
     for chain in numbers.chains:
         at = {op: k for k, link in enumerate(chain) for op in link}
@@ -162,7 +162,9 @@ def _raise_chains(problem: Problem, numbers: Numbers, latest: np.ndarray) -> Non
                 )
 
 
-def _check_all_work(problem: Problem, numbers: Numbers, latest: np.ndarray) -> None:
+def _check_all_work(
+    problem: CutProblem, numbers: CutArrays, latest: np.ndarray
+) -> None:
     """Whether pins leave something to do to every stage.
 
     Args:
@@ -188,7 +190,7 @@ def _check_all_work(problem: Problem, numbers: Numbers, latest: np.ndarray) -> N
 
 
 def _infeasible(
-    problem: Problem, numbers: Numbers, *, is_proved: bool
+    problem: CutProblem, numbers: CutArrays, *, is_proved: bool
 ) -> InfeasiblePlanError:
     """What to say where nothing fits."""
     if (numbers.limit_bytes >= NO_LIMIT).all():

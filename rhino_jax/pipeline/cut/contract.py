@@ -20,8 +20,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.numbers import Numbers
-from rhino_jax.pipeline.cut.order import Graph
+from rhino_jax.pipeline.cut.numbers import CutArrays
+from rhino_jax.pipeline.cut.order import ReadGraph
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Contracted:
       node_of: of every op of the problem that it was made from.
     """
 
-    numbers: Numbers
+    numbers: CutArrays
     node_of: np.ndarray
 
     def expand(self, stages: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ class Contracted:
         return stages[self.node_of]
 
 
-def contract(numbers: Numbers, known_ns: int | None = None) -> Contracted:
+def contract(numbers: CutArrays, known_ns: int | None = None) -> Contracted:
     """Merge what never separates.
 
     Args:
@@ -63,7 +63,7 @@ def contract(numbers: Numbers, known_ns: int | None = None) -> Contracted:
         pairs = []
 
 
-def _too_heavy(numbers: Numbers, known_ns: int) -> list[tuple[int, int]]:
+def _too_heavy(numbers: CutArrays, known_ns: int) -> list[tuple[int, int]]:
     """Sources and readers of values that no better cut sends anywhere."""
     if numbers.stages < 2:
         return []
@@ -80,7 +80,7 @@ def _too_heavy(numbers: Numbers, known_ns: int) -> list[tuple[int, int]]:
     ]
 
 
-def _sets_pins_against(numbers: Numbers, pairs: list[tuple[int, int]]) -> bool:
+def _sets_pins_against(numbers: CutArrays, pairs: list[tuple[int, int]]) -> bool:
     """Whether ops that are pinned to different stages, or of different links of a
     chain, would be one node."""
     merged = _merge(numbers, pairs)
@@ -93,7 +93,7 @@ def _sets_pins_against(numbers: Numbers, pairs: list[tuple[int, int]]) -> bool:
     return len(np.unique(found, axis=1).T) > len(np.unique(found[0]))
 
 
-def _idle_pairs(numbers: Numbers) -> list[tuple[int, int]]:
+def _idle_pairs(numbers: CutArrays) -> list[tuple[int, int]]:
     """Ops without work, each with the op that it stays with."""
     count = numbers.count
     made: list[list[int]] = [[] for _ in range(count)]
@@ -121,7 +121,7 @@ def _idle_pairs(numbers: Numbers) -> list[tuple[int, int]]:
 
 
 def _stays_with(
-    numbers: Numbers, op: int, made: list[int], read: list[int], sizes: np.ndarray
+    numbers: CutArrays, op: int, made: list[int], read: list[int], sizes: np.ndarray
 ) -> int | None:
     all_made = sizes[made].sum(axis=0)
     if len(read) == 1:
@@ -134,7 +134,7 @@ def _stays_with(
     return None
 
 
-def _merge(numbers: Numbers, pairs: list[tuple[int, int]]) -> Contracted:
+def _merge(numbers: CutArrays, pairs: list[tuple[int, int]]) -> Contracted:
     """The problem with both ops of every pair, and all between them, as one node."""
     edges: list[list[int]] = [[] for _ in range(numbers.count)]
     for v, readers in enumerate(numbers.readers):
@@ -181,7 +181,7 @@ def _merge(numbers: Numbers, pairs: list[tuple[int, int]]) -> Contracted:
 
 
 def _values(
-    numbers: Numbers, node_of: np.ndarray
+    numbers: CutArrays, node_of: np.ndarray
 ) -> tuple[list[int], list[tuple[int, ...]], list[list[int]]]:
     """Values between nodes: sources, readers, and which values each is made of."""
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
@@ -245,6 +245,6 @@ def _renumbered(component: list[int], edges: list[list[int]]) -> list[int]:
         for other in others
         if component[op] != component[other]
     )
-    order = Graph.of_edges(count, between).by_key(first)
+    order = ReadGraph.of_edges(count, between).by_key(first)
     number = {c: k for k, c in enumerate(order)}
     return [number[c] for c in component]

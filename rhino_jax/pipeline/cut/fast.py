@@ -11,15 +11,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.numbers import Numbers
-from rhino_jax.pipeline.cut.order import Graph
+from rhino_jax.pipeline.cut.numbers import CutArrays
+from rhino_jax.pipeline.cut.order import ReadGraph
 from rhino_jax.pipeline.cut.price import ways_ns
 
 
 _NEVER = 2**60
 
 
-def fast(numbers: Numbers, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
+def fast(numbers: CutArrays, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
     """A stage for every op; None where nothing fits.
 
     The best of several orders; then of orders that keep the stages of the best so far,
@@ -30,7 +30,7 @@ def fast(numbers: Numbers, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
       rounds: orders without gain after which to stop.
       seed: of the shaking.
     """
-    graph = Graph.of(numbers)
+    graph = ReadGraph.of(numbers)
     best, best_ns = None, _NEVER
     for order in graph.orders():
         found = cut_in_order(numbers, order, best_ns)
@@ -49,7 +49,7 @@ def fast(numbers: Numbers, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
 
 
 def cut_in_order(
-    numbers: Numbers, order: tuple[int, ...], known_ns: int = _NEVER
+    numbers: CutArrays, order: tuple[int, ...], known_ns: int = _NEVER
 ) -> tuple[np.ndarray, int] | None:
     """The best intervals of an order, and their step time in nanoseconds; None where
     they are no better than a cut that is known."""
@@ -98,7 +98,7 @@ class _Table:
       hop_ns: the same, with gradients once a step, [n + 1, S - 1].
     """
 
-    def __init__(self, numbers: Numbers, order: np.ndarray) -> None:
+    def __init__(self, numbers: CutArrays, order: np.ndarray) -> None:
         count, stages = numbers.count, numbers.stages
         place = np.empty(count, int)
         place[order] = np.arange(count)
@@ -136,7 +136,7 @@ class _Table:
 
     @staticmethod
     def _stage(
-        numbers: Numbers,
+        numbers: CutArrays,
         order: np.ndarray,
         place: np.ndarray,
         received: np.ndarray,
@@ -206,7 +206,7 @@ class _Table:
         return int(max(times.max(), slowest, ways.max()))
 
 
-def _breaks(numbers: Numbers, place: np.ndarray) -> np.ndarray:
+def _breaks(numbers: CutArrays, place: np.ndarray) -> np.ndarray:
     """Whether an interval, [n + 1, n + 1], cannot be a stage because of a chain: it has
     some ops of a link alone, or two links, or none while it is between two."""
     start, end = np.ogrid[: numbers.count + 1, : numbers.count + 1]
@@ -222,7 +222,7 @@ def _breaks(numbers: Numbers, place: np.ndarray) -> np.ndarray:
     return found
 
 
-def _shared_bytes(numbers: Numbers, place: np.ndarray) -> np.ndarray:
+def _shared_bytes(numbers: CutArrays, place: np.ndarray) -> np.ndarray:
     """Of every interval the shared parameters that some op in it reads."""
     count = numbers.count
     held = np.zeros((count + 1, count + 1), np.int64)

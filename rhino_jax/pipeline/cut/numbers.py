@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.ops import Problem, Value
+from rhino_jax.pipeline.cut.ops import CutProblem, CutValue
 
 
 NS = 1e9
@@ -19,7 +19,7 @@ NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
-class Numbers:
+class CutArrays:
     """Of n ops, V values, P parameters that several ops read, S stages.
 
     Attributes:
@@ -98,7 +98,7 @@ class Numbers:
         return 2 * int(self.latency_ns.sum())
 
 
-def numbers_of(problem: Problem) -> Numbers:
+def numbers_of(problem: CutProblem) -> CutArrays:
     ops, hops = problem.ops, problem.hops
     seconds = np.array([o.forward_s + o.backward_s for o in ops.ops])
     speeds = np.array([g.speed for g in problem.groups])
@@ -112,7 +112,7 @@ def numbers_of(problem: Problem) -> Numbers:
             shared.append((readers, parameter))
     values = [v for v in ops.values if v.readers]
     for before, after in (pair for chain in problem.chains for pair in pairwise(chain)):
-        values.append(Value(max(before), tuple(after), 0))
+        values.append(CutValue(max(before), tuple(after), 0))
     sizes = _ints([(v.forward_bytes, v.backward_bytes) for v in values], (-1, 2))
     gradients = _ints([p.gradient_bytes for _, p in shared], (-1,))
     rates = np.array([h.bytes_per_s for h in hops])
@@ -122,7 +122,7 @@ def numbers_of(problem: Problem) -> Numbers:
     in_flight = _ints(problem.in_flight, (-1,))
     has_backward = any(op.backward_s for op in ops.ops)
     waits = has_backward & (in_flight < problem.micro_batches)
-    return Numbers(
+    return CutArrays(
         op_ns=_ns(seconds[:, None] / speeds),
         activation_bytes=_ints([o.activation_bytes for o in ops.ops], (-1,)),
         own_bytes=own,

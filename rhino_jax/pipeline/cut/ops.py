@@ -10,7 +10,7 @@ from rhino_jax.errors import StageError, StageOrderError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
+class CutOp:
     """An op, or several that stay together, with its part of the backward pass.
 
     Both parts are in one stage: the backward part reads what the forward part leaves.
@@ -28,7 +28,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class CutValue:
     """What one op makes and others read.
 
     Crosses every hop between its source and its last reader, once, however many read
@@ -64,7 +64,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Ops:
+class CutOps:
     """A program as a graph.
 
     Attributes:
@@ -73,8 +73,8 @@ class Ops:
       parameters: that they read.
     """
 
-    ops: tuple[Op, ...]
-    values: tuple[Value, ...] = ()
+    ops: tuple[CutOp, ...]
+    values: tuple[CutValue, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Ops:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageDevices:
     """Devices that run one stage.
 
     Attributes:
@@ -101,7 +101,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class GroupHop:
     """The link between a group and the next, as much one way as the other.
 
     Attributes:
@@ -114,7 +114,7 @@ class Hop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class CutProblem:
     """Where may this program be cut?
 
     Attributes:
@@ -129,9 +129,9 @@ class Problem:
         the next link's in the next stage, as the parts of a stack of layers.
     """
 
-    ops: Ops
-    groups: tuple[Group, ...]
-    hops: tuple[Hop, ...]
+    ops: CutOps
+    groups: tuple[StageDevices, ...]
+    hops: tuple[GroupHop, ...]
     micro_batches: int
     in_flight: tuple[int, ...]
     pins: Mapping[int, int] = field(default_factory=dict)
@@ -181,7 +181,7 @@ IN_FLIGHT: Mapping[str, Callable[[int, int], tuple[int, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class StageCut:
     """A stage for every op, and what it costs.
 
     Attributes:

@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.pipeline.cut.numbers import Numbers
+from rhino_jax.pipeline.cut.numbers import CutArrays
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class ReadGraph:
     """Which nodes read which.
 
     Attributes:
@@ -22,7 +22,7 @@ class Graph:
     after: tuple[frozenset[int], ...]
 
     @classmethod
-    def of_edges(cls, count: int, edges: Iterable[tuple[int, int]]) -> Graph:
+    def of_edges(cls, count: int, edges: Iterable[tuple[int, int]]) -> ReadGraph:
         before: list[set[int]] = [set() for _ in range(count)]
         after: list[set[int]] = [set() for _ in range(count)]
         for source, reader in edges:
@@ -31,7 +31,7 @@ class Graph:
         return cls(tuple(map(frozenset, before)), tuple(map(frozenset, after)))
 
     @classmethod
-    def of(cls, numbers: Numbers) -> Graph:
+    def of(cls, numbers: CutArrays) -> ReadGraph:
         pairs = zip(numbers.sources, numbers.readers, strict=True)
         edges = ((int(s), reader) for s, readers in pairs for reader in readers)
         return cls.of_edges(numbers.count, edges)

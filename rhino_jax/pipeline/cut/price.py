@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.numbers import NS, Numbers
-from rhino_jax.pipeline.cut.ops import Cut
+from rhino_jax.pipeline.cut.numbers import NS, CutArrays
+from rhino_jax.pipeline.cut.ops import StageCut
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Price:
         return (self.micro_batches - 1) * self.bottleneck_ns + once
 
 
-def price(numbers: Numbers, stages: np.ndarray) -> Price:
+def price(numbers: CutArrays, stages: np.ndarray) -> Price:
     """What a stage for every op costs.
 
     A stage holds its parameters, of every micro-batch in flight what its ops leave and
@@ -100,11 +100,11 @@ def ways_ns(
 
 
 def cut_of(
-    numbers: Numbers, stages: np.ndarray, bound_ns: int = 0, considered: int = 0
-) -> Cut:
+    numbers: CutArrays, stages: np.ndarray, bound_ns: int = 0, considered: int = 0
+) -> StageCut:
     """A cut with its price, in seconds."""
     found = price(numbers, stages)
-    return Cut(
+    return StageCut(
         stages=tuple(map(int, stages)),
         step_time_s=found.step_time_ns / NS,
         bottleneck_s=found.bottleneck_ns / NS,

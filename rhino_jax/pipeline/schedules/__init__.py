@@ -1,6 +1,6 @@
 """Which task a group runs when: families of schedules, and a search.
 
-In: `work.Work`, what every stage costs.
+In: `work.StepWork`, what every stage costs.
 Out: `tasks.Schedule`s, by name from `table`.
 Order: `family` (what a family is), `gpipe`, `one_f_one_b`, `interleaved`,
 `zero_bubble`, `sequence_slices`, `forward_only`, `listed` (by rules, as time goes),

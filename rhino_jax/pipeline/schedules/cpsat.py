@@ -37,7 +37,7 @@ def reorder(
       proved that none is faster than these, or than the known one. Of durations without
       a common unit nothing is proved, since they are rounded.
     """
-    model = _Model(known)
+    model = _ScheduleModel(known)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
@@ -62,7 +62,7 @@ def common_unit(durations: list[float]) -> float | None:
     return None
 
 
-class _Model:
+class _ScheduleModel:
     def __init__(self, known: Simulation) -> None:
         self.known = known
         self.graph = graph = known.schedule.graph

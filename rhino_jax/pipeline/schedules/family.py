@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.tasks import Key, Kind, Schedule, TaskGraph
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.tasks import Key, PassKind, Schedule, TaskGraph
+from rhino_jax.pipeline.work import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Family:
 
 def in_order(
     name: str,
-    work: Work,
+    work: StepWork,
     orders: Sequence[Sequence[Key]],
     *,
     is_split: bool = False,
@@ -59,14 +59,14 @@ def in_order(
     )
 
 
-def _met(name: str, work: Work, group: int, order: Sequence[Key]) -> list[Key]:
+def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Key]:
     """An order with the whole batch's task before the first backward pass, behind what
     is ahead of forward passes, if anything is."""
     chunks = work.chunks_of[group]
     batches, slices = range(work.micro_batches), range(work.slices)
-    passes = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+    passes = (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)
     first = next(i for i, key in enumerate(order) if key[0] in passes)
-    late = [key for key in order[first:] if key[0] is Kind.FORWARD]
+    late = [key for key in order[first:] if key[0] is PassKind.FORWARD]
     if late and not work.is_twice:
         raise ScheduleError(
             f"`{name}` starts backward passes before all forward passes are done: here"
@@ -76,8 +76,8 @@ def _met(name: str, work: Work, group: int, order: Sequence[Key]) -> list[Key]:
             f" passes of group {group} come later",
             fix='take "gpipe", or "auto".',
         )
-    ahead = [(Kind.AHEAD, c, m, s) for c in chunks for m in batches for s in slices]
-    between = (Kind.BETWEEN, chunks[0], 0, 0)
+    ahead = [(PassKind.AHEAD, c, m, s) for c in chunks for m in batches for s in slices]
+    between = (PassKind.BETWEEN, chunks[0], 0, 0)
     return [
         *ahead[: len(ahead) * work.is_twice],
         *order[:first],
@@ -89,8 +89,8 @@ def _met(name: str, work: Work, group: int, order: Sequence[Key]) -> list[Key]:
 def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:
     """A task, and the loss where that is a task of its own and comes next."""
     kind, chunk, batch, part = step
-    is_forward = kind is Kind.FORWARD
-    loss = graph.by_key.get((Kind.LOSS, chunk, batch, part)) if is_forward else None
+    is_forward = kind is PassKind.FORWARD
+    loss = graph.by_key.get((PassKind.LOSS, chunk, batch, part)) if is_forward else None
     return (graph.by_key[step],) if loss is None else (graph.by_key[step], loss)
 
 
@@ -99,22 +99,22 @@ def _last(graph: TaskGraph, group: int) -> list[int]:
     return [
         i
         for i, task in enumerate(graph.tasks)
-        if task.group == group and task.kind in (Kind.EXCHANGE, Kind.UPDATE)
+        if task.group == group and task.kind in (PassKind.EXCHANGE, PassKind.UPDATE)
     ]
 
 
 def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Key]:
-    return [(Kind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
+    return [(PassKind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
 
 
 def backward(
-    chunk: int, micro_batch: int, slices: int = 1, kind: Kind = Kind.BACKWARD
+    chunk: int, micro_batch: int, slices: int = 1, kind: PassKind = PassKind.BACKWARD
 ) -> list[Key]:
     """Later slices first: earlier ones wait for gradients of their keys and values."""
     return [(kind, chunk, micro_batch, s) for s in reversed(range(slices))]
 
 
-def need_one_chunk(name: str, work: Work) -> None:
+def need_one_chunk(name: str, work: StepWork) -> None:
     """Refuse groups with several chunks."""
     if not work.is_one_chunk_each:
         raise ScheduleError(

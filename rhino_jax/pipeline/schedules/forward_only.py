@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rhino_jax.pipeline.schedules.family import forward, in_order
 from rhino_jax.pipeline.tasks import Key, Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
-def forward_only(work: Work) -> Schedule:
+def forward_only(work: StepWork) -> Schedule:
     """Micro-batches one after another; of several chunks of a group, as many
     micro-batches of each in turn as there are groups, so that no group waits for the
     first ones to come round."""

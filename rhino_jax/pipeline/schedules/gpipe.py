@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rhino_jax.pipeline.schedules.family import backward, forward, in_order
 from rhino_jax.pipeline.tasks import Key, Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
-def gpipe(work: Work) -> Schedule:
+def gpipe(work: StepWork) -> Schedule:
     """Every group holds the activations of all micro-batches.
 
     Of several chunks of a group, the earlier one's micro-batches all run first.
@@ -18,7 +18,7 @@ def gpipe(work: Work) -> Schedule:
     return in_order("gpipe", work, [_order(work, g) for g in range(work.groups)])
 
 
-def _order(work: Work, group: int) -> list[Key]:
+def _order(work: StepWork, group: int) -> list[Key]:
     chunks, batches = work.chunks_of[group], range(work.micro_batches)
     return [
         *(s for c in chunks for m in batches for s in forward(c, m, work.slices)),

@@ -8,10 +8,10 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import backward, forward, in_order
 from rhino_jax.pipeline.schedules.gpipe import gpipe
 from rhino_jax.pipeline.tasks import Key, Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
-def interleaved(work: Work) -> Schedule:
+def interleaved(work: StepWork) -> Schedule:
     """Chunks go round the groups v times; the bubble is that of 1F1B over v.
 
     A group runs S micro-batches of one chunk, then as many of the next. It starts with
@@ -56,7 +56,7 @@ def interleaved(work: Work) -> Schedule:
     return in_order("interleaved", work, [order(s) for s in range(groups)])
 
 
-def _check(work: Work, *, is_any: bool) -> None:
+def _check(work: StepWork, *, is_any: bool) -> None:
     if len(work.chunks) == work.groups or not work.is_loop:
         raise ScheduleError(
             "`interleaved` needs several chunks in every group, that go round them.",

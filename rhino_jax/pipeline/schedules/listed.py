@@ -15,14 +15,14 @@ import numpy as np
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.bound import ways_to_end
-from rhino_jax.pipeline.tasks import Kind, Schedule, Task, TaskGraph
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.tasks import PassKind, Schedule, Task, TaskGraph
+from rhino_jax.pipeline.work import StepWork
 
 
 _BACKWARD_FIRST = {
-    Kind.UPDATE: 0, Kind.EXCHANGE: 0, Kind.BETWEEN: 0, Kind.AHEAD: 1, Kind.LOSS: 1,
-    Kind.BACKWARD: 1, Kind.INPUT_GRADIENT: 1, Kind.FORWARD: 2,
-    Kind.WEIGHT_GRADIENT: 3,
+    PassKind.UPDATE: 0, PassKind.EXCHANGE: 0, PassKind.BETWEEN: 0, PassKind.AHEAD: 1,
+    PassKind.LOSS: 1, PassKind.BACKWARD: 1, PassKind.INPUT_GRADIENT: 1,
+    PassKind.FORWARD: 2, PassKind.WEIGHT_GRADIENT: 3,
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ activations that it sets aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class PriorityRule:
     """Which task comes first.
 
     Attributes:
@@ -54,7 +54,9 @@ class Rule:
     seed: int = 0
 
 
-def listed(name: str, work: Work, rule: Rule, *, is_split: bool = False) -> Schedule:
+def listed(
+    name: str, work: StepWork, rule: PriorityRule, *, is_split: bool = False
+) -> Schedule:
     """A schedule by one rule.
 
     Raises:
@@ -63,7 +65,7 @@ def listed(name: str, work: Work, rule: Rule, *, is_split: bool = False) -> Sche
     return listed_graph(name, graph_of(work, is_split=is_split), rule)
 
 
-def listed_graph(name: str, graph: TaskGraph, rule: Rule) -> Schedule:
+def listed_graph(name: str, graph: TaskGraph, rule: PriorityRule) -> Schedule:
     """As `listed`, of a graph that is there."""
     run = _Lister(graph, urgency(graph, rule), rule)
     run.go()
@@ -77,7 +79,7 @@ def listed_graph(name: str, graph: TaskGraph, rule: Rule) -> Schedule:
     return Schedule(name, graph, tuple(map(tuple, run.orders)))
 
 
-def urgency(graph: TaskGraph, rule: Rule) -> list[float]:
+def urgency(graph: TaskGraph, rule: PriorityRule) -> list[float]:
     """Of every task a number; small ones first."""
     noise = np.random.default_rng(rule.seed).standard_normal(len(graph.tasks))
     if rule.by_path:
@@ -89,7 +91,7 @@ def urgency(graph: TaskGraph, rule: Rule) -> list[float]:
     slices = 1 + max(t.slice for t in graph.tasks)
 
     def number(task: Task) -> float:
-        is_forward = task.kind is Kind.FORWARD
+        is_forward = task.kind is PassKind.FORWARD
         chunk = chunks - task.chunk if is_forward else task.chunk
         place = (task.micro_batch, task.slice if is_forward else slices - task.slice)
         among = (chunk * batches + place[0]) * (slices + 1) + place[1]
@@ -104,7 +106,9 @@ def urgency(graph: TaskGraph, rule: Rule) -> list[float]:
 class _Lister:
     """Ends of tasks and transfers in the order of time; groups choose in between."""
 
-    def __init__(self, graph: TaskGraph, urgency: list[float], rule: Rule) -> None:
+    def __init__(
+        self, graph: TaskGraph, urgency: list[float], rule: PriorityRule
+    ) -> None:
         self.graph = graph
         self.urgency = urgency
         self.count = len(graph.tasks)
@@ -179,7 +183,7 @@ class _Lister:
 class _Budget:
     """What groups may still take: bytes, and activations by number."""
 
-    def __init__(self, graph: TaskGraph, rule: Rule) -> None:
+    def __init__(self, graph: TaskGraph, rule: PriorityRule) -> None:
         self.graph = graph
         base = graph.base_bytes
         limits = graph.limit_bytes
@@ -197,8 +201,10 @@ class _Budget:
                 for until in hold.until:
                     self.frees[until].append((i, h))
         kinds = {t.kind for t in graph.tasks}
-        self.last = Kind.WEIGHT_GRADIENT if Kind.WEIGHT_GRADIENT in kinds else None
-        self.last = self.last or Kind.BACKWARD
+        self.last = (
+            PassKind.WEIGHT_GRADIENT if PassKind.WEIGHT_GRADIENT in kinds else None
+        )
+        self.last = self.last or PassKind.BACKWARD
         sets_aside = self._forwards() if rule.is_reserved else _each(graph)
         self.needs = [self._needs(i, sets_aside(i)) for i in range(len(graph.tasks))]
 
@@ -206,7 +212,7 @@ class _Budget:
         """Of a group's first forward pass of a micro-batch all of them, else none."""
         found: dict[tuple[int, int], list[int]] = {}
         for i, task in enumerate(self.graph.tasks):
-            if task.kind is Kind.FORWARD:
+            if task.kind is PassKind.FORWARD:
                 found.setdefault((task.group, task.micro_batch), []).append(i)
         by_first = {min(tasks): tasks for tasks in found.values()}
         return lambda task: by_first.get(task, [])
@@ -214,7 +220,7 @@ class _Budget:
     def _needs(self, task: int, forwards: list[int]) -> _Needs:
         """What a task sets aside at its start: of forward passes, these."""
         tasks = self.graph.tasks
-        holders = forwards if tasks[task].kind is Kind.FORWARD else [task]
+        holders = forwards if tasks[task].kind is PassKind.FORWARD else [task]
         size = sum(h.bytes for i in holders for h in tasks[i].holds)
         return size, tasks[task].working_bytes, len(forwards)
 
@@ -241,4 +247,4 @@ class _Budget:
 
 def _each(graph: TaskGraph) -> Callable[[int], list[int]]:
     """Every forward pass by itself."""
-    return lambda i: [i] if graph.tasks[i].kind is Kind.FORWARD else []
+    return lambda i: [i] if graph.tasks[i].kind is PassKind.FORWARD else []

@@ -10,10 +10,10 @@ from rhino_jax.pipeline.schedules.family import (
     need_one_chunk,
 )
 from rhino_jax.pipeline.tasks import Key, Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
-def one_f_one_b(work: Work) -> Schedule:
+def one_f_one_b(work: StepWork) -> Schedule:
     """One forward pass, one backward pass in turn, once S - s micro-batches are in
     flight at stage s: GPipe's bubble with less memory.
 
@@ -23,7 +23,7 @@ def one_f_one_b(work: Work) -> Schedule:
     return _in_turn("1f1b", work, 1)
 
 
-def k_f_k_b(work: Work, *, k: int = 2) -> Schedule:
+def k_f_k_b(work: StepWork, *, k: int = 2) -> Schedule:
     """k forward passes, k backward passes in turn: with k times the memory of 1F1B,
     transfers have k - 1 tasks to hide behind.
 
@@ -43,7 +43,7 @@ def k_f_k_b(work: Work, *, k: int = 2) -> Schedule:
     return _in_turn("kfkb", work, k)
 
 
-def _in_turn(name: str, work: Work, k: int) -> Schedule:
+def _in_turn(name: str, work: StepWork, k: int) -> Schedule:
     need_one_chunk(name, work)
     count = work.micro_batches
     turns = [range(i, min(i + k, count)) for i in range(0, count, k)]

@@ -10,22 +10,22 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.bound import bound_s
-from rhino_jax.pipeline.schedules.listed import Rule, listed_graph
+from rhino_jax.pipeline.schedules.listed import PriorityRule, listed_graph
 from rhino_jax.pipeline.schedules.named import NAMED, TRAINING
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
-MOST_TASKS_OF_CPSAT = 300
+MAX_TASKS_OF_CPSAT = 300
 """Tasks and transfers of graphs that CP-SAT is asked about: of 4 stages and 16
 micro-batches with split backward passes it found an order that meets the bound in 10 s;
 of 8 stages and 32 micro-batches it found nothing in 35 s."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ScheduleCandidate:
     """One schedule that was looked at.
 
     Attributes:
@@ -50,7 +50,7 @@ class Searched:
     """
 
     simulation: Simulation
-    tried: tuple[Tried, ...]
+    tried: tuple[ScheduleCandidate, ...]
     bound_s: float
 
     @property
@@ -63,7 +63,7 @@ class Searched:
 
 
 def searched(
-    work: Work,
+    work: StepWork,
     *,
     samples: int = 8,
     seed: int = 0,
@@ -78,7 +78,7 @@ def searched(
 
 
 def search(
-    work: Work,
+    work: StepWork,
     *,
     samples: int = 8,
     seed: int = 0,
@@ -102,7 +102,7 @@ def search(
     Raises:
       ScheduleError: where nothing fits.
     """
-    tried: list[Tried] = []
+    tried: list[ScheduleCandidate] = []
     best: Simulation | None = None
     for name, build in _candidates(work, samples, seed, splits):
         try:
@@ -112,9 +112,9 @@ def search(
             simulation = simulate(schedule)
             check_memory(simulation)
         except ScheduleError as error:
-            tried.append(Tried(name, None, error.what))
+            tried.append(ScheduleCandidate(name, None, error.what))
             continue
-        tried.append(Tried(name, simulation.step_time_s))
+        tried.append(ScheduleCandidate(name, simulation.step_time_s))
         if best is None or simulation.step_time_s < best.step_time_s:
             best = simulation
     if best is None:
@@ -128,7 +128,7 @@ def search(
 
 
 def _candidates(
-    work: Work, samples: int, seed: int, splits: Sequence[bool]
+    work: StepWork, samples: int, seed: int, splits: Sequence[bool]
 ) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     for name in TRAINING:
         yield name, partial(NAMED[name].build, work)
@@ -139,7 +139,7 @@ def _candidates(
             yield text, partial(listed_graph, "listed", graph, rule)
 
 
-def _rules(work: Work, samples: int, seed: int) -> Iterator[Rule]:
+def _rules(work: StepWork, samples: int, seed: int) -> Iterator[PriorityRule]:
     groups, parts = work.groups, work.slices
     chunks = [len(c) * parts for c in work.chunks_of]
     as_1f1b = tuple(c * (groups - g) for g, c in enumerate(chunks))
@@ -147,15 +147,17 @@ def _rules(work: Work, samples: int, seed: int) -> Iterator[Rule]:
     alike = tuple(c * groups for c in chunks)
     for limit in (as_1f1b, alike, early, ()):
         for by_path in (False, True):
-            yield Rule(by_path=by_path, most_in_flight=limit)
-    yield Rule(most_in_flight=alike, is_reserved=False)
+            yield PriorityRule(by_path=by_path, most_in_flight=limit)
+    yield PriorityRule(most_in_flight=alike, is_reserved=False)
     for k in range(samples):
         limit = (as_1f1b, alike, early, ())[k % 4]
         noise = 0.02 * (1 + k // 4)
-        yield Rule(by_path=True, most_in_flight=limit, noise=noise, seed=seed + k)
+        yield PriorityRule(
+            by_path=True, most_in_flight=limit, noise=noise, seed=seed + k
+        )
 
 
-def _words(rule: Rule) -> str:
+def _words(rule: PriorityRule) -> str:
     words = ["by path" if rule.by_path else "by kind"]
     if rule.most_in_flight:
         words.append(f"{rule.most_in_flight[0]} in flight")
@@ -164,11 +166,13 @@ def _words(rule: Rule) -> str:
     return ", ".join(words)
 
 
-def _exact(best: Simulation, tried: list[Tried], seed: int, effort: float) -> Searched:
+def _exact(
+    best: Simulation, tried: list[ScheduleCandidate], seed: int, effort: float
+) -> Searched:
     """The best that was found, or what CP-SAT makes of its tasks."""
     graph = best.schedule.graph
     found = Searched(best, tuple(tried), bound_s(graph))
-    is_small = len(graph.tasks) + len(graph.transfers) <= MOST_TASKS_OF_CPSAT
+    is_small = len(graph.tasks) + len(graph.transfers) <= MAX_TASKS_OF_CPSAT
     if found.is_optimal or effort <= 0 or not is_small:
         return found
     from rhino_jax.pipeline.schedules.cpsat import reorder
@@ -180,9 +184,9 @@ def _exact(best: Simulation, tried: list[Tried], seed: int, effort: float) -> Se
             check_memory(simulation)
         except ScheduleError as error:
             # Arrived transfers count only here: CP-SAT sees what tasks hold.
-            tried.append(Tried("CP-SAT", None, error.what))
+            tried.append(ScheduleCandidate("CP-SAT", None, error.what))
             return replace(found, tried=tuple(tried))
-        tried.append(Tried("CP-SAT", simulation.step_time_s))
+        tried.append(ScheduleCandidate("CP-SAT", simulation.step_time_s))
         if simulation.step_time_s < best.step_time_s:
             best = simulation
     bound = max(found.bound_s, best.step_time_s if is_proved else 0.0)

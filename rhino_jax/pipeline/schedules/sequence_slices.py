@@ -5,10 +5,10 @@ from __future__ import annotations
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import backward, forward, in_order
 from rhino_jax.pipeline.tasks import Key, Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
-def token_slices(work: Work) -> Schedule:
+def token_slices(work: StepWork) -> Schedule:
     """Slices of all micro-batches one after another, then back in the opposite order.
 
     With few micro-batches of long sequences, slices are what fills the pipeline. How

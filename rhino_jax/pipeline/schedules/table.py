@@ -13,7 +13,7 @@ from rhino_jax.pipeline.schedules.searched import searched
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.work import StepWork
 
 
 TABLE: Mapping[str, Family] = {
@@ -23,7 +23,7 @@ TABLE: Mapping[str, Family] = {
 """All families; one more is one more line here, or in `named`."""
 
 
-def make(name: str, work: Work, **options: Any) -> Schedule:
+def make(name: str, work: StepWork, **options: Any) -> Schedule:
     """A schedule by name, checked.
 
     Args:
@@ -45,7 +45,7 @@ def make(name: str, work: Work, **options: Any) -> Schedule:
     return checked(TABLE[name].build(work, **options))
 
 
-def fastest(work: Work, names: Iterable[str] = TRAINING) -> Simulation:
+def fastest(work: StepWork, names: Iterable[str] = TRAINING) -> Simulation:
     """The schedule with the shortest simulated step, of those named that suit the
     stages and fit.
 

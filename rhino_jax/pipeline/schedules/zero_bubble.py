@@ -9,13 +9,13 @@ from rhino_jax.pipeline.schedules.family import (
     in_order,
     need_one_chunk,
 )
-from rhino_jax.pipeline.schedules.listed import Rule, listed
+from rhino_jax.pipeline.schedules.listed import PriorityRule, listed
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Key, Kind, Schedule
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.tasks import Key, PassKind, Schedule
+from rhino_jax.pipeline.work import StepWork
 
 
-def zero_bubble(work: Work) -> Schedule:
+def zero_bubble(work: StepWork) -> Schedule:
     """ZB-H1: 1F1B with the weights' gradients put off, by s micro-batches at stage s.
 
     They run where 1F1B idles. Every stage holds the activations of S micro-batches, as
@@ -40,19 +40,19 @@ def zero_bubble(work: Work) -> Schedule:
         for m in range(count):
             if warm + m < count:
                 found += forward(stage, warm + m, slices)
-            found += backward(stage, m, slices, Kind.INPUT_GRADIENT)
+            found += backward(stage, m, slices, PassKind.INPUT_GRADIENT)
             if m >= stage or is_met:
-                found += backward(stage, late, slices, Kind.WEIGHT_GRADIENT)
+                found += backward(stage, late, slices, PassKind.WEIGHT_GRADIENT)
                 late += 1
         for m in range(late, count):
-            found += backward(stage, m, slices, Kind.WEIGHT_GRADIENT)
+            found += backward(stage, m, slices, PassKind.WEIGHT_GRADIENT)
         return found
 
     orders = [order(s) for s in range(work.groups)]
     return in_order("zero-bubble", work, orders, is_split=True)
 
 
-def zero_bubble_v(work: Work) -> Schedule:
+def zero_bubble_v(work: StepWork) -> Schedule:
     """ZB-V: two chunks in every group, to the last group and back, so that the loss is
     where the input was, and every group holds as much as the first of 1F1B.
 
@@ -74,7 +74,7 @@ def zero_bubble_v(work: Work) -> Schedule:
     found = []
     # Setting nothing aside fills gaps better, and may get stuck where stages differ.
     for is_reserved in (False, True):
-        rule = Rule(most_in_flight=limit, is_reserved=is_reserved)
+        rule = PriorityRule(most_in_flight=limit, is_reserved=is_reserved)
         try:
             found.append(listed("zero-bubble-v", work, rule, is_split=True))
         except ScheduleError:

@@ -28,10 +28,10 @@ from pathlib import Path
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.plan.files.store import plan_from_json, plan_to_json
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 SUFFIX = ".plan"
 OLD_S = 3600.0
 """Age from which a file that was never finished is of a process that died."""
@@ -58,11 +58,11 @@ def cache_dir() -> Path | None:
 
 def kept(
     key: str,
-    make: Callable[[], Plan],
+    make: Callable[[], PlanData],
     *,
-    belongs: Callable[[Plan], bool] = lambda plan: True,
-    is_worth_keeping: Callable[[Plan], bool] = lambda plan: True,
-) -> Plan:
+    belongs: Callable[[PlanData], bool] = lambda plan: True,
+    is_worth_keeping: Callable[[PlanData], bool] = lambda plan: True,
+) -> PlanData:
     """The plan of this key, from disk where it is, else made and kept.
 
     Args:
@@ -84,7 +84,7 @@ def kept(
     return plan
 
 
-def _read(path: Path) -> Plan | None:
+def _read(path: Path) -> PlanData | None:
     try:
         text = zlib.decompress(path.read_bytes()).decode()
         plan = plan_from_json(text, what=f"`{path}`")
@@ -95,7 +95,7 @@ def _read(path: Path) -> Plan | None:
     return replace(plan, versions={}, cached=str(path))
 
 
-def _write(path: Path, plan: Plan) -> None:
+def _write(path: Path, plan: PlanData) -> None:
     try:
         content = zlib.compress(plan_to_json(plan).encode(), 1)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,6 +143,6 @@ def _prune(folder: Path, keep: Path) -> None:
 
 def _most_bytes() -> int:
     try:
-        return int(os.environ.get("RHINO_CACHE_BYTES", MOST_BYTES))
+        return int(os.environ.get("RHINO_CACHE_BYTES", MAX_BYTES))
     except ValueError:
-        return MOST_BYTES
+        return MAX_BYTES

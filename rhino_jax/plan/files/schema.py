@@ -28,13 +28,13 @@ from rhino_jax.plan.files.stage_json import (
 )
 from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
 from rhino_jax.plan.outline import outline_of
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import (
     Collective,
     CompiledCandidate,
     Coverage,
-    Holding,
     LineTime,
+    PeakValue,
     SearchReport,
     Variant,
     WhileLoop,
@@ -45,7 +45,7 @@ SCHEMA_VERSION = 6
 FORMAT = "rhino_jax plan"
 
 
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
+def plan_to_dict(plan: PlanData) -> dict[str, Any]:
     """The content of a plan file, without its checksum."""
     names = [name for name, _ in plan.mesh_axes]
     return {
@@ -90,7 +90,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from_dict(data: Mapping[str, Any]) -> Plan:
+def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
     """The plan that `plan_to_dict` wrote, without a mesh.
 
     Raises:
@@ -106,7 +106,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     out_tree, out_positions = tree_from_json(
         trees["out"], tuple(trees["out_leaf_positions"])
     )
-    return Plan(
+    return PlanData(
         program_name=data["program_name"],
         fingerprint=data["fingerprint"],
         mesh_axes=axes,
@@ -126,7 +126,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
             for name, cost in data["recipes"].items()
         },
         memory_budget_bytes=int(data["memory_budget_bytes"]),
-        at_peak=tuple(Holding(**x) for x in data["at_peak"]),
+        at_peak=tuple(PeakValue(**x) for x in data["at_peak"]),
         pins=dict(data["pins"]),
         meshes=tuple((tuple(shape), float(s)) for shape, s in data["meshes"]),
         refined=tuple(_candidate(x) for x in data["refined"]),

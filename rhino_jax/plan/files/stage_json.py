@@ -11,13 +11,13 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.files.record_json import floats, predicted_from_json, record_to_json
 from rhino_jax.plan.stages import (
     Between,
-    Hop,
     MadeAgain,
-    Pass,
     Pipeline,
-    Send,
+    PipelinePass,
     StageCost,
+    StageHop,
     StagePlan,
+    StageSend,
 )
 
 
@@ -53,7 +53,7 @@ def stages_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[StagePlan, ...]
                 if isinstance(said, int)
                 else _decisions(said),
                 predicted=predicted_from_json(x["predicted"]),
-                sends=tuple(Send(**floats(s, "seconds")) for s in x["sends"]),
+                sends=tuple(StageSend(**floats(s, "seconds")) for s in x["sends"]),
                 layers=tuple((a, b) for a, b in x.get("layers", ())),
             )
         )
@@ -97,7 +97,9 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
             StageCost(**floats({"weights_s": 0.0, "ahead_s": 0.0, **x}, *seconds))
             for x in data["costs"]
         ),
-        hops=tuple(Hop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]),
+        hops=tuple(
+            StageHop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]
+        ),
         per_microbatch=tuple(data["per_microbatch"]),
         # Plans that were saved before say nothing of these.
         group_of=tuple(data.get("group_of", ())),
@@ -114,7 +116,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
             MadeAgain(**floats(x, "added_s")) for x in data.get("made_again", ())
         ),
         passes=tuple(
-            Pass(**floats(x, "tick_s", "handed_s", "before_s"))
+            PipelinePass(**floats(x, "tick_s", "handed_s", "before_s"))
             for x in data.get("passes", ())
         ),
         host_bytes_per_s=float(data.get("host_bytes_per_s", 0.0)),

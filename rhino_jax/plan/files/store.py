@@ -23,7 +23,7 @@ from rhino_jax.plan.files.schema import (
     plan_to_dict,
 )
 from rhino_jax.plan.fits import check_fits as check_fits
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.keywords import brief
 
@@ -64,7 +64,7 @@ _KEYS = (
 """Keys of a plan file, in the order in which they are written."""
 
 
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON.
 
     The file appears whole or not at all: see `rhino_jax.utils.atomic_write`.
@@ -77,8 +77,8 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_file("`plan.save`", path, plan_to_json(plan))
 
 
-def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan that `Plan.save` wrote.
+def load_plan(path: str | os.PathLike[str]) -> PlanData:
+    """Read a plan that `PlanData.save` wrote.
 
     The plan has no mesh: `plan.with_mesh(mesh)` gives it one.
 
@@ -123,7 +123,7 @@ def check_path(what: str, path: Any) -> None:
         )
 
 
-def plan_to_json(plan: Plan) -> str:
+def plan_to_json(plan: PlanData) -> str:
     """The text of a plan file."""
     body = plan_to_dict(plan)
     body["checksum"] = checksum(body)
@@ -134,7 +134,7 @@ def plan_to_json(plan: Plan) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def plan_from_json(text: str, *, what: str = "`load_plan`") -> Plan:
+def plan_from_json(text: str, *, what: str = "`load_plan`") -> PlanData:
     """The plan in the text of a plan file.
 
     Raises:

@@ -12,7 +12,7 @@ from rhino_jax.explain.report.progress import shown
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.shared import SharedLayout, Slot
 from rhino_jax.plan.trees import axes_text
-from rhino_jax.planner.joint.programs import WHAT, Programs
+from rhino_jax.planner.joint.programs import WHAT, JointPrograms
 from rhino_jax.runtime.processes.agree import decided_by_first
 from rhino_jax.units import format_bytes
 
@@ -20,11 +20,11 @@ from rhino_jax.units import format_bytes
 if TYPE_CHECKING:
     from rhino_jax.planner.meshes import MeshAxes
     from rhino_jax.planner.search.adding import Member
-    from rhino_jax.planner.search.together import Layout
+    from rhino_jax.planner.search.together import SharedSolution
 
 
 def decided_layout(
-    programs: Programs, target: Target, shared: list[list[Slot]]
+    programs: JointPrograms, target: Target, shared: list[list[Slot]]
 ) -> SharedLayout:
     """The mesh and the layout of what is shared: found here, or by the first of the
     processes that plan together.
@@ -66,11 +66,11 @@ def decided_layout(
 
 
 def _search(
-    programs: Programs,
+    programs: JointPrograms,
     target: Target,
     shared: list[list[Slot]],
     report: Callable[[float | None, float | None], None],
-) -> tuple[MeshAxes, Layout]:
+) -> tuple[MeshAxes, SharedSolution]:
     """The best mesh, and the best layout on it."""
     # The solver takes a second to import; who only loads plans need not wait.
     from rhino_jax.analysis.program_analysis import ProgramAnalysis
@@ -85,7 +85,7 @@ def _search(
     limit = wishes.time_limit_s
     deadline = programs.started + (math.inf if limit is None else limit / 2)
 
-    def layout(axes: MeshAxes, effort: Any, *, is_brief: bool) -> Layout:
+    def layout(axes: MeshAxes, effort: Any, *, is_brief: bool) -> SharedSolution:
         members = programs.members(target, axes, shared)
         effort = replace(effort, deadline=deadline, seed=wishes.seed)
         return search_layout(
@@ -106,7 +106,10 @@ def _search(
 
 
 def _nothing_fits(
-    programs: Programs, layout: Layout, members: Sequence[Member], axes: MeshAxes
+    programs: JointPrograms,
+    layout: SharedSolution,
+    members: Sequence[Member],
+    axes: MeshAxes,
 ) -> InfeasiblePlanError:
     request = min((m.request for m in members), key=lambda r: r.memory_budget_bytes)
     least = request.budget_for(layout.smallest_peak_bytes)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 WHAT = "`rhino.plan_together`"
 
-MOST_AXES = 2
+MAX_AXES = 2
 """Axes of the meshes that are compared where no mesh is given; a third seldom gains."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Programs:
+class JointPrograms:
     """The programs, and what is asked of them.
 
     Attributes:
@@ -65,7 +65,7 @@ class Programs:
             pinned = self._pinned(name)
             every.append(self.wishes[name].meshes_of(traced, target, pinned)[0])
         left = [axes for axes in every[0] if all(axes in others for others in every)]
-        left = [axes for axes in left if len(axes) <= MOST_AXES] or left
+        left = [axes for axes in left if len(axes) <= MAX_AXES] or left
         if not left:
             raise PinError(
                 f"{WHAT}: no mesh suits the pins of all programs.",

@@ -13,8 +13,8 @@ from rhino_jax.ir.spec import Spec, local_shape
 from rhino_jax.plan.plans import Plans
 from rhino_jax.plan.shared import Slot, shared_places, taken_with
 from rhino_jax.planner.joint.layout import decided_layout
-from rhino_jax.planner.joint.programs import WHAT, Programs
-from rhino_jax.planner.like import Kept
+from rhino_jax.planner.joint.programs import WHAT, JointPrograms
+from rhino_jax.planner.like import KeptSpecs
 from rhino_jax.planner.options import Wishes
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.units import format_bytes
@@ -29,7 +29,7 @@ GOOD_ENOUGH = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Together(Programs):
+class Together(JointPrograms):
     """Programs that share state, and the plans that are made of them."""
 
     def plans(self) -> Plans[Plan]:
@@ -99,7 +99,7 @@ class Together(Programs):
             mine = {slot for place in shared for k, slot in place if k == m}
             others = ", ".join(n for n in self.names if n != name)
             kept = {slot: s for slot, s in specs[name].items() if slot in mine}
-            basis = Kept(f"together with {others}", mesh, kept, is_asked=False)
+            basis = KeptSpecs(f"together with {others}", mesh, kept, is_asked=False)
             try:
                 found[name] = self._wishes_within(name, held).plan_with(
                     traced, mesh, basis

@@ -7,7 +7,7 @@ from rhino_jax.passes.microbatch import may_cut
 from rhino_jax.planner.least_memory.variants import LeastMemory
 
 
-MOST_PLACES = 4
+MAX_PLACES = 4
 """How often the places that the last refusal names are added, until a batch is cut."""
 
 
@@ -20,7 +20,7 @@ def freed(least: LeastMemory) -> tuple[tuple[str, ...], LeastMemory] | None:
     """
     places, refused = least.places, least.refused
     running = least.search.running
-    for _ in range(MOST_PLACES):
+    for _ in range(MAX_PLACES):
         more = refused.places if isinstance(refused, CoupledBatchError) else ()
         if not {*more} - {*places}:
             return None

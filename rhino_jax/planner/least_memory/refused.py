@@ -8,11 +8,11 @@ from rhino_jax.errors import InfeasiblePlanError, InternalError
 from rhino_jax.planner.least_memory.freed import freed
 from rhino_jax.planner.least_memory.variants import LeastMemory
 from rhino_jax.planner.search.minimum_memory import divided_peak, refused
-from rhino_jax.planner.variants import Tried
+from rhino_jax.planner.variants import VariantCandidate
 from rhino_jax.units import format_bytes
 
 
-def error_of(least: LeastMemory, best: Tried) -> InfeasiblePlanError:
+def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
     """Return the error of the variant with the smallest peak, with what held others
     back and the keyword that frees them.
 
@@ -55,7 +55,7 @@ def error_of(least: LeastMemory, best: Tried) -> InfeasiblePlanError:
     )
 
 
-def _freed(least: LeastMemory, best: Tried) -> list[str]:
+def _freed(least: LeastMemory, best: VariantCandidate) -> list[str]:
     """The keyword that lets rows that meet be cut, where that lowers the peak."""
     found = freed(least)
     if found is None:

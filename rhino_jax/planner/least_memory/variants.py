@@ -17,10 +17,15 @@ from rhino_jax.planner.chunking import counts_of_chunks
 from rhino_jax.planner.search.minimum_memory import find_minimum_memory
 from rhino_jax.planner.search.remat.choice import least_choice
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import KEPT_INSTEAD, MOST_COUNTS, Tried, cut_in
+from rhino_jax.planner.variants import (
+    KEPT_INSTEAD,
+    MAX_COUNTS,
+    VariantCandidate,
+    cut_in,
+)
 
 
-MOST_MESHES = 2
+MAX_MESHES = 2
 """Meshes on which variants are tried: those with the smallest peaks of the program as
 it is written."""
 
@@ -43,14 +48,14 @@ class LeastMemory:
     may_recompute: bool
     has_wish: bool
     places: tuple[str, ...] = ()
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[VariantCandidate] = field(default_factory=list)
     refused: MicrobatchError | None = None
 
-    def best(self) -> Tried:
+    def best(self) -> VariantCandidate:
         """Return the variant with the smallest peak."""
         written = self._try("as written", ())
         assert written is not None, "the program as it is needs no pass"
-        self.search = self.search.on_any(written.found.meshes[:MOST_MESHES])
+        self.search = self.search.on_any(written.found.meshes[:MAX_MESHES])
         for done in self._recomputed(written):
             before = len(self.tried)
             self._cut(done)
@@ -60,7 +65,7 @@ class LeastMemory:
             self._in_chunks()
         return min(self.tried, key=lambda t: t.peak_bytes)
 
-    def _recomputed(self, written: Tried) -> Iterator[Passes]:
+    def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
         """Passes without micro-batches: none, and the policies that save least."""
         yield ()
         if not self.may_recompute:
@@ -74,7 +79,7 @@ class LeastMemory:
 
     def _cut(self, before: Passes) -> None:
         """From the largest number of micro-batches down, while the peak gets lower."""
-        last: Tried | None = None
+        last: VariantCandidate | None = None
         for count in self._counts():
             done = (*before, cut_in(count, self.places))
             cut = self._try(_name(done), done)
@@ -91,7 +96,7 @@ class LeastMemory:
         if isinstance(cut, MicrobatchError):
             self.refused = cut
             return []
-        counts = (2**k for k in range(MOST_COUNTS, 0, -1))
+        counts = (2**k for k in range(MAX_COUNTS, 0, -1))
         return [count for count in counts if count <= cut.rows]
 
     def _in_chunks(self) -> None:
@@ -110,7 +115,9 @@ class LeastMemory:
             if cuts or least:
                 self._try(f"{_name((*chunks, *cuts))}, {name}", (*chunks, *cuts))
 
-    def _try(self, name: str, transforms: Sequence[Transform]) -> Tried | None:
+    def _try(
+        self, name: str, transforms: Sequence[Transform]
+    ) -> VariantCandidate | None:
         if self.tried and time.monotonic() > self.search.request.deadline:
             return None
         try:
@@ -120,7 +127,7 @@ class LeastMemory:
         found = find_minimum_memory(
             search.running.program, search.meshes, search.target, search.request
         )
-        self.tried.append(Tried(name, search, found))
+        self.tried.append(VariantCandidate(name, search, found))
         return self.tried[-1]
 
 

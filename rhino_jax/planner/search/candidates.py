@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.records import MeshProblem, SolvedMesh
 from rhino_jax.solver.incumbents import Effort
@@ -25,7 +25,7 @@ from rhino_jax.utils.cache import Memo
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlanCandidate:
     """A plan to compile.
 
     Attributes:
@@ -37,7 +37,7 @@ class Candidate:
     """
 
     name: str
-    plan: Plan
+    plan: PlanData
 
 
 def candidates_of(

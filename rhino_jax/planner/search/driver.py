@@ -11,11 +11,11 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.plan.plan import Plan
-from rhino_jax.planner.search.candidates import Candidate, candidates_of, plain_of
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.search.candidates import PlanCandidate, candidates_of, plain_of
 from rhino_jax.planner.search.carried import carried
 from rhino_jax.planner.search.compare import Comparison
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.more_axes import MoreAxes
@@ -43,7 +43,7 @@ def make_plan(
     request: Request,
     *,
     progress: Progress | None = None,
-) -> Plan:
+) -> PlanData:
     """Plan a program on one mesh.
 
     Args:
@@ -66,7 +66,7 @@ def choose_plan(
     request: Request,
     *,
     progress: Progress | None = None,
-) -> Plan:
+) -> PlanData:
     """Plan a program on the best of several meshes.
 
     Each is searched fast, the best of them then as asked for. Those of three and more
@@ -84,9 +84,9 @@ def find(
     request: Request,
     *,
     progress: Progress | None = None,
-    like: Found | None = None,
+    like: SearchResult | None = None,
     is_estimate: bool = False,
-) -> Found:
+) -> SearchResult:
     """What `choose_plan` finds, before it is read back.
 
     Args:
@@ -100,13 +100,13 @@ def find(
     solved, compared, notes = _search(
         program, meshes, target, request, progress, like, is_estimate=is_estimate
     )
-    return Found(solved, compared, notes, target, request, started)
+    return SearchResult(solved, compared, notes, target, request, started)
 
 
 @no_garbage_collection()
 def search_again(
-    found: Found, request: Request, *, progress: Progress | None = None
-) -> Found:
+    found: SearchResult, request: Request, *, progress: Progress | None = None
+) -> SearchResult:
     """The best mesh of what was found, searched as another request says, from there.
 
     Args:
@@ -127,7 +127,7 @@ def search_again(
     return replace(found, solved=[solved], request=request)
 
 
-def brief_step_s(found: Found, request: Request) -> float:
+def brief_step_s(found: SearchResult, request: Request) -> float:
     """Return the step that level "fast" finds on the best mesh of what was found."""
     request = _with_deadline(replace(request, level="fast"), time.monotonic())
     mesh_problem = found.solved[0].mesh_problem
@@ -145,7 +145,7 @@ def make_candidates(
     count: int,
     *,
     progress: Progress | None = None,
-) -> tuple[Candidate, ...]:
+) -> tuple[PlanCandidate, ...]:
     """The plan of `choose_plan`, and others of nearly its predicted step to compile.
 
     Args:
@@ -172,7 +172,7 @@ def make_candidates(
             variants = candidates_of(found, annotated, fast, count)
         variants = [*variants, *recipes]
     return tuple(
-        Candidate(
+        PlanCandidate(
             name,
             replace(plan, notes=(*plan.notes, *notes)),
         )
@@ -187,7 +187,7 @@ def make_recipe_plans(
     mesh_axes: Sequence[tuple[str, int]],
     target: Target,
     request: Request,
-) -> dict[str, Plan | None]:
+) -> dict[str, PlanData | None]:
     """The experts' recipes at their best, as plans of their own.
 
     Whether they fit or not; None where the program does not allow a recipe. Each is
@@ -224,7 +224,7 @@ def _search(
     target: Target,
     request: Request,
     progress: Progress | None,
-    like: Found | None = None,
+    like: SearchResult | None = None,
     *,
     is_estimate: bool = False,
 ) -> tuple[list[SolvedMesh], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
@@ -266,7 +266,7 @@ def _on_one_mesh(
     axes: Sequence[tuple[str, int]],
     request: Request,
     progress: Progress | None,
-    like: Found | None,
+    like: SearchResult | None,
 ) -> SolvedMesh:
     mesh_problem = build_mesh_problem(analysis, axes, request)
     effort, starts = EFFORTS[request.level], list[Labels]()

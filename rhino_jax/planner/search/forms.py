@@ -12,9 +12,9 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.records import MeshProblem, SolvedMesh
 from rhino_jax.solver.slack import Wait
 from rhino_jax.units import format_bytes, format_seconds
@@ -40,7 +40,7 @@ def analysis_text(analysis: ProgramAnalysis) -> str:
     return "\n".join(lines)
 
 
-def model_text(model: Model) -> str:
+def model_text(model: MeshModel) -> str:
     """All options of every node with their seconds, and the size of every edge."""
     mesh, graph = model.mesh, model.graph
     axes = " × ".join(f"{a.name}={a.size}" for a in mesh.axes)
@@ -109,7 +109,7 @@ def solution_text(found: SolvedMesh) -> str:
     return "\n".join(lines)
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: PlanData) -> str:
     """How every value is held, and where it is read otherwise."""
     names, decisions = [name for name, _ in plan.mesh_axes], plan.decisions
     lines = [f"plan  {format_seconds(plan.predicted.step_time_s)}"]

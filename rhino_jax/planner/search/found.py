@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.search.passes import READ_BACK
 from rhino_jax.planner.search.read_back.assemble import recipes_of, said_by
@@ -15,7 +15,7 @@ from rhino_jax.planner.search.records import Request, SolvedMesh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class SearchResult:
     """What a search found, to be read back as a plan.
 
     Attributes:
@@ -75,7 +75,7 @@ class Found:
         """What the recipes do, those of them that the program allows."""
         return recipes_of(self.solved[0].mesh_problem)
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlanData:
         """
         Raises:
           InfeasiblePlanError: nothing fits; says what conflicts and what would help.

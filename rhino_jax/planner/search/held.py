@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino_jax.model.build import Model
-from rhino_jax.planner.search.found import Found
+from rhino_jax.model.build import MeshModel
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.records import Progress, Request
@@ -20,12 +20,12 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 @no_garbage_collection()
 def search_held(
-    found: Found,
+    found: SearchResult,
     request: Request,
     *,
     effort: Effort | None = None,
     progress: Progress | None = None,
-) -> Found:
+) -> SearchResult:
     """The best mesh of what was found, with other pins or another budget.
 
     The program is not analysed again, and the search starts from the plan that there
@@ -61,7 +61,7 @@ def search_held(
     )
 
 
-def carried_over(before: Model, after: Model, labels: Labels) -> Labels:
+def carried_over(before: MeshModel, after: MeshModel, labels: Labels) -> Labels:
     """A choice of one model in another of the same program and mesh: each node keeps
     its strategy where it has it, and else takes what is cheapest beside the others."""
     chosen = np.zeros(len(labels), dtype=np.int64)

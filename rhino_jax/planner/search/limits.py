@@ -8,7 +8,7 @@ from rhino_jax.solver.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SearchLimits:
     """Attributes:
     most_meshes: meshes whose models are kept, as candidates for the compiler.
     node_s: what a search takes per node, in seconds on one core, at `best` and
@@ -86,4 +86,4 @@ class Limits:
         return self.node_s * len(problem.costs) + self.cell_s * cells
 
 
-LIMITS = Limits()
+LIMITS = SearchLimits()

@@ -14,7 +14,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.planner.search.driver import distinct_meshes
 from rhino_jax.planner.search.folding.minimum import minimum_memory
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import ANALYSE, INLINE
@@ -28,7 +28,7 @@ def find_minimum_memory(
     meshes: Sequence[Sequence[tuple[str, int]]],
     target: Target,
     request: Request,
-) -> Found:
+) -> SearchResult:
     """Return the choice with the smallest peak on each mesh, the smallest first.
 
     Args:
@@ -51,7 +51,7 @@ def find_minimum_memory(
     found = [_on(analysis, axes, free) for axes in short or every[:1]]
     found.sort(key=lambda one: one.solution.peak)
     unlimited = replace(free, memory_budget_bytes=math.inf)
-    return Found(found, (), [], target, unlimited, started)
+    return SearchResult(found, (), [], target, unlimited, started)
 
 
 def _on(
@@ -62,7 +62,7 @@ def _on(
     return SolvedMesh(mesh_problem, as_solution(mesh_problem, labels))
 
 
-def refused(found: Found, request: Request) -> Found:
+def refused(found: SearchResult, request: Request) -> SearchResult:
     """Return the same as a search that no plan fits.
 
     Args:
@@ -80,7 +80,7 @@ def refused(found: Found, request: Request) -> Found:
     return replace(found, solved=solved, request=request)
 
 
-def divided_peak(found: Found) -> float:
+def divided_peak(found: SearchResult) -> float:
     """Return the peak in bytes if every value were divided evenly over all devices: a
     bound on what stages of the same program hold.
 

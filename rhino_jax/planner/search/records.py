@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.ir.spec import Spec
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.recipes.recipe_book import RecipeBook
@@ -102,7 +102,7 @@ class MeshProblem:
       density: as of `Request`.
     """
 
-    model: Model
+    model: MeshModel
     overlap: Overlap
     book: RecipeBook
     symmetry: Symmetry

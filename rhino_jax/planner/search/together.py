@@ -34,7 +34,7 @@ from rhino_jax.solver.solve import solve_overlapped
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SharedSolution:
     """What was found for the inputs that are shared or stay.
 
     Attributes:
@@ -60,7 +60,7 @@ def search_layout(
     report: Report = lambda best, bound: None,
     *,
     is_brief: bool = False,
-) -> Layout:
+) -> SharedSolution:
     """The layout of shared state that makes the weighted sum of all steps least.
 
     Args:
@@ -85,8 +85,8 @@ def search_layout(
     if found.labels is None:
         nothing: tuple[dict[int, Spec], ...] = ({},) * len(members)
         peak = found.smallest_peak
-        return Layout(nothing, math.inf, found.bound, peak, fits=False)
-    return Layout(
+        return SharedSolution(nothing, math.inf, found.bound, peak, fits=False)
+    return SharedSolution(
         tuple(joint.specs_of(m, found.labels) for m in range(len(members))),
         found.objective,
         found.bound,

@@ -1,7 +1,7 @@
 """From wishes for stages to a plan: where to cut, and the shardings of each group.
 
 In: a `variant_search.Search`, and how many stages, micro-batches and which schedule.
-Out: a `plan.plan.Plan` with a pipeline.
+Out: a `plan.plan.PlanData` with a pipeline.
 Order: `pins` (what is to be in which stage), `costs` (what ops take), `shapes` (the
 groups' meshes, and how fast each is), `problem` (a step as `pipeline.cut` sees it),
 `estimated` (what its chunks cost then), `when` (schedules compared by that), `counts`

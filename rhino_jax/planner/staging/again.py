@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.laid import Held, Laid
+from rhino_jax.explain.laid import GroupLayouts, Laid
 from rhino_jax.ir.spec import Spec
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.stacks import Unstacked
-from rhino_jax.passes.staged.step import Send, Step
+from rhino_jax.passes.staged.step import StagedStep, TaskSend
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY, schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging import when
@@ -25,19 +25,19 @@ from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.group.costs import with_costs
 from rhino_jax.planner.staging.groups import plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.stacks import stacks_of
 from rhino_jax.runtime.tasks.steps import step_of
 from rhino_jax.units import format_bytes
 
 
-MOST_TRIES = 3
+MAX_TRIES = 3
 """To make room for what arrives early, which shows when all groups are planned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class FittingGroups:
     """Groups that fit, and how micro-batches pass through them.
 
     Attributes:
@@ -47,7 +47,7 @@ class Run:
       room: that was kept for what groups hold.
     """
 
-    step: Step
+    step: StagedStep
     groups: tuple[PlannedGroup, ...]
     pipeline: Pipeline
     simulation: Simulation
@@ -55,11 +55,11 @@ class Run:
 
 
 def run_that_fits(
-    plan: Callable[[Room], tuple[Step, Sequence[PlannedGroup], Remade]],
-    pipeline_of: Callable[[Step, Sequence[PlannedGroup], Remade], Pipeline],
+    plan: Callable[[Room], tuple[StagedStep, Sequence[PlannedGroup], StagedRemat]],
+    pipeline_of: Callable[[StagedStep, Sequence[PlannedGroup], StagedRemat], Pipeline],
     room: Room,
     limit_bytes: float,
-) -> Run:
+) -> FittingGroups:
     """Groups planned until they fit with what arrives early.
 
     Args:
@@ -70,14 +70,14 @@ def run_that_fits(
     Raises:
       InfeasiblePlanError: a group does not fit.
     """
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         step, groups, remade = plan(room)
         pipeline = pipeline_of(step, groups, remade)
         simulation = simulate(schedule_of(pipeline))
         peaks = simulation.group_peak_bytes
         if max(peaks) <= limit_bytes:
             room = replace(room, remade=remade)
-            return Run(step, tuple(groups), pipeline, simulation, room)
+            return FittingGroups(step, tuple(groups), pipeline, simulation, room)
         ahead = [
             max(0, peak - group.peak_bytes(step, in_flight))
             if peak > limit_bytes
@@ -110,12 +110,12 @@ class SolvedStages:
 
     search: Search
     of_step: Unstacked
-    shapes: Shapes
+    shapes: GroupMeshes
     schedule: str
-    run: Run
+    run: FittingGroups
 
     @property
-    def step(self) -> Step:
+    def step(self) -> StagedStep:
         """Its tasks."""
         return self.run.step
 
@@ -134,7 +134,12 @@ class SolvedStages:
         return _laid(self.run)
 
     def held(
-        self, held: Held, level: str, known: Laid | None = None, *, is_kept: bool
+        self,
+        held: GroupLayouts,
+        level: str,
+        known: Laid | None = None,
+        *,
+        is_kept: bool,
     ) -> Laid:
         """All groups with some layouts held: those where that pins anything otherwise
         than it is are planned again, in the order in which all were planned.
@@ -160,7 +165,7 @@ class SolvedStages:
             )
             return Laid.nothing(f"{what.rstrip('.')}: {numbers}")
 
-    def best(self, held: Held, level: str, known: Laid | None = None) -> Laid:
+    def best(self, held: GroupLayouts, level: str, known: Laid | None = None) -> Laid:
         """The better of two plans with layouts held: with all else that groups hand one
         another laid out as it is, and as the first of them does it best."""
         free = self.held(held, level, known, is_kept=False)
@@ -172,7 +177,7 @@ class SolvedStages:
         kept = self.held(held, level, known, is_kept=True)
         return min(kept, free, key=lambda laid: laid.rank)
 
-    def planned_with(self, search: Search) -> tuple[Plan, SolvedStages] | None:
+    def planned_with(self, search: Search) -> tuple[PlanData, SolvedStages] | None:
         """The plan with the pins of another search, cut as it is, and what to ask that
         plan; None where a group does not fit.
 
@@ -180,13 +185,13 @@ class SolvedStages:
           PinError: an op cannot make what is pinned.
         """
         started, other = time.monotonic(), replace(self, search=search)
-        laid = other.best(Held(), search.request.level)
+        laid = other.best(GroupLayouts(), search.request.level)
         if laid.run is None:
             return None
         found = replace(other, run=laid.run)
         return found.plan(started), found
 
-    def plan(self, started: float) -> Plan:
+    def plan(self, started: float) -> PlanData:
         """As one plan, to be asked why it is so.
 
         Args:
@@ -204,17 +209,19 @@ class SolvedStages:
         )
         return replace(made, origin=self)
 
-    def _handed(self) -> Iterator[tuple[Send, Spec]]:
+    def _handed(self) -> Iterator[tuple[TaskSend, Spec]]:
         """What groups hand one another, and how in the plan."""
         for send in self.step.sends:
             yield send, self.groups[send.source].specs[send.key]
 
-    def _run(self, held: Held, level: str, before: Sequence[PlannedGroup]) -> Run:
+    def _run(
+        self, held: GroupLayouts, level: str, before: Sequence[PlannedGroup]
+    ) -> FittingGroups:
         search = self.search.asking(level=level, deadline=math.inf)
         limit, known = search.request.memory_budget_bytes, self.run.pipeline
 
         def pipeline_of(
-            step: Step, groups: Sequence[PlannedGroup], _: Remade
+            step: StagedStep, groups: Sequence[PlannedGroup], _: StagedRemat
         ) -> Pipeline:
             pipeline = with_costs(known, step, groups, self.shapes)
             # What was searched for holds whatever tasks take; so does what values that
@@ -241,7 +248,7 @@ class SolvedStages:
         )
 
 
-def _laid(run: Run) -> Laid:
+def _laid(run: FittingGroups) -> Laid:
     """What groups take, and what passes between them, by the clock."""
     pipeline, simulation = run.pipeline, run.simulation
     sent: dict[tuple[int, int], float] = {}
@@ -254,7 +261,7 @@ def _laid(run: Run) -> Laid:
     return Laid(run, run.groups, simulation.step_time_s, peaks, sent)
 
 
-def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
+def solved_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
     """The problems of a plan that are not kept, solved once more.
 
     Args:
@@ -266,10 +273,10 @@ def solved_again(search: Search, plan: Plan, schedule: str) -> SolvedStages:
     assert pipeline is not None
     traced = search.running
     choices = (x.choice for x in pipeline.made_again)
-    remade = Remade.of(pipeline.recomputed, choices)
+    remade = StagedRemat.of(pipeline.recomputed, choices)
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
     step = step_of(of_step, pipeline)
-    shapes = Shapes.on(plan.mesh_axes, shares, {}, search.target)
+    shapes = GroupMeshes.on(plan.mesh_axes, shares, {}, search.target)
     flights = (1,) * shapes.groups
     if pipeline.schedule != FORWARD_ONLY:
         flights = when.flights_of(schedule_of(pipeline), len(pipeline.costs))

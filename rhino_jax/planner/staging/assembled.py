@@ -14,31 +14,31 @@ from rhino_jax.errors import StageError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import replicated, without
 from rhino_jax.passes.staged.stacks import End, Unstacked
-from rhino_jax.passes.staged.step import Key, Kind, Step, TaskKind
+from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.line_times import scaled, summed
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import LineTime, Predicted
-from rhino_jax.plan.stages import Pipeline, Send, StagePlan
+from rhino_jax.plan.stages import Pipeline, StagePlan, StageSend
 from rhino_jax.planner.search.read_back.assemble import pins_text
 from rhino_jax.planner.staging.group.costs import bytes_between
 from rhino_jax.planner.staging.planned import PlannedGroup
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
 
 
 def assembled(
     search: Search,
     of_step: Unstacked,
-    step: Step,
+    step: StagedStep,
     groups: Sequence[PlannedGroup],
     pipeline: Pipeline,
-    shapes: Shapes,
+    shapes: GroupMeshes,
     started: float,
-) -> Plan:
+) -> PlanData:
     """The plan.
 
     Args:
@@ -112,7 +112,7 @@ def _line_times(
     return summed([*lines, LineTime("", idle_s=max(idle_s, 0.0))])
 
 
-def _devices(shapes: Shapes) -> list[list[int]]:
+def _devices(shapes: GroupMeshes) -> list[list[int]]:
     """Of every group, in the order of its mesh, their positions in that of all."""
     sizes = [size for _, size in shapes.mesh_axes]
     positions = np.arange(math.prod(sizes)).reshape(sizes)
@@ -124,7 +124,7 @@ def _devices(shapes: Shapes) -> list[list[int]]:
 
 
 def _stage(
-    step: Step,
+    step: StagedStep,
     groups: Sequence[PlannedGroup],
     position: int,
     pipeline: Pipeline,
@@ -213,10 +213,10 @@ def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predic
 
 
 def _input(
-    step: Step, groups: Sequence[PlannedGroup], program: Program, position: int
+    step: StagedStep, groups: Sequence[PlannedGroup], program: Program, position: int
 ) -> Leaf:
     entry, home = program.inputs[position], step.home[position]
-    group, key = groups[home], Key(Kind.INPUT, position)
+    group, key = groups[home], ValueKey(ValueKind.INPUT, position)
     if key in group.of.arguments:
         leaf = group.plan.inputs[group.of.arguments.index(key)]
     else:
@@ -227,7 +227,7 @@ def _input(
 
 
 def _output(
-    step: Step, groups: Sequence[PlannedGroup], program: Program, position: int
+    step: StagedStep, groups: Sequence[PlannedGroup], program: Program, position: int
 ) -> Leaf:
     end, made = program.outputs[position], step.outputs[position]
     value = program.values[end.value]
@@ -236,7 +236,7 @@ def _output(
             end.path, value.shape, value.dtype, replicated(value.rank), value.bytes
         )
     home, key = made
-    if key.kind is Kind.INPUT:
+    if key.kind is ValueKind.INPUT:
         leaf = _input(step, groups, program, key.number)
         return replace(leaf, path=end.path, is_donated=False)
     group = groups[home]
@@ -245,8 +245,8 @@ def _output(
 
 
 def _sends(
-    step: Step, groups: Sequence[PlannedGroup], position: int, pipeline: Pipeline
-) -> tuple[Send, ...]:
+    step: StagedStep, groups: Sequence[PlannedGroup], position: int, pipeline: Pipeline
+) -> tuple[StageSend, ...]:
     of = step.chunks
     rates = {
         (min(of[h.source], of[h.target]), max(of[h.source], of[h.target])): (
@@ -259,7 +259,7 @@ def _sends(
         if send.source != position:
             continue
         pair = min(send.source, send.target), max(send.source, send.target)
-        times = pipeline.micro_batches if send.key.kind is Kind.INSIDE else 1
+        times = pipeline.micro_batches if send.key.kind is ValueKind.INSIDE else 1
         aval = step.types[send.key]
         size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
         ends = groups[position], groups[send.target]
@@ -267,5 +267,5 @@ def _sends(
         is_ahead = send.kind is TaskKind.AHEAD
         by = "ahead of forward passes" if is_ahead else f"of a {send.kind} pass"
         what = f"{aval.dtype.name}{list(aval.shape)} {by}"
-        found.append(Send(send.target, what, size, local / rates[pair], is_ahead))
+        found.append(StageSend(send.target, what, size, local / rates[pair], is_ahead))
     return tuple(found)

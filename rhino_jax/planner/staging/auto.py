@@ -21,17 +21,17 @@ from rhino_jax.errors import (
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.units import format_seconds
 
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Share of the predicted step that stages must gain: ratios of predictions of unlike
-programs were off by more than this on H100 (`planner.variants.LEAST_GAIN`)."""
+programs were off by more than this on H100 (`planner.variants.MIN_GAIN`)."""
 
-MOST_BATCHES = 8
+MAX_BATCHES = 8
 """Micro-batches for every stage with which a pipeline fills at best: the largest that
 are compared (`planner.staging.counts.PER_STAGE`)."""
 
@@ -39,7 +39,7 @@ FIRST_COUNT = 8
 """Stages that are tried first, where there are more domains than that: Megatron-LM
 (Narayanan et al. 2021, table 1) trains 39B parameters in 2, 145B in 8 of them."""
 
-LEAST_UNEVEN = 0.85
+MIN_UNEVEN = 0.85
 """What the mean of equal groups is busy, over the busiest, at which unequal ones are
 not tried yet: 32 equal layers in four groups had 0.88."""
 
@@ -50,7 +50,7 @@ NOT_POSSIBLE = (StageError, MicrobatchError, ScheduleError, PinError)
 """What a program says that cannot be cut into so many stages."""
 
 
-def slow_seconds(plan: Plan, target: Target) -> tuple[float, str]:
+def slow_seconds(plan: PlanData, target: Target) -> tuple[float, str]:
     """What a step spends at most on collectives that leave the fastest links, and the
     name of the slowest of theirs; 0 where all devices share the fastest."""
     if len(target.tiers) < 2:
@@ -70,7 +70,7 @@ def slow_seconds(plan: Plan, target: Target) -> tuple[float, str]:
     return total, max(names, key=order.index, default="")
 
 
-def least_step_s(plan: Plan, flops: float, slow_s: float, stages: int) -> float:
+def least_step_s(plan: PlanData, flops: float, slow_s: float, stages: int) -> float:
     """A bound on a step in so many stages: nothing is sent over slow links, nothing is
     computed twice to that end, and the pipeline fills as fast as with the gradients of
     weights computed late: in a third of the time of 1F1B (Qi et al. 2023, table 1).
@@ -81,13 +81,13 @@ def least_step_s(plan: Plan, flops: float, slow_s: float, stages: int) -> float:
       slow_s: what that plan spends over slow links.
       stages: how many.
     """
-    fill = 1 + (stages - 1) / (3 * MOST_BATCHES * stages)
+    fill = 1 + (stages - 1) / (3 * MAX_BATCHES * stages)
     compute_s, step_s = plan.predicted.compute_s, plan.predicted.step_time_s
     sent_s = max(0.0, step_s - slow_s - compute_s)
     return (compute_s / times_done(plan, flops) + sent_s) * fill
 
 
-def times_done(plan: Plan, flops: float) -> float:
+def times_done(plan: PlanData, flops: float) -> float:
     """How often the devices together do the work of a step; more than once where all
     compute what they would else have to send."""
     done = plan.predicted.flops_per_device * math.prod(n for _, n in plan.mesh_axes)
@@ -109,7 +109,7 @@ def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
     return [n for n in range(2, domains + 1) if domains % n == 0]
 
 
-def evenness(plan: Plan) -> tuple[float, int]:
+def evenness(plan: PlanData) -> tuple[float, int]:
     """What the mean of the groups is busy, over the busiest; and which that is."""
     assert plan.pipeline is not None
     busy = plan.pipeline.busy_s
@@ -117,7 +117,7 @@ def evenness(plan: Plan) -> tuple[float, int]:
     return sum(busy) / (len(busy) * most) if most else 1.0, busy.index(most)
 
 
-def merged(plan: Plan, enough_s: float) -> list[Places]:
+def merged(plan: PlanData, enough_s: float) -> list[Places]:
     """Groups of unequal size in which a step may take less than `enough_s`: of a plan
     in equal ones the group that is busy longest takes a neighbour's devices too.
 
@@ -126,7 +126,7 @@ def merged(plan: Plan, enough_s: float) -> list[Places]:
     """
     count, (even, at) = plan.num_stages, evenness(plan)
     # A TPU has collectives in groups whose size divides the number of all devices.
-    if count < 4 or count % 2 or even >= LEAST_UNEVEN:
+    if count < 4 or count % 2 or even >= MIN_UNEVEN:
         return []
     if plan.predicted.step_time_s * even >= enough_s:
         return []
@@ -145,13 +145,13 @@ class _Tried:
       bounds: of those that are not enough, what a step takes at least, in seconds.
     """
 
-    plan_in: Callable[[Places, float], Plan]
+    plan_in: Callable[[Places, float], PlanData]
     enough_s: float = math.inf
-    found: dict[Places, Plan | None] = field(default_factory=dict)
+    found: dict[Places, PlanData | None] = field(default_factory=dict)
     bounds: dict[Places, float] = field(default_factory=dict)
 
     @property
-    def best(self) -> Plan | None:
+    def best(self) -> PlanData | None:
         """The fastest."""
         plans = [plan for plan in self.found.values() if plan is not None]
         return min(plans, key=lambda p: p.predicted.step_time_s, default=None)
@@ -180,7 +180,7 @@ class _Tried:
         equal = [plan for plan in self.found.values() if plan is not None]
         if self.best is None:
             return
-        enough = (1 - LEAST_GAIN) * self.best.predicted.step_time_s
+        enough = (1 - MIN_GAIN) * self.best.predicted.step_time_s
         ways = (
             (p.predicted.step_time_s * evenness(p)[0], merged(p, enough)) for p in equal
         )
@@ -208,12 +208,12 @@ class _Tried:
 
 
 def with_stages(
-    on_one: Plan | InfeasiblePlanError,
+    on_one: PlanData | InfeasiblePlanError,
     program: Program,
     target: Target,
     devices: int,
-    plan_in: Callable[[Places, float], Plan],
-) -> Plan:
+    plan_in: Callable[[Places, float], PlanData],
+) -> PlanData:
     """The plan on one mesh, or one in stages that is predicted to be clearly faster.
 
     Args:
@@ -238,7 +238,7 @@ def with_stages(
         return _told(tried, why, ())
     slow_s, tier = slow_seconds(on_one, target)
     flops = flops_of(program)
-    enough = (1 - LEAST_GAIN) * on_one.predicted.step_time_s
+    enough = (1 - MIN_GAIN) * on_one.predicted.step_time_s
     counts = [
         n
         for n in counts_of(target, devices, fits=True)
@@ -253,7 +253,7 @@ def with_stages(
     causes = []
     if slow_s:
         causes.append(f"collectives over `{tier}` take up to {format_seconds(slow_s)}")
-    if (times := times_done(on_one, flops)) > 1 + LEAST_GAIN:
+    if (times := times_done(on_one, flops)) > 1 + MIN_GAIN:
         causes.append(f"devices do the work {times:.1f} times, to send less")
     why = ", ".join([f"stages were compared: in {total} a step on one mesh", *causes])
     one_mesh = on_one.variants or (_variant("one mesh", on_one),)
@@ -262,14 +262,14 @@ def with_stages(
     return _told(tried, why, one_mesh)
 
 
-def _variant(name: str, plan: Plan) -> Variant:
+def _variant(name: str, plan: PlanData) -> Variant:
     predicted = plan.predicted
     return Variant(name, predicted.step_time_s, predicted.peak_bytes)
 
 
 def _told(
-    tried: _Tried, why: str, others: tuple[Variant, ...], on_one: Plan | None = None
-) -> Plan:
+    tried: _Tried, why: str, others: tuple[Variant, ...], on_one: PlanData | None = None
+) -> PlanData:
     """A plan with what was compared: that on one mesh, or else the best in stages."""
     plan = on_one or tried.best
     assert plan is not None

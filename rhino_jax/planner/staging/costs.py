@@ -8,10 +8,10 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.ir.program import Program
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 
 
-def seconds_by_op(found: Found) -> dict[int, float]:
+def seconds_by_op(found: SearchResult) -> dict[int, float]:
     """What every op of a found plan takes, with the collectives that it waits for.
 
     Times of a step, so of all runs of an op; what collectives hide behind compute is

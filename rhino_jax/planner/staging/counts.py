@@ -8,8 +8,8 @@ from typing import Any
 
 from rhino_jax.errors import MicrobatchError, ScheduleError
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.choice import Choice
-from rhino_jax.passes.staged.apart import MOST_LOOPS, cut_for_stages
+from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.passes.staged.apart import MAX_LOOPS, cut_for_stages
 from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 
 
@@ -23,24 +23,24 @@ def rows_of(
     closed: Any,
     program: Program,
     places: tuple[str, ...],
-    most_loops: int = MOST_LOOPS,
+    most_loops: int = MAX_LOOPS,
 ) -> int:
     """Of a step's batch.
 
     Args:
       closed: closed jaxpr of the step; `program`: imported from it.
       places: where sums over the batch are those of a micro-batch.
-      most_loops: see `Choice`.
+      most_loops: see `MicrobatchChoice`.
     Raises:
       MicrobatchError: there is no batch to cut.
     """
-    choice = Choice(1, most_loops=most_loops, per_microbatch=places, least=1)
+    choice = MicrobatchChoice(1, most_loops=most_loops, per_microbatch=places, least=1)
     return cut_for_stages(closed, program, choice)[0].rows
 
 
 def data_of(closed: Any, program: Program, places: tuple[str, ...]) -> tuple[int, ...]:
     """Values of the inputs that hold a step's batch; see `rows_of`."""
-    choice = Choice(1, most_loops=MOST_LOOPS, per_microbatch=places, least=1)
+    choice = MicrobatchChoice(1, most_loops=MAX_LOOPS, per_microbatch=places, least=1)
     return cut_for_stages(closed, program, choice)[0].inputs
 
 

@@ -14,8 +14,8 @@ from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.staging import with_split_loops
 from rhino_jax.pipeline.cut.choose import cut
-from rhino_jax.pipeline.cut.ops import Cut, Problem
-from rhino_jax.pipeline.work import Work
+from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
+from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import when
@@ -25,7 +25,7 @@ from rhino_jax.planner.staging.estimated import estimated, twice
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import problem_of
-from rhino_jax.planner.staging.shapes import Shapes, shapes_of
+from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.planner.staging.slices.chosen import (
     COUNTS,
@@ -37,12 +37,12 @@ from rhino_jax.planner.staging.slices.chosen import (
 from rhino_jax.planner.variant_search import Search
 
 
-MOST_OPS_OF_BEST = 1500
+MAX_OPS_OF_BEST = 1500
 """Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class StagingRequest:
     """A step that is to be planned in stages.
 
     Attributes:
@@ -95,15 +95,15 @@ class CutStep:
     """
 
     apart: Apart
-    shapes: Shapes
+    shapes: GroupMeshes
     has_backward: bool
-    chosen: Cut
+    chosen: StageCut
     group_of: tuple[int, ...]
-    work: Work
+    work: StepWork
     slices: tuple[int, ...] = ()
 
 
-def worth_comparing(shapes: Shapes, apart: Apart, most: int) -> Sequence[MeshAxes]:
+def worth_comparing(shapes: GroupMeshes, apart: Apart, most: int) -> Sequence[MeshAxes]:
     """Meshes for other numbers of micro-batches than that of a step, up to so many.
 
     The best of one is that of all where every device has rows of a micro-batch in each;
@@ -113,7 +113,9 @@ def worth_comparing(shapes: Shapes, apart: Apart, most: int) -> Sequence[MeshAxe
     return shapes.good[:1] if apart.cut.rows // most >= devices else shapes.good
 
 
-def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutStep]:
+def cuts_of(
+    asked: StagingRequest, meshes: Sequence[MeshAxes], count: int
+) -> list[CutStep]:
     """A step in `count` micro-batches, cut where that is best: into a chunk for every
     stage, and several, as the schedule may need; where that does not fit, also as is
     best where all stages are recomputed, if they may be.
@@ -136,7 +138,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     check_enough(shapes, count, count, asked.enough_s)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
     found: list[CutStep] = []
-    known: dict[tuple[int, ...], list[tuple[Problem, Cut]]] = {}
+    known: dict[tuple[int, ...], list[tuple[CutProblem, StageCut]]] = {}
     limit = asked.search.request.memory_budget_bytes
     for group_of in when.placements(schedule, shapes.groups):
         chunks = len(group_of)
@@ -178,7 +180,7 @@ def cuts_of(asked: Asked, meshes: Sequence[MeshAxes], count: int) -> list[CutSte
     return found
 
 
-def _check_slices(asked: Asked, apart: Apart) -> None:
+def _check_slices(asked: StagingRequest, apart: Apart) -> None:
     """Refuse a training step in one micro-batch, but by a schedule that may slice it.
 
     Raises:
@@ -195,7 +197,7 @@ def _check_slices(asked: Asked, apart: Apart) -> None:
 
 
 def _in_slices(
-    asked: Asked, whole: CutStep, sides: Sides, problem: Problem
+    asked: StagingRequest, whole: CutStep, sides: Sides, problem: CutProblem
 ) -> list[CutStep]:
     """A step that is cut, in slices of its sequences, in a few ways.
 
@@ -222,31 +224,33 @@ def _in_slices(
     ]
 
 
-def _priced(asked: Asked, sides: Sides, shapes: Shapes) -> tuple[Sides, Shapes]:
+def _priced(
+    asked: StagingRequest, sides: Sides, shapes: GroupMeshes
+) -> tuple[Sides, GroupMeshes]:
     """What ops take, loops in two, on the mesh that is best for them whole."""
     one = [shapes.mesh_axes]
     return sides, shapes_of(asked.search, sides, asked.shares, one, asked.finds)
 
 
 def _cut_into(
-    asked: Asked, problem: Problem, *, may_recompute: bool
-) -> list[tuple[Problem, Cut]]:
+    asked: StagingRequest, problem: CutProblem, *, may_recompute: bool
+) -> list[tuple[CutProblem, StageCut]]:
     """Where a step is best cut; and besides, where that does not fit and stages may be
     recomputed, where it is best cut if all of them are."""
     if asked.schedule != TOKEN_SLICES:
         return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
     many = paced(problem, asked.most_slices)
     # How work grows along a sequence is not in it: closer is no better.
-    gap = when.LEAST_GAIN
+    gap = when.MIN_GAIN
     found = _cut_where_best(asked.search, many, may_recompute=may_recompute, gap=gap)
     return [(problem, chosen) for _, chosen in found]
 
 
 def _cut_where_best(
-    search: Search, problem: Problem, *, may_recompute: bool, gap: float = 0.0
-) -> list[tuple[Problem, Cut]]:
+    search: Search, problem: CutProblem, *, may_recompute: bool, gap: float = 0.0
+) -> list[tuple[CutProblem, StageCut]]:
     request = search.request
-    level = request.level if len(problem.ops.ops) <= MOST_OPS_OF_BEST else "fast"
+    level = request.level if len(problem.ops.ops) <= MAX_OPS_OF_BEST else "fast"
     groups = tuple(replace(g, limit_bytes=None) for g in problem.groups)
     free = replace(problem, groups=groups)
     found = free, cut(free, level, gap=gap, seed=request.seed)
@@ -265,7 +269,7 @@ def _cut_where_best(
     return [found] if again.stages == found[1].stages else [found, (problem, again)]
 
 
-def _recomputed(problem: Problem) -> Problem:
+def _recomputed(problem: CutProblem) -> CutProblem:
     """With forward passes that run twice, and leave nothing."""
     ops = (
         replace(op, backward_s=op.forward_s + op.backward_s, activation_bytes=0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 NEAR = 0.03
@@ -34,7 +34,7 @@ class NotFaster(Exception):
 
 
 def check_any(
-    shapes: Shapes,
+    shapes: GroupMeshes,
     rounds: Sequence[Sequence[int]],
     enough_s: float,
     *,
@@ -66,7 +66,9 @@ def check_any(
     raise min(slower, key=lambda refused: refused.step_s)
 
 
-def check_enough(shapes: Shapes, searched: int, count: int, enough_s: float) -> None:
+def check_enough(
+    shapes: GroupMeshes, searched: int, count: int, enough_s: float
+) -> None:
     """Refuse a number of micro-batches with which a step takes too long, however it is
     cut and scheduled.
 
@@ -83,7 +85,7 @@ def check_enough(shapes: Shapes, searched: int, count: int, enough_s: float) -> 
         raise NotFaster(bound_s, count)
 
 
-def least_step_s(shapes: Shapes, searched: int, count: int) -> float:
+def least_step_s(shapes: GroupMeshes, searched: int, count: int) -> float:
     """A bound on a step: every group does as large a share of the model as it is fast,
     and the pipeline fills as with the gradients of weights computed late, in a third of
     the time of 1F1B (Qi et al. 2023, table 1). In fewer micro-batches all collectives
@@ -102,7 +104,7 @@ def least_step_s(shapes: Shapes, searched: int, count: int) -> float:
     return (1 - NEAR) / sum(rates) * (1 + idle)
 
 
-def _seconds(shapes: Shapes, group: int, searched: int, count: int) -> float:
+def _seconds(shapes: GroupMeshes, group: int, searched: int, count: int) -> float:
     """Of all micro-batches, were the whole model on one group."""
     places = shapes.places[group]
     total_s = math.fsum(shapes.seconds[places].values())

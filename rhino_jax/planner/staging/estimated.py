@@ -8,20 +8,20 @@ from dataclasses import replace
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.pipeline.cut.as_work import as_work, in_groups
-from rhino_jax.pipeline.cut.ops import Cut, Problem
-from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
+from rhino_jax.pipeline.work import ChunkCost, StepWork
 from rhino_jax.plan.stages import Between
 from rhino_jax.planner.staging.costs import with_regions
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 def estimated(
-    problem: Problem,
-    chosen: Cut,
+    problem: CutProblem,
+    chosen: StageCut,
     sides: Sides,
-    shapes: Shapes,
+    shapes: GroupMeshes,
     group_of: Sequence[int],
-) -> Work:
+) -> StepWork:
     """Chunks with their backward passes whole, and split.
 
     Args:
@@ -48,7 +48,9 @@ def estimated(
     return replace(work, between=between)
 
 
-def twice(work: Work, sides: Sides, shapes: Shapes, chosen: Cut) -> Work:
+def twice(
+    work: StepWork, sides: Sides, shapes: GroupMeshes, chosen: StageCut
+) -> StepWork:
     """The same where what couples micro-batches is made ahead of all forward passes."""
     took = [0.0] * len(work.chunks)
     labels = Labels.at(sides, chosen.stages, [chunk.group for chunk in work.chunks])
@@ -68,8 +70,8 @@ def twice(work: Work, sides: Sides, shapes: Shapes, chosen: Cut) -> Work:
 
 
 def _cost(
-    labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: Cost
-) -> Cost:
+    labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: ChunkCost
+) -> ChunkCost:
     if not labels.is_split:
         return whole
     count, lines, made = labels.chunks, labels.lines, labels.made_at

@@ -7,22 +7,22 @@ from dataclasses import replace
 from functools import cache, partial
 
 from rhino_jax.passes.staged.in_slices import staged_in_slices
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.staging import staged
-from rhino_jax.passes.staged.step import Step
-from rhino_jax.plan.plan import Plan
+from rhino_jax.passes.staged.step import StagedStep
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planner.staging import when
 from rhino_jax.planner.staging.again import SolvedStages, run_that_fits
-from rhino_jax.planner.staging.cuts import Asked, CutStep
+from rhino_jax.planner.staging.cuts import CutStep, StagingRequest
 from rhino_jax.planner.staging.group.costs import with_costs
 from rhino_jax.planner.staging.groups import plan_groups
 from rhino_jax.planner.staging.planned import PlannedGroup, Room
 from rhino_jax.planner.variant_search import tell_nobody
 
 
-def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
+def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
     """The plan of a step that is cut.
 
     Args:
@@ -36,7 +36,7 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
     together = of_step.together
 
-    def step_of(remade: Remade) -> Step:
+    def step_of(remade: StagedRemat) -> StagedStep:
         if cut_step.slices:
             groups = range(shapes.groups)
             stages, lengths = cut_step.chosen.stages, cut_step.slices
@@ -93,12 +93,12 @@ def fitted(asked: Asked, cut_step: CutStep, way: when.Way) -> Plan:
 
 
 def _pipeline(
-    asked: Asked,
+    asked: StagingRequest,
     cut_step: CutStep,
     way: when.Way,
-    step: Step,
+    step: StagedStep,
     groups: Sequence[PlannedGroup],
-    remade: Remade,
+    remade: StagedRemat,
 ) -> Pipeline:
     made_again = tuple(group.made_again for group in groups)
     pipeline = Pipeline(

@@ -8,29 +8,29 @@ from functools import partial
 from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.laid import Held
+from rhino_jax.explain.laid import GroupLayouts
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.passes.staged.group import GroupProgram, group_program
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.stacks import End, Unstacked
-from rhino_jax.passes.staged.step import Key, Kind, Step
+from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.group.alike import Finds
-from rhino_jax.planner.staging.group.crossing import Crossing
+from rhino_jax.planner.staging.group.crossing import GroupCrossing
 from rhino_jax.planner.staging.planned import (
-    MOST_TRIES,
+    MAX_TRIES,
     PlannedGroup,
     Refused,
     Room,
     plan_group,
 )
 from rhino_jax.planner.staging.remat import Remaking, StepOf, in_vain
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
 
 
-NOTHING = Held()
+NOTHING = GroupLayouts()
 """Beside the user's pins."""
 
 
@@ -38,13 +38,13 @@ def plan_groups(
     search: Search,
     step_of: StepOf,
     of_step: Unstacked,
-    shapes: Shapes,
+    shapes: GroupMeshes,
     room: Room,
     finds: Finds,
-    held: Held = NOTHING,
+    held: GroupLayouts = NOTHING,
     before: Sequence[PlannedGroup] = (),
     sides: Callable[[], Sides] | None = None,
-) -> tuple[Step, list[PlannedGroup], Remade]:
+) -> tuple[StagedStep, list[PlannedGroup], StagedRemat]:
     """Plan all groups; what one sends another is laid out alike on both.
 
     Args:
@@ -64,7 +64,7 @@ def plan_groups(
       InfeasiblePlanError: a group does not fit; says which.
       PinError: an op cannot make what is held.
     """
-    known: dict[Key, Spec] = {}
+    known: dict[ValueKey, Spec] = {}
     stacks: dict[int, Spec] = {}
     found: dict[int, PlannedGroup] = {}
     search = search.asking(
@@ -78,19 +78,19 @@ def plan_groups(
     meeting = _meeting(step)
     known |= {k: _on_all(s, meeting[k], shapes) for k, s in held.handed.items()}
 
-    def planned(step: Step, group: int, tries: int) -> PlannedGroup:
+    def planned(step: StagedStep, group: int, tries: int) -> PlannedGroup:
         old = before[group] if before else None
         of = old.of if old else group_program(step, group, of_step.program)
 
         def with_specs(
-            specs: Mapping[Key, Spec], old: PlannedGroup | None
+            specs: Mapping[ValueKey, Spec], old: PlannedGroup | None
         ) -> PlannedGroup:
             laid = _Laid.of(of_step, shapes, group, request, {**known, **specs}, stacks)
             pins = *laid.pins(of, step.outputs), held.values.get(group, {})
             mesh = shapes.mesh(group)
             return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
 
-        link = Crossing.of(step, group, known, shapes.hop[0], on_all)
+        link = GroupCrossing.of(step, group, known, shapes.hop[0], on_all)
         return link.planned(with_specs({}, old), with_specs)
 
     on_all = partial(_on_all, groups=range(step.groups), shapes=shapes)
@@ -107,8 +107,8 @@ def plan_groups(
 
 
 def _that_fits(
-    remaking: Remaking, step: Step, group: int, remade: Remade
-) -> tuple[Step, PlannedGroup, Remade]:
+    remaking: Remaking, step: StagedStep, group: int, remade: StagedRemat
+) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
     """Plan a group so that it fits, as it is or with values that it recomputes.
 
     Returns:
@@ -122,7 +122,7 @@ def _that_fits(
     may_recompute = is_chosen and not room.is_split
     kept = None
     try:
-        wide = (kept := remaking.planned(step, group, MOST_TRIES)).wide
+        wide = (kept := remaking.planned(step, group, MAX_TRIES)).wide
     except Refused as refused:
         if refused.is_alone or not may_recompute:
             # One micro-batch alone holds as much either way.
@@ -141,11 +141,11 @@ def _that_fits(
 def _of_stacks(group: PlannedGroup, of_step: Unstacked) -> Iterator[tuple[int, Spec]]:
     """Stacks of which a group has a part, and how that is laid out."""
     for key in group.of.arguments:
-        if key.kind is Kind.INPUT and of_step.inputs[key.number].part is not None:
+        if key.kind is ValueKind.INPUT and of_step.inputs[key.number].part is not None:
             yield of_step.inputs[key.number].whole, group.specs[key]
 
 
-def _on_all(spec: Spec, groups: Collection[int], shapes: Shapes) -> Spec:
+def _on_all(spec: Spec, groups: Collection[int], shapes: GroupMeshes) -> Spec:
     """Of what groups of unequal size have in common."""
     sizes = {shapes.places[g] for g in groups}
     return spec if len(sizes) == 1 else without(spec, [shapes.stage_axis])
@@ -168,9 +168,9 @@ def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanErro
     )
 
 
-def _meeting(step: Step) -> dict[Key, set[int]]:
+def _meeting(step: StagedStep) -> dict[ValueKey, set[int]]:
     """Of everything that is sent, the groups that have it."""
-    found: dict[Key, set[int]] = {}
+    found: dict[ValueKey, set[int]] = {}
     for send in step.sends:
         found.setdefault(send.key, set()).update((send.source, send.target))
     return found
@@ -194,17 +194,17 @@ class _Laid:
     stage_axis: int
     is_large: bool
     request: Request
-    known: Mapping[Key, Spec]
+    known: Mapping[ValueKey, Spec]
     stacks: Mapping[int, Spec]
 
     @classmethod
     def of(
         cls,
         of_step: Unstacked,
-        shapes: Shapes,
+        shapes: GroupMeshes,
         group: int,
         request: Request,
-        known: Mapping[Key, Spec],
+        known: Mapping[ValueKey, Spec],
         stacks: Mapping[int, Spec],
     ) -> _Laid:
         """Collect what the layout of one group depends on."""
@@ -220,7 +220,9 @@ class _Laid:
         """
         inputs: dict[int, Spec] = {}
         for i, key in enumerate(of.arguments):
-            end = self.of_step.inputs[key.number] if key.kind is Kind.INPUT else None
+            end = (
+                self.of_step.inputs[key.number] if key.kind is ValueKind.INPUT else None
+            )
             if key in self.known:
                 inputs[i] = self.known[key]
             elif end is not None and end.part is not None and end.whole in self.stacks:

@@ -11,11 +11,11 @@ import math
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import take_apart
-from rhino_jax.planner.staging.cuts import Asked
+from rhino_jax.planner.staging.cuts import StagingRequest
 from rhino_jax.units import format_bytes
 
 
-def check_least(asked: Asked, micro_batches: int) -> None:
+def check_least(asked: StagingRequest, micro_batches: int) -> None:
     """Refuse a step whose arguments, and sums of gradients over micro-batches, are more
     than the memory of all devices. They are held while micro-batches run.
 

@@ -14,16 +14,16 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.staged.stacks import Stack, Unstacked
+from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY, idle_stages
 from rhino_jax.plan.kept import Part
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import when
 from rhino_jax.planner.staging.counts import counts_of, one_micro_batch, rows_of
 from rhino_jax.planner.staging.cuts import (
-    Asked,
     CutStep,
+    StagingRequest,
     cuts_of,
     worth_comparing,
 )
@@ -33,12 +33,12 @@ from rhino_jax.planner.staging.least import check_least
 from rhino_jax.planner.staging.loops.forms import all_layers, as_kept, forms_of
 from rhino_jax.planner.staging.slices.asked import FEW, TOKEN_SLICES, slices_in
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import LEAST_GAIN
+from rhino_jax.planner.variants import MIN_GAIN
 from rhino_jax.units import format_bytes
 from rhino_jax.utils.gc import no_garbage_collection
 
 
-MOST_FORMS = 2
+MAX_FORMS = 2
 """Ways to have loops in parts that are compared for all numbers of micro-batches."""
 
 NO_PINS: Mapping[str, int] = {}
@@ -58,7 +58,7 @@ def plan_stages(
     may_recompute: bool = False,
     kept: Mapping[int, Part] = NOWHERE,
     enough_s: float = math.inf,
-) -> Plan:
+) -> PlanData:
     """The plan of a step in so many stages.
 
     Args:
@@ -79,7 +79,7 @@ def plan_stages(
     schedule, slices = slices_in(schedule)
     when.check_runs(schedule)
     traced = search.running
-    whole = Asked(
+    whole = StagingRequest(
         search,
         Unstacked.of(traced.closed_jaxpr, traced.program, ()),
         shares,
@@ -120,7 +120,7 @@ def plan_stages(
     return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
 
 
-def _idle(plan: Plan, *, has_loops: bool) -> Iterator[str]:
+def _idle(plan: PlanData, *, has_loops: bool) -> Iterator[str]:
     """On stages that have almost nothing to do."""
     idle = [] if plan.pipeline is None else idle_stages(plan.pipeline)
     if plan.pipeline is None or not idle:
@@ -138,11 +138,11 @@ def _idle(plan: Plan, *, has_loops: bool) -> Iterator[str]:
 
 
 def _fastest(
-    forms: Sequence[Asked],
-    whole: Asked,
+    forms: Sequence[StagingRequest],
+    whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     rounds: Sequence[Sequence[int]],
-) -> Plan:
+) -> PlanData:
     """The fastest plan of the numbers of micro-batches that are asked for.
 
     Args:
@@ -151,7 +151,7 @@ def _fastest(
       meshes: to be compared for the first number of micro-batches.
       rounds: numbers of micro-batches, each list where none of those before fits.
     """
-    best: Plan | None = None
+    best: PlanData | None = None
     for i, counts in enumerate(rounds):
         try:
             plan = _best_of(forms, whole, meshes, counts)
@@ -167,7 +167,7 @@ def _fastest(
     return best
 
 
-def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
+def _counts(asked: StagingRequest, microbatches: int | str) -> list[list[int]]:
     """See `counts_of`."""
     of_step, is_said = asked.of_step, isinstance(microbatches, int)
     most = (
@@ -183,11 +183,11 @@ def _counts(asked: Asked, microbatches: int | str) -> list[list[int]]:
 
 
 def _cuts(
-    forms: Sequence[Asked],
-    whole: Asked,
+    forms: Sequence[StagingRequest],
+    whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
-) -> list[tuple[Asked, CutStep]]:
+) -> list[tuple[StagingRequest, CutStep]]:
     """The step cut for all numbers of micro-batches; its loops in all ways for the
     first of them, and in the best few for the others.
 
@@ -196,7 +196,7 @@ def _cuts(
       NotFaster: no number of micro-batches is enough.
     """
     slower: list[NotFaster] = []
-    found: list[tuple[Asked, CutStep]] = []
+    found: list[tuple[StagingRequest, CutStep]] = []
     for count in counts:
         took: list[tuple[float, int]] = []
         for k, asked in enumerate((*forms, whole)):
@@ -218,18 +218,18 @@ def _cuts(
             found += [(asked, c) for c in cuts]
             took.append((min(c.chosen.step_time_s for c in cuts), k))
         if took:
-            forms = [(*forms, whole)[k] for _, k in sorted(took)[:MOST_FORMS]]
+            forms = [(*forms, whole)[k] for _, k in sorted(took)[:MAX_FORMS]]
     if not found:
         raise min(slower, key=lambda refused: refused.step_s)
     return found
 
 
 def _best_of(
-    forms: Sequence[Asked],
-    whole: Asked,
+    forms: Sequence[StagingRequest],
+    whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
-) -> Plan:
+) -> PlanData:
     """The best of some numbers of micro-batches.
 
     Raises:
@@ -240,7 +240,7 @@ def _best_of(
     schedule = whole.schedule
     all_ways = _ways(cuts, schedule)
     ways = when.tried(all_ways, schedule)
-    best: Plan | None = None
+    best: PlanData | None = None
     best_way = ways[0]
     refused: InfeasiblePlanError | ScheduleError | None = None
     for way in ways:
@@ -269,7 +269,7 @@ def _best_of(
     raise refused
 
 
-def _may_be_faster(plan: Plan, tried: when.Way, way: when.Way) -> bool:
+def _may_be_faster(plan: PlanData, tried: when.Way, way: when.Way) -> bool:
     """Whether a way may make a faster plan than one that was tried before: where that
     had to recompute; or by recomputing, where it does not fit else. Estimates are
     compared, which are off by about the same: a plan fuses what they add up."""
@@ -279,7 +279,7 @@ def _may_be_faster(plan: Plan, tried: when.Way, way: when.Way) -> bool:
 
 
 def _may_be_remade(
-    asked: Asked, cut_step: CutStep, way: when.Way, tried: when.Way
+    asked: StagingRequest, cut_step: CutStep, way: when.Way, tried: when.Way
 ) -> bool:
     """Whether a way that fits may be faster than one whose backward passes are split,
     which keep all that loops stack: were that not written and read."""
@@ -291,29 +291,29 @@ def _may_be_remade(
     per_s = device.hbm_bytes_per_s * device.memory_efficiency
     left = max(c.costs[0].activation_bytes for c in cut_step.work.chunks)
     gain_s = cut_step.work.micro_batches * 2 * left / per_s
-    return way.step_time_s - gain_s < (1 - LEAST_GAIN) * tried.step_time_s
+    return way.step_time_s - gain_s < (1 - MIN_GAIN) * tried.step_time_s
 
 
-def _is_recomputed(plan: Plan) -> bool:
+def _is_recomputed(plan: PlanData) -> bool:
     """Whether to have all kept might be faster: not where what is made again is so by
     price."""
     pipeline = plan.pipeline
     assert pipeline is not None
     busy = zip(pipeline.made_again, pipeline.busy_s, strict=False)
     gains = (
-        made.added_s * pipeline.micro_batches < -LEAST_GAIN * seconds
+        made.added_s * pipeline.micro_batches < -MIN_GAIN * seconds
         for made, seconds in busy
         if made.choice
     )
     return bool(pipeline.recomputed) or not all(gains)
 
 
-def _seconds(plan: Plan) -> float:
+def _seconds(plan: PlanData) -> float:
     return plan.predicted.step_time_s
 
 
 def _stacks_are_whole(
-    program: Program, forms: Sequence[tuple[Stack, ...]], schedule: str
+    program: Program, forms: Sequence[tuple[LayerStack, ...]], schedule: str
 ) -> StageError:
     stack = next(iter(form for form in forms if form))[0]
     return StageError(
@@ -325,7 +325,7 @@ def _stacks_are_whole(
     )
 
 
-def _check_group_of_one(asked: Asked) -> None:
+def _check_group_of_one(asked: StagingRequest) -> None:
     """
     Raises:
       StageError: loops are whole only because of the groups' sizes.

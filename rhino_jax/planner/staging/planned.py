@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.holding import FIXED, Holding, is_once
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.holding import FIXED, TaskResiduals, is_once
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.staging import NOTHING
-from rhino_jax.passes.staged.step import Key, Step
+from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.plan.pins.interior import ValuePin
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import KEPT, MadeAgain
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.driver import search_again
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.costs import seconds_by_op
@@ -30,7 +30,7 @@ from rhino_jax.runtime.tasks.held import held_bytes, held_specs
 from rhino_jax.units import format_bytes
 
 
-MOST_TRIES = 3
+MAX_TRIES = 3
 """To make room for what micro-batches in flight leave."""
 
 FIX = "take more micro-batches, more stages or more devices."
@@ -78,9 +78,9 @@ class PlannedGroup:
     """
 
     of: GroupProgram
-    found: Found
-    plan: Plan
-    specs: Mapping[Key, Spec]
+    found: SearchResult
+    plan: PlanData
+    specs: Mapping[ValueKey, Spec]
     seconds: Mapping[int, float]
     tile: tuple[int, ...] = ()
     working: tuple[int, ...] = ()
@@ -93,27 +93,27 @@ class PlannedGroup:
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for _, size in self.plan.mesh_axes)
 
-    def bytes(self, step: Step, key: Key) -> int:
+    def bytes(self, step: StagedStep, key: ValueKey) -> int:
         """Of one device."""
         return held_bytes(step.types[key], self.specs[key], self.sizes, self.tile)
 
-    def left_bytes(self, step: Step) -> int:
+    def left_bytes(self, step: StagedStep) -> int:
         """What the forward pass of a micro-batch leaves for its backward pass."""
         return sum(self.held(step, chunk)[0] for chunk in self.chunks)
 
-    def offloaded_bytes(self, step: Step, chunk: int | None = None) -> int:
+    def offloaded_bytes(self, step: StagedStep, chunk: int | None = None) -> int:
         """What of that waits in the host's memory; of a chunk, or of all."""
         tasks = self.of.tasks
         group = tasks[0].group
         sent = step.waits_on_host(group)
-        left = Holding.of(tasks, step.received(group)).left if sent else {}
+        left = TaskResiduals.of(tasks, step.received(group)).left if sent else {}
         return sum(
             self.bytes(step, key)
             for key, at in left.items()
             if key in sent and chunk in (None, at)
         )
 
-    def flying_bytes(self, step: Step, in_flight: int) -> int:
+    def flying_bytes(self, step: StagedStep, in_flight: int) -> int:
         """What it holds of so many micro-batches in flight; of what waits in the host's
         memory, of those on their way."""
         sent = self.offloaded_bytes(step)
@@ -126,16 +126,16 @@ class PlannedGroup:
         of = {t.place: None for t in self.of.tasks if t.is_per_micro_batch}
         return tuple(sorted(of))
 
-    def held(self, step: Step, chunk: int) -> tuple[int, int, int]:
+    def held(self, step: StagedStep, chunk: int) -> tuple[int, int, int]:
         """Bytes of what a chunk's tasks leave for one another, of a micro-batch: see
-        `Holding.of_chunk`."""
+        `TaskResiduals.of_chunk`."""
         tasks = self.of.tasks
-        holding = Holding.of(tasks, step.received(tasks[0].group))
+        holding = TaskResiduals.of(tasks, step.received(tasks[0].group))
         left, kept, handed = holding.of_chunk(chunk)
         sizes = [sum(self.bytes(step, k) for k in ks) for ks in (left, kept, handed)]
         return sizes[0], sizes[1], sizes[2]
 
-    def fixed_bytes(self, step: Step) -> int:
+    def fixed_bytes(self, step: StagedStep) -> int:
         """What it holds all the time."""
         made = {key for task in self.of.tasks for key in task.makes}
         held = {*self.of.arguments, *made}
@@ -154,7 +154,7 @@ class PlannedGroup:
         tasks = zip(self.of.tasks, self.working, strict=True)
         return max((n for t, n in tasks if is_once(t)), default=0)
 
-    def peak_bytes(self, step: Step, in_flight: int) -> int:
+    def peak_bytes(self, step: StagedStep, in_flight: int) -> int:
         """The most that it holds, but for what arrives early.
 
         Args:
@@ -187,19 +187,19 @@ class Room:
     is_split: bool = False
     host_bytes_per_s: float | None = None
     would_recompute: str = ""
-    remade: Remade = NOTHING
+    remade: StagedRemat = NOTHING
 
 
 def plan_group(
     search: Search,
-    step: Step,
+    step: StagedStep,
     of: GroupProgram,
     mesh_axes: MeshAxes,
     pins: Pins,
     room: Room,
     finds: Finds,
     before: PlannedGroup | None = None,
-    tries: int = MOST_TRIES,
+    tries: int = MAX_TRIES,
 ) -> PlannedGroup:
     """Plan a group, with room for what micro-batches in flight leave.
 
@@ -269,7 +269,7 @@ def _found(
     asked: Request,
     finds: Finds,
     before: PlannedGroup | None,
-) -> Found:
+) -> SearchResult:
     # Else pins are of what groups hand one another alone.
     by_user = search.request.pins or search.request.output_pins or asked.value_pins
     asked = replace(asked, names_pins=bool(by_user))
@@ -302,10 +302,10 @@ def _is_known(before: PlannedGroup, pins: Pins, level: str) -> bool:
 
 def _planned(
     search: Search,
-    step: Step,
+    step: StagedStep,
     of: GroupProgram,
-    found: Found,
-    plan: Plan,
+    found: SearchResult,
+    plan: PlanData,
     is_bound: bool,
 ) -> PlannedGroup:
     """What was found for a group, with what its tasks take."""

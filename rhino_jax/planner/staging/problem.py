@@ -11,7 +11,7 @@ from rhino_jax.passes.microbatch.cutting import WITHOUT_LOOP
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.pipeline.cut import ops as cutting
 from rhino_jax.planner.staging.costs import with_regions
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 STATE_COPIES = 4
@@ -21,13 +21,13 @@ of Adam's. Optimizers differ; a plan says what is really held."""
 
 def problem_of(
     sides: Sides,
-    shapes: Shapes,
+    shapes: GroupMeshes,
     group_of: Sequence[int],
     micro_batches: int,
     limit_bytes: float,
     pins: Mapping[int, int],
     chains: Sequence[Sequence[Sequence[int]]] = (),
-) -> cutting.Problem:
+) -> cutting.CutProblem:
     """Where may this be cut?
 
     Bytes are those of a device of the first group: where others have more devices, the
@@ -58,9 +58,9 @@ def problem_of(
                 left[place[i]] += size
             if ahead:
                 back = size if has_backward and _is_float(lines.avals[v]) else 0
-                values.append(cutting.Value(place[i], ahead, size, back))
+                values.append(cutting.CutValue(place[i], ahead, size, back))
     values += [
-        cutting.Value(place[home], (place[at],), 0) for home, at in sides.not_before
+        cutting.CutValue(place[home], (place[at],), 0) for home, at in sides.not_before
     ]
     parameters = [
         cutting.Parameter(
@@ -72,10 +72,10 @@ def problem_of(
     ]
     name = "gpipe" if sides.is_coupled else "1f1b" if has_backward else "forward-only"
     in_flight = cutting.IN_FLIGHT[name]
-    return cutting.Problem(
-        ops=cutting.Ops(
+    return cutting.CutProblem(
+        ops=cutting.CutOps(
             tuple(
-                cutting.Op(
+                cutting.CutOp(
                     name=str(sides.program.ops[sides.program.body.ops[i]].source),
                     forward_s=forward_s[k],
                     backward_s=backward_s[k],
@@ -129,20 +129,20 @@ def _check_passes(sides: Sides, stages: int) -> None:
 
 
 def _groups(
-    shapes: Shapes, group_of: Sequence[int], limit_bytes: float
-) -> tuple[cutting.Group, ...]:
+    shapes: GroupMeshes, group_of: Sequence[int], limit_bytes: float
+) -> tuple[cutting.StageDevices, ...]:
     return tuple(
-        cutting.Group(
+        cutting.StageDevices(
             int(limit_bytes * shapes.devices(g) / shapes.devices(0)), shapes.speed(g)
         )
         for g in group_of
     )
 
 
-def _hops(shapes: Shapes, group_of: Sequence[int]) -> tuple[cutting.Hop, ...]:
+def _hops(shapes: GroupMeshes, group_of: Sequence[int]) -> tuple[cutting.GroupHop, ...]:
     bytes_per_s, latency_s = shapes.hop
     return tuple(
-        cutting.Hop(
+        cutting.GroupHop(
             bytes_per_s * min(map(shapes.devices, pair)) / shapes.devices(0), latency_s
         )
         for pair in pairwise(group_of)

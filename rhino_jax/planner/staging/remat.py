@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.staged.holding import may_wait
-from rhino_jax.passes.staged.remat import Remade, in_ids_of_piece
+from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
-from rhino_jax.passes.staged.step import Kind, Step, TaskKind
+from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import MadeAgain
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
@@ -19,12 +19,12 @@ from rhino_jax.planner.search.remat.tasks import Tasks
 from rhino_jax.planner.staging.costs import with_regions
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.planned import (
-    MOST_TRIES,
+    MAX_TRIES,
     PlannedGroup,
     Refused,
     Room,
 )
-from rhino_jax.planner.variants import LEAST_GAIN
+from rhino_jax.planner.variants import MIN_GAIN
 
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
@@ -32,13 +32,13 @@ FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 SECONDS = 2.0
 """For one choice of what is made again."""
 
-MOST_CHOICES = 5
+MAX_CHOICES = 5
 """One after the other, each to save what a plan with the one before still lacks."""
 
-LEAST_MORE = 0.01
+MIN_MORE = 0.01
 """Of the budget: with less, the next choice is the same again."""
 
-StepOf = Callable[[Remade], Step]
+StepOf = Callable[[StagedRemat], StagedStep]
 """From what is made again to the tasks of a step; those of other groups stay as they
 are."""
 
@@ -58,19 +58,19 @@ class Remaking:
 
     step_of: StepOf
     sides: Callable[[], Sides] | None
-    planned: Callable[[Step, int, int], PlannedGroup]
+    planned: Callable[[StagedStep, int, int], PlannedGroup]
     room: Room
     budget_bytes: float
     finds: Finds
 
     def of(
         self,
-        step: Step,
+        step: StagedStep,
         group: int,
-        remade: Remade,
+        remade: StagedRemat,
         kept: PlannedGroup | None,
         wide: PlannedGroup | None,
-    ) -> tuple[Step, PlannedGroup, Remade]:
+    ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
         """A group that makes values again, whichever are the cheapest, or all of its
         forward passes; or as it is, where that fits and is about as fast.
 
@@ -95,8 +95,8 @@ class Remaking:
         return found
 
     def by_price(
-        self, step: Step, group: int, remade: Remade, kept: PlannedGroup
-    ) -> tuple[Step, PlannedGroup, Remade]:
+        self, step: StagedStep, group: int, remade: StagedRemat, kept: PlannedGroup
+    ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
         """A group that fits, with values made again where it takes less time so.
 
         Args:
@@ -108,7 +108,7 @@ class Remaking:
         tasks = self._tasks(kept, group)
         if self.sides is None or not tasks.forward:
             return step, kept, remade
-        solved, least_s = kept.found.solved[0], LEAST_GAIN * _seconds(kept)
+        solved, least_s = kept.found.solved[0], MIN_GAIN * _seconds(kept)
         chosen = self.finds.of_plan(
             kept.found,
             tasks.keeps_stacks,
@@ -129,8 +129,8 @@ class Remaking:
         return other, one, again
 
     def _with(
-        self, chosen: Chosen, group: int, remade: Remade, kept: PlannedGroup
-    ) -> tuple[Step, Remade] | None:
+        self, chosen: Chosen, group: int, remade: StagedRemat, kept: PlannedGroup
+    ) -> tuple[StagedStep, StagedRemat] | None:
         """All tasks, with a choice of values for a group; None where the micro-batch
         has none of them."""
         assert self.sides is not None
@@ -141,7 +141,11 @@ class Remaking:
         return self.step_of(again), again
 
     def _planned(
-        self, step: Step, group: int, remade: Remade, kept: tuple[Step, PlannedGroup]
+        self,
+        step: StagedStep,
+        group: int,
+        remade: StagedRemat,
+        kept: tuple[StagedStep, PlannedGroup],
     ) -> PlannedGroup:
         """A group with the values of a choice made again, beside it with all kept.
 
@@ -154,7 +158,7 @@ class Remaking:
         before = flying * kept[1].left_bytes(kept[0])
         said = MadeAgain(
             choice=text,
-            count=len(Choice.parse(text).recompute),
+            count=len(RematChoice.parse(text).recompute),
             saved_bytes=before - one.flying_bytes(step, flying),
             added_s=(_seconds(one) - _seconds(kept[1])) / step.micro_batches,
             offloaded=len(step.waits_on_host(group)),
@@ -162,22 +166,22 @@ class Remaking:
         return replace(one, made_again=said)
 
     def _all(
-        self, step: Step, group: int, remade: Remade
-    ) -> tuple[Step, PlannedGroup, Remade]:
+        self, step: StagedStep, group: int, remade: StagedRemat
+    ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
         own = {c for c, g in enumerate(step.chunks) if g == group}
         remade = remade.with_chunks(frozenset(own))
         step = self.step_of(remade)
-        return step, self.planned(step, group, MOST_TRIES), remade
+        return step, self.planned(step, group, MAX_TRIES), remade
 
     def _values(
-        self, step: Step, group: int, remade: Remade, wide: PlannedGroup
-    ) -> tuple[Step, PlannedGroup, Remade] | None:
+        self, step: StagedStep, group: int, remade: StagedRemat, wide: PlannedGroup
+    ) -> tuple[StagedStep, PlannedGroup, StagedRemat] | None:
         """With the cheapest choice of values that makes it fit."""
         tasks = self._with_host(step, wide, self._tasks(wide, group))
         if self.sides is None or not tasks.forward:
             return None
         less = self._lacks(step, wide, group)
-        for _ in range(MOST_CHOICES):
+        for _ in range(MAX_CHOICES):
             choices = choices_in_flight(
                 wide.found.solved[0], tasks, less, seconds=SECONDS
             )
@@ -191,12 +195,12 @@ class Remaking:
                 if refused.wide is None:
                     return None
                 lacks = self._lacks(other, refused.wide, group)
-                less += max(lacks, int(LEAST_MORE * self.budget_bytes))
+                less += max(lacks, int(MIN_MORE * self.budget_bytes))
                 continue
             return other, one, again
         return None
 
-    def _waits_s(self, step: Step, group: PlannedGroup) -> float:
+    def _waits_s(self, step: StagedStep, group: PlannedGroup) -> float:
         """For the link to the host, beyond the shorter of both passes."""
         size = group.offloaded_bytes(step)
         if not size or not self.room.host_bytes_per_s:
@@ -208,7 +212,7 @@ class Remaking:
         link_s = step.micro_batches * size / self.room.host_bytes_per_s
         return max(0.0, link_s - min(passes.values()))
 
-    def _lacks(self, step: Step, group: PlannedGroup, at: int) -> int:
+    def _lacks(self, step: StagedStep, group: PlannedGroup, at: int) -> int:
         """How much more it takes than there is."""
         needed = group.peak_bytes(step, self.room.in_flight[at])
         return int(needed + self.room.ahead_bytes[at] - self.budget_bytes) + 1
@@ -222,17 +226,17 @@ class Remaking:
             zip(of.tasks[i].makes, program.ops[pairs[i][1]].results, strict=True)
             for i in forward
         )
-        made_by_all = (v for of in made for key, v in of if key.kind is Kind.SUM)
+        made_by_all = (v for of in made for key, v in of if key.kind is ValueKind.SUM)
         return Tasks(
             frozenset(op for _, op in pairs[: min(forward, default=0)]),
             frozenset(pairs[i][1] for i in forward),
             frozenset(made_by_all),
-            frozenset(end.value for key, end in ends if key.kind is Kind.INSIDE),
+            frozenset(end.value for key, end in ends if key.kind is ValueKind.INSIDE),
             self.room.in_flight[at],
             keeps_stacks=any(t.kind is TaskKind.WEIGHTS for t in of.tasks),
         )
 
-    def _with_host(self, step: Step, group: PlannedGroup, tasks: Tasks) -> Tasks:
+    def _with_host(self, step: StagedStep, group: PlannedGroup, tasks: Tasks) -> Tasks:
         """Tasks of which values may wait in the host's memory too, if there is any."""
         rate = self.room.host_bytes_per_s
         if not rate:
@@ -240,7 +244,7 @@ class Remaking:
         hosted = frozenset(self._hosted(step, group))
         return replace(tasks, hosted=hosted, host_bytes_per_s=rate)
 
-    def _hosted(self, step: Step, group: PlannedGroup) -> Iterator[int]:
+    def _hosted(self, step: StagedStep, group: PlannedGroup) -> Iterator[int]:
         """Results of calls, and arguments, that may wait in the host's memory."""
         program, tasks = group.of.program, group.of.tasks
         keys = may_wait(tasks, step.received(tasks[0].group))
@@ -265,7 +269,7 @@ def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
 
 def _is_faster(group: PlannedGroup, kept: PlannedGroup) -> bool:
     """Whether a group is clearly faster than it is with all of it kept."""
-    return _seconds(group) < (1 - LEAST_GAIN) * _seconds(kept)
+    return _seconds(group) < (1 - MIN_GAIN) * _seconds(kept)
 
 
 def _seconds(group: PlannedGroup) -> float:

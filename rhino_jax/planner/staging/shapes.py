@@ -18,7 +18,7 @@ from rhino_jax.planner.variant_search import Search
 
 
 @dataclass(frozen=True, eq=False)
-class Shapes:
+class GroupMeshes:
     """All groups, each with its part of one mesh.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shapes:
         places: tuple[int, ...],
         seconds: Mapping[int, Mapping[int, float]],
         target: Target,
-    ) -> Shapes:
+    ) -> GroupMeshes:
         """Groups on a mesh of this hardware."""
         shapes = cls(mesh_axes, places, seconds, (0.0, 0.0))
         link = lay_out(target, mesh_axes).axes[shapes.stage_axis]
@@ -78,7 +78,7 @@ def shapes_of(
     places: tuple[int, ...],
     meshes: Sequence[MeshAxes],
     finds: Finds,
-) -> Shapes:
+) -> GroupMeshes:
     """The best of the meshes for a whole micro-batch on the largest group, and what its
     ops take on every group.
 
@@ -110,5 +110,5 @@ def shapes_of(
         compute_s[size] = found.compute_s
         if not seconds.keys() - {size}:
             good = tuple(left[own.index(axes)] for axes in found.meshes)
-    shapes = Shapes.on(good[0], places, seconds, search.target)
+    shapes = GroupMeshes.on(good[0], places, seconds, search.target)
     return replace(shapes, good=good, compute_s=compute_s)

@@ -14,7 +14,7 @@ from rhino_jax.pipeline.schedules.searched import searched
 from rhino_jax.pipeline.schedules.table import TABLE, fastest
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
-from rhino_jax.pipeline.work import Cost, Work
+from rhino_jax.pipeline.work import ChunkCost, StepWork
 from rhino_jax.pipeline.written import written_orders
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.meshes import AUTO
@@ -47,7 +47,7 @@ CHUNKS = 2
 """In every group, where there are several: as many as ZB-V has, and the least that
 makes bubbles smaller; more send more."""
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """Of a simulated step, for a schedule that holds more, sends more or is less usual
 than the one that it takes the place of."""
 
@@ -93,7 +93,7 @@ class Way:
         many slices, of which programs are as much longer, have to be so too."""
         steps = 2.0 if self.name == SEARCHED else float(not self.is_usual)
         steps += math.log2(self.slices)
-        return not self.fits, self.step_time_s * (1 + LEAST_GAIN * steps)
+        return not self.fits, self.step_time_s * (1 + MIN_GAIN * steps)
 
 
 def check_runs(schedule: str) -> None:
@@ -145,7 +145,7 @@ def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
     return found
 
 
-def compared(works: Sequence[Work], schedule: str) -> list[Way]:
+def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
     """Schedules of all cuts, the one to be taken first.
 
     Args:
@@ -177,10 +177,10 @@ def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
     return list(dict.fromkeys([ways[0], *usual]))
 
 
-def dispatched(work: Work) -> Work:
+def dispatched(work: StepWork) -> StepWork:
     """Tasks with what it takes to start them."""
 
-    def cost(of: Cost) -> Cost:
+    def cost(of: ChunkCost) -> ChunkCost:
         inputs, weights = of.split_s
         return replace(
             of,
@@ -195,12 +195,12 @@ def dispatched(work: Work) -> Work:
     return replace(work, chunks=tuple(chunks))
 
 
-def _usual(work: Work) -> str:
+def _usual(work: StepWork) -> str:
     """What is usual, of one chunk in every group."""
     return COUPLED if work.between and not work.is_twice else WHOLE[0]
 
 
-def _names(work: Work) -> Iterator[str]:
+def _names(work: StepWork) -> Iterator[str]:
     if work.slices > 1:
         yield TOKEN_SLICES
         return
@@ -215,7 +215,7 @@ def _names(work: Work) -> Iterator[str]:
     yield SEARCHED
 
 
-def _way(at: int, name: str, work: Work) -> Way:
+def _way(at: int, name: str, work: StepWork) -> Way:
     free = replace(work, limit_bytes=())
     schedule: Schedule | None = None
     if name == SEARCHED:
@@ -255,10 +255,10 @@ def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
     return tuple(-(-count // (chunks // len(found))) for count in found)
 
 
-def _recomputed(work: Work) -> Work:
+def _recomputed(work: StepWork) -> StepWork:
     """With forward passes that run again in backward passes."""
 
-    def cost(of: Cost) -> Cost:
+    def cost(of: ChunkCost) -> ChunkCost:
         return replace(of, backward_s=of.forward_s + of.backward_s)
 
     chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
@@ -288,7 +288,7 @@ def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
         best = fastest(work, WHOLE)
     except ScheduleError:
         return replace(pipeline, schedule=WHOLE[0])
-    is_clear = best.step_time_s < (1 - LEAST_GAIN) * usual_s
+    is_clear = best.step_time_s < (1 - MIN_GAIN) * usual_s
     name = best.schedule.name if is_clear else WHOLE[0]
     return replace(pipeline, schedule=name)
 
@@ -300,10 +300,10 @@ def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
         return True
     work = work_of(pipeline)
     usual = TABLE[_usual(work)].build(work)
-    return step_time_s < (1 - LEAST_GAIN) * simulate(usual).step_time_s
+    return step_time_s < (1 - MIN_GAIN) * simulate(usual).step_time_s
 
 
-def note(ways: Sequence[Way], works: Sequence[Work], taken: str) -> str:
+def note(ways: Sequence[Way], works: Sequence[StepWork], taken: str) -> str:
     """What was compared, for people."""
     best: dict[str, Way] = {}
     for way in sorted(ways, key=lambda w: (not w.fits, w.step_time_s)):

@@ -20,7 +20,7 @@ from rhino_jax.passes.apply import remade
 from rhino_jax.plan.files.store import plan_from_json, plan_to_json
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.processes import listing
 from rhino_jax.runtime.processes.meeting import Meeting
 from rhino_jax.runtime.processes.signs import at_work
@@ -72,9 +72,9 @@ def made_by_first(
     traced: Traced,
     processes: tuple[int, ...],
     asked: Mapping[str, str],
-    make: Callable[[], Plan],
+    make: Callable[[], PlanData],
     what: str,
-) -> Plan:
+) -> PlanData:
     """The plan that the first process makes, in all of them.
 
     Args:
@@ -145,7 +145,9 @@ def decided_by_first(
     return decided
 
 
-def agreed(traced: Traced, processes: tuple[int, ...], plan: Plan, what: str) -> None:
+def agreed(
+    traced: Traced, processes: tuple[int, ...], plan: PlanData, what: str
+) -> None:
     """Go on only if all processes have this plan, of this program.
 
     Raises:
@@ -159,6 +161,6 @@ def agreed(traced: Traced, processes: tuple[int, ...], plan: Plan, what: str) ->
     meeting.end()
 
 
-def _lines_of(plan: Plan, traced: Traced) -> list[listing.Line]:
+def _lines_of(plan: PlanData, traced: Traced) -> list[listing.AgreedItem]:
     """What a plan says of the program that runs."""
     return listing.of_plan(plan, remade(traced, plan.transforms).program)

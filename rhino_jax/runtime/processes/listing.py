@@ -21,7 +21,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.ir.spec import Spec, format_spec
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
 
 
@@ -34,7 +34,7 @@ _NAMES = frozenset({"name", "debug", "debug_info", "name_and_src_info", "metadat
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AgreedItem:
     """One thing that must be the same in all processes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Line:
     where: str = ""
 
 
-def digest(lines: Sequence[Line]) -> str:
+def digest(lines: Sequence[AgreedItem]) -> str:
     """Hash of what must be the same."""
     found = hashlib.sha256()
     for line in lines:
@@ -57,10 +57,10 @@ def digest(lines: Sequence[Line]) -> str:
 
 
 def first_difference(
-    one: Sequence[Line], other: Sequence[Line]
-) -> tuple[Line, Line] | None:
+    one: Sequence[AgreedItem], other: Sequence[AgreedItem]
+) -> tuple[AgreedItem, AgreedItem] | None:
     """The first lines that differ; where one list ends first, an empty line."""
-    end = Line("nothing", "the end")
+    end = AgreedItem("nothing", "the end")
     longest = max(len(one), len(other))
     for i in range(longest):
         a = one[i] if i < len(one) else end
@@ -70,16 +70,16 @@ def first_difference(
     return None
 
 
-def to_bytes(lines: Sequence[Line]) -> bytes:
+def to_bytes(lines: Sequence[AgreedItem]) -> bytes:
     text = json.dumps([[line.name, line.value, line.where] for line in lines])
     return zlib.compress(text.encode(), 1)
 
 
-def from_bytes(data: bytes) -> list[Line]:
-    return [Line(*entry) for entry in json.loads(zlib.decompress(data))]
+def from_bytes(data: bytes) -> list[AgreedItem]:
+    return [AgreedItem(*entry) for entry in json.loads(zlib.decompress(data))]
 
 
-def of_program(traced: Traced, asked: Mapping[str, str]) -> list[Line]:
+def of_program(traced: Traced, asked: Mapping[str, str]) -> list[AgreedItem]:
     """All that makes the compiled program, in the order in which it is computed.
 
     Args:
@@ -87,22 +87,24 @@ def of_program(traced: Traced, asked: Mapping[str, str]) -> list[Line]:
       asked: what the planner is asked for, as name → value.
     """
     program = traced.program
-    lines = [Line(f"{name}=", value) for name, value in asked.items()]
+    lines = [AgreedItem(f"{name}=", value) for name, value in asked.items()]
     for entry in program.inputs:
         kind = "captured array" if entry.is_const else "argument"
         value = _type(program, entry.value) + (" donated" if entry.is_donated else "")
         # A tree path is a name that the user gave.
         where = "" if entry.is_const else entry.path
-        lines.append(Line(f"{kind} {where or f'%{entry.value}'}", value, entry.path))
+        lines.append(
+            AgreedItem(f"{kind} {where or f'%{entry.value}'}", value, entry.path)
+        )
     lines += _ops(program, traced.closed_jaxpr, program.body)
     results = open_jaxpr(traced.closed_jaxpr).outvars
     for result, atom in zip(program.outputs, results, strict=True):
         value = f"{_atom(program, result.value, atom)}, replaces {result.state_of}"
-        lines.append(Line(f"result {result.path}", value, result.path))
+        lines.append(AgreedItem(f"result {result.path}", value, result.path))
     return lines
 
 
-def _ops(program: Program, jaxpr: Any, region: Region) -> Iterator[Line]:
+def _ops(program: Program, jaxpr: Any, region: Region) -> Iterator[AgreedItem]:
     opened = open_jaxpr(jaxpr)
     for eqn, op_id in zip(opened.eqns, region.ops, strict=True):
         op = program.ops[op_id]
@@ -115,7 +117,7 @@ def _ops(program: Program, jaxpr: Any, region: Region) -> Iterator[Line]:
         text = [f"{k}={v}" for k, v in said.items() if v not in ("", "None")]
         value = f"{', '.join(operands)} -> {', '.join(results)} {' '.join(text)}"
         name = _name(op)
-        yield Line(name, _short(value), str(op.source))
+        yield AgreedItem(name, _short(value), str(op.source))
         if op.call is not None:
             bodies = closed_region_jaxprs(eqn)
             for body, inner in zip(bodies, op.call.regions, strict=True):
@@ -126,7 +128,7 @@ def _ops(program: Program, jaxpr: Any, region: Region) -> Iterator[Line]:
                         inner.outputs, open_jaxpr(body).outvars, strict=True
                     )
                 )
-                yield Line(f"results inside {name}", kept, str(op.source))
+                yield AgreedItem(f"results inside {name}", kept, str(op.source))
 
 
 def _name(op: Op) -> str:
@@ -167,21 +169,21 @@ def _short(text: str) -> str:
     return f"{text[:LONGEST]}… ({rest})"
 
 
-def _of_stages(plan: Plan, pipeline: Pipeline) -> Iterator[Line]:
+def _of_stages(plan: PlanData, pipeline: Pipeline) -> Iterator[AgreedItem]:
     """What a plan says of its stages, whose values are not those of the program."""
     cut = f"{pipeline.runs} {pipeline.micro_batches} {pipeline.schedule}"
     cut += f" {pipeline.slices}"
-    yield Line("pipeline", f"{cut} {pipeline.per_microbatch}")
+    yield AgreedItem("pipeline", f"{cut} {pipeline.per_microbatch}")
     for i, stage in enumerate(plan.stages):
-        yield Line(f"stage {i}", f"{stage.mesh_axes} on {stage.devices}")
+        yield AgreedItem(f"stage {i}", f"{stage.mesh_axes} on {stage.devices}")
         decisions = stage.decisions
         for name in ("values", "operands", "region_outputs", "waypoints", "through"):
             for key, spec in sorted(getattr(decisions, name).items()):
-                yield Line(f"layout in stage {i}", f"{name} {key} {spec}")
-        yield Line(f"results of stage {i}", str(decisions.outputs))
+                yield AgreedItem(f"layout in stage {i}", f"{name} {key} {spec}")
+        yield AgreedItem(f"results of stage {i}", str(decisions.outputs))
 
 
-def of_plan(plan: Plan, program: Program) -> list[Line]:
+def of_plan(plan: PlanData, program: Program) -> list[AgreedItem]:
     """All that a plan says of a program, in order."""
     names = [name for name, _ in plan.mesh_axes]
 
@@ -189,13 +191,13 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
         return format_spec(spec, names)
 
     axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
-    lines = [Line("mesh", axes), Line("program", plan.fingerprint)]
+    lines = [AgreedItem("mesh", axes), AgreedItem("program", plan.fingerprint)]
     kinds = (("argument", plan.inputs), ("result", plan.outputs))
     for kind, leaves in kinds:
         for leaf in leaves:
             where = f" of {leaf.stages}" if plan.has_tasks else ""
             said = text(leaf.spec) + where
-            lines.append(Line(f"{kind} {leaf.path}", said, leaf.path))
+            lines.append(AgreedItem(f"{kind} {leaf.path}", said, leaf.path))
     if plan.has_tasks and plan.pipeline is not None:
         return [*lines, *_of_stages(plan, plan.pipeline)]
     decisions = plan.decisions
@@ -215,12 +217,12 @@ def of_plan(plan: Plan, program: Program) -> list[Line]:
     for op in program.ops:
         texts = [t for value in op.results for t in annotated.get(value, [])]
         texts += read.get(op.id, [])
-        lines.append(Line(_name(op), "; ".join(texts), str(op.source)))
+        lines.append(AgreedItem(_name(op), "; ".join(texts), str(op.source)))
     made_by_ops = {value for op in program.ops for value in op.results}
     for value, texts in sorted(annotated.items()):
         if value not in made_by_ops:
-            lines.append(Line(f"value %{value}", "; ".join(texts)))
+            lines.append(AgreedItem(f"value %{value}", "; ".join(texts)))
     lowering = decisions.lowering
     how = (lowering.gathers_by_axis, lowering.annotates_waypoints)
-    lines.append(Line("gathers by axis, annotates waypoints", str(how)))
+    lines.append(AgreedItem("gathers by axis, annotates waypoints", str(how)))
     return lines

@@ -17,14 +17,14 @@ from rhino_jax import errors
 from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.runtime.processes.leaving import of_lost
 from rhino_jax.runtime.processes.listing import (
-    Line,
+    AgreedItem,
     digest,
     first_difference,
     from_bytes,
     to_bytes,
 )
 from rhino_jax.runtime.processes.service import Service
-from rhino_jax.runtime.processes.signs import Watch, lost_after_s
+from rhino_jax.runtime.processes.signs import ProcessWatch, lost_after_s
 
 
 POLL_S = 0.5
@@ -38,7 +38,7 @@ MOMENT_S = 1.0
 """What it then leaves them to say why they end: where it is process 0, JAX ends
 them with it."""
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of one message; longer ones are sent in parts."""
 
 
@@ -82,7 +82,7 @@ class Meeting:
 
     def put(self, key: str, data: bytes) -> None:
         """Let the others find something."""
-        parts = [data[i : i + MOST_BYTES] for i in range(0, len(data), MOST_BYTES)]
+        parts = [data[i : i + MAX_BYTES] for i in range(0, len(data), MAX_BYTES)]
         for i, part in enumerate(parts):
             self._service.put(f"{self._prefix}/{key}/{i}", part)
         self._service.put(f"{self._prefix}/{key}/count", str(len(parts)).encode())
@@ -93,7 +93,7 @@ class Meeting:
         Raises:
           ProcessError: that process is lost, or another told of an error.
         """
-        watch = Watch(self._service, process, self.what, doing)
+        watch = ProcessWatch(self._service, process, self.what, doing)
         while True:
             count = self._service.get(f"{self._prefix}/{key}/count", POLL_S)
             if count is not None:
@@ -103,7 +103,7 @@ class Meeting:
         keys = [f"{self._prefix}/{key}/{i}" for i in range(int(count))]
         return b"".join(self._service.get(k, POLL_S) or b"" for k in keys)
 
-    def compare(self, kind: str, lines: Sequence[Line]) -> None:
+    def compare(self, kind: str, lines: Sequence[AgreedItem]) -> None:
         """Go on only if all processes have the same.
 
         Args:
@@ -185,7 +185,7 @@ class Meeting:
         raise error if lost is None else of_lost(error, lost)
 
     def _difference(
-        self, kind: str, theirs: Sequence[Line], mine: Sequence[Line]
+        self, kind: str, theirs: Sequence[AgreedItem], mine: Sequence[AgreedItem]
     ) -> ProcessError:
         found = first_difference(theirs, mine)
         assert found is not None

@@ -123,7 +123,7 @@ def at_work(client: Any, process: int) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Watch:
+class ProcessWatch:
     """Looks after one process that this one waits for.
 
     Attributes:

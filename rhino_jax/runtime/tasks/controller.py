@@ -11,10 +11,16 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from rhino_jax.hardware.emulated import WATCHDOG
-from rhino_jax.passes.staged.step import Key, Kind, Send, Step, TaskKind
+from rhino_jax.passes.staged.step import (
+    StagedStep,
+    TaskKind,
+    TaskSend,
+    ValueKey,
+    ValueKind,
+)
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Kind as Work, Schedule
-from rhino_jax.runtime.tasks.moves import Move, Relaid, in_mesh, leaving
+from rhino_jax.pipeline.tasks import PassKind as Work, Schedule
+from rhino_jax.runtime.tasks.moves import MeshMove, Relaid, in_mesh, leaving
 from rhino_jax.runtime.tasks.offload import (
     STAYS,
     Trips,
@@ -22,7 +28,7 @@ from rhino_jax.runtime.tasks.offload import (
     on_host,
     trips_of,
 )
-from rhino_jax.runtime.tasks.programs import Programs
+from rhino_jax.runtime.tasks.programs import GroupPrograms
 
 
 _KINDS = {
@@ -85,12 +91,12 @@ class Controller:
         several devices may run at once: each is waited for.
     """
 
-    step: Step
-    programs: Sequence[Programs]
+    step: StagedStep
+    programs: Sequence[GroupPrograms]
     order: Sequence[Turn]
     is_emulated: bool
     _numbers: dict[tuple[int, int], Any] = field(default_factory=dict)
-    _moves: dict[Any, Move] = field(default_factory=dict)
+    _moves: dict[Any, MeshMove] = field(default_factory=dict)
     _relaid: Relaid = field(default_factory=Relaid)
     _task: str = "the start"
     _piece: int | None = None
@@ -101,7 +107,7 @@ class Controller:
             for p in self.programs
             for i, task in enumerate(p.of.tasks)
         }
-        self._sends: dict[tuple[TaskKind, int, int], list[Send]] = {}
+        self._sends: dict[tuple[TaskKind, int, int], list[TaskSend]] = {}
         for send in self.step.sends:
             key = send.kind, send.source, send.place
             self._sends.setdefault(key, []).append(send)
@@ -118,18 +124,20 @@ class Controller:
         }
         self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
 
-    def _unread_after(self) -> list[list[Key]]:
+    def _unread_after(self) -> list[list[ValueKey]]:
         """Of every task in the order, what no later one of its group reads of its
         micro-batch."""
-        found: list[list[Key]] = []
-        seen: dict[tuple[int, int], set[Key]] = {}
+        found: list[list[ValueKey]] = []
+        seen: dict[tuple[int, int], set[ValueKey]] = {}
         for kind, chunk, m, *_ in reversed(self.order):
             group = self.step.chunks[chunk]
             at = self._at.get((kind, group, chunk))  # Of BETWEEN, nothing matters.
             task = None if at is None else at[0].of.tasks[at[1]]
             keys = () if task is None else (*task.reads, *task.makes)
             later = seen.setdefault((group, m), set())
-            found.append([k for k in keys if k.kind is Kind.INSIDE and k not in later])
+            found.append(
+                [k for k in keys if k.kind is ValueKind.INSIDE and k not in later]
+            )
             later.update(found[-1])
         return found[::-1]
 
@@ -168,11 +176,14 @@ class Controller:
 
     def _run(self, arrays: Sequence[Any]) -> list[Any]:
         step, self._task, self._piece = self.step, "the start", None
-        once: list[dict[Key, Any]] = [
+        once: list[dict[ValueKey, Any]] = [
             self._inputs(g, arrays) for g in range(step.groups)
         ]
-        pieces: list[list[dict[Key, Any]]] = [
-            [{Key(Kind.PIECE): self._number(g, m)} for m in range(step.micro_batches)]
+        pieces: list[list[dict[ValueKey, Any]]] = [
+            [
+                {ValueKey(ValueKind.PIECE): self._number(g, m)}
+                for m in range(step.micro_batches)
+            ]
             for g in range(step.groups)
         ]
         for group in range(step.groups):
@@ -209,13 +220,15 @@ class Controller:
             self._dispatch((TaskKind.UPDATE, group, place), once, once)
         return [self._result(o, once, arrays) for o in step.outputs]
 
-    def _result(self, output: Any, once: Sequence[dict[Key, Any]], arrays: Any) -> Any:
+    def _result(
+        self, output: Any, once: Sequence[dict[ValueKey, Any]], arrays: Any
+    ) -> Any:
         if not isinstance(output, tuple):
             return jax.device_put(output, self.programs[0].everywhere)
         group, key = output
-        return arrays[key.number] if key.kind is Kind.INPUT else once[group][key]
+        return arrays[key.number] if key.kind is ValueKind.INPUT else once[group][key]
 
-    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[Key, Any]:
+    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[ValueKey, Any]:
         keys = self.step.inputs(group)
         found = {
             key: arrays[key.number]
@@ -231,7 +244,7 @@ class Controller:
     def _number(self, group: int, m: int) -> Any:
         if (group, m) not in self._numbers:
             where = self.programs[group].shardings.get(
-                Key(Kind.PIECE), self.programs[group].everywhere
+                ValueKey(ValueKind.PIECE), self.programs[group].everywhere
             )
             self._numbers[group, m] = jax.device_put(np.int32(m), where)
         return self._numbers[group, m]
@@ -239,8 +252,8 @@ class Controller:
     def _dispatch(
         self,
         place: tuple[TaskKind, int, int],
-        now: Sequence[dict[Key, Any]],
-        once: Sequence[dict[Key, Any]],
+        now: Sequence[dict[ValueKey, Any]],
+        once: Sequence[dict[ValueKey, Any]],
     ) -> None:
         """Run a task; what others read of it is sent.
 
@@ -260,18 +273,18 @@ class Controller:
         with in_mesh(programs.mesh):
             results = programs.all[position](*arrays)
         for key, x in zip(task.makes, results, strict=True):
-            (here if key.kind is Kind.INSIDE else mine)[key] = x
+            (here if key.kind is ValueKind.INSIDE else mine)[key] = x
         if self.is_emulated:
             jax.block_until_ready(results)
         self._send(
-            [s for s in self._sends.get(place, ()) if s.key.kind is not Kind.SUM],
+            [s for s in self._sends.get(place, ()) if s.key.kind is not ValueKind.SUM],
             now,
             once,
         )
 
     def _until_gone(
         self,
-        pieces: Sequence[dict[Key, Any]],
+        pieces: Sequence[dict[ValueKey, Any]],
         group: int,
         at: tuple[int, int] | None,
     ) -> None:
@@ -290,7 +303,7 @@ class Controller:
             )
 
     def _move(
-        self, here: dict[Key, Any], group: int, chunk: int, *, is_out: bool
+        self, here: dict[ValueKey, Any], group: int, chunk: int, *, is_out: bool
     ) -> None:
         """Values of a micro-batch to the host's memory, or back.
 
@@ -305,25 +318,27 @@ class Controller:
             want = [on_host(found[k]) if is_out else found[k] for k in keys]
             here.update(zip(keys, moved_to([here[k] for k in keys], want), strict=True))
 
-    def _send_sums(self, once: Sequence[dict[Key, Any]]) -> None:
+    def _send_sums(self, once: Sequence[dict[ValueKey, Any]]) -> None:
         """What all micro-batches left, where an update of another group reads it."""
         met = self.step.met
-        sums = [s for s in self.step.sends if s.key.kind is Kind.SUM and s not in met]
+        sums = [
+            s for s in self.step.sends if s.key.kind is ValueKind.SUM and s not in met
+        ]
         self._send(sums, once, once)
 
     def _send(
         self,
-        sends: Sequence[Send],
-        now: Sequence[dict[Key, Any]],
-        once: Sequence[dict[Key, Any]],
+        sends: Sequence[TaskSend],
+        now: Sequence[dict[ValueKey, Any]],
+        once: Sequence[dict[ValueKey, Any]],
     ) -> None:
         for send in sends:
-            env = now if send.key.kind is Kind.INSIDE else once
+            env = now if send.key.kind is ValueKind.INSIDE else once
             x = env[send.source][send.key]
             have = self.programs[send.source].shardings[send.key]
             env[send.target][send.key] = self._moved(x, send.key, have, send.target)
 
-    def _moved(self, x: Any, key: Key, have: NamedSharding, group: int) -> Any:
+    def _moved(self, x: Any, key: ValueKey, have: NamedSharding, group: int) -> Any:
         """A value of one group on another; where both have as many devices along each
         mesh axis, as JAX does it."""
         want = self.programs[group].shardings[key]
@@ -332,7 +347,7 @@ class Controller:
         if (key, have.mesh, group) not in self._moves:
             aval = self.step.types[key]
             as_sent = leaving(have, want, aval.shape)
-            move = Move.of(f"{key.kind} {key.number}", aval, as_sent, want)
+            move = MeshMove.of(f"{key.kind} {key.number}", aval, as_sent, want)
             self._moves[key, have.mesh, group] = move
         move = self._moves[key, have.mesh, group]
         x = self._relaid(x, have, move.source)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.step import Key, Kind, Step, Task
+from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
 
 
-def donated(step: Step, of: GroupProgram, task: Task) -> dict[int, Key]:
+def donated(
+    step: StagedStep, of: GroupProgram, task: StagedTask
+) -> dict[int, ValueKey]:
     """Sums that are added to, and state that is replaced.
 
     Args:
@@ -21,19 +23,21 @@ def donated(step: Step, of: GroupProgram, task: Task) -> dict[int, Key]:
         for key, end in zip(of.results, of.program.outputs, strict=True)
         if end.state_of is not None
     }
-    found: dict[int, Key] = {}
+    found: dict[int, ValueKey] = {}
     for i, key in enumerate(task.reads):
-        made = key if key.kind is Kind.SUM else replaced.get(key)
+        made = key if key.kind is ValueKind.SUM else replaced.get(key)
         if made not in task.makes:
             continue
-        if key.kind is Kind.SUM or _is_free(step, of, task, key):
+        if key.kind is ValueKind.SUM or _is_free(step, of, task, key):
             found[i] = made
     return found
 
 
-def _is_free(step: Step, of: GroupProgram, task: Task, key: Key) -> bool:
+def _is_free(
+    step: StagedStep, of: GroupProgram, task: StagedTask, key: ValueKey
+) -> bool:
     """Whether the user donates an input, and nothing reads it later."""
-    if key.kind is not Kind.INPUT:
+    if key.kind is not ValueKind.INPUT:
         return False
     later = of.tasks[of.tasks.index(task) + 1 :]
     given = any(isinstance(o, tuple) and o[1] == key for o in step.outputs)

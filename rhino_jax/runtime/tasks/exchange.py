@@ -11,18 +11,18 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rhino_jax.passes.staged.step import Key, Send, Step
+from rhino_jax.passes.staged.step import StagedStep, TaskSend, ValueKey
 from rhino_jax.runtime.processes.across import assembled, here
 from rhino_jax.runtime.processes.running import Running
-from rhino_jax.runtime.tasks.moves import Move, Relaid, leaving
-from rhino_jax.runtime.tasks.programs import Programs
-from rhino_jax.runtime.tasks.transfers import Packet, Port
+from rhino_jax.runtime.tasks.moves import MeshMove, Relaid, leaving
+from rhino_jax.runtime.tasks.programs import GroupPrograms
+from rhino_jax.runtime.tasks.transfers import Packet, TransferPort
 
 
 HEARD_S = 2.0
 """Seconds in which another process that failed tells, before this one names itself."""
 
-Way = tuple[int, int, tuple[Key, ...], list[NamedSharding], list[NamedSharding]]
+Way = tuple[int, int, tuple[ValueKey, ...], list[NamedSharding], list[NamedSharding]]
 """Source, target, values, how they are laid out on each."""
 
 
@@ -44,11 +44,11 @@ class Exchange:
       arriving: what comes from other processes and was not waited for yet.
     """
 
-    step: Step
-    programs: Sequence[Programs]
+    step: StagedStep
+    programs: Sequence[GroupPrograms]
     is_emulated: bool
     running: Running
-    port: Port
+    port: TransferPort
     base: int
     on: list[list[int]] = field(init=False)
     mine: list[bool] = field(init=False)
@@ -68,13 +68,13 @@ class Exchange:
         self.running.begin()
         self._sent = 0
 
-    def ways_of(self, sends: Sequence[Send]) -> list[Way]:
+    def ways_of(self, sends: Sequence[TaskSend]) -> list[Way]:
         """What goes together: what one group sends another, and how it is laid out."""
         if not sends:
             return []
         key = sends[0], len(sends)
         if key not in self._ways:
-            keys: dict[tuple[int, int], list[Key]] = {}
+            keys: dict[tuple[int, int], list[ValueKey]] = {}
             for s in sends:
                 keys.setdefault((s.source, s.target), []).append(s.key)
             of = self.programs
@@ -94,7 +94,7 @@ class Exchange:
         self,
         source: int,
         target: int,
-        keys: Sequence[Key],
+        keys: Sequence[ValueKey],
         arrays: Sequence[Any],
         have: Sequence[NamedSharding],
         want: Sequence[NamedSharding],
@@ -109,7 +109,7 @@ class Exchange:
         if found is None:
             found = Packet(
                 tuple(
-                    Move.of(f"{k.kind} {k.number}", self.step.types[k], a, b)
+                    MeshMove.of(f"{k.kind} {k.number}", self.step.types[k], a, b)
                     for k, (_, a), b in zip(keys, laid_out, want, strict=True)
                 )
             )
@@ -170,7 +170,7 @@ class Exchange:
                 self.running.wait(done, self.on[group], "to lay out what is sent")
         return x, want
 
-    def show(self, x: Any, group: int, key: Key, sharding: NamedSharding) -> Any:
+    def show(self, x: Any, group: int, key: ValueKey, sharding: NamedSharding) -> Any:
         """A result of one group in all processes."""
         aval, of = self.step.types[key], self.programs[group]
         x, have = self._laid_out(x, group, of.shardings[key], of.everywhere)
@@ -179,7 +179,7 @@ class Exchange:
         target = NamedSharding(mesh, PartitionSpec())
         packet = self._packets.get(("shown", key))
         if packet is None:
-            packet = Packet((Move.of(f"shown {key.number}", aval, have, target),))
+            packet = Packet((MeshMove.of(f"shown {key.number}", aval, have, target),))
             self._packets["shown", key] = packet
         self._sent += 1
         (on_head,) = self._carry(packet, [x], group, is_target=True)

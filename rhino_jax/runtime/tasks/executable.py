@@ -15,16 +15,16 @@ from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.passes.staged.group import group_program
 from rhino_jax.passes.staged.stacks import Unstacked
-from rhino_jax.passes.staged.step import Step
+from rhino_jax.passes.staged.step import StagedStep
 from rhino_jax.pipeline.of_plan import schedule_of
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.trees import mesh_of_stages, stage_mesh
 from rhino_jax.runtime.constraints import check_divides, partition_spec
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.runtime.tasks.controller import Controller, order_of
 from rhino_jax.runtime.tasks.joining import join, shown_results
-from rhino_jax.runtime.tasks.programs import Programs
+from rhino_jax.runtime.tasks.programs import GroupPrograms
 from rhino_jax.runtime.tasks.stacks import Stacks, stacks_of
 from rhino_jax.runtime.tasks.steps import step_of
 
@@ -40,7 +40,7 @@ class TaskExecutable:
       in_shardings, out_shardings: each on the devices of its stage.
     """
 
-    def __init__(self, traced: Traced, plan: Plan, mesh: Any) -> None:
+    def __init__(self, traced: Traced, plan: PlanData, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
         self.meshes = [stage_mesh(stage, mesh) for stage in plan.stages]
         self.in_shardings: Sequence[NamedSharding] = [*map(self._sharding, plan.inputs)]
@@ -69,18 +69,18 @@ class TaskExecutable:
         return Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(self.plan))
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StagedStep:
         """The tasks: the same cut as when it was planned."""
         assert self.plan.pipeline is not None
         return step_of(self.of_step, self.plan.pipeline)
 
     @cached_property
-    def programs(self) -> Sequence[Programs]:
+    def programs(self) -> Sequence[GroupPrograms]:
         """Of every group, what it compiles."""
         step, before = self.step, self.of_step.program
         pairs = enumerate(zip(self.plan.stages, self.meshes, strict=True))
         return [
-            Programs(step, g, group_program(step, g, before), stage, mesh)
+            GroupPrograms(step, g, group_program(step, g, before), stage, mesh)
             for g, (stage, mesh) in pairs
             if isinstance(mesh, Mesh)
         ]

@@ -9,11 +9,11 @@ from typing import Any
 from rhino_jax.cost.tiles import tile_padding
 from rhino_jax.ir.spec import Spec, local_shape, replicated
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.step import Key
+from rhino_jax.passes.staged.step import ValueKey
 from rhino_jax.plan.decisions import Decisions
 
 
-def held_specs(of: GroupProgram, decisions: Decisions) -> dict[Key, Spec]:
+def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
     """The specs of a group's arguments, and of all that its tasks make.
 
     Args:

@@ -12,13 +12,13 @@ from rhino_jax._compat import coordination_client, own_host
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.after import LIGHT_BYTES
 from rhino_jax.runtime.processes.agree import attending
-from rhino_jax.runtime.processes.listing import Line
+from rhino_jax.runtime.processes.listing import AgreedItem
 from rhino_jax.runtime.processes.meeting import Meeting
 from rhino_jax.runtime.processes.running import Running
 from rhino_jax.runtime.tasks.controller import Controller
 from rhino_jax.runtime.tasks.exchange import Exchange
 from rhino_jax.runtime.tasks.processes import ProcessController
-from rhino_jax.runtime.tasks.transfers import Port, server_of
+from rhino_jax.runtime.tasks.transfers import TransferPort, server_of
 
 
 WHAT = "a step in stages"
@@ -75,7 +75,7 @@ def join(
         alone.programs,
         alone.is_emulated,
         running,
-        Port(server, addresses),
+        TransferPort(server, addresses),
         int.from_bytes(base[:8], "big"),
     )
     return ProcessController(
@@ -89,19 +89,19 @@ def join(
     )
 
 
-def _lines(of: Controller) -> list[Line]:
+def _lines(of: Controller) -> list[AgreedItem]:
     """All that the processes do together, in order."""
-    lines = [Line("order", " ".join(f"{k}{s}.{m}" for k, s, m, *_ in of.order))]
+    lines = [AgreedItem("order", " ".join(f"{k}{s}.{m}" for k, s, m, *_ in of.order))]
     for programs in of.programs:
         ids = " ".join(str(d.id) for d in programs.mesh.devices.flat)
-        lines.append(Line(f"group {programs.group}", ids))
+        lines.append(AgreedItem(f"group {programs.group}", ids))
         for i, task in enumerate(programs.of.tasks):
             replaced = [key.number for key in programs.replaced(i)]
             text = f"reads {task.reads} makes {task.makes} replaces {replaced}"
-            lines.append(Line(f"task {task.name}", text))
+            lines.append(AgreedItem(f"task {task.name}", text))
         for key, sharding in sorted(programs.shardings.items()):
             aval = of.step.types[key]
             text = f"{aval.dtype}{list(aval.shape)} {sharding.spec}"
-            lines.append(Line(f"{key.kind} {key.number}", text))
-    lines += [Line("send", str(send)) for send in of.step.sends]
+            lines.append(AgreedItem(f"{key.kind} {key.number}", text))
+    lines += [AgreedItem("send", str(send)) for send in of.step.sends]
     return lines

@@ -43,7 +43,7 @@ def _names(dim: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MeshMove:
     """A value that goes from one mesh to another.
 
     Attributes:
@@ -65,7 +65,7 @@ class Move:
     @classmethod
     def of(
         cls, name: str, aval: Any, source: NamedSharding, target: NamedSharding
-    ) -> Move:
+    ) -> MeshMove:
         """
         Args:
           source: as the value is; every shard of the target must be within one of it.

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from rhino_jax.errors import ProcessError
-from rhino_jax.passes.staged.step import Key, Kind, Send, TaskKind
+from rhino_jax.passes.staged.step import TaskKind, TaskSend, ValueKey, ValueKind
 from rhino_jax.runtime.processes.across import away, placed
 from rhino_jax.runtime.tasks.controller import Controller
 from rhino_jax.runtime.tasks.exchange import HEARD_S, Exchange
@@ -49,14 +49,14 @@ class ProcessController(Controller):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.running = self.exchange.running
-        self._replaced: dict[Place, Sequence[Key]] = {
+        self._replaced: dict[Place, Sequence[ValueKey]] = {
             place: p.replaced(i) for place, (p, i) in self._at.items()
         }
         self._per_task = {
-            place: [s for s in sends if s.key.kind is not Kind.SUM]
+            place: [s for s in sends if s.key.kind is not ValueKind.SUM]
             for place, sends in self._sends.items()
         }
-        self._gone: list[Key] = []
+        self._gone: list[ValueKey] = []
         self._before: deque[tuple[str, Sequence[int], Any]] = deque()
         self._is_committed = False
 
@@ -102,11 +102,13 @@ class ProcessController(Controller):
             found.append(x)
         return found
 
-    def _result(self, output: Any, once: Sequence[dict[Key, Any]], arrays: Any) -> Any:
+    def _result(
+        self, output: Any, once: Sequence[dict[ValueKey, Any]], arrays: Any
+    ) -> Any:
         if not isinstance(output, tuple):
             return placed([np.asarray(output)], [self.programs[0].everywhere])[0]
         group, key = output
-        if key.kind is Kind.INPUT:
+        if key.kind is ValueKind.INPUT:
             return arrays[key.number]
         if self.exchange.mine[group]:
             return once[group][key]
@@ -124,8 +126,8 @@ class ProcessController(Controller):
     def _dispatch(
         self,
         place: Place,
-        now: Sequence[dict[Key, Any]],
-        once: Sequence[dict[Key, Any]],
+        now: Sequence[dict[ValueKey, Any]],
+        once: Sequence[dict[ValueKey, Any]],
     ) -> None:
         found = self._at.get(place)
         if found is None:
@@ -151,7 +153,7 @@ class ProcessController(Controller):
             with in_mesh(programs.mesh):
                 results = programs.all[position](*reads)
             for key, x in zip(task.makes, results, strict=True):
-                (now_here if key.kind is Kind.INSIDE else mine)[key] = x
+                (now_here if key.kind is ValueKind.INSIDE else mine)[key] = x
             self._dispatched(name, group, results)
         sends = self._per_task.get(place)
         if sends:
@@ -196,7 +198,7 @@ class ProcessController(Controller):
 
     # Transfers.
 
-    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[Key, Any]:
+    def _inputs(self, group: int, arrays: Sequence[Any]) -> dict[ValueKey, Any]:
         keys, home = self.step.inputs(group), self.step.home
         found = {k: arrays[k.number] for k in keys if home[k.number] == group}
         shardings = self.programs[group].shardings
@@ -218,20 +220,20 @@ class ProcessController(Controller):
             return None
         if (group, m) not in self._numbers:
             where = self.programs[group].shardings.get(
-                Key(Kind.PIECE), self.programs[group].everywhere
+                ValueKey(ValueKind.PIECE), self.programs[group].everywhere
             )
             (self._numbers[group, m],) = placed([np.int32(m)], [where])
         return self._numbers[group, m]
 
     def _send(
         self,
-        sends: Sequence[Send],
-        now: Sequence[dict[Key, Any]],
-        once: Sequence[dict[Key, Any]],
+        sends: Sequence[TaskSend],
+        now: Sequence[dict[ValueKey, Any]],
+        once: Sequence[dict[ValueKey, Any]],
     ) -> None:
         for way in self.exchange.ways_of(sends):
             source, target, keys, have, want = way
-            envs = [now if k.kind is Kind.INSIDE else once for k in keys]
+            envs = [now if k.kind is ValueKind.INSIDE else once for k in keys]
             given = [e[source].get(k) for e, k in zip(envs, keys, strict=True)]
             moved = self.exchange.move(source, target, keys, given, have, want)
             for env, key, x in zip(envs, keys, moved, strict=True):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.step import Key, Kind, Step
+from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.runtime.constraints import partition_spec
 from rhino_jax.runtime.interpret import constrained_call
@@ -47,7 +47,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, eq=False)
-class Programs:
+class GroupPrograms:
     """What one group compiles.
 
     Attributes:
@@ -58,26 +58,26 @@ class Programs:
       mesh: its devices.
     """
 
-    step: Step
+    step: StagedStep
     group: int
     of: GroupProgram
     stage: StagePlan
     mesh: Mesh
 
     @cached_property
-    def specs(self) -> dict[Key, Spec]:
+    def specs(self) -> dict[ValueKey, Spec]:
         """Of every value that the group has between tasks."""
         return held_specs(self.of, self.stage.decisions)
 
     @cached_property
-    def shardings(self) -> dict[Key, NamedSharding]:
+    def shardings(self) -> dict[ValueKey, NamedSharding]:
         types, mesh = self.step.types, self.mesh
         return {
             key: NamedSharding(mesh, partition_spec(spec, types[key].shape, mesh))
             for key, spec in self.specs.items()
         }
 
-    def bytes(self, key: Key, tile: tuple[int, ...] = ()) -> int:
+    def bytes(self, key: ValueKey, tile: tuple[int, ...] = ()) -> int:
         """Of one device; see `held_bytes`."""
         sizes = [size for _, size in self.stage.mesh_axes]
         return held_bytes(self.step.types[key], self.specs[key], sizes, tile)
@@ -109,13 +109,13 @@ class Programs:
         return [Compiled(self.jitted(i)) for i in range(len(self.of.tasks))]
 
     @cached_property
-    def in_place(self) -> frozenset[Key]:
+    def in_place(self) -> frozenset[ValueKey]:
         """What tasks write in the memory of what they read."""
         found = (donated(self.step, self.of, task).values() for task in self.of.tasks)
         return frozenset().union(*found)
 
-    def replaced(self, position: int) -> list[Key]:
+    def replaced(self, position: int) -> list[ValueKey]:
         """State that a task consumes."""
         task = self.of.tasks[position]
         reads = [task.reads[i] for i in donated(self.step, self.of, task)]
-        return [key for key in reads if key.kind is Kind.INPUT]
+        return [key for key in reads if key.kind is ValueKind.INPUT]

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from rhino_jax.passes.staged.stacks import Stack, Unstacked
-from rhino_jax.passes.staged.step import Key, Kind, Step
-from rhino_jax.plan.plan import Plan
+from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
+from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.processes.across import assembled, here
-from rhino_jax.runtime.tasks.programs import Programs
+from rhino_jax.runtime.tasks.programs import GroupPrograms
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,8 @@ class Stacks:
     """
 
     of_step: Unstacked
-    step: Step
-    programs: Sequence[Programs]
+    step: StagedStep
+    programs: Sequence[GroupPrograms]
     out_shardings: Sequence[NamedSharding]
     # Parts of results, as long as these live: the next step reads them again, and
     # taking arrays apart costs as much time as dispatching tasks.
@@ -43,7 +43,7 @@ class Stacks:
             if end.part is None:
                 found.append(x)
                 continue
-            key = Key(Kind.INPUT, i)
+            key = ValueKey(ValueKind.INPUT, i)
             sharding = self.programs[self.step.home[i]].shardings[key]
             part = self._part_of(x, end.part)
             if part is not None and part.sharding == sharding:
@@ -94,7 +94,7 @@ class Stacks:
         return parts.get(part) if of is not None and of() is whole else None
 
 
-def stacks_of(plan: Plan) -> list[Stack]:
+def stacks_of(plan: PlanData) -> list[LayerStack]:
     """What of a plan's arguments lies in parts on several stages."""
     found: dict[tuple[int, int, int], set[int]] = {}
     for i, leaf in enumerate(plan.inputs):
@@ -105,5 +105,5 @@ def stacks_of(plan: Plan) -> list[Stack]:
     for (first, count, length), slots in found.items():
         places = plan.places[first : first + count]
         sizes = tuple(length // sum(places) * n for n in places)
-        stacks.append(Stack(frozenset(slots), sizes, first))
+        stacks.append(LayerStack(frozenset(slots), sizes, first))
     return stacks

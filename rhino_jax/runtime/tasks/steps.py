@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.in_slices import staged_in_slices
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import apart_as_planned
 from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.staging import staged
-from rhino_jax.passes.staged.step import Step
+from rhino_jax.passes.staged.step import StagedStep
 from rhino_jax.plan.stages import Pipeline
 
 
-def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
+def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
     """The tasks.
 
     Args:
@@ -23,7 +23,9 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> Step:
     """
     step = of_step.closed, of_step.program
     count, places = pipeline.micro_batches, pipeline.per_microbatch
-    remade = Remade.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
+    remade = StagedRemat.of(
+        pipeline.recomputed, (x.choice for x in pipeline.made_again)
+    )
     if pipeline.slices:
         groups = pipeline.groups
         return staged_in_slices(

@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 
 from rhino_jax.runtime.placing import impl_of
 from rhino_jax.runtime.processes.across import assembled, here
-from rhino_jax.runtime.tasks.moves import Move, part_of, shards_of
+from rhino_jax.runtime.tasks.moves import MeshMove, part_of, shards_of
 
 
 MASK = (1 << 62) - 1
@@ -38,7 +38,7 @@ class Packet:
       moves: of each.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[MeshMove, ...]
 
     @cached_property
     def _tag(self) -> int:
@@ -82,7 +82,7 @@ class Packet:
         return sorted(found)
 
 
-class Port:
+class TransferPort:
     """This process's end of all transfers.
 
     Args:
@@ -164,7 +164,7 @@ class Port:
             parts[b] = _as_key(x, move.aval.dtype) if move.is_key else x
 
 
-def _shape_of_part(move: Move, device: Any) -> jax.ShapeDtypeStruct:
+def _shape_of_part(move: MeshMove, device: Any) -> jax.ShapeDtypeStruct:
     shape, dtype = move.target.shard_shape(tuple(move.aval.shape)), move.aval.dtype
     if move.is_key:
         data = jax.eval_shape(

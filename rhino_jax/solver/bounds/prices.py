@@ -24,20 +24,20 @@ from ortools.linear_solver import pywraplp
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class TimePrices:
     """A weight of what can hide, and time → seconds per unit of memory then."""
 
     weight: float
     memory: Mapping[int, float] = field(default_factory=dict)
 
-    def towards(self, other: Prices, share: float) -> Prices:
+    def towards(self, other: TimePrices, share: float) -> TimePrices:
         """The prices that far on the way to others."""
         times = {**self.memory, **other.memory}
         memory = {
             t: (1 - share) * self.memory.get(t, 0.0) + share * other.memory.get(t, 0.0)
             for t in times
         }
-        return Prices(
+        return TimePrices(
             (1 - share) * self.weight + share * other.weight,
             {t: price for t, price in memory.items() if price > 0},
         )
@@ -70,7 +70,7 @@ class Mixture:
         self._ends.append(ends)
         self._held.append(held)
 
-    def solve(self) -> tuple[float, Prices, np.ndarray] | None:
+    def solve(self) -> tuple[float, TimePrices, np.ndarray] | None:
         """The largest q that the choices allow, and where, and the choices' shares;
         None where no mixture of them fits."""
         unit = max(max(map(max, self._ends)), 1e-30)
@@ -89,7 +89,7 @@ class Mixture:
 
     def _solve(
         self, held: np.ndarray, unit: float
-    ) -> tuple[float, Prices, np.ndarray] | None:
+    ) -> tuple[float, TimePrices, np.ndarray] | None:
         solver = pywraplp.Solver.CreateSolver("GLOP")
         worst = solver.NumVar(-solver.infinity(), solver.infinity(), "")
         shares = [solver.NumVar(0.0, 1.0, "") for _ in held]
@@ -115,6 +115,6 @@ class Mixture:
             t: -row.dual_value() * unit / self._limit
             for t, row in zip(self._times, rows, strict=True)
         }
-        prices = Prices(weight, {t: p for t, p in paid.items() if p > 0})
+        prices = TimePrices(weight, {t: p for t, p in paid.items() if p > 0})
         taken = np.array([max(s.solution_value(), 0.0) for s in shares])
         return float(solver.Objective().Value()) * unit, prices, taken

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.solver.bounds.messages import Messages
-from rhino_jax.solver.bounds.prices import Mixture, Prices
+from rhino_jax.solver.bounds.prices import Mixture, TimePrices
 from rhino_jax.solver.limited import Limited
 
 
@@ -60,10 +60,10 @@ def price_times(search: Limited, until: float) -> TimePriced:
       search: the core; takes bounds and choices.
       until: of `time.monotonic()`.
     """
-    run = _Run(search)
+    run = _PriceSearch(search)
     bounds: list[float] = []
     uppers: list[float] = []
-    centre = target = Prices(1.0)
+    centre = target = TimePrices(1.0)
     query, best, fails = centre, -np.inf, 0
     while True:
         bound = run.ask(query)
@@ -90,12 +90,12 @@ def price_times(search: Limited, until: float) -> TimePriced:
     choices = [run.met[k] for k in order]
     for factor in MULTIPLES:
         memory = {t: factor * price for t, price in target.memory.items()}
-        run.ask(Prices(1.0, memory))
+        run.ask(TimePrices(1.0, memory))
         choices = [*run.met[-1:], *choices]
     return TimePriced(choices, run.regrets(target))
 
 
-class _Run:
+class _PriceSearch:
     def __init__(self, search: Limited) -> None:
         self.search = search
         self.messages = Messages(search.moves)
@@ -104,11 +104,11 @@ class _Run:
         self.mixture = Mixture(max(search.memory.limit, 1.0))
         self.has_begun = False
 
-    def priced(self, prices: Prices) -> np.ndarray:
+    def priced(self, prices: TimePrices) -> np.ndarray:
         memory = self.search.memory
         return self.search.costs + memory.priced(memory.spans.rates(prices.memory))
 
-    def ask(self, prices: Prices) -> float:
+    def ask(self, prices: TimePrices) -> float:
         """Make a choice at some prices; says what no choice that fits is below."""
         moves, memory = self.search.moves, self.search.memory
         priced = self.priced(prices)
@@ -129,7 +129,7 @@ class _Run:
             self.met.append(self.labels.copy())
         return bound - sum(p * memory.room[t] for t, p in prices.memory.items())
 
-    def regrets(self, prices: Prices) -> np.ndarray:
+    def regrets(self, prices: TimePrices) -> np.ndarray:
         """Of every option, as of `TimePriced`."""
         first, priced = self.search.memory.first, self.priced(prices)
         for way in (0, 1) * SWEEPS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.solver.cpsat import Limits, count_cells, settle
+from rhino_jax.solver.cpsat import CpSatLimits, count_cells, settle
 from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.memory import build_memory
@@ -88,7 +88,7 @@ def _fuse_all(
         if count_cells(moves, nodes) > CPSAT.most_limited_cells:
             break
         moves.divide(unit := moves.unit(problem.objective(members[0])))
-        limits = Limits(
+        limits = CpSatLimits(
             seconds=max(0.1, min(CPSAT.longest_s, effort.deadline - time.monotonic())),
             deterministic_s=(
                 effort.deterministic_s if is_whole else FUSION.limited_deterministic_s
@@ -129,7 +129,7 @@ def _reduced(problem: Problem, allowed: Sequence[np.ndarray], times: set[int]) -
 
 
 def fuse_moves(
-    moves: Moves, best: np.ndarray, others: Sequence[np.ndarray], limits: Limits
+    moves: Moves, best: np.ndarray, others: Sequence[np.ndarray], limits: CpSatLimits
 ) -> np.ndarray | None:
     """The best choice whose every option is that of `best` or of one of `others`.
 

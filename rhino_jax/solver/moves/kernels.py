@@ -22,7 +22,7 @@ from rhino_jax.solver.limited import Limited
 SHARES = (0.0, 0.2, 0.4, 0.6)
 """Shares of all options that kernels have beside those of good choices."""
 
-MOST_CHOICES = 16
+MAX_CHOICES = 16
 """Good choices whose options all kernels have."""
 
 LARGEST = 40_000
@@ -81,7 +81,7 @@ def _allowed(
     """Node → the options of a kernel."""
     first = search.memory.first
     is_in = priced.regrets <= np.quantile(priced.regrets, share)
-    for labels in (*priced.choices[:MOST_CHOICES], _start(search, priced)):
+    for labels in (*priced.choices[:MAX_CHOICES], _start(search, priced)):
         is_in[first[:-1] + labels] = True
     return {
         n: np.flatnonzero(is_in[first[n] : first[n + 1]]) for n in range(len(first) - 1)

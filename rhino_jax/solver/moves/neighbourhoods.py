@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino_jax.solver.cpsat import Limits, settle
+from rhino_jax.solver.cpsat import CpSatLimits, settle
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import NEIGHBOURHOODS
 
@@ -25,7 +25,7 @@ def search_neighbourhoods(
     moves: Moves,
     labels: np.ndarray,
     offer: Offer,
-    limits: Limits,
+    limits: CpSatLimits,
 ) -> np.ndarray:
     """Improve a choice that fits, until the time is over.
 

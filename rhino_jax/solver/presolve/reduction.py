@@ -46,7 +46,7 @@ class Followed(NamedTuple):
     option: np.ndarray
 
 
-class Kept(NamedTuple):
+class KeptOptions(NamedTuple):
     """Of a node's options these were kept."""
 
     node: int
@@ -72,7 +72,7 @@ class Core:
     tables: dict[int, dict[int, np.ndarray]]
     size: int
     constant: np.ndarray
-    steps: list[Eliminated | Followed | Kept] = field(default_factory=list)
+    steps: list[Eliminated | Followed | KeptOptions] = field(default_factory=list)
     node_usages: dict[int, list[NodeUsage]] = field(default_factory=dict)
     edge_usages: list[EdgeUsage] = field(default_factory=list)
     limit: float = float("inf")
@@ -99,7 +99,7 @@ class Core:
         for node, label in chosen.items():
             labels[node] = label
         for step in reversed(self.steps):
-            if isinstance(step, Kept):
+            if isinstance(step, KeptOptions):
                 labels[step.node] = step.options[labels[step.node]]
             elif isinstance(step, Followed):
                 labels[step.node] = step.option[labels[step.other]]
@@ -233,7 +233,7 @@ def core_of(
             [PairTable(i, j, part(t, i, j)) for i, j, t in problem.edges],
             memo,
         )
-        core.steps += [Kept(i, options) for i, options in enumerate(allowed)]
+        core.steps += [KeptOptions(i, options) for i, options in enumerate(allowed)]
         usages = [
             u._replace(usage=part(u.usage, *u.nodes[: u.usage.ndim]))
             for u in problem.usages

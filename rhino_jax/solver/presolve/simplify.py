@@ -18,7 +18,7 @@ import numpy as np
 
 from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.parameters import PRESOLVE
-from rhino_jax.solver.presolve.reduction import Core, Followed, Kept, core_of
+from rhino_jax.solver.presolve.reduction import Core, Followed, KeptOptions, core_of
 from rhino_jax.solver.problem import NodeUsage, Problem
 from rhino_jax.utils.cache import Memo
 
@@ -45,7 +45,7 @@ def simplify(problem: Problem) -> Core:
 def _keep(core: Core, node: int, mask: np.ndarray) -> None:
     index = np.flatnonzero(mask)
     core.costs[node] = core.costs[node][index]
-    core.steps.append(Kept(node, index))
+    core.steps.append(KeptOptions(node, index))
     _use(core, node, core.node_usages.get(node, ()), index)
     for other, table in core.tables[node].items():
         core.tables[node][other] = table[index]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from rhino_jax.solver.remat.model import PER_S, Model, num_variables
-from rhino_jax.solver.remat.question import KEEP, Answer, Question, evaluate
+from rhino_jax.solver.remat.model import PER_S, RematModel, num_variables
+from rhino_jax.solver.remat.question import KEEP, Question, RematAnswer, evaluate
 
 
-MOST_VARIABLES = 20_000
+MAX_VARIABLES = 20_000
 """Pairs of a value and a late time at which it may be needed: with more, the model
 alone takes longer to write than most programs to plan."""
 
 
 def choose(
     question: Question, budget_bytes: int, *, seconds: float = 30.0, seed: int = 0
-) -> Answer | None:
+) -> RematAnswer | None:
     """The cheapest choice that fits; None where none does.
 
     Args:
@@ -29,9 +29,9 @@ def choose(
     if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
         return all_kept
     has_uses = any(c.uses for c in question.candidates)
-    if not has_uses or num_variables(question) > MOST_VARIABLES:
+    if not has_uses or num_variables(question) > MAX_VARIABLES:
         return None
-    model = Model(question, budget_bytes)
+    model = RematModel(question, budget_bytes)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
@@ -42,4 +42,4 @@ def choose(
     found = evaluate(question, model.choices(solver))
     assert found is not None
     bound = solver.best_objective_bound / PER_S
-    return Answer(found.choices, found.added_s, found.peak_bytes, bound)
+    return RematAnswer(found.choices, found.added_s, found.peak_bytes, bound)

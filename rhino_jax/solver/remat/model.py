@@ -13,8 +13,8 @@ from rhino_jax.solver.remat.question import (
     KEEP,
     OFFLOAD,
     REMAKE,
-    Candidate,
     Question,
+    SavedValue,
     base_at,
 )
 
@@ -23,7 +23,7 @@ PER_S = 1e9
 """The objective is in nanoseconds."""
 
 
-class Model:
+class RematModel:
     """The model of a question."""
 
     def __init__(self, question: Question, budget_bytes: int) -> None:
@@ -221,7 +221,7 @@ def num_variables(question: Question) -> int:
 
 
 def _windows(
-    candidates: Sequence[Candidate], place: dict[int, int]
+    candidates: Sequence[SavedValue], place: dict[int, int]
 ) -> list[tuple[int, int] | None]:
     """First and last late time, by number, at which each may be needed."""
     found: list[tuple[int, int] | None] = [

@@ -11,7 +11,7 @@ KEEP, REMAKE, OFFLOAD, GONE = "keep", "remake", "offload", "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SavedValue:
     """A value. Times are whole numbers; those of late readers are late times.
 
     Attributes:
@@ -61,14 +61,14 @@ class Question:
         beyond is waited for.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[SavedValue, ...]
     base: tuple[tuple[int, int], ...]
     late: int
     beside_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RematAnswer:
     """Attributes:
     choices: of every candidate, "keep", "remake", "offload" or "gone".
     added_s: what it costs.
@@ -82,7 +82,7 @@ class Answer:
     bound_s: float
 
 
-def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
+def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
     """What a choice costs and holds; None where something that is read is not there."""
     candidates = question.candidates
     needed = [list(c.uses) for c in candidates]
@@ -129,7 +129,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> Answer | None:
         peak = max(peak, held)
     added += max(0.0, link - question.beside_s)
     said = tuple(choice if needed[i] else GONE for i, choice in enumerate(choices))
-    return Answer(said, added, peak + always, added)
+    return RematAnswer(said, added, peak + always, added)
 
 
 def base_at(base: Sequence[tuple[int, int]], time: int) -> int:

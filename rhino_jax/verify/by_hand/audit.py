@@ -16,10 +16,10 @@ from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import trace_call
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
 from rhino_jax.runtime.meshes import axes_of_mesh
-from rhino_jax.runtime.sharded import Method, Planner, ShardedFunction
+from rhino_jax.runtime.sharded import BoundMethod, Planner, ShardedFunction
 from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.by_hand.costs import SourceCost, costs_of
 from rhino_jax.verify.by_hand.culprits import Culprits, culprits_of
@@ -33,11 +33,11 @@ from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import CompilePlace, place_on
-from rhino_jax.verify.verification import Verification, verification_of
+from rhino_jax.verify.verification import VerificationData, verification_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class AuditData:
     """What a hand-sharded program moves and holds, beside rhino's plan of it.
 
     Attributes:
@@ -70,8 +70,8 @@ class Audit:
     costs: tuple[SourceCost, ...]
     out_of_memory: OutOfMemory | None
     rematerialised: tuple[str, ...]
-    plan: Plan | None
-    rhino: Verification | None
+    plan: PlanData | None
+    rhino: VerificationData | None
     notes: tuple[str, ...]
     seconds: float
 
@@ -107,14 +107,14 @@ def audit(
     hardware: Any,
     memory_budget_bytes: int | None,
     **calling: Any,
-) -> Audit:
+) -> AuditData:
     """Compile a program as it is, read it, and compare; see `rhino.audit`.
 
     Args:
       calling: what is donated and static, as of `read_parameters`.
     """
     what = "`rhino.audit`"
-    if isinstance(fn, ShardedFunction | Method):
+    if isinstance(fn, ShardedFunction | BoundMethod):
         raise RhinoError(
             f"{what}: this function is sharded by rhino, not by hand.",
             where=f"`{getattr(fn, '__name__', type(fn).__name__)}`",
@@ -133,7 +133,7 @@ def audit(
         sorted(reading.collectives, key=lambda c: (-c.seconds, -c.bytes))
     )
     budget = place.target.hbm_bytes
-    return Audit(
+    return AuditData(
         program_name=parameters.name,
         mesh_axes=axes,
         platform=compilation.platform,
@@ -180,7 +180,7 @@ def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culpri
 
 def _with_rhino(
     program: HandSharded, parameters: Parameters, planner: Planner, place: CompilePlace
-) -> tuple[Plan | None, Verification | None, list[str]]:
+) -> tuple[PlanData | None, VerificationData | None, list[str]]:
     """rhino's plan of the same function on the same mesh, compiled; and notes."""
     free = replace(parameters, fn=without_constraints(parameters.fn))
     sharded = ShardedFunction(free, planner, program.mesh, "`rhino.audit`")

@@ -29,7 +29,7 @@ from rhino_jax.ir.program import (
 
 
 _QUOTED = re.compile(r"'([^']+)'")
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """Choices that are named for one collective."""
 
 _MAX_STEPS = 64
@@ -67,7 +67,7 @@ class Culprits:
           is_gather: whether it makes whole what they cut; a constraint that keeps
             them all then asks for nothing.
         """
-        search = _Search(self, frozenset(axes), is_gather)
+        search = _CulpritSearch(self, frozenset(axes), is_gather)
         found: dict[str, None] = {}
         for op in self.ops_on.get(source, ()):
             found |= dict.fromkeys(search.asked(op))
@@ -76,12 +76,12 @@ class Culprits:
             for value in op.results:
                 found |= dict.fromkeys(search.after(value))
         words = list(found)
-        rest = len(words) - _MOST_NAMED
-        return [*words[:_MOST_NAMED], f"and {rest} more"] if rest > 0 else words
+        rest = len(words) - _MAX_NAMED
+        return [*words[:_MAX_NAMED], f"and {rest} more"] if rest > 0 else words
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _CulpritSearch:
     """The search for what moves data over some axes."""
 
     near: Culprits

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rhino_jax.hardware.target import Target
-from rhino_jax.verify.hlo.work.program import Work
+from rhino_jax.verify.hlo.work.program import InstructionWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,11 @@ class Rates:
 
 
 def rates_of(
-    items: Iterable[Work], target: Target, *, collectives_s: float, exposed_s: float
+    items: Iterable[InstructionWork],
+    target: Target,
+    *,
+    collectives_s: float,
+    exposed_s: float,
 ) -> Rates:
     """The rates of one program.
 

@@ -26,7 +26,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.verify.hlo.module import Module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.schedule import CollectiveSeconds, played_s
-from rhino_jax.verify.hlo.work.program import ProgramWork, Work, work_reader
+from rhino_jax.verify.hlo.work.program import InstructionWork, ProgramWork, work_reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class StepTime:
         return self.compute_s + self.communication_s
 
 
-def work_s(target: Target, work: Work) -> float:
+def work_s(target: Target, work: InstructionWork) -> float:
     """Seconds of one run of an instruction on a target."""
     if work.cycles is not None and target.clock_hz is not None:
         return work.cycles / target.clock_hz

@@ -34,7 +34,7 @@ Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class IdentityTerm:
     """One collective of an identity.
 
     Attributes:
@@ -58,8 +58,8 @@ class Identity:
         is left of both sides: equal bytes alone are weak evidence.
     """
 
-    planned: tuple[Term, ...]
-    compiled: tuple[Term, ...]
+    planned: tuple[IdentityTerm, ...]
+    compiled: tuple[IdentityTerm, ...]
     label: str
     cause: str
     needs_all: bool = False
@@ -105,8 +105,11 @@ def identities(keys: Iterable[Key], sizes: Mapping[str, int]) -> tuple[Identity,
 
 def _over_one(axes: Axes, sizes: Mapping[str, int]) -> Iterator[Identity]:
     f = _cut(axes, sizes)
-    reduce_ = Term((ALL_REDUCE, axes), 2 * f)
-    scatter, gather = Term((REDUCE_SCATTER, axes), f), Term((ALL_GATHER, axes), f)
+    reduce_ = IdentityTerm((ALL_REDUCE, axes), 2 * f)
+    scatter, gather = (
+        IdentityTerm((REDUCE_SCATTER, axes), f),
+        IdentityTerm((ALL_GATHER, axes), f),
+    )
     yield Identity(
         (scatter, gather),
         (reduce_,),
@@ -135,8 +138,8 @@ def _over_one(axes: Axes, sizes: Mapping[str, int]) -> Iterator[Identity]:
     )
     for kind in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):
         yield Identity(
-            (Term((kind, axes), f),),
-            (Term((PERMUTE, axes), f),),
+            (IdentityTerm((kind, axes), f),),
+            (IdentityTerm((PERMUTE, axes), f),),
             "decomposed",
             f"the {kind} runs as steps of collective-permute, beside the compute that"
             " uses its pieces",
@@ -152,11 +155,14 @@ def _over_two(
     named = f"{_text(a)} and {_text(b)}"
     one = f"one over {_text(joined)} in place of one over {named}"
     many = f"one over {named} in place of one over {_text(joined)}"
-    scatter_a = Term((REDUCE_SCATTER, a), f_a)
-    gather_a = Term((ALL_GATHER, a), f_a)
-    reduce_b = Term((ALL_REDUCE, b), 2 * f_b / n_a)
-    whole = Term((ALL_REDUCE, joined), 2 * f_ab)
-    plain = (Term((ALL_REDUCE, a), 2 * f_a), Term((ALL_REDUCE, b), 2 * f_b))
+    scatter_a = IdentityTerm((REDUCE_SCATTER, a), f_a)
+    gather_a = IdentityTerm((ALL_GATHER, a), f_a)
+    reduce_b = IdentityTerm((ALL_REDUCE, b), 2 * f_b / n_a)
+    whole = IdentityTerm((ALL_REDUCE, joined), 2 * f_ab)
+    plain = (
+        IdentityTerm((ALL_REDUCE, a), 2 * f_a),
+        IdentityTerm((ALL_REDUCE, b), 2 * f_b),
+    )
     yield Identity((scatter_a, reduce_b, gather_a), (whole,), "over other axes", one)
     yield Identity((whole,), (scatter_a, reduce_b, gather_a), "over other axes", many)
     kept = ", of which each device keeps its part"
@@ -165,15 +171,15 @@ def _over_two(
         yield Identity(plain, (whole,), "over other axes", one)
         yield Identity((whole,), plain, "over other axes", many)
     for kind in (ALL_GATHER, REDUCE_SCATTER):
-        parts = (Term((kind, a), f_a / n_b), Term((kind, b), f_b))
-        both = Term((kind, joined), f_ab)
+        parts = (IdentityTerm((kind, a), f_a / n_b), IdentityTerm((kind, b), f_b))
+        both = IdentityTerm((kind, joined), f_ab)
         yield Identity(parts, (both,), "over other axes", one)
         yield Identity((both,), parts, "over other axes", many)
         # What the first of two in turn moves is less by its part of the other.
         moved = f_a * f_b
         yield Identity(
-            (Term((kind, a), moved),),
-            (Term((kind, b), moved),),
+            (IdentityTerm((kind, a), moved),),
+            (IdentityTerm((kind, b), moved),),
             "in another order",
             f"over {named} in another order: the same bytes",
             needs_all=True,
@@ -189,7 +195,7 @@ def _count(axes: Sequence[str], sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[a] for a in axes)
 
 
-def _sum(terms: Iterable[Term]) -> float:
+def _sum(terms: Iterable[IdentityTerm]) -> float:
     return sum(t.share for t in terms)
 
 

@@ -16,7 +16,7 @@ from rhino_jax.explain.report.views.bars import (
     step_of,
 )
 from rhino_jax.explain.report.views.boxes import box
-from rhino_jax.explain.report.views.scatter import Axis, Dot, scatter
+from rhino_jax.explain.report.views.scatter import Dot, PlotAxis, scatter
 from rhino_jax.plan.records import Predicted
 from rhino_jax.units import format_bytes, format_seconds
 from tests.explain.report.test_html import read
@@ -77,7 +77,10 @@ def test_names_are_escaped() -> None:
 
 def plot(dots: list[Dot]) -> str:
     return scatter(
-        dots, Axis("time", format_seconds), Axis("peak", format_bytes), marks="best"
+        dots,
+        PlotAxis("time", format_seconds),
+        PlotAxis("peak", format_bytes),
+        marks="best",
     )
 
 

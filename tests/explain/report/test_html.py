@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from rhino_jax.explain.report.html import page
-from rhino_jax.plan.records import Holding
+from rhino_jax.plan.records import PeakValue
 from tests.plan.samples import sample_plan
 
 
@@ -79,7 +79,7 @@ def test_every_user_string_is_escaped(full: bool) -> None:
         collectives=(
             dataclasses.replace(plan.collectives[0], source=EVIL, reason=EVIL, op=EVIL),
         ),
-        at_peak=(Holding(EVIL, 1, EVIL),),
+        at_peak=(PeakValue(EVIL, 1, EVIL),),
         pins={EVIL: EVIL},
         notes=(EVIL,),
         recipes={EVIL: plan.predicted},
@@ -92,7 +92,7 @@ def test_every_user_string_is_escaped(full: bool) -> None:
 
 
 def test_bars_stay_in_their_cell() -> None:
-    plan = sample_plan(at_peak=(Holding("more than the peak", 2**60),))
+    plan = sample_plan(at_peak=(PeakValue("more than the peak", 2**60),))
     reader = read(plan._repr_html_())
     styles = [v for k, v in reader.attributes if k == "style" and v]
     widths = [v for v in styles if v.startswith("width:")]

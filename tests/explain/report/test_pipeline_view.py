@@ -55,5 +55,5 @@ def test_pages_have_it_instead_of_the_lines_of_text(
 ) -> None:
     assert "F0─" in plan.table() and "F0─" not in plan._repr_html_()
     assert 'title="F0: forward, ' in plan._repr_html_()
-    monkeypatch.setattr(view, "MOST_TASKS", 3)
+    monkeypatch.setattr(view, "MAX_TASKS", 3)
     assert "F0─" in plan._repr_html_()

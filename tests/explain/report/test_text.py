@@ -17,11 +17,11 @@ from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import (
     Collective,
     Coverage,
-    Holding,
+    PeakValue,
     Predicted,
     SearchReport,
 )
-from rhino_jax.plan.stages import Send
+from rhino_jax.plan.stages import StageSend
 from tests.plan.samples import sample_plan, sample_stage
 
 
@@ -89,7 +89,7 @@ def test_transforms_are_told_where_there_are_any() -> None:
 
 def test_stages_are_told_where_there_are_several() -> None:
     stage = dataclasses.replace(sample_stage(), devices=(0, 1, 2, 3))
-    first = dataclasses.replace(stage, sends=(Send(1, "h", 3 * 2**20, 1e-4),))
+    first = dataclasses.replace(stage, sends=(StageSend(1, "h", 3 * 2**20, 1e-4),))
     rows = lines_of(sample_plan(stages=(first, stage)).table(), "stages")[2:]
     assert rows[0].split()[:4] == ["0", "data=4", "×", "model=2"]
     assert rows[0].endswith("3.00 MiB to 1")
@@ -187,7 +187,7 @@ def test_no_collectives_are_said_to_be_none() -> None:
 
 
 def test_holdings_are_cut_with_what_was_left_out() -> None:
-    held = tuple(Holding(f"v{i}", 2**20) for i in range(30))
+    held = tuple(PeakValue(f"v{i}", 2**20) for i in range(30))
     rows = lines_of(sample_plan(at_peak=held).table(), "memory")
     assert rows[-1] == "  and 20 more: 20.0 MiB"
 
@@ -246,7 +246,7 @@ def test_no_line_is_wider_than_promised(program: str, path: str, source: str) ->
         collectives=(
             dataclasses.replace(plan.collectives[0], source=source, reason=path),
         ),
-        at_peak=(Holding(path, 5, source),),
+        at_peak=(PeakValue(path, 5, source),),
         pins={path: program},
         notes=(source,),
         mesh_axes=tuple((f"a_long_axis_name_{i}", 2) for i in range(9)),

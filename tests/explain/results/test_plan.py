@@ -97,7 +97,7 @@ def test_str_is_one_line_that_tells_the_essentials() -> None:
 def test_plans_are_equal_by_what_they_hold() -> None:
     plan = sample_plan()
     held = plan_from_dict(plan_to_dict(plan))
-    assert type(held) is data.Plan and isinstance(plan, data.Plan)
+    assert type(held) is data.PlanData and isinstance(plan, data.PlanData)
     assert held == plan and rhino.Plan.of(held) == held
     assert rhino.Plan.of(plan) is plan
     other = sample_plan(hardware="h100")

@@ -17,7 +17,7 @@ from rhino_jax.ir.transform import CHUNKS, chosen
 from rhino_jax.models import registry
 from rhino_jax.passes.apply import remade
 from rhino_jax.passes.chunks import chunked, may_chunk
-from rhino_jax.passes.microbatch import Cut
+from rhino_jax.passes.microbatch import MicrobatchCut
 from tests.cases import covering
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import compiled, of_zoo
@@ -38,7 +38,7 @@ def check_traced(traced, arrays, counts=(4,), run=interpret):
     expected, cuts = run(closed, arrays), []
     for count in counts:
         cut = may_chunk(closed, program, count)
-        assert isinstance(cut, Cut), cut
+        assert isinstance(cut, MicrobatchCut), cut
         cuts.append(cut)
         new = chunked(closed, program, json.dumps({"count": count}))
         for end, a, b in zip(program.outputs, expected, run(new, arrays), strict=True):

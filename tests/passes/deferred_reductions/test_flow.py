@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from rhino_jax.passes.deferred_reductions.flow import Network
+from rhino_jax.passes.deferred_reductions.flow import FlowNetwork
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_cut_is_cheaper(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    network, count = Network(), 6
+    network, count = FlowNetwork(), 6
     nodes = [0, 1, *(network.node() for _ in range(count))]
     edges = [
         (int(a), int(b), float(rng.integers(1, 9)) if rng.random() < 0.9 else math.inf)

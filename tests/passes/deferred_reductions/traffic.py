@@ -13,7 +13,7 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.pins.resolve import resolve_pins
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.deferred_reductions import with_open_sums
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search
@@ -29,9 +29,9 @@ class Planned:
     """A case's plan as it was, and with sums left open."""
 
     traced: Traced
-    first: Plan
+    first: PlanData
     again: Traced
-    best: Plan
+    best: PlanData
 
 
 def planned(case: Case, axes: Sequence[tuple[str, int]], hardware: str) -> Planned:
@@ -59,7 +59,7 @@ def _quiet(best: float | None, bound: float | None) -> None:
     pass
 
 
-def sent_by_plan(traced: Traced, plan: Plan, mesh: Mesh) -> float:
+def sent_by_plan(traced: Traced, plan: PlanData, mesh: Mesh) -> float:
     """Bytes that a device sends in one step of a plan, as compiled."""
     executable = SpmdExecutable(traced, plan, mesh)
     opened = open_jaxpr(traced.closed_jaxpr)

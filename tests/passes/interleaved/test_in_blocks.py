@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import Traced, trace
-from rhino_jax.ir.blocks import Blocks, Stored, as_text, from_text, stored_in_blocks
+from rhino_jax.ir.blocks import (
+    InterleavedOrder,
+    Stored,
+    as_text,
+    from_text,
+    stored_in_blocks,
+)
 from rhino_jax.ir.transform import BLOCKS, Transform
 from rhino_jax.passes.apply import remade
 from rhino_jax.passes.interleaved import all_stored, all_written, split_inputs
@@ -171,7 +177,7 @@ def test_parts_that_blocks_do_not_divide_are_left_as_written() -> None:
 
 
 W = np.arange(4 * 24, dtype=np.float32).reshape(4, 24) / 50
-BLOCKS_OF_W = {(0, 1): Blocks((8, 8, 8), 4)}
+BLOCKS_OF_W = {(0, 1): InterleavedOrder((8, 8, 8), 4)}
 
 AS_WRITTEN = {
     "a slice across parts": lambda w: (w[:, 3:11] * 2).sum(0),
@@ -227,7 +233,7 @@ def test_both_dims_of_a_weight_may_be_in_blocks() -> None:
 
     x = np.linspace(0, 1, 5 * 24, dtype=np.float32).reshape(5, 24)
     traced = trace(fn, (square, x), {})
-    blocks = Blocks((8, 8, 8), 2)
+    blocks = InterleavedOrder((8, 8, 8), 2)
     stored = {(0, 0): blocks, (0, 1): blocks}
     assert_same(run_stored(traced, stored, (square, x)), run(traced, (square, x)))
 
@@ -248,10 +254,15 @@ def test_blocks_of_two_kinds_on_one_dim_are_no_site() -> None:
 
 
 @pytest.mark.parametrize(
-    "blocks", [Blocks((8, 8, 8), 4), Blocks((12, 6, 6), 3), Blocks((24,), 2)]
+    "blocks",
+    [
+        InterleavedOrder((8, 8, 8), 4),
+        InterleavedOrder((12, 6, 6), 3),
+        InterleavedOrder((24,), 2),
+    ],
 )
 @pytest.mark.parametrize("library", [np, jnp])
-def test_an_order_has_an_inverse(blocks: Blocks, library: Any) -> None:
+def test_an_order_has_an_inverse(blocks: InterleavedOrder, library: Any) -> None:
     x = library.asarray(W)
     there = all_stored(x, [(1, blocks)])
     assert isinstance(there, type(x))
@@ -272,6 +283,9 @@ def test_an_order_has_an_inverse(blocks: Blocks, library: Any) -> None:
 
 
 def test_a_choice_is_text() -> None:
-    stored = {(3, 1): Blocks((8, 4, 4), 2), (0, 0): Blocks((6, 6), 3)}
+    stored = {
+        (3, 1): InterleavedOrder((8, 4, 4), 2),
+        (0, 0): InterleavedOrder((6, 6), 3),
+    }
     assert from_text(as_text(stored)) == stored
     assert as_text({}) == ""

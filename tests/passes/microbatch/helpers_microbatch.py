@@ -14,7 +14,7 @@ from helpers_models import CASES
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.microbatch import Cut, may_cut, microbatched
+from rhino_jax.passes.microbatch import MicrobatchCut, may_cut, microbatched
 from tests.passes.interpreter import interpret
 
 
@@ -59,7 +59,7 @@ def check_traced(traced, arrays, counts=(3,), rtol=1e-4, run=interpret, **option
     most = max(np.abs(numbers(x)).max(initial=0) for x in expected)
     for count in counts:
         found = may_cut(traced.closed_jaxpr, traced.program, count, **options)
-        if not isinstance(found, Cut):
+        if not isinstance(found, MicrobatchCut):
             raise found
         cuts.append(found)
         choice = json.dumps({"count": count, **options})

@@ -9,8 +9,8 @@ import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.apply import remade
-from rhino_jax.passes.microbatch.choice import Choice
-from rhino_jax.passes.microbatch.cutting import MOST_CHANGES, find_cut
+from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.passes.microbatch.cutting import MAX_CHANGES, find_cut
 from rhino_jax.planner.variants import cut_in
 from tests.passes.interpreter import interpret
 
@@ -68,8 +68,8 @@ def test_sums_are_those_of_the_forward_pass(layers):
     `jax.checkpoint`: the forward pass, not what layers recompute as well."""
     args = make(layers)
     traced, plain = trace(train_step, args, {}), trace(step_of(layer), args, {})
-    cut, _ = find_cut(traced.closed_jaxpr, traced.program, Choice(4))
-    kept, _ = find_cut(plain.closed_jaxpr, plain.program, Choice(4))
+    cut, _ = find_cut(traced.closed_jaxpr, traced.program, MicrobatchChoice(4))
+    kept, _ = find_cut(plain.closed_jaxpr, plain.program, MicrobatchChoice(4))
     assert len(cut.loops) == 2
     assert len(cut.opened) == layers
     assert kept.flops < cut.flops
@@ -81,7 +81,7 @@ def test_sums_are_those_of_the_forward_pass(layers):
 
 
 def test_there_may_be_many_layers():
-    layers = MOST_CHANGES + 2
+    layers = MAX_CHANGES + 2
     traced = trace(train_step, make(layers), {})
-    cut, _ = find_cut(traced.closed_jaxpr, traced.program, Choice(4))
+    cut, _ = find_cut(traced.closed_jaxpr, traced.program, MicrobatchChoice(4))
     assert len(cut.opened) == layers

@@ -23,7 +23,7 @@ from helpers_microbatch import (
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.models import registry, wide_resnet
-from rhino_jax.passes.microbatch import Cut, microbatched
+from rhino_jax.passes.microbatch import MicrobatchCut, microbatched
 from tests.cases import covering
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import arguments_of, random_like, shape
@@ -190,7 +190,7 @@ def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
 def test_batch_norm_of_linen_takes_one_loop(place):
     traced, _ = of_framework("linen_cnn", "sgd")
     found = cut_of_traced(traced, per_microbatch=(place,))
-    assert isinstance(found, Cut) and len(found.loops) == 1
+    assert isinstance(found, MicrobatchCut) and len(found.loops) == 1
     sources = {found.program.ops[op].source.scopes for op in found.own}
     assert sources == {"CNN/BatchNorm_0", "CNN/BatchNorm_1"}
 
@@ -198,7 +198,7 @@ def test_batch_norm_of_linen_takes_one_loop(place):
 def test_only_what_is_named_is_taken_so():
     traced, _ = of_framework("linen_cnn", "sgd")
     found = cut_of_traced(traced, per_microbatch=("BatchNorm_1",))
-    assert isinstance(found, Cut) and len(found.loops) > 1
+    assert isinstance(found, MicrobatchCut) and len(found.loops) > 1
     assert {found.program.ops[op].source.scopes for op in found.own} == {
         "CNN/BatchNorm_1"
     }
@@ -208,7 +208,7 @@ def test_only_what_is_named_is_taken_so():
 def test_clipping_by_the_global_norm_sees_whole_gradients():
     traced, _ = of_framework("linen_cnn", "clip")
     found = cut_of_traced(traced, per_microbatch=("BatchNorm",))
-    assert isinstance(found, Cut) and len(found.loops) == 1
+    assert isinstance(found, MicrobatchCut) and len(found.loops) == 1
     assert all("BatchNorm" in found.program.ops[op].source.scopes for op in found.own)
 
 

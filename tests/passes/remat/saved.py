@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.regions import Block, Blocks, may_run_again
+from rhino_jax.passes.remat.regions import FlatRegion, FlatRegions, may_run_again
 from rhino_jax.passes.remat.rerun import again
 from rhino_jax.passes.remat.residual_stacks import can_be_changed, find_stacks
 
@@ -33,9 +33,9 @@ class Saved:
 
 def saved_values(program: Program) -> tuple[Saved, ...]:
     """Return all of a program's, outer blocks first, in the order of their makers."""
-    blocks = Blocks(program)
+    blocks = FlatRegions(program)
     found: list[Saved] = []
-    todo: list[tuple[Op | None, Block]] = [(None, blocks.top)]
+    todo: list[tuple[Op | None, FlatRegion]] = [(None, blocks.top)]
     while todo:
         owner, block = todo.pop(0)
         found += _of_block(blocks, block, owner.id if owner else None)
@@ -47,7 +47,9 @@ def saved_values(program: Program) -> tuple[Saved, ...]:
     return tuple(found)
 
 
-def _of_block(blocks: Blocks, block: Block, loop: int | None) -> Iterator[Saved]:
+def _of_block(
+    blocks: FlatRegions, block: FlatRegion, loop: int | None
+) -> Iterator[Saved]:
     program, halves = blocks.program, halves_of(block)
     stacks = find_stacks(blocks, halves)
     saved = {*halves.late_uses, *halves.bound}
@@ -65,6 +67,6 @@ def _of_block(blocks: Blocks, block: Block, loop: int | None) -> Iterator[Saved]
 
 
 def _count(
-    program: Program, block: Block, wanted: list[int], saved: Collection[int]
+    program: Program, block: FlatRegion, wanted: list[int], saved: Collection[int]
 ) -> int:
     return len(again(program, block, wanted, set(saved)).lines)

@@ -15,7 +15,7 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import remade
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import arguments_of
 
@@ -34,7 +34,7 @@ def workload(name: str, **changes: Any) -> tuple[Traced, tuple[Any, ...]]:
     return trace(found.step, args, {}), args
 
 
-def with_choice(traced: Traced, choice: Choice) -> Traced:
+def with_choice(traced: Traced, choice: RematChoice) -> Traced:
     """The step with a choice done."""
     return remade(traced, [Transform("recompute", 0, 0, str(choice))])
 

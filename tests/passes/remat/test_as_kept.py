@@ -10,7 +10,7 @@ import pytest
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import remade
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.unremat import ALL, has_remat
 from tests.cases import covering
 from tests.passes.remat.saved import saved_values
@@ -44,7 +44,7 @@ def test_equal_and_without_remat(name: str, changes: dict[str, Any]) -> None:
     assert products(kept) == plain < products(traced)
     # And what is kept now may be dropped again.
     values = tuple(k.value for k in saved_values(kept.program) if k.lines)
-    again = with_choice(kept, Choice(recompute=values))
+    again = with_choice(kept, RematChoice(recompute=values))
     assert_same(interpreted(again)(*arrays), expected)
     assert products(again) > plain
 
@@ -79,7 +79,7 @@ def test_equal_and_cheaper(name: str, changes: dict[str, Any]) -> None:
     assert flops(before) > 1.1 * flops(plain)
     # And what is kept now may be dropped again.
     values = tuple(k.value for k in saved_values(kept.program) if k.lines)
-    again = compiled(with_choice(kept, Choice(recompute=values)))
+    again = compiled(with_choice(kept, RematChoice(recompute=values)))
     assert_same(again(*arrays), expected)
     assert flops(again) > 1.1 * flops(after)
 

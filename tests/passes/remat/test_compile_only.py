@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from rhino_jax import models
 from rhino_jax.frontend.trace import Traced, trace
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.records import Compilation
 from tests.passes.remat.saved import saved_values
@@ -54,11 +54,11 @@ def num_matmuls(found: Compilation) -> int:
     return len(re.findall(r"= \S+ (?:dot|convolution)\(", found.hlo_text))
 
 
-def layers_again(traced: Traced, layers: str) -> Choice:
+def layers_again(traced: Traced, layers: str) -> RematChoice:
     """All but what enters the layers, and what follows them."""
     kept = saved_values(traced.program)
     if layers == "scan":
-        return Choice(tuple(k.value for k in kept if k.forward is not None))
+        return RematChoice(tuple(k.value for k in kept if k.forward is not None))
     made_by = {v: op for op in traced.program.ops for v in op.results}
     stream = [
         v
@@ -66,7 +66,7 @@ def layers_again(traced: Traced, layers: str) -> Choice:
         if op.source.function == "block" and op.name == "add"
     ][1::2]
     inside = [k.value for k in kept if k.value < stream[-1] and k.lines]
-    return Choice(tuple(inside), keep=tuple(stream))
+    return RematChoice(tuple(inside), keep=tuple(stream))
 
 
 @pytest.mark.parametrize("layers", ["unroll", "scan"])
@@ -93,7 +93,7 @@ def test_stacks_wait_on_the_host_of_a_tpu() -> None:
     traced = step("scan")
     stacks = [k for k in saved_values(traced.program) if k.forward is not None]
     large = sorted(stacks, key=lambda k: -k.bytes)[:4]
-    changed = with_choice(traced, Choice(offload=tuple(k.value for k in large)))
+    changed = with_choice(traced, RematChoice(offload=tuple(k.value for k in large)))
     before, after = (compiled_for(mesh, t) for t in (traced, changed))
     assert before.memory is not None and after.memory is not None
     assert "S(5)" in after.hlo_text  # the host's memory space

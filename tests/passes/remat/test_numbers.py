@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from rhino_jax.frontend.trace import Traced, trace
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from tests import helpers_models
 from tests.cases import covering
 from tests.passes.remat.saved import saved_values
@@ -53,7 +53,7 @@ def check(
     choices = [values]
     choices += [[v for v in values if rng.random() < 0.5] for _ in range(subsets)]
     for k, chosen in enumerate(choices):
-        choice = Choice(recompute=tuple(chosen), ordered=k % 2 == 1)
+        choice = RematChoice(recompute=tuple(chosen), ordered=k % 2 == 1)
         changed = with_choice(traced, choice)
         assert [e.path for e in changed.program.inputs] == [
             e.path for e in traced.program.inputs
@@ -100,7 +100,7 @@ def test_values_that_wait_on_the_host(name: str, run: Any) -> None:
     traced, args = workload(name, **MODELS[name])
     kept = [k.value for k in saved_values(traced.program)]
     changed = with_choice(
-        traced, Choice(recompute=tuple(kept[::3]), offload=tuple(kept))
+        traced, RematChoice(recompute=tuple(kept[::3]), offload=tuple(kept))
     )
     moves = [op for op in changed.program.ops if op.name == "device_put"]
     assert len(moves) >= 2
@@ -118,7 +118,9 @@ def test_first_slices_are_kept(count: int, run: Any) -> None:
     assert forward is not None
     # Some are kept in all slices.
     dropped = tuple(k.value for k in stacks if k.lines)[:-4]
-    changed = with_choice(traced, Choice(recompute=dropped, first=((forward, count),)))
+    changed = with_choice(
+        traced, RematChoice(recompute=dropped, first=((forward, count),))
+    )
     lengths = [
         op.call.trip_count
         for op in changed.program.ops

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from tests.passes.remat.saved import saved_values
 from tests.passes.remat.stepped import (
     assert_same,
@@ -36,7 +36,7 @@ def check(function: Any, *args: Any) -> tuple[Any, Any]:
     traced = trace(function, args, {})
     kept = saved_values(traced.program)
     values = tuple(k.value for k in kept if k.lines)
-    rewritten = with_choice(traced, Choice(recompute=values))
+    rewritten = with_choice(traced, RematChoice(recompute=values))
     arrays = jax.tree.leaves(args)
     assert_same(interpreted(rewritten)(*arrays), interpreted(traced)(*arrays))
     return traced, rewritten
@@ -67,7 +67,7 @@ def test_loops_over_micro_batches() -> None:
     stacks = [k for k in saved_values(traced.program) if k.forward is not None]
     assert stacks and all(k.loop is not None for k in stacks)
     values = tuple(k.value for k in stacks if k.lines)
-    rewritten = with_choice(traced, Choice(recompute=values))
+    rewritten = with_choice(traced, RematChoice(recompute=values))
     assert_same(interpreted(rewritten)(*args), interpreted(traced)(*args))
     assert count(rewritten, "tanh") == count(traced, "tanh") + 1
 
@@ -94,7 +94,7 @@ def test_what_is_never_kept_is_made_of_what_is() -> None:
     traced = trace(jax.grad(layers), (PARAMS, BATCH), {})
     kept = saved_values(traced.program)
     largest = max((k for k in kept if k.lines), key=lambda k: k.lines)
-    rewritten = with_choice(traced, Choice(recompute=(largest.value,)))
+    rewritten = with_choice(traced, RematChoice(recompute=(largest.value,)))
     assert len(rewritten.program.ops) == len(traced.program.ops) + largest.lines + 1
 
 
@@ -106,7 +106,7 @@ def test_few_barriers_and_old_names() -> None:
         v for v, op in by_id.items() if op.source.function == "block" and not op.call
     )
     values = tuple(k.value for k in saved_values(program) if k.value not in stream)
-    rewritten = with_choice(traced, Choice(recompute=values, keep=stream))
+    rewritten = with_choice(traced, RematChoice(recompute=values, keep=stream))
     assert 0 < count(rewritten, "optimization_barrier") <= 3 * 3
     lines = {op.source.line for op in program.ops}
     assert {op.source.line for op in rewritten.program.ops} <= lines
@@ -127,16 +127,16 @@ def test_effects_happen_once() -> None:
 
 
 def test_choices_are_text() -> None:
-    choice = Choice((1, 2), (3,), (), ((4, 5),), True)
-    assert Choice.parse(str(choice)) == choice
-    assert str(Choice()) == ""
-    assert Choice.parse("") == Choice()
+    choice = RematChoice((1, 2), (3,), (), ((4, 5),), True)
+    assert RematChoice.parse(str(choice)) == choice
+    assert str(RematChoice()) == ""
+    assert RematChoice.parse("") == RematChoice()
 
 
 def test_parts_must_be_of_the_loop() -> None:
     traced, _ = workload("gpt-tiny", remat=False)
     stack = next(k for k in saved_values(traced.program) if k.forward is not None)
     assert stack.forward is not None
-    choice = Choice((stack.value,), first=((stack.forward, 2),))
+    choice = RematChoice((stack.value,), first=((stack.forward, 2),))
     with pytest.raises(AssertionError):
         with_choice(traced, choice)

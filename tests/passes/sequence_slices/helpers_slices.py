@@ -12,7 +12,7 @@ import numpy as np
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.sequence_slices.sliced import Sliced, sliced
+from rhino_jax.passes.sequence_slices.sliced import SlicedBody, sliced
 from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.sides import sides_of
 from tests.passes import zoo
@@ -125,7 +125,7 @@ def check(
     arrays: Sequence[Any],
     lengths: Sequence[int],
     run: Callable[..., list[Any]] = interpret,
-) -> Sliced:
+) -> SlicedBody:
     """Check that slices leave what the undivided micro-batch leaves, in an order that
     runs."""
     cut = sliced(apart, lengths)
@@ -140,7 +140,7 @@ def check(
     return cut
 
 
-def check_order(apart: Apart, cut: Sliced, count: int) -> None:
+def check_order(apart: Apart, cut: SlicedBody, count: int) -> None:
     """No slice reads what one makes that runs after it."""
     is_backward = sides_of(apart).is_backward
     jaxpr = open_jaxpr(cut.piece)

@@ -14,14 +14,20 @@ from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.in_slices import staged_in_slices
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.passes.staged.staging import staged
-from rhino_jax.passes.staged.step import Key, Kind, Step, Task, TaskKind
+from rhino_jax.passes.staged.step import (
+    StagedStep,
+    StagedTask,
+    TaskKind,
+    ValueKey,
+    ValueKind,
+)
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import compiled, of_zoo as of_zoo
 
 
 def in_equal_parts(
     apart: Apart, stages: int, v: int = 1, lengths: Sequence[int] = (), **options: Any
-) -> Step:
+) -> StagedStep:
     """As many forward ops in every chunk, in the program's order, v for every group; of
     sequences in slices of such lengths, if there are any."""
     count, chunks = len(sides_of(apart).forward), v * stages
@@ -42,21 +48,21 @@ def taken_apart(traced: Traced, count: int) -> Apart:
     return take_apart(traced.closed_jaxpr, traced.program, count)
 
 
-def _interpreted(step: Step, task: Task) -> Callable[..., list[Any]]:
+def _interpreted(step: StagedStep, task: StagedTask) -> Callable[..., list[Any]]:
     jaxpr = jax.make_jaxpr(task.run)(*(step.types[key] for key in task.reads))
     return lambda *arrays: interpret(jaxpr, arrays)
 
 
 def run_tasks(
-    step: Step, arrays: Sequence[Any], is_compiled: bool = False
+    step: StagedStep, arrays: Sequence[Any], is_compiled: bool = False
 ) -> list[Any]:
     """Run all tasks: every group sees only its inputs, what it made and what it was
     sent."""
-    held: list[dict[Key, Any]] = [
+    held: list[dict[ValueKey, Any]] = [
         {key: arrays[key.number] for key in step.inputs(g)} for g in range(step.groups)
     ]
-    pieces: list[list[dict[Key, Any]]] = [
-        [{Key(Kind.PIECE): np.int32(m)} for m in range(step.micro_batches)]
+    pieces: list[list[dict[ValueKey, Any]]] = [
+        [{ValueKey(ValueKind.PIECE): np.int32(m)} for m in range(step.micro_batches)]
         for _ in held
     ]
     made = {(t.kind, t.group, t.place): t for tasks in step.tasks for t in tasks}
@@ -66,12 +72,12 @@ def run_tasks(
     }
 
     def run(at: tuple[TaskKind, int, int], m: int = 0) -> None:
-        task: Task | None = made.get(at)
+        task: StagedTask | None = made.get(at)
         if task is None:
             return
 
-        def where(key: Key, group: int) -> dict[Key, Any]:
-            of_piece = key.kind in (Kind.PIECE, Kind.INSIDE)
+        def where(key: ValueKey, group: int) -> dict[ValueKey, Any]:
+            of_piece = key.kind in (ValueKind.PIECE, ValueKind.INSIDE)
             return pieces[group][m] if of_piece else held[group]
 
         outs = runs[at](*(where(key, task.group)[key] for key in task.reads))
@@ -101,7 +107,7 @@ def run_tasks(
     for out in step.outputs:
         if not isinstance(out, tuple):
             results.append(out)
-        elif out[1].kind is Kind.INPUT:
+        elif out[1].kind is ValueKind.INPUT:
             results.append(arrays[out[1].number])
         else:
             results.append(held[out[0]][out[1]])
@@ -115,7 +121,7 @@ def check(
     count: int,
     is_compiled: bool = False,
     **options: Any,
-) -> Step:
+) -> StagedStep:
     """Check that tasks give what the undivided step gives."""
     step = in_equal_parts(taken_apart(traced, count), stages, **options)
     run = compiled if is_compiled else interpret

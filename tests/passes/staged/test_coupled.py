@@ -15,7 +15,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.passes.staged.staging import staged
-from rhino_jax.passes.staged.step import Kind, TaskKind
+from rhino_jax.passes.staged.step import TaskKind, ValueKind
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import check, of_zoo, run_tasks, taken_apart
 from tests.passes.zoo import random_like
@@ -49,7 +49,7 @@ def test_coupled_steps_are_the_same_in_stages(name, stages, is_compiled):
     step = check(*traced_step(name), stages, 4, is_compiled)
     between = tasks_of(step, TaskKind.BETWEEN)
     made = {key for task in between for key in task.makes}
-    assert between and {key.kind for key in made} == {Kind.COUPLED}
+    assert between and {key.kind for key in made} == {ValueKind.COUPLED}
     forward = tasks_of(step, TaskKind.START, TaskKind.FORWARD)
     assert not made & {key for task in forward for key in task.reads}
     for task in between:
@@ -80,7 +80,7 @@ def test_what_both_loops_do_is_done_once():
 def test_a_group_reads_of_others_what_couples_once_a_step():
     step = check(*traced_step("contrastive"), 2, 4)
     assert {(s.key.kind, s.kind, s.source, s.target) for s in step.met} == {
-        (Kind.SUM, TaskKind.FORWARD, 0, 1)
+        (ValueKind.SUM, TaskKind.FORWARD, 0, 1)
     }
     ways = [(s.key, s.target) for s in step.sends]
     assert len(ways) == len(set(ways))

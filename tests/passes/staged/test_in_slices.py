@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from rhino_jax.passes.staged.remat import Remade
-from rhino_jax.passes.staged.step import Kind, TaskKind
+from rhino_jax.passes.staged.remat import StagedRemat
+from rhino_jax.passes.staged.step import TaskKind, ValueKind
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import (
     check,
@@ -47,7 +47,7 @@ def test_a_slice_reads_what_slices_before_it_made_on_its_group():
     whole, sliced = (in_equal_parts(apart, 2, lengths=n) for n in ((), (16, 16)))
 
     def sent(step):
-        inside = [s.key for s in step.sends if s.key.kind is Kind.INSIDE]
+        inside = [s.key for s in step.sends if s.key.kind is ValueKind.INSIDE]
         return sum(step.types[key].size for key in inside)
 
     assert sent(sliced) == sent(whole) > 0
@@ -57,7 +57,7 @@ def test_a_slice_reads_what_slices_before_it_made_on_its_group():
         for of in sliced.tasks
         for task in of
         for key in task.reads
-        if key.kind is Kind.INSIDE and task.kind is made[key].kind
+        if key.kind is ValueKind.INSIDE and task.kind is made[key].kind
     ]
     across = [(a, b) for a, b in inside if a.place // 2 != b.place // 2]
     assert across and all(a.group == b.group for a, b in across)
@@ -66,7 +66,7 @@ def test_a_slice_reads_what_slices_before_it_made_on_its_group():
 
 @pytest.mark.slow
 def test_forward_passes_of_slices_run_again():
-    remade = Remade(frozenset({0, 2}))  # both slices of the first stage
+    remade = StagedRemat(frozenset({0, 2}))  # both slices of the first stage
     check(*of_zoo(MODEL), 2, 1, lengths=(16, 16), remade=remade)
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.remat.choice import Choice
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.remat.choice import RematChoice
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
-from rhino_jax.passes.staged.step import Kind, TaskKind
+from rhino_jax.passes.staged.step import TaskKind, ValueKind
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import check, of_zoo, taken_apart
 from tests.passes.zoo import random_like, shape
@@ -58,9 +58,9 @@ def sides(args) -> Sides:
     return sides_of(taken_apart(args[0], 4))
 
 
-def asked(values, groups) -> Remade:
-    text = str(Choice(offload=tuple(values)))
-    return Remade(values=dict.fromkeys(range(groups), text))
+def asked(values, groups) -> StagedRemat:
+    text = str(RematChoice(offload=tuple(values)))
+    return StagedRemat(values=dict.fromkeys(range(groups), text))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_a_chunk_leaves_for_its_own_backward_pass_may_wait(stages, v, is_co
             (place,) = {place for _, place in uses}
             kinds = [kind for kind, _ in uses]
             assert kinds == [TaskKind.FORWARD, TaskKind.BACKWARD], place
-            assert key.kind is Kind.INSIDE and found.types[key].shape
+            assert key.kind is ValueKind.INSIDE and found.types[key].shape
     assert set(found.offloading) == set(range(stages * v))
 
 
@@ -109,8 +109,8 @@ def test_what_comes_from_the_stage_before_may_wait_as_well():
 def test_every_group_has_a_choice_of_its_own():
     args = traced()
     numbers = made_forward(sides(args))
-    text = str(Choice(offload=tuple(numbers)))
-    found = check(*args, 2, 4, remade=Remade(values={1: text}))
+    text = str(RematChoice(offload=tuple(numbers)))
+    found = check(*args, 2, 4, remade=StagedRemat(values={1: text}))
     assert not found.waits_on_host(0) and found.waits_on_host(1)
     assert found.offloading == (1,)
     none = check(*args, 2, 4)
@@ -120,6 +120,6 @@ def test_every_group_has_a_choice_of_its_own():
 def test_what_is_made_again_of_what_waits_is_the_same():
     args = of_zoo("gpt-tiny", remat=False)
     numbers = list(made_forward(sides(args)))
-    text = str(Choice(tuple(numbers[::3]), (), tuple(numbers[1::3])))
-    found = check(*args, 2, 4, remade=Remade(values={0: text, 1: text}))
+    text = str(RematChoice(tuple(numbers[::3]), (), tuple(numbers[1::3])))
+    found = check(*args, 2, 4, remade=StagedRemat(values={0: text, 1: text}))
     assert any(found.offloaded)

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.regions import Blocks
+from rhino_jax.passes.remat.regions import FlatRegions
 from rhino_jax.passes.remat.residual_stacks import find_stacks
 from rhino_jax.passes.staged.group import group_program
-from rhino_jax.passes.staged.holding import Holding
-from rhino_jax.passes.staged.remat import Remade, applied, in_ids_of_piece
+from rhino_jax.passes.staged.holding import TaskResiduals
+from rhino_jax.passes.staged.remat import StagedRemat, applied, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides, sides_of
-from rhino_jax.passes.staged.step import Kind, Step, TaskKind
+from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import (
     check,
@@ -70,18 +70,18 @@ def crossing(of: Sides) -> dict[int, tuple[str, int]]:
     return found
 
 
-def kept_bytes(step: Step) -> list[int]:
+def kept_bytes(step: StagedStep) -> list[int]:
     found = []
     for chunk, group in enumerate(step.chunks):
-        keys, _, _ = Holding.of(step.tasks[group]).of_chunk(chunk)
+        keys, _, _ = TaskResiduals.of(step.tasks[group]).of_chunk(chunk)
         types = [step.types[key] for key in keys]
         found.append(sum(t.size * t.dtype.itemsize for t in types))
     return found
 
 
-def remade(values) -> Remade:
+def remade(values) -> StagedRemat:
     """One group's choice may be all of it: which group it is of is only its name."""
-    return Remade(values={0: str(Choice(tuple(values)))})
+    return StagedRemat(values={0: str(RematChoice(tuple(values)))})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_values_without_a_counterpart_are_saved():
     of = sides_of(apart)
     value = next(iter(crossing(of)))
     unknown = len(of.program.values)
-    choice = Choice((value, unknown), (unknown,))
+    choice = RematChoice((value, unknown), (unknown,))
     for now in (of, replace(sides_of(other))):
         _, again, kept = applied(now, other, choice, of)
         assert len(again) == 1 and not kept
@@ -126,12 +126,12 @@ def test_values_without_a_counterpart_are_saved():
 def test_what_the_other_stage_knows_by_number_stays_the_same():
     args = of_zoo("gpt-tiny", remat=False)
     of = sides(args)
-    blocks = Blocks(of.program, is_top_entered=False)
+    blocks = FlatRegions(of.program, is_top_entered=False)
     stacks = find_stacks(blocks, halves_of(blocks.top))
     before = check(*args, 1, 4)
     after = check(*args, 1, 4, remade=remade([s.value for s in stacks[::2]]))
     inside = [
-        {k for t in s.tasks[0] for k in t.makes if k.kind is Kind.INSIDE}
+        {k for t in s.tasks[0] for k in t.makes if k.kind is ValueKind.INSIDE}
         for s in (before, after)
     ]
     for key in inside[0] & inside[1]:
@@ -151,8 +151,8 @@ def test_ids_of_a_group_are_those_of_the_micro_batch():
     ops = [program.program.ops[i] for i in call.call.regions[0].ops]
     loop = next(op for op in ops if op.name == "scan")
     body = loop.call.regions[0]
-    choice = Choice((loop.results[-1],), (body.inputs[-1],))
-    said = Choice.parse(in_ids_of_piece(choice, program, of))
+    choice = RematChoice((loop.results[-1],), (body.inputs[-1],))
+    said = RematChoice.parse(in_ids_of_piece(choice, program, of))
     theirs = next(
         op for i in of.program.body.ops if (op := of.program.ops[i]).name == "scan"
     )
@@ -185,8 +185,8 @@ def test_values_are_known_again_where_a_task_lacks_an_op():
         for p in (group.program, of.program)
     ]
     assert counts[0] != counts[1]
-    choice = Choice(tuple(op.results[0] for op in mine))
-    said = Choice.parse(in_ids_of_piece(choice, group, of))
+    choice = RematChoice(tuple(op.results[0] for op in mine))
+    said = RematChoice.parse(in_ids_of_piece(choice, group, of))
     assert said.recompute == tuple(op.results[0] for op in theirs)
 
 

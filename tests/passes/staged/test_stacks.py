@@ -7,7 +7,7 @@ import pytest
 
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.passes.staged.layers import layers_of
-from rhino_jax.passes.staged.stacks import Stack, unstacked
+from rhino_jax.passes.staged.stacks import LayerStack, unstacked
 from tests.cases import covering
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import compiled, of_zoo
@@ -24,7 +24,7 @@ def in_parts(traced, *shares):
     """All layers in parts like these, in the order of their loops."""
     found = layers_of(traced.program)
     stacks = [
-        Stack(of.slots, tuple(of.length // sum(mine) * n for n in mine))
+        LayerStack(of.slots, tuple(of.length // sum(mine) * n for n in mine))
         for of, mine in zip(found, shares, strict=True)
     ]
     return unstacked(traced.closed_jaxpr, traced.program, stacks)

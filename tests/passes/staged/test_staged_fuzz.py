@@ -10,9 +10,9 @@ import pytest
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.staged.group import group_program
-from rhino_jax.passes.staged.remat import Remade
+from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from tests.cases import covering
 from tests.passes.microbatch.random_programs import arguments, step_of
@@ -54,7 +54,7 @@ def test_random_steps_are_the_same_in_stages(seed: int) -> None:
     values = residuals(sides)
     if values and "is_split" not in options and draw.random() < 0.4:
         chosen = draw.sample(values, draw.randint(1, len(values)))
-        options["remade"] = Remade(values={0: str(Choice(tuple(chosen)))})
+        options["remade"] = StagedRemat(values={0: str(RematChoice(tuple(chosen)))})
     step = check(traced, jax.tree.leaves(args), stages, count, **options)
     for group in range(step.groups):
         if step.tasks[group]:

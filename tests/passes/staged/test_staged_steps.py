@@ -9,7 +9,7 @@ import pytest
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.staged.sides import sides_of
-from rhino_jax.passes.staged.step import Kind, TaskKind
+from rhino_jax.passes.staged.step import TaskKind, ValueKind
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import (
     check,
@@ -71,10 +71,10 @@ def test_nothing_waits_for_gradients_of_weights():
     late = [t for tasks in step.tasks for t in tasks if t.kind is TaskKind.WEIGHTS]
     assert len(late) == 4
     made = {key for task in late for key in task.makes}
-    assert {key.kind for key in made} == {Kind.SUM}
+    assert {key.kind for key in made} == {ValueKind.SUM}
     # Of the first chunk's backward pass nothing is left.
     others = [t for tasks in step.tasks for t in tasks if t.kind is TaskKind.BACKWARD]
-    assert not any(key.kind is Kind.SUM for t in others for key in t.makes)
+    assert not any(key.kind is ValueKind.SUM for t in others for key in t.makes)
     assert 0 not in {task.place for task in others}
 
 
@@ -139,7 +139,7 @@ def test_a_tied_gradient_is_sent_once_a_step():
     traced = trace(step, args, {}, donate_argnums=(0,))
     made = check(traced, jax.tree.leaves(args), 2, 4)
     large = [s for s in made.sends if made.types[s.key].size == 64 * 32]
-    assert [s.key.kind for s in large] == [Kind.SUM]
+    assert [s.key.kind for s in large] == [ValueKind.SUM]
     assert len(made.copies & {(p, 1) for p in range(4)}) == 1
 
 
@@ -173,7 +173,9 @@ def test_gradients_are_where_their_weights_are():
         for task in tasks:
             if task.kind is TaskKind.UPDATE:
                 large = [k for k in task.reads if step.types[k].size > 4096]
-                homes = {step.home[k.number] for k in large if k.kind is Kind.INPUT}
+                homes = {
+                    step.home[k.number] for k in large if k.kind is ValueKind.INPUT
+                }
                 assert homes <= {task.group}
                 seen |= homes
     assert seen == {0, 1}

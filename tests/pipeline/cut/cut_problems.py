@@ -9,13 +9,13 @@ import numpy as np
 
 from rhino_jax.pipeline.cut.ops import (
     IN_FLIGHT,
-    Group,
-    Hop,
-    Op,
-    Ops,
+    CutOp,
+    CutOps,
+    CutProblem,
+    CutValue,
+    GroupHop,
     Parameter,
-    Problem,
-    Value,
+    StageDevices,
 )
 
 
@@ -27,15 +27,14 @@ def random_problem(
     is_limited: bool = False,
     is_mixed: bool = False,
     links: int = 0,
-) -> Problem:
+) -> CutProblem:
     """A graph with ops without work, values of all sizes, and a shared parameter; with
     so many links, a chain of ops and one of pairs of ops."""
-    rng = np.random.default_rng(seed)
-    ops = []
+    rng, ops = np.random.default_rng(seed), []
     for i in range(count):
         is_idle = rng.random() < 0.3
         ops.append(
-            Op(
+            CutOp(
                 name=f"op{i}",
                 forward_s=0.0 if is_idle else int(rng.integers(1, 9)) * 1e-3,
                 backward_s=0.0 if is_idle else int(rng.integers(1, 17)) * 1e-3,
@@ -48,7 +47,7 @@ def random_problem(
         number = min(len(later), int(rng.integers(1, 3)))
         readers = tuple(int(r) for r in rng.choice(later, number, replace=False))
         sizes = int(rng.integers(1, 40)), int(rng.integers(0, 40))
-        values.append(Value(i, readers, *sizes))
+        values.append(CutValue(i, readers, *sizes))
     parameters = [
         Parameter((i,), int(rng.integers(0, 60))) for i in range(count) if i % 3
     ]
@@ -65,14 +64,15 @@ def random_problem(
     pairs = tuple(tuple(at[k : k + 2]) for k in range(0, 2 * links, 2))
     alone = np.sort(rng.choice(count, links, replace=False)).tolist()
     chains = (tuple((op,) for op in alone), pairs)[: 1 + seed % 2]
-    return Problem(
-        ops=Ops(tuple(ops), tuple(values), tuple(parameters)),
+    return CutProblem(
+        ops=CutOps(tuple(ops), tuple(values), tuple(parameters)),
         groups=tuple(
-            Group(limit, float(speed))
+            StageDevices(limit, float(speed))
             for limit, speed in zip(limits, speeds, strict=True)
         ),
         hops=tuple(
-            Hop(float(rng.choice([2e3, 1e4, 1e5])), 1e-4) for _ in range(stages - 1)
+            GroupHop(float(rng.choice([2e3, 1e4, 1e5])), 1e-4)
+            for _ in range(stages - 1)
         ),
         micro_batches=m,
         in_flight=IN_FLIGHT["1f1b"](stages, m),
@@ -83,7 +83,7 @@ def random_problem(
     )
 
 
-def every_cut(problem: Problem) -> Iterator[tuple[int, ...]]:
+def every_cut(problem: CutProblem) -> Iterator[tuple[int, ...]]:
     """All stages of ops that are monotone along edges and obey pins."""
     before: dict[int, list[int]] = {}
     for value in problem.ops.values:
@@ -112,7 +112,7 @@ def every_cut(problem: Problem) -> Iterator[tuple[int, ...]]:
     return rest(())
 
 
-def step_time_ns(problem: Problem, stages: tuple[int, ...]) -> int | None:
+def step_time_ns(problem: CutProblem, stages: tuple[int, ...]) -> int | None:
     """By the definitions; None for a stage that idles or does not fit."""
     ops, count = problem.ops, problem.stages
 
@@ -153,7 +153,7 @@ def step_time_ns(problem: Problem, stages: tuple[int, ...]) -> int | None:
     return steady + sum(times) + sum(ways) + once
 
 
-def best_of_all(problem: Problem) -> int | None:
+def best_of_all(problem: CutProblem) -> int | None:
     """Step time of the best of all cuts; None where none fits."""
     found = (step_time_ns(problem, stages) for stages in every_cut(problem))
     return min((ns for ns in found if ns is not None), default=None)

@@ -10,21 +10,31 @@ import pytest
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.cut.as_work import as_work
 from rhino_jax.pipeline.cut.choose import cut
-from rhino_jax.pipeline.cut.ops import IN_FLIGHT, Group, Hop, Op, Ops, Problem, Value
+from rhino_jax.pipeline.cut.ops import (
+    IN_FLIGHT,
+    CutOp,
+    CutOps,
+    CutProblem,
+    CutValue,
+    GroupHop,
+    StageDevices,
+)
 from rhino_jax.pipeline.schedules.table import make
 from rhino_jax.pipeline.simulator import simulate
 
 
-def u_net(levels: int, per_level: int, stages: int, m: int, rate: float) -> Problem:
+def u_net(levels: int, per_level: int, stages: int, m: int, rate: float) -> CutProblem:
     """Values halve from level to level, and every level has a skip across."""
     rng = np.random.default_rng(0)
-    ops: list[Op] = []
+    ops: list[CutOp] = []
     made: list[int] = []
     readers: list[list[int]] = []
 
     def op(size: int, *reads: int) -> int:
         seconds = float(rng.uniform(0.5, 1.5)) * 1e-3
-        ops.append(Op(forward_s=seconds, backward_s=2 * seconds, activation_bytes=size))
+        ops.append(
+            CutOp(forward_s=seconds, backward_s=2 * seconds, activation_bytes=size)
+        )
         made.append(size)
         readers.append([])
         for read in reads:
@@ -40,11 +50,13 @@ def u_net(levels: int, per_level: int, stages: int, m: int, rate: float) -> Prob
         x = op(1000 << (levels - level), x, skips.pop())
         for _ in range(per_level):
             x = op(1000 << (levels - level), x)
-    values = [Value(i, tuple(r), made[i], made[i]) for i, r in enumerate(readers) if r]
-    return Problem(
-        ops=Ops(tuple(ops), tuple(values)),
-        groups=(Group(),) * stages,
-        hops=(Hop(rate, 1e-5),) * (stages - 1),
+    values = [
+        CutValue(i, tuple(r), made[i], made[i]) for i, r in enumerate(readers) if r
+    ]
+    return CutProblem(
+        ops=CutOps(tuple(ops), tuple(values)),
+        groups=(StageDevices(),) * stages,
+        hops=(GroupHop(rate, 1e-5),) * (stages - 1),
         micro_batches=m,
         in_flight=IN_FLIGHT["1f1b"](stages, m),
     )
@@ -76,5 +88,5 @@ def test_what_a_cut_holds_is_what_a_step_holds_at_most() -> None:
     simulated = simulate(make("1f1b", as_work(problem, found)))
     for held, peak in zip(found.held_bytes, simulated.group_peak_bytes, strict=True):
         assert 0.8 * held < peak <= held
-    limits = tuple(map(Group, found.held_bytes))
+    limits = tuple(map(StageDevices, found.held_bytes))
     assert checked(make("1f1b", as_work(replace(problem, groups=limits), found)))

@@ -15,25 +15,29 @@ from rhino_jax.pipeline.cut.contract import contract
 from rhino_jax.pipeline.cut.numbers import numbers_of
 from rhino_jax.pipeline.cut.ops import (
     IN_FLIGHT,
-    Group,
-    Hop,
-    Op,
-    Ops,
+    CutOp,
+    CutOps,
+    CutProblem,
+    CutValue,
+    GroupHop,
     Parameter,
-    Problem,
-    Value,
+    StageDevices,
 )
 from rhino_jax.pipeline.cut.price import price
 
 
-def chain_of(seconds: list[float], stages: int = 2, m: int = 8, **more: int) -> Problem:
+def chain_of(
+    seconds: list[float], stages: int = 2, m: int = 8, **more: int
+) -> CutProblem:
     """Ops one after another."""
-    ops = tuple(Op(name=f"op{i}", forward_s=s, **more) for i, s in enumerate(seconds))
-    values = tuple(Value(i, (i + 1,), 100, 100) for i in range(len(ops) - 1))
-    return Problem(
-        ops=Ops(ops, values),
-        groups=(Group(),) * stages,
-        hops=(Hop(1e9),) * (stages - 1),
+    ops = tuple(
+        CutOp(name=f"op{i}", forward_s=s, **more) for i, s in enumerate(seconds)
+    )
+    values = tuple(CutValue(i, (i + 1,), 100, 100) for i in range(len(ops) - 1))
+    return CutProblem(
+        ops=CutOps(ops, values),
+        groups=(StageDevices(),) * stages,
+        hops=(GroupHop(1e9),) * (stages - 1),
         micro_batches=m,
         in_flight=IN_FLIGHT["1f1b"](stages, m),
     )
@@ -154,14 +158,16 @@ def test_equal_layers_are_cut_evenly() -> None:
 
 
 def test_a_faster_group_gets_more() -> None:
-    problem = replace(chain_of([1.0] * 12), groups=(Group(), Group(speed=2.0)))
+    problem = replace(
+        chain_of([1.0] * 12), groups=(StageDevices(), StageDevices(speed=2.0))
+    )
     assert cut(problem).stages.count(1) == 8
 
 
 def test_a_skip_is_sent_once_over_every_hop() -> None:
     """However many read it there: three readers in the last of three stages."""
     base = chain_of([1.0] * 6, 3)
-    skip = Value(0, (2, 4, 5), 10**9, 0)
+    skip = CutValue(0, (2, 4, 5), 10**9, 0)
     ops = replace(base.ops, values=(*base.ops.values, skip))
     found = price(numbers_of(replace(base, ops=ops)), np.array([0, 0, 1, 1, 2, 2]))
     assert found.sent_ns[:, 0].tolist() == [10**9 + 100] * 2
@@ -181,11 +187,12 @@ def test_large_values_are_not_cut() -> None:
 
 def test_branches_are_split_where_no_order_in_a_row_does() -> None:
     """Two towers of 3 + 3 seconds that meet: each cut in its middle or not at all."""
-    ops = tuple(Op(forward_s=s) for s in (3.0, 3.0, 2.0, 4.0, 0.5))
+    ops = tuple(CutOp(forward_s=s) for s in (3.0, 3.0, 2.0, 4.0, 0.5))
     values = (
-        Value(0, (1,), 10), Value(1, (4,), 10), Value(2, (3,), 10), Value(3, (4,), 10),
+        CutValue(0, (1,), 10), CutValue(1, (4,), 10), CutValue(2, (3,), 10), CutValue(3,
+        (4,), 10),
     )  # fmt: skip
-    problem = replace(chain_of([1.0] * 2), ops=Ops(ops, values))
+    problem = replace(chain_of([1.0] * 2), ops=CutOps(ops, values))
     assert cut(problem).bottleneck_s == 6.5
 
 
@@ -207,7 +214,7 @@ def test_memory_moves_the_cut() -> None:
     base = chain_of([1.0] * 8, activation_bytes=100)
     assert cut(base).stages.count(0) == 4
     # Stage 0 holds two micro-batches of 1F1B, stage 1 one.
-    groups = (Group(limit_bytes=700), Group(limit_bytes=2000))
+    groups = (StageDevices(limit_bytes=700), StageDevices(limit_bytes=2000))
     found = cut(replace(base, groups=groups))
     assert found.stages.count(0) == 3
     assert found.held_bytes[0] == 2 * 300 + 100
@@ -216,7 +223,7 @@ def test_memory_moves_the_cut() -> None:
 def test_what_does_not_fit_is_named() -> None:
     base = chain_of([1.0] * 8, activation_bytes=1000)
     with pytest.raises(InfeasiblePlanError, match="No cut into 2 stages fits") as error:
-        cut(replace(base, groups=(Group(1500), Group(1500))))
+        cut(replace(base, groups=(StageDevices(1500), StageDevices(1500))))
     assert "recompute" in error.value.fix and "op0" in error.value.where
 
 
@@ -240,7 +247,7 @@ def test_pins_to_stages_that_are_not_there_are_refused(pins: dict) -> None:
 
 def test_ops_out_of_order_and_unknown_levels_are_refused() -> None:
     with pytest.raises(StageError, match="before it is made"):
-        Ops((Op(), Op()), (Value(1, (0,), 1),))
+        CutOps((CutOp(), CutOp()), (CutValue(1, (0,), 1),))
     with pytest.raises(StageError, match='level="best"'):
         cut(chain_of([1.0] * 6), "exact")
     with pytest.raises(StageError, match="one hop less"):
@@ -254,9 +261,14 @@ def test_one_stage_is_the_whole_program() -> None:
 
 
 def test_ops_that_may_trade_places_are_found() -> None:
-    ops = (Op(forward_s=1), Op(forward_s=2), Op(forward_s=2), Op(forward_s=1))
-    values = (Value(0, (1, 2), 5), Value(1, (3,), 7), Value(2, (3,), 7))
-    problem = replace(chain_of([1.0] * 4), ops=Ops(ops, values))
+    ops = (
+        CutOp(forward_s=1),
+        CutOp(forward_s=2),
+        CutOp(forward_s=2),
+        CutOp(forward_s=1),
+    )
+    values = (CutValue(0, (1, 2), 5), CutValue(1, (3,), 7), CutValue(2, (3,), 7))
+    problem = replace(chain_of([1.0] * 4), ops=CutOps(ops, values))
     assert twins(numbers_of(problem)) == [(1, 2)]
 
 

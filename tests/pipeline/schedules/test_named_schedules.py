@@ -12,21 +12,21 @@ from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.named import NAMED
 from rhino_jax.pipeline.schedules.table import TABLE, fastest, make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Link, Schedule
-from rhino_jax.pipeline.work import Cost, Work, chain
+from rhino_jax.pipeline.tasks import Schedule, TransferLink
+from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
 
 
 SIZES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 4), (4, 4), (4, 8), (8, 32)]
 """Stages and micro-batches; m >= S."""
 
-COST = Cost(forward_s=1, backward_s=2, activation_bytes=1)
+COST = ChunkCost(forward_s=1, backward_s=2, activation_bytes=1)
 
 
-def bubble(name: str, work: Work, **options: int) -> float:
+def bubble(name: str, work: StepWork, **options: int) -> float:
     return simulate(make(name, work, **options)).bubble
 
 
-def equal(stages: int, m: int, v: int = 1, *, is_v: bool = False) -> Work:
+def equal(stages: int, m: int, v: int = 1, *, is_v: bool = False) -> StepWork:
     """S v chunks alike, in S groups."""
     return chain([COST] * (stages * v), m, groups=stages, is_v=is_v)
 
@@ -93,7 +93,9 @@ def test_zero_bubble_is_exactly_that_of_its_paper(stages: int, m: int) -> None:
 @pytest.mark.parametrize("times", [(2, 3, 1), (2, 2, 1), (3, 2, 2)])
 def test_zero_bubble_of_unequal_halves(times: tuple[int, int, int]) -> None:
     f, i, w = times
-    cost = Cost(forward_s=f, backward_s=i + w, input_gradient_s=i, weight_gradient_s=w)
+    cost = ChunkCost(
+        forward_s=f, backward_s=i + w, input_gradient_s=i, weight_gradient_s=w
+    )
     found = simulate(make("zero-bubble", chain([cost] * 4, 8)))
     assert found.step_time_s == 8 * (f + i + w) + 3 * (f + i - w)
 
@@ -116,7 +118,7 @@ def test_kfkb_holds_k_times_as_much(k: int) -> None:
 
 def test_kfkb_hides_transfers() -> None:
     """A second micro-batch in turn runs while the first is sent."""
-    work = chain([COST] * 4, 16, sent_bytes=1, link=Link("", 2.0))
+    work = chain([COST] * 4, 16, sent_bytes=1, link=TransferLink("", 2.0))
     one, two = (simulate(make("kfkb", work, k=k)).step_time_s for k in (1, 2))
     assert one == simulate(make("1f1b", work)).step_time_s
     assert two < 0.85 * one
@@ -124,7 +126,7 @@ def test_kfkb_hides_transfers() -> None:
 
 def test_token_slices_shrink_the_bubble() -> None:
     """m micro-batches of n slices are m n that run through."""
-    quarter = Cost(forward_s=1, backward_s=2)
+    quarter = ChunkCost(forward_s=1, backward_s=2)
     sliced = chain([[quarter] * 4] * 6, 2)
     assert bubble("token-slices", sliced) == 5 / (2 * 4 + 5)
     assert bubble("1f1b", equal(6, 2)) == 5 / (2 + 5)
@@ -141,7 +143,7 @@ def test_forward_only_has_no_backward_pass() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_every_family_runs_uneven_stages(name: str) -> None:
     rng = range(1, 9)
-    costs = [Cost(forward_s=k, backward_s=3 * k % 7 + 1) for k in rng]
+    costs = [ChunkCost(forward_s=k, backward_s=3 * k % 7 + 1) for k in rng]
     if name in ("interleaved", "zero-bubble-v"):
         work = chain(costs, 8, groups=4, is_v=name == "zero-bubble-v")
     elif name == "token-slices":
@@ -168,7 +170,7 @@ def test_every_family_runs_uneven_stages(name: str) -> None:
     ],
 )
 def test_stages_that_a_family_is_not_for(
-    name: str, work: Work, options: dict, fix: str
+    name: str, work: StepWork, options: dict, fix: str
 ) -> None:
     with pytest.raises(ScheduleError, match=fix):
         make(name, work, **options)

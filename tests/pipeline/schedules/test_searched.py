@@ -12,26 +12,28 @@ from rhino_jax.pipeline.check import check_complete
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.bound import bound_s, ways_to, ways_to_end
 from rhino_jax.pipeline.schedules.cpsat import common_unit, reorder
-from rhino_jax.pipeline.schedules.listed import Rule, listed
+from rhino_jax.pipeline.schedules.listed import PriorityRule, listed
 from rhino_jax.pipeline.schedules.searched import search
 from rhino_jax.pipeline.schedules.table import fastest, make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Kind, Link, Schedule
-from rhino_jax.pipeline.work import Cost, Work, chain
+from rhino_jax.pipeline.tasks import PassKind, Schedule, TransferLink
+from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
 
 
-def random_work(seed: int) -> Work:
+def random_work(seed: int) -> StepWork:
     rng = np.random.default_rng(seed)
     stages, m = int(rng.integers(2, 5)), int(rng.integers(2, 7))
     costs = [
-        Cost(
+        ChunkCost(
             forward_s=float(rng.integers(1, 6)),
             backward_s=float(2 * rng.integers(1, 6)),
             activation_bytes=int(rng.integers(1, 5)),
         )
         for _ in range(stages)
     ]
-    work = chain(costs, m, sent_bytes=int(rng.integers(0, 3)), link=Link("", 1.0))
+    work = chain(
+        costs, m, sent_bytes=int(rng.integers(0, 3)), link=TransferLink("", 1.0)
+    )
     limits = [2 * c.activation_bytes * stages + 6 for c in costs]
     return replace(work, limit_bytes=tuple(limits))
 
@@ -76,8 +78,8 @@ def every_order(schedule: Schedule) -> float:
 def test_cp_sat_equals_trying_all_orders(
     a: tuple[int, int], b: tuple[int, int]
 ) -> None:
-    costs = [Cost(forward_s=f, backward_s=g) for f, g in (a, b)]
-    work = chain(costs, 2, sent_bytes=1, link=Link("", 1.0))
+    costs = [ChunkCost(forward_s=f, backward_s=g) for f, g in (a, b)]
+    work = chain(costs, 2, sent_bytes=1, link=TransferLink("", 1.0))
     known = simulate(make("gpipe", work))
     orders, is_optimal = reorder(known)
     assert orders is not None and is_optimal
@@ -87,7 +89,7 @@ def test_cp_sat_equals_trying_all_orders(
 
 def test_cp_sat_keeps_to_memory() -> None:
     """Room for one micro-batch: they run one after another."""
-    cost = Cost(forward_s=1, backward_s=2, activation_bytes=3)
+    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=3)
     work = replace(chain([cost] * 2, 3), limit_bytes=(3, 3))
     found = search(work, samples=0)
     assert found.is_optimal
@@ -97,7 +99,7 @@ def test_cp_sat_keeps_to_memory() -> None:
 
 
 def test_nothing_fits() -> None:
-    cost = Cost(forward_s=1, backward_s=2, activation_bytes=3)
+    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=3)
     with pytest.raises(ScheduleError, match="no schedule fits"):
         search(replace(chain([cost] * 2, 3), limit_bytes=(2, 2)))
 
@@ -109,33 +111,33 @@ def test_same_seed_same_schedule() -> None:
 
 
 def test_searched_takes_any_number_of_micro_batches() -> None:
-    cost = Cost(forward_s=1, backward_s=2)
+    cost = ChunkCost(forward_s=1, backward_s=2)
     work = chain([cost] * 8, 6, groups=4)
     assert simulate(make("searched", work, effort=0)).bubble < 3 / (6 + 3)
 
 
 def test_lists_keep_to_micro_batches_in_flight() -> None:
-    cost = Cost(forward_s=1, backward_s=2, activation_bytes=1)
+    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=1)
     work = chain([cost] * 4, 8)
     for limit in ((4, 3, 2, 1), (2, 2, 2, 2)):
-        found = simulate(listed("mine", work, Rule(most_in_flight=limit)))
+        found = simulate(listed("mine", work, PriorityRule(most_in_flight=limit)))
         assert found.group_peak_bytes == (*limit[:3], found.group_peak_bytes[3])
         assert found.group_peak_bytes[3] <= limit[3]
 
 
 def test_ways_to_the_end() -> None:
-    graph = graph_of(chain([Cost(forward_s=1, backward_s=2)] * 3, 1))
+    graph = graph_of(chain([ChunkCost(forward_s=1, backward_s=2)] * 3, 1))
     ways = ways_to_end(graph)
-    assert ways[graph.find(Kind.FORWARD, 0)] == 9
-    assert ways[graph.find(Kind.BACKWARD, 0)] == 2
+    assert ways[graph.find(PassKind.FORWARD, 0)] == 9
+    assert ways[graph.find(PassKind.BACKWARD, 0)] == 2
     heads = ways_to(graph)
-    assert heads[graph.find(Kind.FORWARD, 0)] == 0
-    assert heads[graph.find(Kind.BACKWARD, 0)] == 7
+    assert heads[graph.find(PassKind.FORWARD, 0)] == 0
+    assert heads[graph.find(PassKind.BACKWARD, 0)] == 7
 
 
 def test_no_schedule_is_faster_than_the_bound() -> None:
     """Of GPipe with equal tasks the bound is met."""
-    work = chain([Cost(forward_s=1, backward_s=2)] * 3, 4)
+    work = chain([ChunkCost(forward_s=1, backward_s=2)] * 3, 4)
     assert bound_s(graph_of(work)) == simulate(make("gpipe", work)).step_time_s
     for seed in range(8):
         made = random_work(seed)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from rhino_jax.errors import InfeasiblePlanError, PinError
 from rhino_jax.ir.transform import RECOMPUTE
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from tests.cases import covering, without_reserve
 from tests.passes.spmd_pipeline.helpers_one_program import LAYERS, train_step
 from tests.planner.spmd_pipeline.helpers_one_program import (
@@ -66,13 +66,13 @@ ASKED = {"level": "best", "recompute": "as written"}
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> PlanData:
     """The plan that `why` is asked of."""
     return planned(*clipped(), **ASKED)
 
 
 @pytest.mark.parametrize("key", covering(["*['w']", "params['in']", "x"]))
-def test_why_says_what_planning_with_that_pin_finds(key: str, plan: Plan) -> None:
+def test_why_says_what_planning_with_that_pin_finds(key: str, plan: PlanData) -> None:
     step, args = clipped()
     why = plan.why(key)
     assert why.planned_s == pytest.approx(plan.predicted.step_time_s)

@@ -13,7 +13,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.spmd_pipeline import planned as planned_file
 from rhino_jax.planner.staging.spmd_pipeline.compared import (
     dispatched_s,
@@ -22,8 +22,8 @@ from rhino_jax.planner.staging.spmd_pipeline.compared import (
     share_of_layers,
 )
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
-    Asked,
     NotFaster,
+    StageBaseline,
     plan_in_one_program,
 )
 from rhino_jax.planner.staging.spmd_pipeline.recomputed import Recompute
@@ -36,7 +36,7 @@ from tests.planner.spmd_pipeline.helpers_one_program import (
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[Any, Plan, Plan]:
+def both() -> tuple[Any, PlanData, PlanData]:
     """The step traced, its plan as tasks, and in one program."""
     step, args = clipped()
     traced = trace(step, args, {}, donate_argnums=(0, 1))
@@ -53,7 +53,7 @@ def test_of_short_tasks_one_program_is_taken() -> None:
     assert plan.simulate().step_time_s == pytest.approx(plan.predicted.step_time_s)
 
 
-def long(as_tasks: Plan, update_s: float = 0.0) -> Plan:
+def long(as_tasks: PlanData, update_s: float = 0.0) -> PlanData:
     """Of long tasks in equal stages, where one program has the same bubble."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
@@ -62,11 +62,11 @@ def long(as_tasks: Plan, update_s: float = 0.0) -> Plan:
     return replace(as_tasks, pipeline=pipeline)
 
 
-def test_what_cannot_win_is_not_planned(both: tuple[Any, Plan, Plan]) -> None:
+def test_what_cannot_win_is_not_planned(both: tuple[Any, PlanData, PlanData]) -> None:
     traced, as_tasks, _ = both
     as_tasks = long(as_tasks)
 
-    def planned_it(_: Asked) -> Plan:
+    def planned_it(_: StageBaseline) -> PlanData:
         raise AssertionError("it was planned")
 
     found = or_in_one_program(as_tasks, traced.program, 2, 8, planned_it)
@@ -78,12 +78,12 @@ def test_what_cannot_win_is_not_planned(both: tuple[Any, Plan, Plan]) -> None:
 
 
 def test_what_is_planned_has_to_be_clearly_faster(
-    both: tuple[Any, Plan, Plan],
+    both: tuple[Any, PlanData, PlanData],
 ) -> None:
     traced, as_tasks, in_one = both
-    asked: list[Asked] = []
+    asked: list[StageBaseline] = []
 
-    def planned_it(beside: Asked) -> Plan:
+    def planned_it(beside: StageBaseline) -> PlanData:
         asked.append(beside)
         return in_one
 
@@ -93,7 +93,7 @@ def test_what_is_planned_has_to_be_clearly_faster(
     assert asked[0].enough_s < dispatched_s(as_tasks)
     assert asked[0].may_do(4)
 
-    def slower(_: Asked) -> Plan:
+    def slower(_: StageBaseline) -> PlanData:
         raise NotFaster(1.0, 4)
 
     found = or_in_one_program(as_tasks, traced.program, 2, 4, slower)
@@ -102,13 +102,13 @@ def test_what_is_planned_has_to_be_clearly_faster(
 
 
 def test_a_plan_that_is_not_enough_says_what_it_takes(
-    both: tuple[Any, Plan, Plan], monkeypatch: pytest.MonkeyPatch
+    both: tuple[Any, PlanData, PlanData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced, as_tasks, _ = both
     plan = planned(*clipped())  # with its search, which others drop
     search = plan.origin.solved.stage.search
     with pytest.raises(NotFaster) as found:
-        plan_in_one_program(search, (1, 1), 4, asked=Asked(enough_s=1e-6))
+        plan_in_one_program(search, (1, 1), 4, asked=StageBaseline(enough_s=1e-6))
     assert found.value.step_s == pytest.approx(plan.predicted.step_time_s, rel=0.05)
     assert found.value.count == 4
     counts: list[int] = []
@@ -119,18 +119,18 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
 
     monkeypatch.setattr(planned_file, "Recompute", counted)
     with pytest.raises(NotFaster) as several:
-        plan_in_one_program(search, (1, 1), "auto", asked=Asked(enough_s=1e-6))
+        plan_in_one_program(search, (1, 1), "auto", asked=StageBaseline(enough_s=1e-6))
     # Fewer idle ticks do not make up for that: no other number is planned.
     assert counts == [several.value.count]
     counts.clear()
     plan_in_one_program(search, (1, 1), "auto")
     assert len(counts) > 1
     with pytest.raises(NotFaster) as none:
-        asked = Asked(1e-6, lambda count: False)
+        asked = StageBaseline(1e-6, lambda count: False)
         plan_in_one_program(search, (1, 1), 4, asked=asked)
     assert none.value.step_s == math.inf
 
-    def bound_says_no(_: Asked) -> Plan:
+    def bound_says_no(_: StageBaseline) -> PlanData:
         raise NotFaster(math.inf)
 
     found_it = or_in_one_program(as_tasks, traced.program, 2, 4, bound_says_no)
@@ -138,12 +138,12 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
 
 
 def test_of_tasks_that_do_not_fit_one_program_is_taken(
-    both: tuple[Any, Plan, Plan],
+    both: tuple[Any, PlanData, PlanData],
 ) -> None:
     traced, as_tasks, in_one = both
     error = InfeasiblePlanError("no.", where="here", numbers="1", fix="more")
 
-    def fails(_: Asked) -> Plan:
+    def fails(_: StageBaseline) -> PlanData:
         raise InfeasiblePlanError("nor this.", where="here", numbers="2", fix="more")
 
     found = or_in_one_program(error, traced.program, 2, 4, lambda _: in_one)

@@ -12,12 +12,12 @@ from rhino_jax.planner.staging.enough import (
     check_any,
     least_step_s,
 )
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
-def shapes(compute_s: float, sent_s: float, groups: int = 4) -> Shapes:
+def shapes(compute_s: float, sent_s: float, groups: int = 4) -> GroupMeshes:
     """Equal groups on each of which a micro-batch takes so long."""
-    return Shapes(
+    return GroupMeshes(
         (("stage", groups), ("x", 2)),
         (1,) * groups,
         {1: {0: compute_s, 1: sent_s}},
@@ -42,7 +42,7 @@ def test_a_step_is_bounded_by_what_groups_do_together(count, seconds):
 
 def test_unequal_groups_share_the_model_by_their_speed():
     one = shapes(4.0, 0.0, groups=1)
-    of = Shapes(
+    of = GroupMeshes(
         (("stage", 3), ("x", 2)),
         (2, 1),
         {2: {0: 2.0}, 1: {0: 4.0}},

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.planner.staging.planned import Refused
 from rhino_jax.planner.staging.remat import Remaking
 from tests.cases import without_reserve
@@ -80,7 +80,7 @@ def all_choices(asked):
     assert 4 <= len(values) <= 9
     for count in range(1, len(values) + 1):
         for chosen in itertools.combinations(values, count):
-            text = str(Choice(chosen))
+            text = str(RematChoice(chosen))
             again = remaking.step_of(remade.with_values(group, text))
             try:
                 one = remaking.planned(again, group, 1)

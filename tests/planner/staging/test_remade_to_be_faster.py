@@ -79,15 +79,15 @@ def test_what_split_passes_cannot_make_again_is_no_reason_to_split():
 
 @pytest.mark.slow
 def test_stages_that_do_the_same_are_asked_once(monkeypatch):
-    from rhino_jax.planner.staging import remade
+    from rhino_jax.planner.staging import remat
 
-    asked, as_it_is = [], remade.faster_in_flight
+    asked, as_it_is = [], remat.faster_in_flight
 
     def faster(*args, **kwargs):
         asked.append(args)
         return as_it_is(*args, **kwargs)
 
-    monkeypatch.setattr(remade, "faster_in_flight", faster)
+    monkeypatch.setattr(remat, "faster_in_flight", faster)
     planned(level="fast", mesh={"stage": 8}, microbatches=8)
     assert len(asked) <= 3
 

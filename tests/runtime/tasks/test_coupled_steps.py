@@ -11,7 +11,7 @@ from helpers_coupled import STEPS, arguments
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.pipeline.tasks import Kind
+from rhino_jax.pipeline.tasks import PassKind
 from rhino_jax.units import format_bytes, format_seconds
 from tests.cases import covering, without_reserve
 
@@ -102,11 +102,13 @@ def test_backward_passes_wait_for_all_forward_passes(plan):
     simulation = plan.simulate()
     tasks = simulation.schedule.graph.tasks
     starts, ends = simulation.task_start_s, simulation.task_end_s
-    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in Kind}
-    assert len(of[Kind.FORWARD]) == len(of[Kind.BACKWARD]) == 8
-    assert len(of[Kind.BETWEEN]) == 2
-    last = max(ends[i] for i in of[Kind.FORWARD])
-    assert all(starts[i] >= last for i in (*of[Kind.BETWEEN], *of[Kind.BACKWARD]))
+    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in PassKind}
+    assert len(of[PassKind.FORWARD]) == len(of[PassKind.BACKWARD]) == 8
+    assert len(of[PassKind.BETWEEN]) == 2
+    last = max(ends[i] for i in of[PassKind.FORWARD])
+    assert all(
+        starts[i] >= last for i in (*of[PassKind.BETWEEN], *of[PassKind.BACKWARD])
+    )
     assert sum(one.seconds for one in plan.pipeline.between) > 0
     table = plan.table()
     assert "of the whole batch M" in table
@@ -203,12 +205,12 @@ def test_only_what_the_batch_meets_in_is_done_twice(tmp_path):
     assert sum(c.ahead_s for c in costs) < 0.9 * sum(c.forward_s for c in costs)
     simulation = plan.simulate()
     tasks, starts = simulation.schedule.graph.tasks, simulation.task_start_s
-    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in Kind}
-    assert len(of[Kind.AHEAD]) == len(of[Kind.FORWARD]) == 32
-    last = max(simulation.task_end_s[i] for i in of[Kind.AHEAD])
-    assert all(starts[i] >= last for i in of[Kind.BACKWARD])
-    assert min(starts[i] for i in of[Kind.BACKWARD]) < max(
-        starts[i] for i in of[Kind.FORWARD]
+    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in PassKind}
+    assert len(of[PassKind.AHEAD]) == len(of[PassKind.FORWARD]) == 32
+    last = max(simulation.task_end_s[i] for i in of[PassKind.AHEAD])
+    assert all(starts[i] >= last for i in of[PassKind.BACKWARD])
+    assert min(starts[i] for i in of[PassKind.BACKWARD]) < max(
+        starts[i] for i in of[PassKind.FORWARD]
     )
     plan.save(tmp_path / "plan.json")
     assert rhino.load_plan(tmp_path / "plan.json").pipeline == plan.pipeline
@@ -254,7 +256,7 @@ def test_what_is_sent_ahead_has_its_own_share(tmp_path):
     assert sent[False] >= plan.microbatches * hop.forward_bytes > 0
     assert all("ahead" in s.what for s in plan.stages[0].sends if s.is_ahead)
     assert f"sends ahead  {format_bytes(sent[True])} from 0 to 1" in plan.table()
-    kinds = Kind.AHEAD, Kind.FORWARD
+    kinds = PassKind.AHEAD, PassKind.FORWARD
     graph = plan.simulate().schedule.graph
     for kind, size in zip(kinds, (hop.ahead_bytes, hop.forward_bytes), strict=True):
         found = [

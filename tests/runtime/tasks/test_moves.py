@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from rhino_jax.runtime.tasks.moves import Move, Relaid, leaving
+from rhino_jax.runtime.tasks.moves import MeshMove, Relaid, leaving
 from rhino_jax.runtime.tasks.transfers import Packet
 
 
@@ -36,7 +36,7 @@ def test_values_are_the_same_on_groups_of_other_sizes(
     x = jnp.arange(32.0).reshape(SHAPE)
     as_sent = leaving(source, target, SHAPE)
     sent = Relaid()(jax.device_put(x, source), source, as_sent)
-    move = Move.of("x", x, as_sent, target)
+    move = MeshMove.of("x", x, as_sent, target)
     got = move.here(sent)
     assert got.sharding == target
     np.testing.assert_array_equal(got, x)
@@ -62,7 +62,7 @@ def test_keys_are_cut_as_other_arrays_are() -> None:
     one, other = groups()
     keys = jax.random.split(jax.random.key(0), 8)
     source, target = NamedSharding(other, P("x")), NamedSharding(one, P(("x", "stage")))
-    got = Move.of("key", keys, source, target).here(jax.device_put(keys, source))
+    got = MeshMove.of("key", keys, source, target).here(jax.device_put(keys, source))
     data = jax.random.key_data
     np.testing.assert_array_equal(data(got), data(keys))
 
@@ -70,5 +70,7 @@ def test_keys_are_cut_as_other_arrays_are() -> None:
 def test_what_all_devices_have_goes_to_fewer_in_pieces_of_their_own() -> None:
     one, other = groups(3)
     like = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
-    moves = (Move.of("x", like, NamedSharding(one, P()), NamedSharding(other, P())),)
+    moves = (
+        MeshMove.of("x", like, NamedSharding(one, P()), NamedSharding(other, P())),
+    )
     assert not moves[0].is_straight and not Packet(moves).is_whole

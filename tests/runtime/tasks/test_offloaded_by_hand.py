@@ -12,7 +12,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.plan.stages import MadeAgain
@@ -48,7 +48,7 @@ def told(plan, step=train_step, args=None):
     apart = take_apart(traced.closed_jaxpr, traced.program, plan.microbatches)
     of = sides_of(apart)
     ops = (of.program.ops[of.program.body.ops[i]] for i in of.forward)
-    text = str(Choice(offload=tuple(v for op in ops for v in op.results)))
+    text = str(RematChoice(offload=tuple(v for op in ops for v in op.results)))
     every = (MadeAgain(choice=text, offloaded=1),) * len(plan.stages)
     return replace(plan, pipeline=replace(plan.pipeline, made_again=every))
 

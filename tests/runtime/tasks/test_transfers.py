@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from rhino_jax.runtime.tasks.moves import Move
+from rhino_jax.runtime.tasks.moves import MeshMove
 from rhino_jax.runtime.tasks.transfers import Packet
 
 
@@ -19,11 +19,11 @@ def meshes() -> tuple[Mesh, Mesh]:
     return Mesh(devices[0], ("a", "b")), Mesh(devices[1], ("a", "b"))
 
 
-def move(spec: Any, target: Any = None, dtype: Any = jnp.float32) -> Move:
+def move(spec: Any, target: Any = None, dtype: Any = jnp.float32) -> MeshMove:
     one, other = meshes()
     like = jax.ShapeDtypeStruct((8, 4), dtype)
     into = spec if target is None else target
-    return Move.of("x", like, NamedSharding(one, spec), NamedSharding(other, into))
+    return MeshMove.of("x", like, NamedSharding(one, spec), NamedSharding(other, into))
 
 
 @pytest.mark.parametrize("spec", [P(), P("a"), P("b", "a"), P(("a", "b"))], ids=str)
@@ -35,7 +35,7 @@ def test_every_shard_goes_to_its_own_place(spec: Any) -> None:
 def test_what_every_device_has_comes_from_its_own_place_too() -> None:
     one, other = meshes()
     whole, half = NamedSharding(one, P()), NamedSharding(other, P())
-    found = Move.of("x", jax.ShapeDtypeStruct((), jnp.int32), whole, half)
+    found = MeshMove.of("x", jax.ShapeDtypeStruct((), jnp.int32), whole, half)
     assert [a.id for a, _ in found.pairs] == [0, 1, 2, 3]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
 from rhino_jax.verify.hlo.schedule import played_s
-from rhino_jax.verify.hlo.work.program import Work, work_reader
+from rhino_jax.verify.hlo.work.program import InstructionWork, work_reader
 
 
 HEAD = """HloModule m, is_scheduled=true
@@ -22,7 +22,7 @@ PAIR = "(f32[4]{0}, f32[8]{0})"
 def _seconds(body: str, seconds: dict[str, float], text: str = ENTRY) -> float:
     """Play a program in which these instructions take time."""
 
-    def work_s(work: Work) -> float:
+    def work_s(work: InstructionWork) -> float:
         return seconds.get(work.name, 0.0)
 
     def collective_s(computation: Computation, instruction: Instruction) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.hardware.files import load_target
-from rhino_jax.hardware.target import Device, Link, Target
+from rhino_jax.hardware.target import AxisLink, Device, Target
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.timing import step_time, work_s
-from rhino_jax.verify.hlo.work.program import Work
+from rhino_jax.verify.hlo.work.program import InstructionWork
 
 
 def _target(clock_hz: float | None = None, launch_s: float = 0.0) -> Target:
@@ -24,12 +24,12 @@ def _target(clock_hz: float | None = None, launch_s: float = 0.0) -> Target:
             launch_s=launch_s,
             clock_hz=clock_hz,
         ),
-        links=(("x", Link(alpha_s=0.0, bytes_per_s=1.0)),),
+        links=(("x", AxisLink(alpha_s=0.0, bytes_per_s=1.0)),),
     )
 
 
-def _work(flops: int, size: int, cycles: int | None = None) -> Work:
-    return Work(
+def _work(flops: int, size: int, cycles: int | None = None) -> InstructionWork:
+    return InstructionWork(
         name="f",
         opcode="fusion",
         count=1,
@@ -52,7 +52,7 @@ def _work(flops: int, size: int, cycles: int | None = None) -> Work:
         (_work(1000, 5, cycles=7), 1000 / 100 + 2),
     ],
 )
-def test_the_roofline_and_a_launch(work: Work, seconds: float) -> None:
+def test_the_roofline_and_a_launch(work: InstructionWork, seconds: float) -> None:
     assert work_s(_target(launch_s=2.0), work) == pytest.approx(seconds)
 
 

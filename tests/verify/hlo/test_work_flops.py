@@ -16,13 +16,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.verify.hlo.module import Module, parse_module
-from rhino_jax.verify.hlo.work.program import ProgramWork, Work, read_work
+from rhino_jax.verify.hlo.work.program import InstructionWork, ProgramWork, read_work
 
 
 HLO = Path(__file__).parent
 
 
-def _weight(work: Work) -> float:
+def _weight(work: InstructionWork) -> float:
     return float(work.flops + work.bytes)
 
 
@@ -171,7 +171,7 @@ ENTRY %main (a: {lhs}, b: {rhs}) -> {result} {{
 """
 
 
-def _one(lhs: str, rhs: str, result: str, call: str) -> Work:
+def _one(lhs: str, rhs: str, result: str, call: str) -> InstructionWork:
     text = MODULE.format(lhs=lhs, rhs=rhs, result=result, call=call)
     (work,) = _read(parse_module(text)).items
     return work

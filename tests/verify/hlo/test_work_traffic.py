@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work.program import Work, read_work
+from rhino_jax.verify.hlo.work.program import InstructionWork, read_work
 
 
 HLO = Path(__file__).parent
 
 
-def _weight(work: Work) -> float:
+def _weight(work: InstructionWork) -> float:
     return float(work.flops + work.bytes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhino_jax.explain.report.step import Step
+from rhino_jax.explain.report.step import DeviceStep
 from rhino_jax.explain.report.views.boxes import HUES, colour
 from rhino_jax.units import format_bytes, format_share
 
@@ -11,7 +11,7 @@ HEIGHT = 120
 WIDTH = 1000
 
 
-def memory(step: Step, budget_bytes: int) -> str:
+def memory(step: DeviceStep, budget_bytes: int) -> str:
     """What is held, from the start of the step to its end; empty where not known."""
     if not step.memory or not step.seconds:
         return ""
@@ -42,7 +42,7 @@ def _y(held: int, peak: int) -> str:
     return f"{HEIGHT * (1 - held / peak) if peak else HEIGHT:.1f}"
 
 
-def _few(step: Step) -> list[tuple[float, int]]:
+def _few(step: DeviceStep) -> list[tuple[float, int]]:
     """The largest of each pixel: a page needs no more points than it has pixels."""
     found: dict[int, tuple[float, int]] = {}
     for point in step.memory:

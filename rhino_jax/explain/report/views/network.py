@@ -10,15 +10,15 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
-MOST_DEVICES = 16
+MAX_DEVICES = 16
 """Drawn along an axis."""
 
 CELL = 26
 
 
-def network(plan: Plan) -> str:
+def network(plan: PlanData) -> str:
     """Devices as a grid, its links as thick as what goes over them; bytes by axis."""
     names = [name for name, _ in plan.mesh_axes]
     sent = dict.fromkeys(names, 0.0)
@@ -52,13 +52,13 @@ _LABELLED = 40.0
 """Percent of the width that a label needs."""
 
 
-def _grid(plan: Plan, sent: dict[str, float], most: float) -> str:
+def _grid(plan: PlanData, sent: dict[str, float], most: float) -> str:
     """The last two axes of a mesh; axes before them are said by number."""
     axes = plan.mesh_axes[-2:]
     if not axes:
         return ""
     across, down = axes[-1], axes[0] if len(axes) > 1 else ("", 1)
-    columns, rows = min(across[1], MOST_DEVICES), min(down[1], MOST_DEVICES)
+    columns, rows = min(across[1], MAX_DEVICES), min(down[1], MAX_DEVICES)
 
     def link(x: int, y: int, dx: int, dy: int, name: str, hue: int) -> str:
         width = 1 + 6 * (sent[name] / most if most else 0.0)

@@ -9,10 +9,10 @@ from rhino_jax.explain.report.views.script import SCRIPT
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 
-def plan_page(plan: Plan) -> str:
+def plan_page(plan: PlanData) -> str:
     """The page of a plan; needs no network."""
     body = f"{to_html(plan)}\n<script>{SCRIPT}</script>"
     return page(body, title=f"plan of {plan.program_name}")

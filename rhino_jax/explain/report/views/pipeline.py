@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
-from rhino_jax.pipeline.tasks import Kind, label
+from rhino_jax.pipeline.tasks import PassKind, label
 from rhino_jax.pipeline.times import Times
 from rhino_jax.units import format_seconds
 
 
-MOST_TASKS = 2000
+MAX_TASKS = 2000
 """Drawn, each of some 300 bytes: pages with more are slow to open."""
 
-COLOURS: dict[str, tuple[str, tuple[Kind, ...]]] = {
-    "forward": (colour(HUES[0], 0.55), (Kind.AHEAD, Kind.FORWARD, Kind.LOSS)),
-    "backward": (colour(HUES[1], 0.5), (Kind.BACKWARD, Kind.INPUT_GRADIENT)),
-    "gradients of weights": (colour(HUES[4], 0.5), (Kind.WEIGHT_GRADIENT,)),
-    "whole batch": (colour(HUES[3], 0.4), (Kind.BETWEEN, Kind.EXCHANGE)),
-    "update": (colour(HUES[2], 0.5), (Kind.UPDATE,)),
+COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
+    "forward": (
+        colour(HUES[0], 0.55),
+        (PassKind.AHEAD, PassKind.FORWARD, PassKind.LOSS),
+    ),
+    "backward": (colour(HUES[1], 0.5), (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)),
+    "gradients of weights": (colour(HUES[4], 0.5), (PassKind.WEIGHT_GRADIENT,)),
+    "whole batch": (colour(HUES[3], 0.4), (PassKind.BETWEEN, PassKind.EXCHANGE)),
+    "update": (colour(HUES[2], 0.5), (PassKind.UPDATE,)),
 }
 """What tasks do → their colour, and their kinds."""
 
@@ -24,11 +27,11 @@ COLOURS: dict[str, tuple[str, tuple[Kind, ...]]] = {
 def pipeline(times: Times) -> str:
     """A line of tasks for every stage; nothing where there are too many."""
     graph = times.schedule.graph
-    if not times.step_time_s or len(graph.tasks) > MOST_TASKS:
+    if not times.step_time_s or len(graph.tasks) > MAX_TASKS:
         return ""
     background = {k: paint for paint, kinds in COLOURS.values() for k in kinds}
     to_percent = 100 / times.step_time_s
-    lines, seen = [], set[Kind]()
+    lines, seen = [], set[PassKind]()
     for group, order in enumerate(times.schedule.orders):
         boxes = []
         for i in order:

@@ -16,20 +16,20 @@ from rhino_jax.units import format_flops
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
-MOST_OPS = 1500
+MAX_OPS = 1500
 """Written in all: a page of a megabyte; what is larger is read in `str(program)`."""
 
 
-def regions(plan: Plan) -> str:
+def regions(plan: PlanData) -> str:
     """The planned program; empty of a plan that was read from a file."""
     program = program_of(plan)
     if program is None or plan.has_tasks:
         return ""
     writer = _Writer(program, plan, itertools.count())
     inside = "".join(writer.region(program.body))
-    more = len(program.ops) - MOST_OPS
+    more = len(program.ops) - MAX_OPS
     note = f"<p>and {more:,} ops more</p>" if more > 0 else ""
     return f'<div class="program" style="text-align:left">{inside}{note}</div>'
 
@@ -37,7 +37,7 @@ def regions(plan: Plan) -> str:
 @dataclass(frozen=True, slots=True)
 class _Writer:
     program: Program
-    plan: Plan
+    plan: PlanData
     written: Iterator[int]
 
     def region(self, region: Region) -> Iterator[str]:
@@ -59,7 +59,7 @@ class _Writer:
             )
 
     def op(self, op: Op) -> str:
-        if next(self.written) >= MOST_OPS:
+        if next(self.written) >= MAX_OPS:
             return ""
         label = f" {escape(op.label)}" if op.label else ""
         said = f"{escape(op.name)}{label} → {self.made(op)}"

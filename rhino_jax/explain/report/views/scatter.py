@@ -38,7 +38,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """Attributes:
     name: of the quantity.
     form: a value as text.
@@ -48,7 +48,7 @@ class Axis:
     form: Callable[[float], str]
 
 
-def scatter(dots: Sequence[Dot], x: Axis, y: Axis, *, marks: str) -> str:
+def scatter(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, *, marks: str) -> str:
     """The plot, with a legend; nothing of fewer than two points.
 
     Args:
@@ -147,7 +147,7 @@ def _front(dots: Sequence[Dot], across: _Scale, up: _Scale) -> str:
     )
 
 
-def _ticks_up(scale: _Scale, axis: Axis) -> str:
+def _ticks_up(scale: _Scale, axis: PlotAxis) -> str:
     return "".join(
         f'<div class="tick" style="position:absolute;right:.5em;'
         f"bottom:calc({scale.percent(value):.2f}% - .8em);white-space:nowrap;"
@@ -156,7 +156,7 @@ def _ticks_up(scale: _Scale, axis: Axis) -> str:
     )
 
 
-def _ticks_across(scale: _Scale, axis: Axis) -> str:
+def _ticks_across(scale: _Scale, axis: PlotAxis) -> str:
     found: list[str] = []
     for value in (scale.low, scale.middle(), scale.high):
         at = scale.percent(value)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rhino_jax.explain.report.collectives import format_axes
-from rhino_jax.explain.report.step import Sent, Step, Work
+from rhino_jax.explain.report.step import DeviceStep, LineCompute, StepCollective
 from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
 from rhino_jax.units import format_bytes, format_flops, format_seconds
 
 
-MOST_BOXES = 300
+MAX_BOXES = 300
 """In one line: as many as a narrow page has room for pixels that are told apart."""
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
@@ -22,7 +22,7 @@ def hue_of(kind: str) -> int:
     return HUES[1 + KINDS.index(kind)] if kind in KINDS else HUES[5]
 
 
-def timeline(step: Step) -> str:
+def timeline(step: DeviceStep) -> str:
     """A line of compute, and one for each set of axes."""
     if not step.seconds:
         return ""
@@ -48,10 +48,10 @@ def timeline(step: Step) -> str:
     return f'<div class="timeline">{"".join(lines)}{legend(keys)}</div>'
 
 
-def _few(work: Sequence[Work], step: Step) -> Iterable[Work]:
+def _few(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCompute]:
     """Neighbours as one, where each alone would be too narrow to be seen."""
-    least_s = step.seconds / MOST_BOXES
-    held: Work | None = None
+    least_s = step.seconds / MAX_BOXES
+    held: LineCompute | None = None
     for w in work:
         if held is not None and w.is_backward == held.is_backward:
             is_narrow = held.end_s - held.start_s < least_s
@@ -71,7 +71,7 @@ def _few(work: Sequence[Work], step: Step) -> Iterable[Work]:
         yield held
 
 
-def _work(w: Work, to_percent: float) -> str:
+def _work(w: LineCompute, to_percent: float) -> str:
     seconds = w.end_s - w.start_s
     title = (
         f"{w.name}: {format_seconds(seconds)}, {format_flops(w.flops)}, {w.ops} ops"
@@ -82,7 +82,7 @@ def _work(w: Work, to_percent: float) -> str:
     return box(left, width, background, title=title, label=w.name)
 
 
-def _sent(s: Sent, to_percent: float) -> Iterable[str]:
+def _sent(s: StepCollective, to_percent: float) -> Iterable[str]:
     c = s.collective
     title = (
         f"{c.kind} over {format_axes(c.axes)}, {c.count}x: {format_bytes(c.bytes)},"

@@ -13,7 +13,7 @@ from rhino_jax.units import format_bytes
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 MOST = 60
 """Areas; what is smaller is one, as it could not be told apart."""
@@ -39,7 +39,7 @@ class Area:
     spec: str
 
 
-def treemap(plan: Plan) -> str:
+def treemap(plan: PlanData) -> str:
     """Arguments, and what else is held at the peak."""
     areas = sorted(_areas(plan), key=lambda a: -a.bytes)
     rest = sum(a.bytes for a in areas[MOST:])
@@ -78,7 +78,7 @@ _LABELLED = 8.0
 """Percent of the height that a line of text needs."""
 
 
-def _areas(plan: Plan) -> Iterator[Area]:
+def _areas(plan: PlanData) -> Iterator[Area]:
     names = [name for name, _ in plan.mesh_axes]
     items = [
         (leaf.path, (leaf.shape, leaf.dtype, format_spec(leaf.spec, names)))

@@ -14,10 +14,10 @@ from rhino_jax.explain.report.views.treemap import treemap
 
 
 if TYPE_CHECKING:
-    from rhino_jax.plan.plan import Plan
+    from rhino_jax.plan.plan import PlanData
 
 
-def views_of(plan: Plan) -> tuple[Section, ...]:
+def views_of(plan: PlanData) -> tuple[Section, ...]:
     """Those that there is something to draw for."""
     if plan.has_tasks:
         return (Section("what a device holds", drawing=treemap(plan)),)

@@ -14,11 +14,11 @@ from jax import lax
 
 from rhino_jax._compat import bind_eqn, hide_frames
 from rhino_jax.frontend.check.indexed import identity
-from rhino_jax.passes.microbatch.cut import Crossing, Cut, Loop
-from rhino_jax.passes.microbatch.emit.piece import Inside
+from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
+from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
-from rhino_jax.passes.microbatch.flow.analysis import Found
-from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
+from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
 hide_frames(__file__)
@@ -35,7 +35,7 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def emitted(
-    found: Found, cut: Cut, accumulate: str, scope: str = "micro-batches"
+    found: FlowResult, cut: MicrobatchCut, accumulate: str, scope: str = "micro-batches"
 ) -> Callable[..., list[Any]]:
     """A function of the program's inputs and constants, to be traced.
 
@@ -71,8 +71,8 @@ class _Outside:
     env: values in full, by id.
     """
 
-    found: Found
-    cut: Cut
+    found: FlowResult
+    cut: MicrobatchCut
     accumulate: str
     scope: str
     env: dict[int, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Outside:
         for value, array in zip(values, arrays, strict=True):
             self.env.setdefault(value, array)
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: MicrobatchLoop) -> None:
         """Run a loop; what leaves it is known from here on."""
         if not loop.leaving:
             return
@@ -94,14 +94,14 @@ class _Outside:
         views = {}
         for c in loop.entering:
             if c.how == "sliced":
-                rows = Rows(c.dim, c.outer, c.inner)
+                rows = RowsState(c.dim, c.outer, c.inner)
                 with self.line(c):
                     views[(c.value, *rows.place)] = view(
                         self.read(c.value), rows, split
                     )
 
         def piece(index: Any) -> list[Any]:
-            inside = Inside(self.found, Piece(split, index), self.read, views)
+            inside = PieceEmitter(self.found, Piece(split, index), self.read, views)
             return inside.top(loop)
 
         leaving = loop.leaving
@@ -123,7 +123,7 @@ class _Outside:
         done = iter(carry), iter(stacks)
         for crossing, last in zip(leaving, rest, strict=True):
             if crossing.how == "stacked":
-                rows = Rows(crossing.dim, crossing.outer, crossing.inner)
+                rows = RowsState(crossing.dim, crossing.outer, crossing.inner)
                 with self.line(crossing):
                     whole = together(next(done[1]), last, rows, split)
             elif crossing not in kept:
@@ -135,17 +135,17 @@ class _Outside:
                 whole = self.finished(crossing, whole)
             self.env[crossing.value] = whole
 
-    def line(self, crossing: Crossing) -> contextlib.AbstractContextManager[None]:
+    def line(self, crossing: LoopCrossing) -> contextlib.AbstractContextManager[None]:
         """The names and source line of what makes a value that leaves a loop."""
         maker = self.found.flat.maker.get(crossing.value)
         return contextlib.nullcontext() if maker is None else maker.context()
 
-    def is_stacked(self, crossing: Crossing) -> bool:
+    def is_stacked(self, crossing: LoopCrossing) -> bool:
         """Whether a loop stacks what leaves it: keys, too, which have no zero."""
         dtype = self.found.flat.program.values[crossing.value].dtype
         return crossing.how == "stacked" or dtype.startswith("key<")
 
-    def start(self, crossing: Crossing) -> Any:
+    def start(self, crossing: LoopCrossing) -> Any:
         """What is there before the first piece."""
         value = self.found.flat.program.values[crossing.value]
         dtype = jnp.dtype(value.dtype)
@@ -157,14 +157,14 @@ class _Outside:
         with self.line(crossing):
             return lax.full(value.shape, fill, dtype)
 
-    def combined(self, crossing: Crossing, so_far: Any, part: Any) -> Any:
+    def combined(self, crossing: LoopCrossing, so_far: Any, part: Any) -> Any:
         if crossing.how == "unchanged":
             return part
         with self.line(crossing):
             part = lax.convert_element_type(part, so_far.dtype)
             return COMBINE[crossing.how](so_far, part)
 
-    def finished(self, crossing: Crossing, x: Any) -> Any:
+    def finished(self, crossing: LoopCrossing, x: Any) -> Any:
         dtype = self.found.flat.program.values[crossing.value].dtype
         with self.line(crossing):
             return lax.convert_element_type(x, jnp.dtype(dtype))

@@ -12,12 +12,12 @@ from jax import lax
 from rhino_jax._compat import bind_eqn, hide_frames, key_words, threefry_words
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.check.indexed import identity
-from rhino_jax.passes.microbatch.cut import Crossing, Loop
+from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
 from rhino_jax.passes.microbatch.emit.local import local_params
 from rhino_jax.passes.microbatch.emit.pieces import Piece, positions
 from rhino_jax.passes.microbatch.emit.regions import REGIONS
-from rhino_jax.passes.microbatch.flow.analysis import Found
-from rhino_jax.passes.microbatch.flow.blocks import Block, Item
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
+from rhino_jax.passes.microbatch.flow.blocks import FlatBlock, Item
 from rhino_jax.passes.microbatch.flow.generated import (
     operands_cut,
     spot_of,
@@ -25,9 +25,9 @@ from rhino_jax.passes.microbatch.flow.generated import (
 from rhino_jax.passes.microbatch.flow.row_numbers import ByRows
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
-    Rows,
+    RowsState,
     State,
-    Whole,
+    WholeState,
     is_own,
     is_there,
 )
@@ -38,7 +38,7 @@ hide_frames(__file__)
 Views = Mapping[tuple[int, int, int, int], Any]
 
 
-class Inside:
+class PieceEmitter:
     """One piece, inside a loop.
 
     Attributes:
@@ -48,14 +48,14 @@ class Inside:
     """
 
     def __init__(
-        self, found: Found, piece: Piece, outer: Callable[[int], Any], views: Views
+        self, found: FlowResult, piece: Piece, outer: Callable[[int], Any], views: Views
     ) -> None:
         self.found, self.piece = found, piece
         self.env: dict[int, Any] = {}
         self._outer, self._views = outer, views
         self._remade: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
 
-    def top(self, loop: Loop) -> list[Any]:
+    def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Do what the loop does to a piece; what leaves it."""
         wanted = set(loop.ops)
         for item in self.found.flat.top.items:
@@ -63,11 +63,11 @@ class Inside:
                 self.item(item)
         return [self.leaving(c) for c in loop.leaving]
 
-    def leaving(self, crossing: Crossing) -> Any:
+    def leaving(self, crossing: LoopCrossing) -> Any:
         x = self.env[crossing.value]
         return _scaled(x, self.piece.share) if crossing.how == "mean" else x
 
-    def block(self, block: Block, arrays: Sequence[Any]) -> list[Any]:
+    def block(self, block: FlatBlock, arrays: Sequence[Any]) -> list[Any]:
         """Run a region."""
         self.env.update(zip(block.inputs, arrays, strict=True))
         # What is made inside a region is not to be met outside of it.
@@ -85,7 +85,7 @@ class Inside:
         """A value in full; of one that pieces make, what a loop before made, or what
         the piece's own rows make of it."""
         state = self.found.states[value]
-        if isinstance(state, Whole):
+        if isinstance(state, WholeState):
             return self.asis(value)
         if own and isinstance(state, Partial):
             return _scaled(self.env[value], 1 / self.piece.share)
@@ -115,7 +115,7 @@ class Inside:
         self, item: Item, arrays: Sequence[Any], uses: Sequence[State]
     ) -> list[Any]:
         has_all = self.piece.rows == self.piece.split.rows
-        if has_all or all(isinstance(u, Whole) for u in uses):
+        if has_all or all(isinstance(u, WholeState) for u in uses):
             return bind_eqn(item.eqn, arrays, item.eqn.params)
         assert item.op.call is not None
         return REGIONS[item.op.call.kind](self, item, arrays)
@@ -141,7 +141,7 @@ class Inside:
 
     def shape(self, value: int, state: State) -> tuple[int, ...]:
         shape = self.found.flat.program.values[value].shape
-        if isinstance(state, Rows):
+        if isinstance(state, RowsState):
             return state.local(shape, self.piece.rows)
         return shape
 
@@ -149,16 +149,16 @@ class Inside:
         """A value as an op reads it."""
         state = self.found.states[value]
         if isinstance(state, Partial) and not isinstance(use, Partial) and use.is_own:
-            if isinstance(use, Rows):
+            if isinstance(use, RowsState):
                 return self.sliced(value, use)
             return self.full(value, own=True)
-        if isinstance(use, Rows) and not isinstance(state, Rows | Partial):
+        if isinstance(use, RowsState) and not isinstance(state, RowsState | Partial):
             return self.sliced(value, use)
         if is_there(state, use) and value in self.env:
             return self.coerced(self.env[value], state, use)
-        if isinstance(use, Rows):
+        if isinstance(use, RowsState):
             return self.sliced(value, use)
-        if isinstance(state, Whole):
+        if isinstance(state, WholeState):
             return self.coerced(self.asis(value), state, use)
         return self._outer(value)
 
@@ -166,29 +166,33 @@ class Inside:
         """What is there in a piece in one state, in another."""
         if isinstance(use, Partial) and is_own(state):
             return _scaled(x, self.piece.share)
-        if isinstance(use, Partial) and isinstance(state, Whole) and not state.is_zero:
+        if (
+            isinstance(use, Partial)
+            and isinstance(state, WholeState)
+            and not state.is_zero
+        ):
             x = jnp.asarray(x, x.dtype)  # of a literal
             none = lax.full_like(x, identity(use.reducer, x.dtype))
             return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
-        if isinstance(use, Rows) and isinstance(state, Whole):
+        if isinstance(use, RowsState) and isinstance(state, WholeState):
             return self.piece.of(x, use)
         return x
 
-    def sliced(self, value: int, rows: Rows) -> Any:
+    def sliced(self, value: int, rows: RowsState) -> Any:
         """The piece's rows of a whole value."""
         key = value, rows.place, rows.is_own
         if key not in self._remade:
             self._remade[key] = self._sliced(value, rows)
         return self._remade[key]
 
-    def _sliced(self, value: int, rows: Rows) -> Any:
+    def _sliced(self, value: int, rows: RowsState) -> Any:
         if (value, *rows.place) in self._views:
             return self.piece.take(self._views[(value, *rows.place)], rows)
         if self.found.leaves_of(value, rows) is not None:
             return self.remade(value, rows)
         return self.piece.of(self.full(value, rows.is_own), rows)
 
-    def remade(self, value: int, rows: Rows) -> Any:
+    def remade(self, value: int, rows: RowsState) -> Any:
         """A piece of what an op makes from its place alone, or from such."""
         item = self.found.flat.maker[value]
         shape = self.shape(value, rows)
@@ -208,7 +212,7 @@ class Inside:
             (result,) = self.bound(item, arrays, [shape])
             return result
 
-    def iota(self, item: Item, shape: tuple[int, ...], rows: Rows) -> Any:
+    def iota(self, item: Item, shape: tuple[int, ...], rows: RowsState) -> Any:
         params = item.eqn.params
         dtype, dim = params["dtype"], params["dimension"]
         if dim != rows.dim:
@@ -219,7 +223,7 @@ class Inside:
             lax.convert_element_type(at, dtype), shape, (rows.dim,)
         )
 
-    def bits(self, item: Item, shape: tuple[int, ...], rows: Rows) -> Any:
+    def bits(self, item: Item, shape: tuple[int, ...], rows: RowsState) -> Any:
         """Each word is a function of the key and its position in the whole."""
         whole = item.eqn.outvars[0].aval
         at = jnp.zeros(shape, jnp.uint32)

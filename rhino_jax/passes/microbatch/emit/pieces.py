@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import hide_frames
-from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
 hide_frames(__file__)
@@ -79,11 +79,11 @@ class Piece:
             return jnp.full((), self.split.full == 0)
         return self.index == 0
 
-    def of(self, x: Any, rows: Rows) -> Any:
+    def of(self, x: Any, rows: RowsState) -> Any:
         """A piece of a whole array."""
         return self.take(view(x, rows, self.split), rows)
 
-    def take(self, viewed: tuple[Any, Any], rows: Rows) -> Any:
+    def take(self, viewed: tuple[Any, Any], rows: RowsState) -> Any:
         """A piece of an array of which `view` was made."""
         full, rest = viewed
         if self.index is None:
@@ -92,7 +92,7 @@ class Piece:
         return _merged(at, rows.dim)
 
 
-def view(x: Any, rows: Rows, split: Split) -> tuple[Any, Any]:
+def view(x: Any, rows: RowsState, split: Split) -> tuple[Any, Any]:
     """An array as pieces are taken of it.
 
     Returns:
@@ -115,7 +115,7 @@ def _merged(x: Any, dim: int) -> Any:
     return jnp.reshape(x, (*x.shape[:dim], size, *x.shape[dim + 3 :]))
 
 
-def together(stack: Any, rest: Any, rows: Rows, split: Split) -> Any:
+def together(stack: Any, rest: Any, rows: RowsState, split: Split) -> Any:
     """The whole array of pieces, stacked along a first dim, and of the last piece."""
     d = rows.dim
     head, tail = stack.shape[1 : d + 1], stack.shape[d + 2 :]
@@ -129,7 +129,7 @@ def together(stack: Any, rest: Any, rows: Rows, split: Split) -> Any:
     return _merged(apart, d)
 
 
-def positions(size: int, rows: Rows, piece: Piece, dtype: Any) -> Any:
+def positions(size: int, rows: RowsState, piece: Piece, dtype: Any) -> Any:
     """Where the elements of a piece are along the dim of the whole: [local size]."""
     shape = (rows.outer, piece.rows, rows.inner)
     along = [lax.broadcasted_iota(dtype, shape, d) for d in range(3)]

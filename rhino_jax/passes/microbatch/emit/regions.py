@@ -16,26 +16,26 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import RegionKind
-from rhino_jax.passes.microbatch.flow.analysis import Found
-from rhino_jax.passes.microbatch.flow.blocks import Block, Item
-from rhino_jax.passes.microbatch.flow.states import Rows, State
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
+from rhino_jax.passes.microbatch.flow.blocks import FlatBlock, Item
+from rhino_jax.passes.microbatch.flow.states import RowsState, State
 
 
 hide_frames(__file__)
 
 
-class Inside(Protocol):
-    """What runs ops on a piece, as far as regions need it; see `piece.Inside`."""
+class RegionOps(Protocol):
+    """What runs ops on a piece, as far as regions need it; see `piece.PieceEmitter`."""
 
-    found: Found
+    found: FlowResult
 
-    def block(self, block: Block, arrays: Sequence[Any]) -> list[Any]: ...
+    def block(self, block: FlatBlock, arrays: Sequence[Any]) -> list[Any]: ...
 
     def coerced(self, x: Any, state: State, use: State) -> Any: ...
 
 
 def _run(
-    inside: Inside, block: Block, arrays: Sequence[Any], leaves: Sequence[State]
+    inside: RegionOps, block: FlatBlock, arrays: Sequence[Any], leaves: Sequence[State]
 ) -> list[Any]:
     """Run a region; what leaves it, in these states."""
     results = inside.block(block, arrays)
@@ -46,12 +46,12 @@ def _run(
     ]
 
 
-def _scan(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _scan(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     call, params = item.op.call, item.eqn.params
     assert call is not None
     first = call.num_consts + call.num_carry
     uses = inside.found.flow.ran[item.op.id].uses[first:]
-    if any(isinstance(use, Rows) and use.dim == 0 for use in uses):
+    if any(isinstance(use, RowsState) and use.dim == 0 for use in uses):
         return bind_eqn(item.eqn, arrays, {**params, "length": arrays[first].shape[0]})
     consts, init = arrays[: call.num_consts], list(arrays[call.num_consts : first])
     (block,) = item.blocks
@@ -76,7 +76,7 @@ def _scan(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
     return [*carry, *stacks]
 
 
-def _while(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _while(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     call = item.op.call
     assert call is not None
     conds = call.num_cond_consts
@@ -94,16 +94,16 @@ def _while(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
     return list(lax.while_loop(goes_on, body, list(arrays[first:])))
 
 
-def _cond(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _cond(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     leaves = inside.found.flow.ran[item.op.id].results
 
-    def branch(block: Block) -> Callable[..., list[Any]]:
+    def branch(block: FlatBlock) -> Callable[..., list[Any]]:
         return lambda *xs: _run(inside, block, xs, leaves)
 
     return list(lax.switch(arrays[0], [*map(branch, item.blocks)], *arrays[1:]))
 
 
-def _call(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _call(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     """A recomputed region: bound as it was, what it captures among its operands."""
     (body,) = closed_region_jaxprs(item.eqn)
     leaves = inside.found.flow.ran[item.op.id].results
@@ -119,7 +119,7 @@ def _call(inside: Inside, item: Item, arrays: Sequence[Any]) -> list[Any]:
     return bind_eqn(item.eqn, [*arrays, *captured], params)
 
 
-REGIONS: Mapping[RegionKind, Callable[[Inside, Item, Sequence[Any]], list[Any]]] = {
+REGIONS: Mapping[RegionKind, Callable[[RegionOps, Item, Sequence[Any]], list[Any]]] = {
     RegionKind.SCAN: _scan,
     RegionKind.WHILE: _while,
     RegionKind.COND: _cond,

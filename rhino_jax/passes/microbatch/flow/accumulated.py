@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rhino_jax.frontend.rules.elementwise import PASSING
 from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.program import PIN, RegionKind
-from rhino_jax.passes.microbatch.flow.blocks import Block, Item
+from rhino_jax.passes.microbatch.flow.blocks import FlatBlock, Item
 
 
 COMBINING = {
@@ -39,7 +39,7 @@ class NotAccumulated(Exception):
         self.item = item
 
 
-def reducers_of(block: Block, num_consts: int, num_carry: int) -> tuple[str, ...]:
+def reducers_of(block: FlatBlock, num_consts: int, num_carry: int) -> tuple[str, ...]:
     """Return how each carry of a scan's body combines what its trips add to it.
 
     Args:
@@ -78,7 +78,7 @@ class _Carry:
         return _Carry(self.index, reducer)
 
 
-def _follow(block: Block, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
+def _follow(block: FlatBlock, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
     """The values of a region that are carries combined with something, by id.
 
     Raises:
@@ -146,7 +146,9 @@ def _region(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     raise NotAccumulated(item)
 
 
-def _outputs(block: Block, at: Mapping[int, _Carry], first: int) -> dict[int, _Carry]:
+def _outputs(
+    block: FlatBlock, at: Mapping[int, _Carry], first: int
+) -> dict[int, _Carry]:
     inner = _follow(block, {block.inputs[i - first]: c for i, c in at.items()})
     return {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
 

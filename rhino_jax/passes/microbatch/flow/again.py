@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
-from rhino_jax.passes.microbatch.flow.states import Partial, Rows
+from rhino_jax.passes.microbatch.flow.states import Partial, RowsState
 
 
-def made_again(found: Found, opened: Collection[int]) -> dict[int, int]:
+def made_again(found: FlowResult, opened: Collection[int]) -> dict[int, int]:
     """Sums over rows that equal earlier ones: value → the first of its kind.
 
     Args:
@@ -28,7 +28,7 @@ def made_again(found: Found, opened: Collection[int]) -> dict[int, int]:
     return {
         value: first[value]
         for item in found.flat.top.items
-        if any(isinstance(found.states[v], Rows) for v in item.operands)
+        if any(isinstance(found.states[v], RowsState) for v in item.operands)
         for value in item.results
         if isinstance(found.states[value], Partial) and first[value] != value
     }

@@ -9,26 +9,26 @@ from rhino_jax.frontend.regions import REMATS
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.generated import Leaves, leaves_of
 from rhino_jax.passes.microbatch.flow.ops import (
+    DimSizes,
     Needs,
     Ran,
-    Sizes,
     in_full,
     run_plain,
     together,
     with_own,
 )
-from rhino_jax.passes.microbatch.flow.part import Part
+from rhino_jax.passes.microbatch.flow.part import DimPart
 from rhino_jax.passes.microbatch.flow.regions import Coupled, Flow, relative
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
-    Rows,
+    RowsState,
     State,
-    Whole,
+    WholeState,
     known_after,
 )
 
 
-class Opened(Exception):
+class OpenedRemat(Exception):
     """A recomputed region has to be taken apart, as something in it needs the batch."""
 
     def __init__(self, op: int) -> None:
@@ -51,7 +51,7 @@ class Divided(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class BatchCoupling:
     """Where rows of the batch meet.
 
     Attributes:
@@ -70,7 +70,7 @@ class Meeting:
 
 
 @dataclass(slots=True)
-class Found:
+class FlowResult:
     """Attributes:
     flat: the program.
     flow: states of values and how ops run.
@@ -82,12 +82,12 @@ class Found:
 
     flat: Flat
     flow: Flow
-    part: Part | None = None
-    meetings: list[Meeting] = field(default_factory=list)
+    part: DimPart | None = None
+    meetings: list[BatchCoupling] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
     leaves: Leaves = field(default_factory=dict)
 
-    def leaves_of(self, value: int, rows: Rows) -> frozenset[int] | None:
+    def leaves_of(self, value: int, rows: RowsState) -> frozenset[int] | None:
         """What a piece of a whole value is made from; None: from that itself."""
         return leaves_of(self.flat, value, rows, self.flow.sizes.rows, self.leaves)
 
@@ -98,11 +98,11 @@ class Found:
 
 def analyse(
     flat: Flat,
-    cut: Mapping[int, Rows],
-    sizes: Sizes,
+    cut: Mapping[int, RowsState],
+    sizes: DimSizes,
     takes_own: Callable[[Item], bool] = lambda item: False,
-    part: Part | None = None,
-) -> Found:
+    part: DimPart | None = None,
+) -> FlowResult:
     """Walk a program.
 
     Args:
@@ -114,12 +114,12 @@ def analyse(
     Raises:
       Opened: a recomputed region has to be taken apart.
     """
-    found = Found(flat, Flow(flat, sizes, takes_own=takes_own), part)
+    found = FlowResult(flat, Flow(flat, sizes, takes_own=takes_own), part)
     states = found.states
     for value, const in flat.consts.items():
-        states[value] = Whole(is_zero=_is_zero(const))
+        states[value] = WholeState(is_zero=_is_zero(const))
     for value in flat.top.inputs:
-        states[value] = cut.get(value, Whole())
+        states[value] = cut.get(value, WholeState())
     for item in flat.top.items:
         found.flow.keep(item, _run(found, item))
     return found
@@ -129,12 +129,12 @@ def _is_zero(const: object) -> bool:
     return getattr(const, "shape", ()) == () and const == 0
 
 
-def _run(found: Found, item: Item) -> Ran:
+def _run(found: FlowResult, item: Item) -> Ran:
     """How an op runs, with operands in full where it needs that."""
     states = _as_known(found, item)
     if found.part is not None:
         states = found.part.reads(item, states)
-    is_cut, met = not all(isinstance(s, Whole) for s in states), False
+    is_cut, met = not all(isinstance(s, WholeState) for s in states), False
     while True:
         done = (
             _run_region(found, item, states)
@@ -154,21 +154,21 @@ def _run(found: Found, item: Item) -> Ran:
         known = [in_full(states[i]) for i in done.operands]
         values = tuple(item.operands[i] for i in done.operands)
         phase = max(s.phase for s in known)
-        found.meetings.append(Meeting(item, values, done.why, phase))
+        found.meetings.append(BatchCoupling(item, values, done.why, phase))
         found.full.update(values)
         for i, state in zip(done.operands, known, strict=True):
             states[i] = state
-    if met and is_cut and all(isinstance(s, Whole) for s in done.results):
+    if met and is_cut and all(isinstance(s, WholeState) for s in done.results):
         last = found.meetings[-1]
         found.meetings[-1] = replace(last, is_costly=True)
     return done
 
 
-def _as_known(found: Found, item: Item) -> list[State]:
+def _as_known(found: FlowResult, item: Item) -> list[State]:
     """States of operands, in full where all are had so and something waits for it."""
     states = [found.states[v] for v in item.operands]
-    held = [not isinstance(s, Whole) for s in states]
-    waits = max((s.phase for s in states if isinstance(s, Whole)), default=0)
+    held = [not isinstance(s, WholeState) for s in states]
+    waits = max((s.phase for s in states if isinstance(s, WholeState)), default=0)
     if all(
         v in found.full and known_after(s) <= waits
         for v, s, is_held in zip(item.operands, states, held, strict=True)
@@ -178,8 +178,8 @@ def _as_known(found: Found, item: Item) -> list[State]:
     return states
 
 
-def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Needs:
-    if all(isinstance(s, Whole) for s in states):
+def _run_region(found: FlowResult, item: Item, states: Sequence[State]) -> Ran | Needs:
+    if all(isinstance(s, WholeState) for s in states):
         made = together(states)
         if isinstance(made, tuple):
             return Needs(made, "it is used after the loop")
@@ -192,14 +192,14 @@ def _run_region(found: Found, item: Item, states: Sequence[State]) -> Ran | Need
         if partials:
             return Needs(partials, error.why)
         if item.op.name in REMATS:
-            raise Opened(item.op.id) from None
+            raise OpenedRemat(item.op.id) from None
         if item.op.name == "scan" and error.values:
             if _made_once(item).issuperset(error.values):
                 raise Divided(item, error.values, error.item) from None
-        cuts = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
+        cuts = tuple(i for i, s in enumerate(states) if isinstance(s, RowsState))
         return Needs(cuts, error.why)
     uses = (
-        state if isinstance(use, Whole) else use
+        state if isinstance(use, WholeState) else use
         for state, use in zip(states, ran.uses, strict=True)
     )
     return Ran(tuple(uses), tuple(_at(s, phase) for s in ran.results))
@@ -217,6 +217,6 @@ def _made_once(item: Item) -> set[int]:
 
 
 def _at(state: State, phase: int) -> State:
-    if isinstance(state, Whole):
-        return Whole(phase, state.is_zero, is_inside=True, is_own=state.is_own)
+    if isinstance(state, WholeState):
+        return WholeState(phase, state.is_zero, is_inside=True, is_own=state.is_own)
     return replace(state, phase=phase)

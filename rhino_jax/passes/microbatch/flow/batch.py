@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.microbatch.flow.blocks import Flat
-from rhino_jax.passes.microbatch.flow.states import Rows
+from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
-Inputs = dict[int, Rows]
+Inputs = dict[int, RowsState]
 """Value id of an input → where it has the batch."""
 
 
@@ -48,11 +48,11 @@ def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
     found: dict[_Key, Inputs] = {}
     for value in values:
         key = _Key(value.shape[0])
-        found.setdefault(key, {})[value.id] = Rows(0, cheap=0)
+        found.setdefault(key, {})[value.id] = RowsState(0, cheap=0)
     seconds = {v.shape[min(v.rank - 1, 1)] for v in values}
     if len(seconds) == 1:  # time first, in all of them
         key = _Key(seconds.pop(), dim=1)
-        found[key] = {v.id: Rows(min(v.rank - 1, 1), cheap=0) for v in values}
+        found[key] = {v.id: RowsState(min(v.rank - 1, 1), cheap=0) for v in values}
     for item in flat.top.items:
         if item.op.name != "reshape":
             continue
@@ -66,7 +66,7 @@ def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
                 _Key(made[0], 1 if is_mapped else 3, inner=made[1]),
                 _Key(made[1], 2, outer=made[0]),
             ):
-                rows = Rows(0, key.outer, key.inner, cheap=0)
+                rows = RowsState(0, key.outer, key.inner, cheap=0)
                 found.setdefault(key, {})[value.id] = rows
     order = sorted(found, key=lambda k: (k.dim, k.rank, -len(found[k]), -k.rows))
     return [(key.rows, found[key]) for key in order if key.rows >= least]

@@ -35,7 +35,7 @@ class Item:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     around: tuple[Any, ...]
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[FlatBlock, ...] = ()
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -50,7 +50,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class FlatBlock:
     """Ops in order, values that enter and values that leave."""
 
     inputs: tuple[int, ...]
@@ -70,7 +70,7 @@ class Flat:
     """
 
     program: Program
-    top: Block
+    top: FlatBlock
     consts: dict[int, Any]
     maker: dict[int, Item]
 
@@ -92,7 +92,7 @@ def flatten(
       opened: ids of recomputed regions to be taken apart as well.
       same: value → an earlier one that is read instead.
     """
-    walk = _Walk(program, frozenset(opened), same)
+    walk = _FlatWalk(program, frozenset(opened), same)
     top = walk.block(open_jaxpr(closed), (), program.body, ())
     return Flat(program, top, walk.consts, walk.maker)
 
@@ -108,7 +108,7 @@ def is_parameter(flat: Flat, value: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _FlatWalk:
     program: Program
     opened: frozenset[int]
     same: Mapping[int, int]
@@ -118,14 +118,14 @@ class _Walk:
 
     def block(
         self, jaxpr: Any, consts: Sequence[Any], region: Region, around: tuple[Any, ...]
-    ) -> Block:
+    ) -> FlatBlock:
         held = dict(zip(jaxpr.constvars, consts, strict=False))
         items: list[Item] = []
         for op, eqn in ops_and_equations(self.program, region, jaxpr):
             operands = self.values(eqn.invars, op.operands, held)
             items += self.op(eqn, op, operands, around)
         outputs = self.values(jaxpr.outvars, region.outputs, held)
-        return Block(region.inputs, tuple(items), outputs)
+        return FlatBlock(region.inputs, tuple(items), outputs)
 
     def values(
         self, atoms: Sequence[Any], ids: Sequence[int], held: dict[Any, Any]

@@ -13,7 +13,7 @@ import jax
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
-from rhino_jax.passes.microbatch.flow.states import Rows, Spot, locate, placed
+from rhino_jax.passes.microbatch.flow.states import RowsState, Spot, locate, placed
 
 
 REMADE = frozenset(
@@ -28,7 +28,7 @@ REMADE = frozenset(
 )
 
 
-def spot_of(item: Item, value: int, rows: Rows, size: int) -> Spot | None:
+def spot_of(item: Item, value: int, rows: RowsState, size: int) -> Spot | None:
     """Where an op has the batch, if a result is to be cut there."""
     rule = item.op.rule
     if rule is None or item.blocks:
@@ -40,7 +40,7 @@ def spot_of(item: Item, value: int, rows: Rows, size: int) -> Spot | None:
     return spot
 
 
-def operands_cut(item: Item, spot: Spot) -> Iterator[tuple[int, Rows | None]]:
+def operands_cut(item: Item, spot: Spot) -> Iterator[tuple[int, RowsState | None]]:
     """Every operand, and how it is cut where the op is."""
     rule: Rule | None = item.op.rule
     assert rule is not None
@@ -53,7 +53,7 @@ Leaves = dict[tuple[int, tuple[int, int, int]], frozenset[int] | None]
 
 
 def leaves_of(
-    flat: Flat, value: int, rows: Rows, size: int, found: Leaves
+    flat: Flat, value: int, rows: RowsState, size: int, found: Leaves
 ) -> frozenset[int] | None:
     """What is needed in full to make a piece of a whole value; None: that itself.
 
@@ -71,7 +71,7 @@ def leaves_of(
 
 
 def _leaves(
-    flat: Flat, value: int, rows: Rows, size: int, found: Leaves
+    flat: Flat, value: int, rows: RowsState, size: int, found: Leaves
 ) -> frozenset[int] | None:
     if value not in flat.maker:
         return None

@@ -14,10 +14,10 @@ from rhino_jax.passes.microbatch.flow.linear import JOINING, groups_of, is_kept_
 from rhino_jax.passes.microbatch.flow.row_numbers import ByRows, by_rows
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
-    Rows,
+    RowsState,
     Spot,
     State,
-    Whole,
+    WholeState,
     is_free,
     is_own,
     known_after,
@@ -55,7 +55,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class DimSizes:
     """Attributes:
     rows: indices of the batch.
       cheap_bytes: values of more are not made in full only to avoid a loop.
@@ -68,7 +68,7 @@ class Sizes:
 
 
 def run_plain(
-    flat: Flat, item: Item, states: Sequence[State], sizes: Sizes
+    flat: Flat, item: Item, states: Sequence[State], sizes: DimSizes
 ) -> Ran | Needs:
     """What an op without regions does.
 
@@ -78,13 +78,13 @@ def run_plain(
       states: of its operands.
       sizes: of the batch.
     """
-    if all(isinstance(s, Whole) for s in states):
+    if all(isinstance(s, WholeState) for s in states):
         return _whole(item, states)
     if item.op.name in JOINING and len(states) == len(item.results):
         phase = max(s.phase for s in states)
         passed = (
-            Whole(phase, s.is_zero, True, s.is_own)
-            if isinstance(s, Whole)
+            WholeState(phase, s.is_zero, True, s.is_own)
+            if isinstance(s, WholeState)
             else replace(s, phase=phase, cheap=None)
             for s in states
         )
@@ -98,29 +98,31 @@ def run_plain(
     return replace(found, results=results)
 
 
-def together(states: Sequence[State]) -> Whole | tuple[int, ...]:
+def together(states: Sequence[State]) -> WholeState | tuple[int, ...]:
     """What an op on whole values makes; or the operands that must be known first.
 
     What is made inside a loop stays there, unless something that is known only after
     the loop is needed as well: then it is no reason for another loop.
     """
     phase = max((s.phase for s in states), default=0)
-    insides = [i for i, s in enumerate(states) if isinstance(s, Whole) and s.is_inside]
+    insides = [
+        i for i, s in enumerate(states) if isinstance(s, WholeState) and s.is_inside
+    ]
     own = any(map(is_own, states))
     if not insides:
-        return Whole(phase, is_own=own)
+        return WholeState(phase, is_own=own)
     first = max(states[i].phase for i in insides)
     late = any(s.phase > first for s in states)
-    return tuple(insides) if late else Whole(first, is_inside=True, is_own=own)
+    return tuple(insides) if late else WholeState(first, is_inside=True, is_own=own)
 
 
 def _whole(item: Item, states: Sequence[State]) -> Ran | Needs:
     made = together(states)
     if isinstance(made, tuple):
         return Needs(made, "it is used after the loop")
-    zeros = [isinstance(s, Whole) and s.is_zero for s in states]
+    zeros = [isinstance(s, WholeState) and s.is_zero for s in states]
     if any(zeros) and is_kept_zero(item, zeros):
-        made = Whole(made.phase, True, made.is_inside)
+        made = WholeState(made.phase, True, made.is_inside)
     return Ran(tuple(states), (made,) * len(item.results))
 
 
@@ -129,7 +131,7 @@ def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
     at = [i for i, s in enumerate(states) if isinstance(s, Partial)]
     if not at:
         return None
-    cuts = [i for i, s in enumerate(states) if isinstance(s, Rows)]
+    cuts = [i for i, s in enumerate(states) if isinstance(s, RowsState)]
     partials = [s for s in states if isinstance(s, Partial)]
     reducer, phase = partials[0].reducer, partials[0].phase
     alike = all(s.reducer == reducer and s.phase == phase for s in partials)
@@ -164,24 +166,24 @@ def _on_own_rows(flat: Flat, item: Item, states: Sequence[State]) -> Ran | None:
     found = by_rows(flat, item, states)
     if found is None:
         return None
-    cut = next(s for s in states if isinstance(s, Rows))
+    cut = next(s for s in states if isinstance(s, RowsState))
     phase = max(s.phase for s in states)
-    made = Rows(found.result, cut.outer, cut.inner, phase)
+    made = RowsState(found.result, cut.outer, cut.inner, phase)
     uses = (
-        s if isinstance(s, Rows) else Rows(d, cut.outer, cut.inner)
+        s if isinstance(s, RowsState) else RowsState(d, cut.outer, cut.inner)
         for s, d in zip(states, found.operands, strict=True)
     )
     return Ran(tuple(uses), (made,), found)
 
 
 def _is_zero(state: State) -> bool:
-    return isinstance(state, Whole) and state.is_zero
+    return isinstance(state, WholeState) and state.is_zero
 
 
-def _on_cuts(item: Item, states: Sequence[State], sizes: Sizes) -> Ran | Needs:
+def _on_cuts(item: Item, states: Sequence[State], sizes: DimSizes) -> Ran | Needs:
     """An op with operands of which a piece has its rows."""
     rule = item.op.rule
-    cuts = {i: s for i, s in enumerate(states) if isinstance(s, Rows)}
+    cuts = {i: s for i, s in enumerate(states) if isinstance(s, RowsState)}
     assert rule is not None
     spots = {i: locate(rule, rule.operands[i], s, sizes.rows) for i, s in cuts.items()}
     if item.op.manual is not None or item.op.traits.kind is OpKind.KERNEL:
@@ -212,7 +214,9 @@ def _coupling(item: Item, rule: Rule, spots: Sequence[Spot | None]) -> str:
     return "its rows need one another"
 
 
-def _others(cuts: dict[int, Rows], spots: dict[int, Spot | None]) -> tuple[int, ...]:
+def _others(
+    cuts: dict[int, RowsState], spots: dict[int, Spot | None]
+) -> tuple[int, ...]:
     """Operands that are cheap in full, so that the others can stay cut; or all."""
     costly = {i for i, s in cuts.items() if s.cheap is None or s.cheap > s.phase}
     kept = spots[min(costly)] if costly else spots[max(cuts)]
@@ -227,7 +231,7 @@ def _at(item: Item, states: Sequence[State], spot: Spot) -> Ran | Needs:
     uses: list[State] = []
     for state, layout in zip(states, rule.operands, strict=True):
         want = placed(rule, layout, spot)
-        if want is None or isinstance(state, Rows):
+        if want is None or isinstance(state, RowsState):
             uses.append(state)
         else:
             uses.append(replace(want, is_own=is_own(state)))
@@ -236,11 +240,11 @@ def _at(item: Item, states: Sequence[State], spot: Spot) -> Ran | Needs:
     for layout in rule.results:
         made = placed(rule, layout, spot)
         if made is not None:
-            results.append(Rows(made.dim, made.outer, made.inner, phase))
+            results.append(RowsState(made.dim, made.outer, made.inner, phase))
         elif reducer is not None:
             results.append(Partial(reducer, phase))
         else:
-            at = tuple(i for i, s in enumerate(states) if isinstance(s, Rows))
+            at = tuple(i for i, s in enumerate(states) if isinstance(s, RowsState))
             return Needs(at, "it has a result without the batch")
     if item.op.name in SCATTERS and isinstance(results[0], Partial):
         uses[0] = results[0]
@@ -252,17 +256,17 @@ def _priced(
     item: Item,
     states: Sequence[State],
     results: Sequence[State],
-    sizes: Sizes,
+    sizes: DimSizes,
 ) -> tuple[State, ...]:
     """The results, with how they may be had in full without a loop: of data alone, or
     of what loops before left, be it of a few numbers of every row."""
     values = program.values
     is_small = all(values[v].bytes <= sizes.cheap_bytes for v in item.results)
-    insides = any(isinstance(s, Whole) and s.is_inside for s in states)
+    insides = any(isinstance(s, WholeState) and s.is_inside for s in states)
     is_kept = all(
         values[v].bytes <= sizes.kept_bytes
         for v, s in zip(item.operands, states, strict=True)
-        if isinstance(s, Rows) and s.cheap is None
+        if isinstance(s, RowsState) and s.cheap is None
     )
     if insides or item.op.traits.is_contraction or not (is_small and is_kept):
         return tuple(results)
@@ -271,8 +275,8 @@ def _priced(
 
 
 def _cheaply(state: State, cheap: int) -> State:
-    if isinstance(state, Rows):
-        return Rows(state.dim, state.outer, state.inner, state.phase, cheap)
+    if isinstance(state, RowsState):
+        return RowsState(state.dim, state.outer, state.inner, state.phase, cheap)
     if isinstance(state, Partial):
         return Partial(state.reducer, state.phase, cheap)
     return state
@@ -298,10 +302,10 @@ def with_own(
             return None
         if not ("float" in dtype or "complex" in dtype):
             return None
-        found[i] = Whole(state.phase, is_inside=is_inside, is_own=True)
+        found[i] = WholeState(state.phase, is_inside=is_inside, is_own=True)
     return found
 
 
-def in_full(state: State) -> Whole:
+def in_full(state: State) -> WholeState:
     """The same value once it is known in full."""
-    return Whole(known_after(state))
+    return WholeState(known_after(state))

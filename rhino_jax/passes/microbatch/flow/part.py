@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rhino_jax.passes.microbatch.flow.ops import in_full
-from rhino_jax.passes.microbatch.flow.states import Rows, State, Whole, is_outside
+from rhino_jax.passes.microbatch.flow.states import (
+    RowsState,
+    State,
+    WholeState,
+    is_outside,
+)
 
 
 if TYPE_CHECKING:
@@ -15,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DimPart:
     """Attributes:
     ops: ids of the ops that may run in a loop.
     seeds: op → operand → where a piece has its rows of it, though it is made in full.
     """
 
     ops: frozenset[int]
-    seeds: Mapping[int, Mapping[int, Rows]]
+    seeds: Mapping[int, Mapping[int, RowsState]]
 
     def reads(self, item: Item, states: list[State]) -> list[State]:
         """The states of an op's operands as it reads them."""
@@ -31,6 +36,6 @@ class Part:
         found = list(states)
         for i, rows in self.seeds.get(item.op.id, {}).items():
             state = states[i]
-            if isinstance(state, Whole) and is_outside(state):
-                found[i] = Rows(*rows.place, phase=state.phase)
+            if isinstance(state, WholeState) and is_outside(state):
+                found[i] = RowsState(*rows.place, phase=state.phase)
         return found

@@ -15,19 +15,19 @@ from rhino_jax.passes.microbatch.flow.accumulated import (
     NotAccumulated,
     reducers_of,
 )
-from rhino_jax.passes.microbatch.flow.blocks import Block, Flat, Item
+from rhino_jax.passes.microbatch.flow.blocks import Flat, FlatBlock, Item
 from rhino_jax.passes.microbatch.flow.ops import (
+    DimSizes,
     Needs,
     Ran,
-    Sizes,
     run_plain,
     with_own,
 )
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
-    Rows,
+    RowsState,
     State,
-    Whole,
+    WholeState,
     inside,
     is_own,
 )
@@ -61,13 +61,13 @@ class Flow:
     """
 
     flat: Flat
-    sizes: Sizes
+    sizes: DimSizes
     states: dict[int, State] = field(default_factory=dict)
     ran: dict[int, Ran] = field(default_factory=dict)
     takes_own: Callable[[Item], bool] = lambda item: False
     own: set[int] = field(default_factory=set)
 
-    def block(self, block: Block, enters: Sequence[State]) -> list[State]:
+    def block(self, block: FlatBlock, enters: Sequence[State]) -> list[State]:
         """Walk a region; the states of what leaves it.
 
         Raises:
@@ -107,7 +107,7 @@ class Flow:
         at = [s for s in states if isinstance(s, Partial)]
         is_sum = bool(at) and all(s.reducer == "sum" for s in at)
         if item.op.name in ("add", "add_any", "sub") and is_sum:
-            if all(isinstance(s, Whole | Partial) for s in states):
+            if all(isinstance(s, WholeState | Partial) for s in states):
                 return Ran((at[0],) * len(states), (at[0],))
         values = tuple(item.operands[i] for i in needs.operands)
         is_summed = all(isinstance(self.states[v], Partial) for v in values)
@@ -119,7 +119,7 @@ class Flow:
         for value in values:
             while (item := self.flat.maker.get(value)) is not None:
                 sums = [v for v in item.operands if isinstance(self.states[v], Partial)]
-                cut = any(isinstance(self.states[v], Rows) for v in item.operands)
+                cut = any(isinstance(self.states[v], RowsState) for v in item.operands)
                 if len(sums) != 1 or cut or self.bytes(sums[0]) > self.bytes(value):
                     break
                 (value,) = sums
@@ -136,20 +136,21 @@ class Flow:
           Coupled: an op in it needs the batch.
         """
         assert item.op.call is not None
-        if all(isinstance(s, Whole) for s in states):
-            made = Whole(is_own=any(map(is_own, states)))
+        if all(isinstance(s, WholeState) for s in states):
+            made = WholeState(is_own=any(map(is_own, states)))
             return Ran(tuple(states), (made,) * len(item.results))
         return _KINDS[item.op.call.kind](self, item, states)
 
     def joined(self, item: Item, a: State, b: State) -> State:
         """What a value is that is one or the other."""
-        if isinstance(a, Whole) and isinstance(b, Whole):
+        if isinstance(a, WholeState) and isinstance(b, WholeState):
             zero, own = a.is_zero and b.is_zero, a.is_own or b.is_own
             return replace(a, is_zero=zero, is_own=own)
-        if isinstance(a, Whole):
+        if isinstance(a, WholeState):
             a, b = b, a
         if a == b or (
-            isinstance(b, Whole) and not (isinstance(a, Partial) and a.reducer != "sum")
+            isinstance(b, WholeState)
+            and not (isinstance(a, Partial) and a.reducer != "sum")
         ):
             return a
         raise Coupled(item, "what it carries is once cut, once a sum over the batch")
@@ -164,7 +165,7 @@ def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     return Ran(tuple(cut), tuple(results))
 
 
-def _cut_inside(flow: Flow, block: Block, states: Sequence[State]) -> list[State]:
+def _cut_inside(flow: Flow, block: FlatBlock, states: Sequence[State]) -> list[State]:
     """States of a region's first inputs, with whole ones as rows where that is all that
     is read of them: a mask that is broadcast to the batch outside of a loop over layers
     is then not made for the whole batch.
@@ -180,10 +181,10 @@ def _cut_inside(flow: Flow, block: Block, states: Sequence[State]) -> list[State
     found: list[State] = []
     for value, state in zip(block.inputs, states, strict=False):
         uses_of = read.get(value, [])
-        places = {use.place for use in uses_of if isinstance(use, Rows)}
-        is_cut = isinstance(state, Whole) and len(places) == 1
-        if is_cut and all(isinstance(use, Rows) for use in uses_of):
-            state = Rows(*places.pop())
+        places = {use.place for use in uses_of if isinstance(use, RowsState)}
+        is_cut = isinstance(state, WholeState) and len(places) == 1
+        if is_cut and all(isinstance(use, RowsState) for use in uses_of):
+            state = RowsState(*places.pop())
         found.append(state)
     return found
 
@@ -192,9 +193,9 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry
-    if any(isinstance(s, Rows) and s.dim == 0 for s in states[first:]):
+    if any(isinstance(s, RowsState) and s.dim == 0 for s in states[first:]):
         return _scan_over_rows(item, states)
-    enters = [s.moved(-1) if isinstance(s, Rows) else s for s in states[first:]]
+    enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in states[first:]]
     consts = list(states[: call.num_consts])
 
     def body(carries: Sequence[State]) -> list[State]:
@@ -206,7 +207,7 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
         consts = cut
         carries, leaves = _fixed(flow, item, carries, body)
     stacks = [
-        s.moved(1) if isinstance(s, Rows) else s for s in leaves[call.num_carry :]
+        s.moved(1) if isinstance(s, RowsState) else s for s in leaves[call.num_carry :]
     ]
     uses = (*consts, *carries, *states[first:])
     return Ran(uses, (*carries, *stacks))
@@ -220,8 +221,8 @@ def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry
-    cuts = {s.place for s in states[first:] if isinstance(s, Rows)}
-    if len(cuts) > 1 or any(isinstance(s, Rows) for s in states[:first]):
+    cuts = {s.place for s in states[first:] if isinstance(s, RowsState)}
+    if len(cuts) > 1 or any(isinstance(s, RowsState) for s in states[:first]):
         raise Coupled(item, "it reads the batch of a row, and that of all rows")
     if any(
         isinstance(s, Partial) for s in (*states[: call.num_consts], *states[first:])
@@ -237,7 +238,7 @@ def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
         if (is_other or is_own(state)) and reducer != UNCHANGED:
             raise Coupled(item, ROW_AFTER_ROW)
         carries.append(state if reducer == UNCHANGED else Partial(reducer))
-    rows = Rows(*cuts.pop())
+    rows = RowsState(*cuts.pop())
     enters = (rows,) * (len(states) - first)
     uses = (*states[: call.num_consts], *carries, *enters)
     return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))
@@ -251,7 +252,7 @@ def _while(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
 
     def body(carries: Sequence[State]) -> list[State]:
         (goes_on,) = flow.block(item.blocks[0], [*states[:conds], *carries])
-        if not isinstance(goes_on, Whole):
+        if not isinstance(goes_on, WholeState):
             raise Coupled(item, "how long it runs depends on the whole batch")
         return flow.block(item.blocks[1], [*states[conds:first], *carries])
 
@@ -276,7 +277,7 @@ def _fixed(
 
 
 def _cond(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
-    if not isinstance(states[0], Whole):
+    if not isinstance(states[0], WholeState):
         raise Coupled(item, "which way it goes depends on the whole batch")
     found: list[State] = flow.block(item.blocks[0], states[1:])
     for block in item.blocks[1:]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rhino_jax.frontend.rules.scatter import REDUCERS
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
-from rhino_jax.passes.microbatch.flow.states import Rows, State, Whole
+from rhino_jax.passes.microbatch.flow.states import RowsState, State, WholeState
 
 
 SCATTERS = frozenset({"scatter", "scatter-sub", "scatter_sub", *REDUCERS})
@@ -36,7 +36,7 @@ def by_rows(flat: Flat, item: Item, states: Sequence[State]) -> ByRows | None:
     """How each row finds itself in a gather or scatter; None where it may not."""
     if item.op.name != "gather" and item.op.name not in SCATTERS:
         return None
-    if not all(isinstance(s, Whole | Rows) for s in states):
+    if not all(isinstance(s, WholeState | RowsState) for s in states):
         return None
     dims = item.eqn.params["dimension_numbers"]
     shape = item.eqn.invars[0].aval.shape
@@ -63,7 +63,7 @@ def _fits(found: ByRows, states: Sequence[State]) -> bool:
     cuts = [
         (s.dim == d, s.outer, s.inner)
         for s, d in zip(states, found.operands, strict=True)
-        if isinstance(s, Rows)
+        if isinstance(s, RowsState)
     ]
     return len(set(cuts)) == 1 and cuts[0][0]
 

@@ -12,11 +12,16 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.analysis import Found
+from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
-from rhino_jax.passes.microbatch.flow.ops import Ran, Sizes
+from rhino_jax.passes.microbatch.flow.ops import DimSizes, Ran
 from rhino_jax.passes.microbatch.flow.regions import Flow
-from rhino_jax.passes.microbatch.flow.states import Partial, Rows, State, Whole
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    RowsState,
+    State,
+    WholeState,
+)
 
 
 UPDATING = frozenset({
@@ -26,7 +31,9 @@ UPDATING = frozenset({
 """Ops that an optimizer applies to a whole gradient."""
 
 
-def analyse_one(flat: Flat, inputs: Mapping[int, Rows], sizes: Sizes) -> Found:
+def analyse_one(
+    flat: Flat, inputs: Mapping[int, RowsState], sizes: DimSizes
+) -> FlowResult:
     """Return the analysis of a program whose batch is one row.
 
     Args:
@@ -34,24 +41,24 @@ def analyse_one(flat: Flat, inputs: Mapping[int, Rows], sizes: Sizes) -> Found:
       inputs: that hold the batch, by value id.
       sizes: of the batch.
     """
-    found = Found(flat, Flow(flat, sizes))
+    found = FlowResult(flat, Flow(flat, sizes))
     states = found.states
-    states.update(dict.fromkeys(flat.consts, Whole()))
-    states.update({v: inputs.get(v, Whole()) for v in flat.top.inputs})
+    states.update(dict.fromkeys(flat.consts, WholeState()))
+    states.update({v: inputs.get(v, WholeState()) for v in flat.top.inputs})
     after = _after(flat, inputs)
     of_update = {
         v for item in flat.top.items if item.op.id in after for v in item.operands
     }
     for item in flat.top.items:
         uses = tuple(states[v] for v in item.operands)
-        made: list[State] = [Whole()] * len(item.results)
+        made: list[State] = [WholeState()] * len(item.results)
         if item.op.id in after:
-            made = [Whole(1)] * len(item.results)
-        elif not all(s == Whole() for s in uses):
+            made = [WholeState(1)] * len(item.results)
+        elif not all(s == WholeState() for s in uses):
             made = [
                 Partial("sum")
                 if v in of_update and _is_float(flat, v)
-                else Whole(0, is_inside=True)
+                else WholeState(0, is_inside=True)
                 for v in item.results
             ]
         found.flow.keep(item, Ran(uses, tuple(made)))

@@ -15,7 +15,7 @@ from rhino_jax.ir.factor import FactorKind, Layout, Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeState:
     """Known in full before loop `phase` runs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsState:
     """Made inside loop `phase`: a piece has its rows of `dim`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rows:
         size = self.outer * rows * self.inner
         return (*shape[: self.dim], size, *shape[self.dim + 1 :])
 
-    def moved(self, by: int) -> Rows:
+    def moved(self, by: int) -> RowsState:
         return replace(self, dim=self.dim + by)
 
     @property
@@ -71,7 +71,7 @@ class Partial:
 
     Attributes:
       reducer: "sum", "max", "min", "prod", "and" or "or".
-      phase, cheap: as of `Rows`.
+      phase, cheap: as of `RowsState`.
     """
 
     reducer: str
@@ -79,12 +79,12 @@ class Partial:
     cheap: int | None = None
 
 
-State = Whole | Rows | Partial
+State = WholeState | RowsState | Partial
 
 
 def is_outside(state: State) -> bool:
     """Whether a value is made outside of loops."""
-    return isinstance(state, Whole) and not state.is_inside
+    return isinstance(state, WholeState) and not state.is_inside
 
 
 def is_there(state: State, use: State) -> bool:
@@ -92,30 +92,30 @@ def is_there(state: State, use: State) -> bool:
 
     Else the value is needed in full, or comes from outside.
     """
-    if isinstance(state, Whole):
-        return state.is_inside and (not isinstance(use, Whole) or state == use)
-    if isinstance(state, Rows):
-        return isinstance(use, Rows) and state.place == use.place
+    if isinstance(state, WholeState):
+        return state.is_inside and (not isinstance(use, WholeState) or state == use)
+    if isinstance(state, RowsState):
+        return isinstance(use, RowsState) and state.place == use.place
     return isinstance(use, Partial) or use.is_own
 
 
 def known_after(state: State) -> int:
     """How many loops run before a value is known in full."""
-    if isinstance(state, Whole):
+    if isinstance(state, WholeState):
         return state.phase + state.is_inside
     return state.phase + 1 if state.cheap is None else state.cheap
 
 
 def inside(state: State) -> State:
     """The same as a region sees it, which runs inside a loop."""
-    if isinstance(state, Whole):
-        return Whole(is_zero=state.is_zero, is_own=state.is_own)
+    if isinstance(state, WholeState):
+        return WholeState(is_zero=state.is_zero, is_own=state.is_own)
     return replace(state, phase=0, cheap=None)
 
 
 def is_own(state: State) -> bool:
     """Whether pieces have something of their own for a value."""
-    return isinstance(state, Whole) and state.is_own
+    return isinstance(state, WholeState) and state.is_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Spot:
     inner: int
 
 
-def locate(rule: Rule, layout: Layout, cut: Rows, rows: int) -> Spot | None:
+def locate(rule: Rule, layout: Layout, cut: RowsState, rows: int) -> Spot | None:
     """The factor that holds the batch of a cut dim; None where none does alone."""
     sizes = [rule.factors[f].size for f in layout[cut.dim]]
     major, total = 1, math.prod(sizes)
@@ -141,7 +141,7 @@ def locate(rule: Rule, layout: Layout, cut: Rows, rows: int) -> Spot | None:
     return None
 
 
-def placed(rule: Rule, layout: Layout, spot: Spot) -> Rows | None:
+def placed(rule: Rule, layout: Layout, spot: Spot) -> RowsState | None:
     """The dim of an operand or result that holds a factor, cut there."""
     for d, dim in enumerate(layout):
         if spot.factor not in dim:
@@ -149,7 +149,7 @@ def placed(rule: Rule, layout: Layout, spot: Spot) -> Rows | None:
         at = dim.index(spot.factor)
         major = math.prod(rule.factors[f].size for f in dim[:at])
         minor = math.prod(rule.factors[f].size for f in dim[at + 1 :])
-        return Rows(d, major * spot.outer, spot.inner * minor)
+        return RowsState(d, major * spot.outer, spot.inner * minor)
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.planner.search.folding.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.read_back.extract import overlap_of
@@ -10,7 +10,7 @@ from rhino_jax.planner.search.records import MeshProblem
 from rhino_jax.recipes.recipe_book import RecipeBook
 
 
-def fold(model: Model, density: str) -> MeshProblem:
+def fold(model: MeshModel, density: str) -> MeshProblem:
     """The model with its repeats found, where a search of all takes long; recipes are
     left for later.
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from rhino_jax.planner.search.folding.symmetry import Symmetry
-from rhino_jax.solver.bounds.prices import Prices
+from rhino_jax.solver.bounds.prices import TimePrices
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.memory_search import LONG_ROUNDS
 from rhino_jax.solver.moves.descent import descend
@@ -63,7 +63,7 @@ def unfold(
     )
 
 
-def _bound(whole: Overlap, prices: Prices, labels: Labels, effort: Effort) -> float:
+def _bound(whole: Overlap, prices: TimePrices, labels: Labels, effort: Effort) -> float:
     """What no choice of all nodes that fits is below."""
     rounds = min(effort.max_rounds, LONG_ROUNDS)
     brief = replace(effort, max_rounds=rounds, max_fusions=0, deterministic_s=0.0)

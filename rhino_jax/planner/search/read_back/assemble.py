@@ -11,11 +11,11 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.coverage import coverage_shares
 from rhino_jax.ir.program import Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.density import only_around_matmuls, only_the_batch
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective, Coverage, Predicted, SearchReport
 from rhino_jax.plan.split_views import without_split_views
 from rhino_jax.plan.stages import StagePlan
@@ -40,7 +40,7 @@ def assemble(
     found: SolvedMesh,
     started: float,
     meshes: tuple[tuple[tuple[int, ...], float], ...],
-) -> Plan:
+) -> PlanData:
     """The plan of what was found on one mesh.
 
     Args:
@@ -59,7 +59,7 @@ def assemble(
     predicted, collectives, peak_time = costs_of(mesh_problem, labels)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
-    return Plan(
+    return PlanData(
         program_name=program.name,
         fingerprint=fingerprint(program, mesh_axes),
         mesh_axes=mesh_axes,
@@ -188,7 +188,7 @@ def pins_text(
 
 
 def _leaf(
-    program: Program, value_id: int, path: str, spec: Spec | None, model: Model
+    program: Program, value_id: int, path: str, spec: Spec | None, model: MeshModel
 ) -> Leaf:
     value = program.values[value_id]
     spec = spec if spec is not None else ((),) * value.rank

@@ -11,17 +11,17 @@ from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, replicated
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.records import Holding, Predicted
+from rhino_jax.plan.records import PeakValue, Predicted
 from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic, name_of
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.slack import Wait
 
 
-def decisions_of(model: Model, labels: Labels) -> Decisions:
+def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
     """The specs of all values and uses under a choice."""
     graph, program = model.graph, model.graph.program
     every = zip(model.options, labels.tolist(), strict=True)
@@ -75,7 +75,7 @@ def _copies_before(
     return tuple(s for s, before in zip(found, befores, strict=False) if s != before)
 
 
-def _waypoints(model: Model, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
+def _waypoints(model: MeshModel, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
     """Where partial sums pass through on the way to how they are held."""
     found: dict[int, tuple[Spec, ...]] = {}
     for node, strategy in zip(model.graph.nodes, chosen, strict=True):
@@ -105,7 +105,7 @@ def waypoints_of(
     }
 
 
-def led_by_batch(model: Model) -> frozenset[int]:
+def led_by_batch(model: MeshModel) -> frozenset[int]:
     """The values whose leading dim is the batch's."""
     graph, dim_classes = model.graph, model.analysis.dim_classes
     batch, found = model.analysis.roles.batch, set()
@@ -116,7 +116,7 @@ def led_by_batch(model: Model) -> frozenset[int]:
     return frozenset(found)
 
 
-def overlap_of(model: Model) -> Overlap:
+def overlap_of(model: MeshModel) -> Overlap:
     """What the target can hide of the model's collectives."""
     target = model.builder.target
     return Overlap.of(
@@ -149,8 +149,8 @@ def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Pr
 
 
 def live_at(
-    model: Model, labels: Labels, time: int, most: int = 50
-) -> tuple[Holding, ...]:
+    model: MeshModel, labels: Labels, time: int, most: int = 50
+) -> tuple[PeakValue, ...]:
     """What is in memory at a time, largest first."""
     problem = model.problem
     held: dict[tuple[str, str, str], float] = defaultdict(float)
@@ -169,13 +169,13 @@ def live_at(
         held[name, *_place(model, node)] += amount
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     return tuple(
-        Holding(what, math.ceil(amount), source, context)
+        PeakValue(what, math.ceil(amount), source, context)
         for (what, source, context), amount in largest[:most]
         if amount > 0
     )
 
 
-def _place(model: Model, node: Node) -> tuple[str, str]:
+def _place(model: MeshModel, node: Node) -> tuple[str, str]:
     """The user's line, and the scopes around it.
 
     Where nothing names scopes (NNX does not), the argument that the op reads.

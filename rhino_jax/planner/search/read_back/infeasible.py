@@ -8,7 +8,7 @@ from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import format_spec
-from rhino_jax.model.build import Model, build_model
+from rhino_jax.model.build import MeshModel, build_model
 from rhino_jax.planner.search.folding.minimum import minimum_memory
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.read_back.extract import live_at
@@ -56,7 +56,7 @@ def explain(
 
 
 def _costly_pins(
-    model: Model, request: Request, peak: float
+    model: MeshModel, request: Request, peak: float
 ) -> tuple[list[str], list[str]]:
     """Pins without which the smallest peak is lower, the costliest first."""
     if model.is_narrowed or not request.names_pins:
@@ -77,7 +77,7 @@ def _costly_pins(
     return [name for _, name in found], fixes
 
 
-def _nodes_of_pins(model: Model, request: Request) -> dict[str, set[int]]:
+def _nodes_of_pins(model: MeshModel, request: Request) -> dict[str, set[int]]:
     """What each pin is called → the nodes that it pins."""
     graph, names = model.graph, model.mesh.names
     found: dict[str, set[int]] = defaultdict(set)

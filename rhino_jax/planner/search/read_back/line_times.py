@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rhino_jax.analysis.graph import Node
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.line_times import sent, summed
 from rhino_jax.plan.records import Collective, LineTime, Predicted
 from rhino_jax.solver.problem import Labels
@@ -19,7 +19,7 @@ rates are rounded."""
 
 
 def line_times(
-    model: Model,
+    model: MeshModel,
     labels: Labels,
     predicted: Predicted,
     collectives: Sequence[Collective],
@@ -35,7 +35,7 @@ def line_times(
     return summed([*lines, *sent(collectives, predicted.communication_s)])
 
 
-def _compute(model: Model, labels: Labels) -> Iterator[LineTime]:
+def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
     kernels = model.analysis.liveness.kernels
     launch_s = model.builder.target.launch_s
     for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
@@ -61,7 +61,7 @@ def _compute(model: Model, labels: Labels) -> Iterator[LineTime]:
         )
 
 
-def _arithmetic_s(model: Model, node: Node, label: int) -> float:
+def _arithmetic_s(model: MeshModel, node: Node, label: int) -> float:
     """Seconds of a product at the rate of the matrix unit, padding counted."""
     op, options, target = node.op, model.options[node.id], model.builder.target
     assert op is not None and op.rule is not None

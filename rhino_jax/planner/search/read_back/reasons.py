@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from rhino_jax.analysis.dim_classes import Element
 from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import PERMUTE
-from rhino_jax.cost.reshard import Step
+from rhino_jax.cost.reshard import ReshardStep
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.planner.search.limits import LIMITS
 
@@ -38,12 +38,12 @@ class Reasons:
       model: the search model.
     """
 
-    model: Model
+    model: MeshModel
     _paths: dict[int, str | None] = field(default_factory=dict)
     _gradients: dict[int, str | None] = field(default_factory=dict)
     _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
 
-    def of_op(self, node: Node, strategy: Strategy, step: Step) -> str:
+    def of_op(self, node: Node, strategy: Strategy, step: ReshardStep) -> str:
         """Of what an op sends after its compute, in one step of a strategy."""
         op = node.op
         assert op is not None and op.rule is not None
@@ -65,7 +65,7 @@ class Reasons:
             return f"{gradient}: {how}"
         return f"{how}, going backward" if _is_backward(op) else how
 
-    def of_edge(self, edge: Edge, step: Step, have: Spec, want: Spec) -> str:
+    def of_edge(self, edge: Edge, step: ReshardStep, have: Spec, want: Spec) -> str:
         """Of what is sent to read a value in another layout than it is held in."""
         names = self.model.mesh.names
         return (

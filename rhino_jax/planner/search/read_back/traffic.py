@@ -10,12 +10,12 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
 from rhino_jax.cost.collectives import collective_s, wire_bytes
-from rhino_jax.cost.reshard import Step, reshard_steps
+from rhino_jax.cost.reshard import ReshardStep, reshard_steps
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.model.op_collectives import own_steps
 from rhino_jax.model.packing import is_combined
 from rhino_jax.plan.records import Collective
@@ -29,7 +29,7 @@ from rhino_jax.utils.unique_ids import groups, number_objects, number_rows
 class PricedStep(NamedTuple):
     """A collective, and its seconds in one run of what sends it."""
 
-    step: Step
+    step: ReshardStep
     seconds: float
 
 
@@ -67,7 +67,7 @@ class ChoiceTraffic:
       sites: all nodes and edges, or one of each that are folded.
     """
 
-    model: Model
+    model: MeshModel
     sites: list[SendSite]
     _reasons: Reasons = field(init=False)
     _flops: tuple[Lookups, np.ndarray] | None = None
@@ -85,14 +85,14 @@ class ChoiceTraffic:
         self._combined = of_nodes, frozenset(id(e) for e, is_so in edges if is_so)
 
     @classmethod
-    def of(cls, model: Model) -> ChoiceTraffic:
+    def of(cls, model: MeshModel) -> ChoiceTraffic:
         """Of choices of all nodes."""
         sites = [SendSite([n], n.id, n.id) for n in model.graph.nodes]
         sites += [SendSite([e], e.source.node, e.target) for e in model.graph.edges]
         return cls(model, sites)
 
     @classmethod
-    def folded(cls, model: Model, symmetry: Symmetry) -> ChoiceTraffic:
+    def folded(cls, model: MeshModel, symmetry: Symmetry) -> ChoiceTraffic:
         """Of choices of orbits: what repeats is looked at once."""
         graph, orbits, columns = model.graph, symmetry.orbits, model.graph.columns
         sites = [
@@ -181,7 +181,7 @@ class ChoiceTraffic:
         return found
 
     def _price(
-        self, steps: tuple[Step, ...], is_combined: bool
+        self, steps: tuple[ReshardStep, ...], is_combined: bool
     ) -> tuple[PricedStep, ...]:
         """Collectives that are combined pay their latency together."""
         mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
@@ -229,7 +229,7 @@ class ChoiceTraffic:
         )
 
 
-def _line_by_hand(manual: Manual, step: Step) -> str:
+def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
     """Where the user's code asks for what it sends."""
     for c in manual.collectives:
         have = c.kind, len(c.axes), float(c.local_bytes), c.runs
@@ -238,7 +238,7 @@ def _line_by_hand(manual: Manual, step: Step) -> str:
     return ""
 
 
-def name_of(model: Model, port: Port) -> str:
+def name_of(model: MeshModel, port: Port) -> str:
     """What people call the value that a port holds."""
     program, node = model.graph.program, model.graph.nodes[port.node]
     if node.kind is NodeKind.INPUT:

@@ -13,23 +13,28 @@ import numpy as np
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.regions import Block, Blocks, Line, may_run_again
-from rhino_jax.passes.remat.rerun import Again, again
-from rhino_jax.passes.remat.residual_stacks import Stack, call_of, find_stacks
+from rhino_jax.passes.remat.regions import (
+    FlatRegion,
+    FlatRegions,
+    RegionOp,
+    may_run_again,
+)
+from rhino_jax.passes.remat.rerun import Rerun, again
+from rhino_jax.passes.remat.residual_stacks import ResidualStack, call_of, find_stacks
 from rhino_jax.planner.search.folding.symmetry import Symmetry
-from rhino_jax.planner.search.remat.rows import Asked, Row, Work
+from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow, RerunWork
 from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.remat.question import Candidate, Question
+from rhino_jax.solver.remat.question import Question, SavedValue
 
 
 def candidates_of(
-    model: Model,
+    model: MeshModel,
     labels: Labels,
     symmetry: Symmetry | None = None,
     host_bytes_per_s: float | None = None,
-) -> Asked:
+) -> RematQuestion:
     """What a plan keeps for the backward pass, at the top of the program.
 
     Args:
@@ -38,15 +43,15 @@ def candidates_of(
       symmetry: which nodes are of equal layers.
       host_bytes_per_s: of the link to the host's memory, if values may wait there.
     """
-    return Asking(model, labels, symmetry, host_bytes_per_s).asked()
+    return ResidualReader(model, labels, symmetry, host_bytes_per_s).asked()
 
 
-class Asking:
+class ResidualReader:
     """Reads candidates off a model."""
 
     def __init__(
         self,
-        model: Model,
+        model: MeshModel,
         labels: Labels,
         symmetry: Symmetry | None,
         host_bytes_per_s: float | None,
@@ -54,12 +59,12 @@ class Asking:
         self.model, self.labels, self.symmetry = model, labels, symmetry
         self.host_bytes_per_s = host_bytes_per_s
         self.program: Program = model.graph.program
-        self.blocks = Blocks(self.program)
+        self.blocks = FlatRegions(self.program)
         self.halves = self._halves()
         self.bound = self.halves.bound
-        self.block: Block = self.blocks.top
+        self.block: FlatRegion = self.blocks.top
         self.stacks = {s.value: s for s in find_stacks(self.blocks, self.halves)}
-        self.early_readers: dict[int, list[Line]] = {}
+        self.early_readers: dict[int, list[RegionOp]] = {}
         for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
             for v in () if is_late else line.reads:
                 self.early_readers.setdefault(v, []).append(line)
@@ -72,7 +77,7 @@ class Asking:
     def _halves(self) -> Halves:
         return halves_of(self.blocks.top)
 
-    def asked(self) -> Asked:
+    def asked(self) -> RematQuestion:
         """The question."""
         stored = [v for v in self._kept() if self._is_stored(v)]
         sources = self._sources(stored)
@@ -92,7 +97,7 @@ class Asking:
         rows.sort(key=lambda row: row.place)
         index = {row.value: i for i, row in enumerate(rows)}
         found = tuple(row.candidate(index) for row in rows)
-        return Asked(
+        return RematQuestion(
             Question(
                 found, self._base(rows, found), min(map(min, uses.values()), default=0)
             ),
@@ -107,7 +112,7 @@ class Asking:
         )
 
     def _together_s(self, remade: Collection[int], kept: Collection[int]) -> float:
-        """See `Asked`."""
+        """See `RematQuestion`."""
         found = 0.0
         plain = [v for v in remade if v not in self.stacks]
         stay = {*kept, *self.bound}
@@ -128,7 +133,7 @@ class Asking:
         lines, maker = self.block.lines, self.block.maker
         return [v for v in values if may_run_again(self.program, lines[maker[v]].op)]
 
-    def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    def _loops(self, rows: list[RematRow]) -> dict[int, tuple[int, tuple[int, ...]]]:
         found: dict[int, list[int]] = {}
         at_top = self.halves.late_uses.keys() | self.block.maker.keys()
         for i, row in enumerate(rows):
@@ -159,18 +164,18 @@ class Asking:
         """Whether what all of a plan takes counts it."""
         return True
 
-    def _again(self, value: int, kept: set[int]) -> Again:
+    def _again(self, value: int, kept: set[int]) -> Rerun:
         line = self.block.lines[self.block.maker[value]]
         wanted = [value] if may_run_again(self.program, line.op) else []
         return again(self.program, self.block, wanted, kept)
 
-    def _needs(self, remade: Again) -> tuple[int, ...]:
+    def _needs(self, remade: Rerun) -> tuple[int, ...]:
         found: dict[int, None] = {}
         for read in remade.inputs.values():
             found.update(dict.fromkeys(read))
         return tuple(found)
 
-    def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
+    def _row(self, value: int, kept: set[int], uses: set[int]) -> RematRow:
         stack = self.stacks.get(value)
         if stack is not None:
             return self._stack_row(stack, uses)
@@ -182,7 +187,7 @@ class Asking:
             default=self._times(self.block.lines[k])[1],
         )
         port = self.model.graph.held[value]
-        return Row(
+        return RematRow(
             (k, 0),
             value,
             self._bytes(value),
@@ -196,7 +201,7 @@ class Asking:
             work=self._work(lines),
         )
 
-    def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
+    def _stack_row(self, stack: ResidualStack, uses: set[int]) -> RematRow:
         forward = self.block.lines[stack.loop]
         body, call = self.blocks.of(forward.op), call_of(forward)
         mine = [s for s in self.stacks.values() if s.loop == stack.loop]
@@ -213,7 +218,7 @@ class Asking:
         pass_s = self._pass_s(stack)
         # Priced as it is now, where it is written into the stack.
         remake_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
-        return Row(
+        return RematRow(
             (stack.loop, 1 + body.maker.get(stack.inside, -1)),
             stack.value,
             self._bytes(stack.value),
@@ -227,7 +232,7 @@ class Asking:
             work=self._work(lines),
         )
 
-    def _pass_s(self, stack: Stack) -> float:
+    def _pass_s(self, stack: ResidualStack) -> float:
         """Seconds to write a stack whose slices would else stay in registers; of what
         goes through memory anyway, as results of matmuls do, none."""
         port = self.model.graph.held.get(stack.inside)
@@ -240,10 +245,10 @@ class Asking:
         device = self.model.analysis.target.device
         return size / (device.hbm_bytes_per_s * device.memory_efficiency)
 
-    def _carried(self, rows: list[Row]) -> list[Row]:
+    def _carried(self, rows: list[RematRow]) -> list[RematRow]:
         """What forward loops carry, and would stack for others to be made of."""
         known = {row.value for row in rows}
-        found: dict[int, Row] = {}
+        found: dict[int, RematRow] = {}
         for row in rows:
             stack = self.stacks.get(row.value)
             if stack is None:
@@ -255,7 +260,7 @@ class Asking:
                 if v not in known:
                     size = self._bytes(v) * call.trip_count
                     place, start = (stack.loop, 0), row.start
-                    found[v] = Row(place, v, size, start, (), (), None, None, None)
+                    found[v] = RematRow(place, v, size, start, (), (), None, None, None)
         return list(found.values())
 
     def _bytes(self, value: int) -> int:
@@ -270,21 +275,21 @@ class Asking:
             return None
         return 2 * self._bytes(value) / self.host_bytes_per_s
 
-    def _line_s(self, line: Line) -> float:
+    def _line_s(self, line: RegionOp) -> float:
         return sum(
             self.node_s[n]
             for op in _within(self.program, line.op)
             for n in self._of(op)
         )
 
-    def _work(self, lines: list[Line]) -> Work:
+    def _work(self, lines: list[RegionOp]) -> RerunWork:
         ops = (op for line in lines for op in _within(self.program, line.op))
-        return max(map(Work.of, ops), default=Work.SMALL)
+        return max(map(RerunWork.of, ops), default=RerunWork.SMALL)
 
     def _of(self, op: Op) -> list[int]:
         return self.nodes.get(op.id, [])
 
-    def _times(self, line: Line) -> tuple[int, int]:
+    def _times(self, line: RegionOp) -> tuple[int, int]:
         """When a line starts and ends."""
         graph = self.model.graph
         times: list[int] = []
@@ -310,7 +315,7 @@ class Asking:
         return int(orbits[node]), int(np.searchsorted(members, node))
 
     def _base(
-        self, rows: list[Row], found: tuple[Candidate, ...]
+        self, rows: list[RematRow], found: tuple[SavedValue, ...]
     ) -> tuple[tuple[int, int], ...]:
         """Memory of all else, at its most between two times of candidates."""
         profile = np.array(self.model.problem.profile(self.labels), dtype=float)
@@ -333,7 +338,7 @@ def _within(program: Program, op: Op) -> Iterator[Op]:
             yield from _within(program, program.ops[inner])
 
 
-def _seconds(model: Model, labels: Labels) -> np.ndarray:
+def _seconds(model: MeshModel, labels: Labels) -> np.ndarray:
     """[nodes], seconds of each in all its runs, with the reshards of what it reads."""
     problem = model.problem
     found = np.array([c[k] for c, k in zip(problem.costs, labels, strict=True)])

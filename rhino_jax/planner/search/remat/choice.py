@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rhino_jax.passes.remat.choice import Choice
+from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.parts import parted
 from rhino_jax.planner.search.remat.policies import fitting, of_all
-from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.remat.choose import choose
 from rhino_jax.solver.remat.question import (
     KEEP,
     OFFLOAD,
     REMAKE,
-    Answer,
+    RematAnswer,
     evaluate,
 )
 
@@ -32,8 +32,8 @@ class Chosen:
     """
 
     name: str
-    choice: Choice
-    answer: Answer
+    choice: RematChoice
+    answer: RematAnswer
 
 
 def recompute_choices(
@@ -97,7 +97,7 @@ def least_choice(solved: SolvedMesh) -> Chosen | None:
     return replace(least, choice=replace(least.choice, ordered=is_ordered))
 
 
-def _offloaded(asked: Asked, choices: tuple[str, ...]) -> tuple[str, ...]:
+def _offloaded(asked: RematQuestion, choices: tuple[str, ...]) -> tuple[str, ...]:
     """Offload what is saved, where it can be offloaded."""
     pairs = zip(asked.question.candidates, choices, strict=True)
     return tuple(
@@ -106,7 +106,9 @@ def _offloaded(asked: Asked, choices: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def _cheapest(asked: Asked, budget_bytes: float, seconds: float) -> Chosen | None:
+def _cheapest(
+    asked: RematQuestion, budget_bytes: float, seconds: float
+) -> Chosen | None:
     best: Chosen | None = None
     for first, question, waits_s in parted(asked):
         answer = choose(question, int(budget_bytes), seconds=seconds)
@@ -122,8 +124,8 @@ def _cheapest(asked: Asked, budget_bytes: float, seconds: float) -> Chosen | Non
 
 
 def choice_of(
-    asked: Asked, answer: Answer, first: tuple[tuple[int, int], ...] = ()
-) -> Choice:
+    asked: RematQuestion, answer: RematAnswer, first: tuple[tuple[int, int], ...] = ()
+) -> RematChoice:
     """An answer as a choice for the pass "recompute".
 
     Args:
@@ -141,4 +143,4 @@ def choice_of(
         for (v, what), c in zip(chosen, asked.question.candidates, strict=True)
         if what == KEEP and not c.uses
     ]
-    return Choice(tuple(remade), tuple(kept), tuple(sent), first if gone else ())
+    return RematChoice(tuple(remade), tuple(kept), tuple(sent), first if gone else ())

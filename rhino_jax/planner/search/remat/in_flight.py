@@ -19,8 +19,8 @@ from rhino_jax.solver.remat.question import (
     KEEP,
     OFFLOAD,
     REMAKE,
-    Answer,
     Question,
+    RematAnswer,
     evaluate,
 )
 
@@ -49,7 +49,7 @@ def choices_in_flight(
     kept = evaluate(question, (KEEP,) * len(question.candidates))
     assert kept is not None
     budget = kept.peak_bytes - less_bytes
-    answers: list[tuple[str, Answer | None]] = []
+    answers: list[tuple[str, RematAnswer | None]] = []
     if budget > 0:
         answers.append((SOME, choose(question, budget, seconds=seconds)))
         answers += [(name, evaluate(question, c)) for name, c in of_all(asked)]

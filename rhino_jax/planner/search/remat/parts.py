@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rhino_jax.planner.search.limits import LIMITS
-from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.remat.question import Question
 
 
 def parted(
-    asked: Asked,
+    asked: RematQuestion,
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], Question, float]]:
     """The question, and those where the first slices of the largest stacks wait, with
     what these cost."""

@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.remat.parts import parted
-from rhino_jax.planner.search.remat.rows import Asked, Work
-from rhino_jax.solver.remat.question import KEEP, OFFLOAD, REMAKE, Answer, evaluate
+from rhino_jax.planner.search.remat.rows import RematQuestion, RerunWork
+from rhino_jax.solver.remat.question import KEEP, OFFLOAD, REMAKE, RematAnswer, evaluate
 
 
 NOTHING_SAVED = "nothing saved"
 
-POLICIES: dict[str, Work] = {
-    NOTHING_SAVED: Work.PRODUCT,
-    "products saved": Work.SMALL,
-    "products of weights saved": Work.BATCHED,
+POLICIES: dict[str, RerunWork] = {
+    NOTHING_SAVED: RerunWork.PRODUCT,
+    "products saved": RerunWork.SMALL,
+    "products of weights saved": RerunWork.BATCHED,
 }
 """Name → the most that is done again for a value."""
 
@@ -44,11 +44,11 @@ class Policy:
     """
 
     name: str
-    answer: Answer
+    answer: RematAnswer
     first: tuple[tuple[int, int], ...] = ()
 
 
-def fitting(asked: Asked, budget_bytes: float) -> list[Policy]:
+def fitting(asked: RematQuestion, budget_bytes: float) -> list[Policy]:
     """The cheapest that fits of every name, if one does."""
     found: list[Policy] = []
     for name, most in POLICIES.items():
@@ -58,13 +58,13 @@ def fitting(asked: Asked, budget_bytes: float) -> list[Policy]:
     return found
 
 
-def whole(asked: Asked, name: str) -> Answer | None:
+def whole(asked: RematQuestion, name: str) -> RematAnswer | None:
     """Of a policy that holds for all layers; None where it does not apply."""
     answer = evaluate(asked.question, _choices(asked, POLICIES[name], 0))
     return answer and counted_once(asked, answer)
 
 
-def of_all(asked: Asked) -> Iterator[tuple[str, tuple[str, ...]]]:
+def of_all(asked: RematQuestion) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Policies for all layers: name, and what it does with every candidate."""
     for name, most in POLICIES.items():
         yield name, _choices(asked, most, 0)
@@ -74,7 +74,7 @@ def _fits(policy: Policy, budget_bytes: float) -> bool:
     return policy.answer.peak_bytes <= budget_bytes
 
 
-def _of(asked: Asked, name: str, most: Work) -> Iterator[Policy]:
+def _of(asked: RematQuestion, name: str, most: RerunWork) -> Iterator[Policy]:
     layers = 1 + max((c.layer for c in asked.question.candidates), default=0)
     for k in range(LIMITS.loop_parts if layers > 1 else 1):
         choices = _choices(asked, most, round(k * layers / LIMITS.loop_parts))
@@ -90,8 +90,8 @@ def _of(asked: Asked, name: str, most: Work) -> Iterator[Policy]:
 
 
 def counted_once(
-    asked: Asked, answer: Answer, first: tuple[tuple[int, int], ...] = ()
-) -> Answer:
+    asked: RematQuestion, answer: RematAnswer, first: tuple[tuple[int, int], ...] = ()
+) -> RematAnswer:
     """An answer whose cost counts once what several values are made again of.
 
     Args:
@@ -125,7 +125,7 @@ def _named(name: str, parts: int) -> str:
     return f"{name}, {parts} in {LIMITS.loop_parts} layers whole" if parts else name
 
 
-def _choices(asked: Asked, most: Work, first: int) -> tuple[str, ...]:
+def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ...]:
     """Under a policy; layers before `first` keep all. What later layers are made of, as
     the terms of a residual stream, is kept: else all would be made again at once."""
     candidates = asked.question.candidates

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from rhino_jax.ir.program import Op
-from rhino_jax.solver.remat.question import Candidate, Question
+from rhino_jax.solver.remat.question import Question, SavedValue
 
 
-class Work(IntEnum):
+class RerunWork(IntEnum):
     """The most that ops which run again do: no product, products of which every one has
     a batch, as attention's scores, others, as those of weights, or whole loops."""
 
@@ -20,7 +20,7 @@ class Work(IntEnum):
     LOOP = 3
 
     @classmethod
-    def of(cls, op: Op) -> Work:
+    def of(cls, op: Op) -> RerunWork:
         """Of one op, whatever is in its regions."""
         if op.call is not None and op.call.trip_count > 1:
             return cls.LOOP
@@ -32,7 +32,7 @@ class Work(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RematQuestion:
     """A question of the engine, and what it is about.
 
     Attributes:
@@ -42,7 +42,7 @@ class Asked:
       loops: forward loop → (how often it runs, candidates that it stacks).
       together_s: of values that are made again and of those that are, seconds: what
         several are made of is counted once, where candidates each count it.
-      work: of every candidate, what making it again repeats: see `Work`.
+      work: of every candidate, what making it again repeats: see `RerunWork`.
       followers: value that is kept but never stored, as compilers make it where it is
         read → candidates that it is made of.
     """
@@ -51,12 +51,12 @@ class Asked:
     values: tuple[int, ...]
     loops: Mapping[int, tuple[int, tuple[int, ...]]]
     followers: Mapping[int, tuple[int, ...]]
-    work: tuple[Work, ...]
+    work: tuple[RerunWork, ...]
     together_s: Callable[[Collection[int], Collection[int]], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RematRow:
     """A candidate that names values where candidates name each other by position."""
 
     place: tuple[int, int]
@@ -71,12 +71,12 @@ class Row:
     like: int | None = None
     layer: int = 0
     keep_s: float = 0.0
-    work: Work = Work.SMALL
+    work: RerunWork = RerunWork.SMALL
     link_s: float = 0.0
 
-    def candidate(self, index: Mapping[int, int]) -> Candidate:
+    def candidate(self, index: Mapping[int, int]) -> SavedValue:
         needs = sorted({index[v] for v in self.needs if v in index})
-        return Candidate(
+        return SavedValue(
             self.bytes, self.start, self.uses, tuple(needs), self.remake_s,
             self.offload_s, 0, self.remade_bytes, self.like, self.layer, self.keep_s,
             link_s=self.link_s,

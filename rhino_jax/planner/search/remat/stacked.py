@@ -9,9 +9,9 @@ from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import SOME, Chosen, choice_of
 from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, whole
-from rhino_jax.planner.search.remat.rows import Asked
+from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.remat.choose import choose
-from rhino_jax.solver.remat.question import KEEP, Answer, Question, evaluate
+from rhino_jax.solver.remat.question import KEEP, Question, RematAnswer, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Stacking:
       ordered: as of `Choice`.
     """
 
-    asked: Asked
+    asked: RematQuestion
     ordered: bool
 
     @classmethod
@@ -72,18 +72,18 @@ class Stacking:
             c.bytes for i, (c, what) in enumerate(pairs) if i in stacks and what == KEEP
         )
 
-    def _chosen(self, name: str, answer: Answer) -> Chosen:
+    def _chosen(self, name: str, answer: RematAnswer) -> Chosen:
         choice = choice_of(self.asked, answer)
         if choice.recompute:
             choice = replace(choice, ordered=self.ordered)
         return Chosen(name, choice, answer)
 
 
-def _stacks(asked: Asked) -> set[int]:
+def _stacks(asked: RematQuestion) -> set[int]:
     return {i for _, members in asked.loops.values() for i in members}
 
 
-def _kept_at(asked: Asked, per_byte_s: float) -> Question:
+def _kept_at(asked: RematQuestion, per_byte_s: float) -> Question:
     """The question where each byte in a stack costs so many seconds."""
     stacks = _stacks(asked)
     candidates = tuple(

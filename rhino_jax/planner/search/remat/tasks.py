@@ -10,16 +10,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.analysis.graph import NodeKind
-from rhino_jax.model.build import Model
+from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, with_late
-from rhino_jax.passes.remat.regions import Block
+from rhino_jax.passes.remat.regions import FlatRegion
 from rhino_jax.passes.remat.rerun import again
-from rhino_jax.passes.remat.residual_stacks import Stack, call_of
+from rhino_jax.passes.remat.residual_stacks import ResidualStack, call_of
 from rhino_jax.pipeline.offload import MOVING
-from rhino_jax.planner.search.remat.candidates import Asking
-from rhino_jax.planner.search.remat.rows import Asked, Row
+from rhino_jax.planner.search.remat.candidates import ResidualReader
+from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow
 from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.remat.question import Candidate
+from rhino_jax.solver.remat.question import SavedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Tasks:
     host_bytes_per_s: float = 0.0
 
 
-class AskingTasks(Asking):
+class AskingTasks(ResidualReader):
     """All that crosses from task to task is stored, and may be made again if a forward
     task makes it."""
 
-    def __init__(self, model: Model, labels: Labels, tasks: Tasks) -> None:
+    def __init__(self, model: MeshModel, labels: Labels, tasks: Tasks) -> None:
         self.tasks, self.beside = tasks, dict[int, int]()
         self.is_held = model.analysis.liveness.is_held
         super().__init__(model, labels, None, None)
@@ -99,10 +99,10 @@ class AskingTasks(Asking):
             return 0.0
         return self.micro_batches * self._memory_s(self._bytes(value))
 
-    def _may_go(self, stack: Stack) -> bool:
+    def _may_go(self, stack: ResidualStack) -> bool:
         return stack.value in self.free and not self.tasks.keeps_stacks
 
-    def _pass_s(self, stack: Stack) -> float:
+    def _pass_s(self, stack: ResidualStack) -> float:
         # Other seconds, too, are of all micro-batches.
         within = self.block.lines[stack.loop].within
         task = within[0].call if within else None
@@ -115,7 +115,7 @@ class AskingTasks(Asking):
         is_late = [not line.within or line.within[0].id not in early for line in lines]
         return with_late(self.blocks.top, is_late)
 
-    def asked(self) -> Asked:
+    def asked(self) -> RematQuestion:
         found = super().asked()
         question = found.question
         candidates = tuple(
@@ -139,7 +139,7 @@ class AskingTasks(Asking):
                 passes[is_late] += self._line_s(line)
         return min(passes)
 
-    def _sent(self, row: Row) -> Row:
+    def _sent(self, row: RematRow) -> RematRow:
         """A candidate that may wait in the host's memory: it is written as ever, and
         copies read and write the device's memory, whatever runs beside."""
         if row.value not in self.hosted:
@@ -155,7 +155,7 @@ class AskingTasks(Asking):
         ops = (self.program.ops[i] for i in self.tasks.forward)
         return max((o.call.trip_count for o in ops if o.call is not None), default=1)
 
-    def _held(self, c: Candidate, beside: int) -> Candidate:
+    def _held(self, c: SavedValue, beside: int) -> SavedValue:
         """A task's arguments are in memory from its start to its end."""
         own = c.bytes if c.remade_bytes is None else c.remade_bytes
         always, moving = (
@@ -190,7 +190,7 @@ class AskingTasks(Asking):
         is_op = self.model.graph.nodes[port.node].kind is NodeKind.OP
         return not is_op or bool(self.is_held[port.id])
 
-    def _row(self, value: int, kept: set[int], uses: set[int]) -> Row:
+    def _row(self, value: int, kept: set[int], uses: set[int]) -> RematRow:
         row = super()._row(value, kept, uses)
         if value in self.stacks:
             return self._sent(row)
@@ -209,7 +209,7 @@ class AskingTasks(Asking):
         is_held = self._is_in_memory(value)
         return self._sent(row if is_held else replace(row, remade_bytes=0))
 
-    def _stack_row(self, stack: Stack, uses: set[int]) -> Row:
+    def _stack_row(self, stack: ResidualStack, uses: set[int]) -> RematRow:
         row = super()._stack_row(stack, uses)
         if not self._may_go(stack):
             return replace(row, remake_s=None)
@@ -225,7 +225,7 @@ class AskingTasks(Asking):
         return replace(row, remake_s=max(row.remake_s - gone_s, 0.0))
 
     def _gone_s(
-        self, block: Block, lines: Sequence[int], outputs: Collection[int]
+        self, block: FlatRegion, lines: Sequence[int], outputs: Collection[int]
     ) -> float:
         """Seconds of lines that early ones need not run where late ones do again.
 
@@ -243,7 +243,7 @@ class AskingTasks(Asking):
                 gone.add(k)
         return sum(self._line_s(block.lines[k]) for k in gone)
 
-    def _early_readers(self, block: Block) -> dict[int, list[int]]:
+    def _early_readers(self, block: FlatRegion) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         is_top = block is self.block
         for k, line in enumerate(block.lines):
@@ -251,10 +251,10 @@ class AskingTasks(Asking):
                 found.setdefault(v, []).append(k)
         return found
 
-    def _carried(self, rows: list[Row]) -> list[Row]:
+    def _carried(self, rows: list[RematRow]) -> list[RematRow]:
         return [*super()._carried(rows), *self._received(rows)]
 
-    def _loops(self, rows: list[Row]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    def _loops(self, rows: list[RematRow]) -> dict[int, tuple[int, tuple[int, ...]]]:
         made = [row for row in rows if row.value not in self.tasks.received]
         assert rows[len(rows) - len(made) :] == made, "what is received comes first"
         first = len(rows) - len(made)
@@ -263,7 +263,7 @@ class AskingTasks(Asking):
             for loop, (count, members) in super()._loops(made).items()
         }
 
-    def _received(self, rows: Collection[Row]) -> list[Row]:
+    def _received(self, rows: Collection[RematRow]) -> list[RematRow]:
         """What values are made again of, and nothing else late reads; and what may wait
         in the host's memory."""
         read = {v for row in rows for v in row.needs} & self.tasks.received
@@ -276,7 +276,9 @@ class AskingTasks(Asking):
         uses = {v: tuple(sorted(late[v] - {0})) for v in hosted}
         return [
             self._sent(
-                Row((-1, k), v, self._bytes(v), 0, uses.get(v, ()), (), *(None,) * 3)
+                RematRow(
+                    (-1, k), v, self._bytes(v), 0, uses.get(v, ()), (), *(None,) * 3
+                )
             )
             for k, v in enumerate(asked)
             if v in self.model.graph.held

@@ -9,7 +9,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program, Source
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.driver import find
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.search.remat.choice import Chosen
 
@@ -28,9 +28,9 @@ class Finds:
         make again, memory left aside.
     """
 
-    known: dict[Hashable, Found] = field(default_factory=dict)
-    whole: dict[MeshAxes, Found] = field(default_factory=dict)
-    faster: dict[tuple[Found, bool], Chosen | None] = field(default_factory=dict)
+    known: dict[Hashable, SearchResult] = field(default_factory=dict)
+    whole: dict[MeshAxes, SearchResult] = field(default_factory=dict)
+    faster: dict[tuple[SearchResult, bool], Chosen | None] = field(default_factory=dict)
 
     def find_whole(
         self,
@@ -38,7 +38,7 @@ class Finds:
         meshes: Sequence[MeshAxes],
         target: Target,
         request: Request,
-    ) -> Found:
+    ) -> SearchResult:
         """The search of a whole micro-batch. On one mesh, on which one of another size
         was searched, or one whose loops are whole, it begins with what was found there.
 
@@ -57,7 +57,7 @@ class Finds:
 
     def find(
         self, program: Program, mesh_axes: MeshAxes, target: Target, request: Request
-    ) -> Found:
+    ) -> SearchResult:
         """The search of a group, or that of one that does the same.
 
         Args:
@@ -79,7 +79,7 @@ class Finds:
         return self.known[key]
 
     def of_plan(
-        self, found: Found, keeps_stacks: bool, ask: Callable[[], Chosen | None]
+        self, found: SearchResult, keeps_stacks: bool, ask: Callable[[], Chosen | None]
     ) -> Chosen | None:
         """What a plan had better make again; asked once for groups that do the same."""
         key = found, keeps_stacks

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.ir.spec import share_of, without
-from rhino_jax.passes.staged.step import Key, Kind, Step, TaskKind
-from rhino_jax.plan.stages import Between, Hop, Pipeline, StageCost
+from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
+from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
 from rhino_jax.planner.staging.costs import with_regions
 from rhino_jax.planner.staging.planned import PlannedGroup
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 def with_costs(
-    pipeline: Pipeline, step: Step, groups: Sequence[PlannedGroup], shapes: Shapes
+    pipeline: Pipeline,
+    step: StagedStep,
+    groups: Sequence[PlannedGroup],
+    shapes: GroupMeshes,
 ) -> Pipeline:
     """A pipeline with what its tasks, and what passes between them, cost."""
     return replace(
@@ -26,7 +29,9 @@ def with_costs(
     )
 
 
-def _chunk_costs(step: Step, groups: Sequence[PlannedGroup]) -> tuple[StageCost, ...]:
+def _chunk_costs(
+    step: StagedStep, groups: Sequence[PlannedGroup]
+) -> tuple[StageCost, ...]:
     """What the tasks of planned groups take and hold, chunk by chunk."""
     found = []
     for chunk, at in enumerate(step.chunks):
@@ -35,7 +40,9 @@ def _chunk_costs(step: Step, groups: Sequence[PlannedGroup]) -> tuple[StageCost,
     return tuple(found)
 
 
-def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageCost:
+def _cost(
+    step: StagedStep, group: PlannedGroup, chunk: int, is_first: bool
+) -> StageCost:
     program = group.of.program
     parts = dict.fromkeys(TaskKind, 0.0)
     for task, op_id in zip(group.of.tasks, program.body.ops, strict=True):
@@ -60,7 +67,7 @@ def _cost(step: Step, group: PlannedGroup, chunk: int, is_first: bool) -> StageC
 
 
 def bytes_between(
-    step: Step, source: PlannedGroup, target: PlannedGroup, key: Key
+    step: StagedStep, source: PlannedGroup, target: PlannedGroup, key: ValueKey
 ) -> int:
     """Of one device, what passes of a value from group to group: as the target has it,
     cut over the mesh axes that are alike. To more devices, several times."""
@@ -76,7 +83,7 @@ def bytes_between(
     return math.ceil(aval.size * getattr(aval.dtype, "itemsize", 4) * share * times)
 
 
-def _between(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
+def _between(step: StagedStep, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
     """What every group does between forward and backward passes; empty where no group
     does anything."""
     kinds = {task.kind for tasks in step.tasks for task in tasks}
@@ -100,18 +107,23 @@ def _between(step: Step, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
 
 
 def _hops(
-    step: Step, groups: Sequence[PlannedGroup], bytes_per_s: float, latency_s: float
-) -> tuple[Hop, ...]:
+    step: StagedStep,
+    groups: Sequence[PlannedGroup],
+    bytes_per_s: float,
+    latency_s: float,
+) -> tuple[StageHop, ...]:
     """Between which chunks anything passes, and how much for every micro-batch: sums
     over all of them, and what updates exchange, pass once a step. What several chunks
     of a group read is sent to the first of them; within a group nothing is sent."""
     sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
-    made: dict[Key, int] = {}
-    sent: set[tuple[Key, int]] = set()
+    made: dict[ValueKey, int] = {}
+    sent: set[tuple[ValueKey, int]] = set()
     tasks = [t for mine in step.tasks for t in mine]
     for task in tasks:
         if task.is_per_micro_batch:
-            made.update((k, task.place) for k in task.makes if k.kind is Kind.INSIDE)
+            made.update(
+                (k, task.place) for k in task.makes if k.kind is ValueKind.INSIDE
+            )
     for task in tasks:
         for key in task.reads:
             source = made.get(key, task.place)
@@ -130,6 +142,6 @@ def _hops(
         if pair not in known:
             sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0, 0]
     return tuple(
-        Hop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s, ahead)
+        StageHop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s, ahead)
         for pair, (forward, backward, ahead) in sorted(sizes.items())
     )

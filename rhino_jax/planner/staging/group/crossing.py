@@ -16,13 +16,13 @@ import numpy as np
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import PinError
 from rhino_jax.ir.spec import Spec, share_of
-from rhino_jax.passes.staged.step import Key, Kind, Step
+from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.planner.staging.planned import PlannedGroup, Refused
-from rhino_jax.planner.variants import LEAST_GAIN
+from rhino_jax.planner.variants import MIN_GAIN
 
 
 @dataclass(frozen=True, eq=False)
-class Crossing:
+class GroupCrossing:
     """The values that one group sends and receives of every micro-batch.
 
     Attributes:
@@ -32,34 +32,36 @@ class Crossing:
       on_all: spec of a group → the part of it that all groups can have.
     """
 
-    step: Step
-    keys: Collection[Key]
+    step: StagedStep
+    keys: Collection[ValueKey]
     bytes_per_s: float
     on_all: Callable[[Spec], Spec]
 
     @classmethod
     def of(
         cls,
-        step: Step,
+        step: StagedStep,
         group: int,
-        known: Collection[Key],
+        known: Collection[ValueKey],
         bytes_per_s: float,
         on_all: Callable[[Spec], Spec],
-    ) -> Crossing:
+    ) -> GroupCrossing:
         """Args:
         step: all tasks.
         group: which.
         known: values of which another group's plan, or a pin, says the layout.
-        bytes_per_s, on_all: as of `Crossing`.
+        bytes_per_s, on_all: as of `GroupCrossing`.
         """
         ends = {s.key for s in step.sends if group in (s.source, s.target)}
-        keys = [key for key in ends if key.kind is Kind.INSIDE and key not in known]
+        keys = [
+            key for key in ends if key.kind is ValueKind.INSIDE and key not in known
+        ]
         return cls(step, sorted(keys), bytes_per_s, on_all)
 
     def planned(
         self,
         group: PlannedGroup,
-        plan: Callable[[Mapping[Key, Spec], PlannedGroup], PlannedGroup],
+        plan: Callable[[Mapping[ValueKey, Spec], PlannedGroup], PlannedGroup],
     ) -> PlannedGroup:
         """The group as it is, or with other specs of what crosses where that is faster.
 
@@ -82,18 +84,18 @@ class Crossing:
         )
         return group.found.step_s + group.waits_s + sent
 
-    def _link_s(self, group: PlannedGroup, key: Key, spec: Spec) -> float:
+    def _link_s(self, group: PlannedGroup, key: ValueKey, spec: Spec) -> float:
         aval = self.step.types[key]
         size = aval.size * getattr(aval.dtype, "itemsize", 4)
         share = share_of(self.on_all(spec), tuple(aval.shape), group.sizes)
         return self.step.micro_batches * size * share / self.bytes_per_s
 
-    def cheaper(self, group: PlannedGroup) -> dict[Key, Spec]:
+    def cheaper(self, group: PlannedGroup) -> dict[ValueKey, Spec]:
         """Specs with which a planned group and the link take less time together, for
         values of which that is so whatever else it does: all other choices stay.
 
         Returns:
-          Nothing where it saves less than another search is worth (`LEAST_GAIN`).
+          Nothing where it saves less than another search is worth (`MIN_GAIN`).
         """
         solved = group.found.solved[0]
         model, labels = solved.mesh_problem.model, solved.solution.labels
@@ -106,7 +108,7 @@ class Crossing:
                 costs[source] = costs[source] + table[:, labels[target]]
             if target in costs:
                 costs[target] = costs[target] + table[labels[source], :]
-        found: dict[Key, Spec] = {}
+        found: dict[ValueKey, Spec] = {}
         saved_s = 0.0
         for n, key in nodes.items():
             specs = [s.results[0] for s in model.options[n].strategies]
@@ -117,9 +119,9 @@ class Crossing:
             if total[best] < total[labels[n]]:
                 found[key] = specs[best]
                 saved_s += float(total[labels[n]] - total[best])
-        return found if saved_s > LEAST_GAIN * group.found.step_s else {}
+        return found if saved_s > MIN_GAIN * group.found.step_s else {}
 
-    def _nodes(self, group: PlannedGroup) -> Mapping[int, Key]:
+    def _nodes(self, group: PlannedGroup) -> Mapping[int, ValueKey]:
         """The nodes of the group's arguments and results that cross."""
         ends = {NodeKind.INPUT: group.of.arguments, NodeKind.OUTPUT: group.of.results}
         return {

@@ -17,14 +17,17 @@ from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.model.build import held_ports
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.holding import Holding, earlier_results
-from rhino_jax.passes.staged.step import Key, Step
-from rhino_jax.planner.search.found import Found
+from rhino_jax.passes.staged.holding import TaskResiduals, earlier_results
+from rhino_jax.passes.staged.step import StagedStep, ValueKey
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.runtime.tasks.donated import donated
 
 
 def working_bytes(
-    step: Step, of: GroupProgram, found: Found, size_of: Callable[[Key], int]
+    step: StagedStep,
+    of: GroupProgram,
+    found: SearchResult,
+    size_of: Callable[[ValueKey], int],
 ) -> tuple[int, ...]:
     """Of every task what one device takes beyond what is held whether or not it runs.
 
@@ -34,9 +37,9 @@ def working_bytes(
       found: the plan of that program.
       size_of: bytes of one device, of what is between tasks.
     """
-    holding = Holding.of(of.tasks, step.received(of.tasks[0].group))
+    holding = TaskResiduals.of(of.tasks, step.received(of.tasks[0].group))
     usages = _usages(found)
-    in_place: set[Key] = set()
+    in_place: set[ValueKey] = set()
     taken = []
     for task, op_id in zip(of.tasks, of.program.body.ops, strict=True):
         held, replaced = set(holding.held(task)), donated(step, of, task).values()
@@ -70,7 +73,7 @@ class _Usage:
     stop: int
 
 
-def _usages(found: Found) -> list[_Usage]:
+def _usages(found: SearchResult) -> list[_Usage]:
     solved = found.solved[0]
     model, labels = solved.mesh_problem.model, solved.solution.labels
     assert labels is not None, "nothing was found"
@@ -88,7 +91,7 @@ def _usages(found: Found) -> list[_Usage]:
 
 
 def _inside(
-    found: Found, call: Op, made: dict[int, int], usages: Sequence[_Usage]
+    found: SearchResult, call: Op, made: dict[int, int], usages: Sequence[_Usage]
 ) -> int:
     """The most that is live inside of a task.
 

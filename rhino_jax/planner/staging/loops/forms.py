@@ -9,17 +9,17 @@ from dataclasses import replace
 from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.layers import Layers, layers_of
 from rhino_jax.passes.staged.sides import Sides, sides_of
-from rhino_jax.passes.staged.stacks import Stack
+from rhino_jax.passes.staged.stacks import LayerStack
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.staging.costs import with_regions
 from rhino_jax.planner.staging.counts import data_of
-from rhino_jax.planner.staging.cuts import Asked, worth_comparing
+from rhino_jax.planner.staging.cuts import StagingRequest, worth_comparing
 from rhino_jax.planner.staging.enough import check_any
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.loops.parts import parts_of
 from rhino_jax.planner.staging.loops.rows import choices_of
-from rhino_jax.planner.staging.shapes import Shapes, shapes_of
+from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 
 
 FEW_AXES = 2
@@ -27,7 +27,7 @@ FEW_AXES = 2
 those of three take ten times as long to search."""
 
 
-def all_layers(asked: Asked) -> tuple[Layers, ...]:
+def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
     """Of a step whose loops are whole."""
     of_step = asked.of_step
     data = data_of(of_step.closed, of_step.program, asked.places)
@@ -35,8 +35,8 @@ def all_layers(asked: Asked) -> tuple[Layers, ...]:
 
 
 def forms_of(
-    whole: Asked, rounds: Sequence[Sequence[int]]
-) -> tuple[list[tuple[Stack, ...]], Sequence[MeshAxes]]:
+    whole: StagingRequest, rounds: Sequence[Sequence[int]]
+) -> tuple[list[tuple[LayerStack, ...]], Sequence[MeshAxes]]:
     """Stacks to be cut, and into which parts, the most even first; empty: none. And the
     meshes that are then worth comparing.
 
@@ -68,11 +68,11 @@ def forms_of(
 
 
 def _shapes(
-    whole: Asked,
+    whole: StagingRequest,
     sides: Sides,
     meshes: Sequence[MeshAxes],
     rounds: Sequence[Sequence[int]],
-) -> Shapes:
+) -> GroupMeshes:
     """Return the groups, with what a micro-batch takes, where that may be enough.
 
     Raises:
@@ -89,8 +89,8 @@ def _shapes(
 
 
 def as_kept(
-    forms: Sequence[tuple[Stack, ...]], kept: Mapping[int, Part]
-) -> Sequence[tuple[Stack, ...]]:
+    forms: Sequence[tuple[LayerStack, ...]], kept: Mapping[int, Part]
+) -> Sequence[tuple[LayerStack, ...]]:
     """Those whose parts are where they are in another plan; all, where none is so.
 
     Args:

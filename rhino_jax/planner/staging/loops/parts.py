@@ -14,14 +14,14 @@ import math
 from collections.abc import Sequence
 
 from rhino_jax.passes.staged.layers import Layers
-from rhino_jax.passes.staged.stacks import Stack
-from rhino_jax.planner.staging.loops.rows import Row, choices_of, rows_of
+from rhino_jax.passes.staged.stacks import LayerStack
+from rhino_jax.planner.staging.loops.rows import LoopStages, choices_of, rows_of
 
 
-MOST_LOOPS = 3
+MAX_LOOPS = 3
 """Loops that are cut, those with the most work; others stay whole."""
 
-MOST_FORMS = 6
+MAX_FORMS = 6
 """Numbers of parts that are compared by an estimate; the best of them are planned."""
 
 
@@ -30,7 +30,7 @@ def parts_of(
     took: Sequence[float],
     rest: float,
     shares: Sequence[int],
-) -> list[tuple[Stack, ...]]:
+) -> list[tuple[LayerStack, ...]]:
     """Stacks to be cut, and into which parts, the most even first; empty: none.
 
     Args:
@@ -40,28 +40,31 @@ def parts_of(
       shares: of every group of devices, its places along the axis of the stages.
     """
     order = sorted(range(len(layers)), key=lambda k: -took[k])
-    chosen = sorted(order[:MOST_LOOPS])
-    rest += sum(took[k] for k in order[MOST_LOOPS:])
+    chosen = sorted(order[:MAX_LOOPS])
+    rest += sum(took[k] for k in order[MAX_LOOPS:])
     layers, took = [layers[k] for k in chosen], [took[k] for k in chosen]
     after = [{chosen.index(f) for f in x.after if f in chosen} for x in layers]
     is_even = len({*shares}) == 1
-    least: dict[tuple[Row, ...], float] = {}
+    least: dict[tuple[LoopStages, ...], float] = {}
     most = math.inf
     for rows in rows_of([choices_of(x.length, shares) for x in layers], after):
         low, high = _bounds(took, rows, shares, rest)
         # Of groups of equal size the cut chooses the stages.
-        key = tuple(Row(0, r.count) for r in rows) if is_even else rows
+        key = tuple(LoopStages(0, r.count) for r in rows) if is_even else rows
         least[key] = min(low, least.get(key, math.inf))
         most = min(most, high)
     good = [rows for rows, low in least.items() if low <= most]
     found = heapq.nsmallest(
-        MOST_FORMS, good, key=lambda rows: (least[rows], sum(-r.count for r in rows))
+        MAX_FORMS, good, key=lambda rows: (least[rows], sum(-r.count for r in rows))
     )
     return [_stacks(layers, rows, shares, is_even=is_even) for rows in found]
 
 
 def _bounds(
-    took: Sequence[float], rows: Sequence[Row], shares: Sequence[int], rest: float
+    took: Sequence[float],
+    rows: Sequence[LoopStages],
+    shares: Sequence[int],
+    rest: float,
 ) -> tuple[float, float]:
     """The least and the most that the slowest stage takes for its share of devices."""
     loads = [0.0] * len(shares)
@@ -86,15 +89,15 @@ def _bounds(
 
 def _stacks(
     layers: Sequence[Layers],
-    rows: Sequence[Row],
+    rows: Sequence[LoopStages],
     shares: Sequence[int],
     *,
     is_even: bool,
-) -> tuple[Stack, ...]:
+) -> tuple[LayerStack, ...]:
     found = []
     for of, row in zip(layers, rows, strict=True):
         if row.count > 1:
             mine = shares[row.first : row.last + 1]
             sizes = tuple(of.length * share // sum(mine) for share in mine)
-            found.append(Stack(of.slots, sizes, None if is_even else row.first))
+            found.append(LayerStack(of.slots, sizes, None if is_even else row.first))
     return tuple(found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoopStages:
     """Stages in a row, on which parts of a loop lie.
 
     Attributes:
@@ -23,7 +23,7 @@ class Row:
         return self.first + self.count - 1
 
 
-def choices_of(length: int, shares: Sequence[int]) -> list[Row]:
+def choices_of(length: int, shares: Sequence[int]) -> list[LoopStages]:
     """Where so many layers may lie in parts like the groups' shares."""
     found = []
     for first in range(len(shares)):
@@ -31,17 +31,17 @@ def choices_of(length: int, shares: Sequence[int]) -> list[Row]:
             mine = shares[first : first + count]
             # Among the devices of a larger group its part is cut by layers, too.
             if count == 1 or (length % sum(mine) == 0 and min(mine) == 1):
-                found.append(Row(first, count))
+                found.append(LoopStages(first, count))
     return found
 
 
 def rows_of(
-    choices: Sequence[Sequence[Row]], after: Sequence[set[int]]
-) -> Iterator[tuple[Row, ...]]:
+    choices: Sequence[Sequence[LoopStages]], after: Sequence[set[int]]
+) -> Iterator[tuple[LoopStages, ...]]:
     """Where parts of all loops may lie: of what comes after others, none before theirs
     end."""
 
-    def rest(rows: tuple[Row, ...]) -> Iterator[tuple[Row, ...]]:
+    def rest(rows: tuple[LoopStages, ...]) -> Iterator[tuple[LoopStages, ...]]:
         at = len(rows)
         if at == len(choices):
             yield rows

@@ -13,10 +13,10 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.passes.sequence_slices.sliced import sequence_length
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides
-from rhino_jax.pipeline.cut.ops import Problem
+from rhino_jax.pipeline.cut.ops import CutProblem
 from rhino_jax.pipeline.tera import slice_sequence
-from rhino_jax.pipeline.work import Chunk, Cost, Edge, Work
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
+from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.planner.staging.slices.growth import Growth, growths
 
@@ -31,7 +31,7 @@ TILE = 128
 """Tokens of a tile of a matrix product; slices are of whole ones, where there are
 enough."""
 
-MOST_UNITS = 32
+MAX_UNITS = 32
 """Parts of a sequence that are in some slice as a whole, for few slices: of 4,096
 tokens such a part is a tile. For more slices of longer sequences there are up to four
 times as many parts as slices."""
@@ -53,9 +53,9 @@ class Slicing:
 
     apart: Apart
     sides: Sides
-    shapes: Shapes
+    shapes: GroupMeshes
     stages: Sequence[int]
-    work: Work
+    work: StepWork
     dispatch_s: float
     sums_s: Sequence[float]
     launch_s: float = 0.0
@@ -79,7 +79,7 @@ class Slicing:
             self.launch_s,
         )
 
-    def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Work]]:
+    def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], StepWork]]:
         """Lengths of slices, and what stages take so.
 
         Args:
@@ -117,15 +117,15 @@ class Slicing:
         ends = np.cumsum([0, *found.lengths]) * self.length // units
         return tuple(np.diff(ends).tolist())
 
-    def in_slices(self, lengths: Sequence[int]) -> Work:
+    def in_slices(self, lengths: Sequence[int]) -> StepWork:
         """What stages take for every slice."""
         ends = np.cumsum([0, *lengths]) / self.length
         shares = [n / self.length for n in lengths]
 
-        def cost(part: int, k: int) -> Cost:
+        def cost(part: int, k: int) -> ChunkCost:
             whole = self.work.chunks[part].costs[0]
             growth, at = self.growth[part], (ends[k], shares[k])
-            return Cost(
+            return ChunkCost(
                 forward_s=float(Growth.of(growth.forward_s, *at)),
                 backward_s=float(Growth.of(growth.backward_s, *at)) + self.sums_s[part],
                 activation_bytes=math.ceil(whole.activation_bytes * shares[k]),
@@ -143,13 +143,15 @@ class Slicing:
                 for part, chunk in enumerate(self.work.chunks)
             ),
             edges=tuple(
-                Edge(e.source, e.target, size(e.forward_bytes), size(e.backward_bytes))
+                ChunkEdge(
+                    e.source, e.target, size(e.forward_bytes), size(e.backward_bytes)
+                )
                 for e in self.work.edges
             ),
         )
 
 
-def paced(problem: Problem, count: int) -> Problem:
+def paced(problem: CutProblem, count: int) -> CutProblem:
     """Where to cut what runs in so many slices: as where there were as many more
     micro-batches, each as much smaller."""
     ops = problem.ops
@@ -180,7 +182,9 @@ def paced(problem: Problem, count: int) -> Problem:
     )
 
 
-def sums_s(problem: Problem, stages: Sequence[int], bytes_per_s: float) -> list[float]:
+def sums_s(
+    problem: CutProblem, stages: Sequence[int], bytes_per_s: float
+) -> list[float]:
     """Of every stage, what it takes to add a slice's gradients of weights to those of
     the slices after it: two are read, and one is written.
 
@@ -198,7 +202,7 @@ def sums_s(problem: Problem, stages: Sequence[int], bytes_per_s: float) -> list[
 
 def units_of(length: int, count: int) -> int:
     """Parts of a sequence, for so many slices; equal ones, where there are some 16."""
-    most = max(min(length, MOST_UNITS), min(length // TILE, 4 * count), count)
+    most = max(min(length, MAX_UNITS), min(length // TILE, 4 * count), count)
     least = max(count, most // 2)
     return max((n for n in range(least, most + 1) if length % n == 0), default=most)
 

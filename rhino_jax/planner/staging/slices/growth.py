@@ -15,7 +15,7 @@ from rhino_jax.passes.sequence_slices.sliced import sliced
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.planner.staging.costs import with_regions
-from rhino_jax.planner.staging.shapes import Shapes
+from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def growths(
     length: int,
     sides: Sides,
     stages: Sequence[int],
-    shapes: Shapes,
+    shapes: GroupMeshes,
     group_of: Sequence[int],
     launch_s: float = 0.0,
 ) -> list[Growth]:

@@ -11,16 +11,16 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from rhino_jax.explain.explaining import explain
-from rhino_jax.explain.place import Place
+from rhino_jax.explain.place import PlacedValues
 from rhino_jax.explain.why import Why
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Transform
-from rhino_jax.plan.plan import Plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Progress
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
-from rhino_jax.planner.staging.spmd_pipeline.whole import Whole
+from rhino_jax.planner.staging.spmd_pipeline.whole import WholePipeline
 from rhino_jax.planner.variant_search import Search, tell_nobody
 
 
@@ -38,7 +38,7 @@ class SolvedInOne:
 
     stage: StageSearch
     search: Search
-    found: Found
+    found: SearchResult
 
     @classmethod
     def again(
@@ -68,13 +68,13 @@ class SolvedInOne:
         return SolvedInOne(stage, quiet(self.search, [found.mesh_axes]), found)
 
     @property
-    def whole(self) -> Whole:
+    def whole(self) -> WholePipeline:
         """What makes the plan of all stages."""
         axes = self.stage.whole_axes(self.found.mesh_axes)
         program = self.search.running.program
-        return Whole(self.stage.search, program, axes, self.stage.axis)
+        return WholePipeline(self.stage.search, program, axes, self.stage.axis)
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlanData:
         """The plan, which can be asked why it is so.
 
         Raises:
@@ -85,7 +85,7 @@ class SolvedInOne:
 
     def planned_with(
         self, search: Search, report: Progress
-    ) -> tuple[Plan, SolvedInOne] | None:
+    ) -> tuple[PlanData, SolvedInOne] | None:
         """The plan with the pins and the budget of another search, with the passes of
         this one, and what to ask it; None where nothing fits so.
 
@@ -103,8 +103,8 @@ class SolvedInOne:
         solved = SolvedInOne(stage, of_stage, found)
         return solved.plan(), solved.alone()
 
-    def why(self, plan: Plan, key: str, asked: Any, report: Progress) -> Why:
-        """See `Plan.why` and `Plan.why_not`."""
+    def why(self, plan: PlanData, key: str, asked: Any, report: Progress) -> Why:
+        """See `PlanData.why` and `PlanData.why_not`."""
         request = _now(self.search).request
         return explain(self.found, request, plan, key, asked, report, _View(self.whole))
 
@@ -119,23 +119,23 @@ class SolvedInOne:
 class _View:
     """Of what a stage has, what it is of the whole (`explain.explaining.View`)."""
 
-    of: Whole
+    of: WholePipeline
 
-    def sent_s(self, found: Found) -> float:
+    def sent_s(self, found: SearchResult) -> float:
         step_s = self.of.step_s(found)
         return step_s - found.step_s if math.isfinite(step_s) else 0.0
 
-    def shape(self, place: Place) -> tuple[int, ...]:
+    def shape(self, place: PlacedValues) -> tuple[int, ...]:
         if not self._is_stack(place):
             return place.shape
         return place.shape[0] * self.of.stages, *place.shape[1:]
 
-    def shown(self, place: Place, spec: Spec) -> Spec:
+    def shown(self, place: PlacedValues, spec: Spec) -> Spec:
         if not self._is_stack(place):
             return spec
         return (self.of.axis, *spec[0]), *spec[1:]
 
-    def refused(self, place: Place, asked: Any) -> str:
+    def refused(self, place: PlacedValues, asked: Any) -> str:
         if type(asked) is int:
             return "stages of one program have equal parts of all layers"
         if not isinstance(asked, PartitionSpec):
@@ -143,7 +143,7 @@ class _View:
         over = [i for i, d in enumerate(asked) if STAGE_AXIS in (d, *_listed(d))]
         return "" if over in ([], [0] if self._is_stack(place) else []) else ONLY_STACKS
 
-    def _is_stack(self, place: Place) -> bool:
+    def _is_stack(self, place: PlacedValues) -> bool:
         """Whether a stage has its part of all that the place is."""
         whole, own = self.of.search.traced.program, self.of.of_stage
         ends = [(whole.inputs[i].value, own.inputs[i].value) for i in place.inputs]

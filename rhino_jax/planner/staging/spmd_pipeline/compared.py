@@ -24,11 +24,11 @@ from rhino_jax.errors import (
 from rhino_jax.ir.program import Program, Region, RegionKind
 from rhino_jax.pipeline.of_plan import schedule_of, work_of
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.plan.plan import Plan
-from rhino_jax.planner.staging.auto import LEAST_GAIN, flops_of
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.staging.auto import MIN_GAIN, flops_of
 from rhino_jax.planner.staging.counts import PER_STAGE
 from rhino_jax.planner.staging.enough import NotFaster
-from rhino_jax.planner.staging.spmd_pipeline.planned import Asked
+from rhino_jax.planner.staging.spmd_pipeline.planned import StageBaseline
 from rhino_jax.planner.staging.when import DISPATCH_S, dispatched
 from rhino_jax.units import format_seconds
 
@@ -38,12 +38,12 @@ NOT_POSSIBLE = (InfeasiblePlanError, StageError, MicrobatchError, PinError)
 
 
 def or_in_one_program(
-    as_tasks: Plan | InfeasiblePlanError,
+    as_tasks: PlanData | InfeasiblePlanError,
     program: Program,
     stages: int,
     microbatches: int | str,
-    plan_in_one: Callable[[Asked], Plan],
-) -> Plan:
+    plan_in_one: Callable[[StageBaseline], PlanData],
+) -> PlanData:
     """The plan whose stages run as tasks; or that in one program, where tasks do not
     fit or take clearly longer.
 
@@ -62,12 +62,12 @@ def or_in_one_program(
         return _given(as_tasks)
     if isinstance(as_tasks, InfeasiblePlanError):
         try:
-            plan = plan_in_one(Asked())
+            plan = plan_in_one(StageBaseline())
         except NOT_POSSIBLE:
             raise as_tasks from None
         return _noted(plan, "stages are one program: as tasks nothing fits.")
     tasks_s = dispatched_s(as_tasks)
-    enough_s = (1 - LEAST_GAIN) * tasks_s
+    enough_s = (1 - MIN_GAIN) * tasks_s
     most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
     if least_s(as_tasks, share, most) >= enough_s:
         return as_tasks
@@ -79,7 +79,7 @@ def or_in_one_program(
         return least_s(as_tasks, share, count) < enough_s
 
     try:
-        plan = plan_in_one(Asked(enough_s, may_do))
+        plan = plan_in_one(StageBaseline(enough_s, may_do))
     except NotFaster as slower:
         if math.isinf(slower.step_s):
             return as_tasks
@@ -114,7 +114,7 @@ def _flops(program: Program, region: Region) -> float:
     return flops_of(replace(program, body=region))
 
 
-def least_s(as_tasks: Plan, share: float, count: int) -> float:
+def least_s(as_tasks: PlanData, share: float, count: int) -> float:
     """A bound on a step in one program: stages have equal parts of all that is done as
     tasks, the layers' in all ticks, and nothing is copied, sent or done twice.
 
@@ -130,7 +130,7 @@ def least_s(as_tasks: Plan, share: float, count: int) -> float:
     return sum(busy) / len(busy) * (share * ticks + 1 - share)
 
 
-def dispatched_s(as_tasks: Plan) -> float:
+def dispatched_s(as_tasks: PlanData) -> float:
     """A step with what it takes to start its tasks (`when.DISPATCH_S`)."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
@@ -138,11 +138,11 @@ def dispatched_s(as_tasks: Plan) -> float:
     return simulate(schedule_of(pipeline, work)).step_time_s
 
 
-def _noted(plan: Plan, note: str) -> Plan:
+def _noted(plan: PlanData, note: str) -> PlanData:
     return replace(plan, notes=(*plan.notes, note))
 
 
-def _given(as_tasks: Plan | InfeasiblePlanError) -> Plan:
+def _given(as_tasks: PlanData | InfeasiblePlanError) -> PlanData:
     if isinstance(as_tasks, InfeasiblePlanError):
         raise as_tasks
     return as_tasks

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError, StageError
-from rhino_jax.passes.microbatch.choice import Choice
-from rhino_jax.plan.plan import Plan
+from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.staging.counts import counts_of, rows_of
@@ -19,7 +19,7 @@ from rhino_jax.planner.staging.spmd_pipeline.recomputed import (
     BRIEF,
     WORTH,
     Recompute,
-    Tried,
+    RematCandidate,
 )
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
 from rhino_jax.planner.variant_search import Search
@@ -27,7 +27,7 @@ from rhino_jax.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StageBaseline:
     """Beside what it is compared.
 
     Attributes:
@@ -39,7 +39,7 @@ class Asked:
     may_do: Callable[[int], bool] = lambda count: True
 
 
-EVERY = Asked()
+EVERY = StageBaseline()
 """Compared with nothing."""
 
 
@@ -50,8 +50,8 @@ def plan_in_one_program(
     per_microbatch: tuple[str, ...] = (),
     *,
     may_recompute: bool = False,
-    asked: Asked = EVERY,
-) -> Plan:
+    asked: StageBaseline = EVERY,
+) -> PlanData:
     """The plan of a step whose layers are spread over an axis of the mesh.
 
     Args:
@@ -106,11 +106,14 @@ def plan_in_one_program(
 
 
 def _planned(
-    stage: StageSearch, microbatches: int | str, may_recompute: bool, asked: Asked
-) -> tuple[list[Tried], list[Tried]]:
+    stage: StageSearch,
+    microbatches: int | str,
+    may_recompute: bool,
+    asked: StageBaseline,
+) -> tuple[list[RematCandidate], list[RematCandidate]]:
     """Of every number of micro-batches that is compared the best, and all variants."""
-    tried: list[Tried] = []
-    best: list[Tried] = []
+    tried: list[RematCandidate] = []
+    best: list[RematCandidate] = []
 
     def may_do(count: int) -> bool:
         """Of more micro-batches than were tried, only idle ticks are fewer."""
@@ -134,7 +137,7 @@ def _planned(
     return best, tried
 
 
-def _step_s(stage: StageSearch, of: Tried) -> float:
+def _step_s(stage: StageSearch, of: RematCandidate) -> float:
     """Of all stages; infinite where it does not fit."""
     return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
 
@@ -145,7 +148,7 @@ def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
         return [[microbatches]]
     traced, stages = stage.search.running, stage.stages
     program, places = traced.program, stage.per_microbatch
-    most_loops = Choice(2).most_loops  # as micro-batches on one mesh
+    most_loops = MicrobatchChoice(2).most_loops  # as micro-batches on one mesh
     rows = rows_of(traced.closed_jaxpr, program, places, most_loops)
     counts = [*counts_of(rows, stages, stages)]
     if not counts:
@@ -159,7 +162,9 @@ def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
     return counts
 
 
-def _nothing_fits(stage: StageSearch, tried: Sequence[Tried]) -> InfeasiblePlanError:
+def _nothing_fits(
+    stage: StageSearch, tried: Sequence[RematCandidate]
+) -> InfeasiblePlanError:
     """The error of the variant that comes nearest to the budget."""
     nearest = min(tried, key=lambda t: t.peak_bytes)
     others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in tried)

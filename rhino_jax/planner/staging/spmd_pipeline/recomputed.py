@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.planner.remat import SECONDS, SHARES, with_room
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.stacked import Stacking
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import KEPT_INSTEAD, LEAST_GAIN
+from rhino_jax.planner.variants import KEPT_INSTEAD, MIN_GAIN
 
 
 BRIEF = "fast"
@@ -32,7 +32,7 @@ plans take about a second and leave a percent open (`planner.variants.NEAR`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tried:
+class RematCandidate:
     """One variant of what a stage does.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tried:
     what: str
     done: tuple[Transform, ...]
     search: Search
-    found: Found
+    found: SearchResult
 
     @property
     def name(self) -> str:
@@ -70,9 +70,9 @@ class Recompute:
 
     stage: StageSearch
     count: int
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[RematCandidate] = field(default_factory=list)
 
-    def best(self, known: Sequence[Tried], *, is_free: bool) -> Tried:
+    def best(self, known: Sequence[RematCandidate], *, is_free: bool) -> RematCandidate:
         """The fastest that fits, or as it is written if that is hardly slower.
 
         Args:
@@ -86,18 +86,18 @@ class Recompute:
         if is_free:
             self._choose(written)
         best = min(self.tried, key=lambda t: (t.found.step_s, t.peak_bytes))
-        is_faster = best.found.step_s < (1 - LEAST_GAIN) * written.found.step_s
+        is_faster = best.found.step_s < (1 - MIN_GAIN) * written.found.step_s
         return best if is_faster or not written.found.fits else written
 
-    def _plan(self, what: str, done: Sequence[Transform]) -> Tried:
+    def _plan(self, what: str, done: Sequence[Transform]) -> RematCandidate:
         search = self.stage.of_stage(self.count, done)
         if self.tried and self.tried[0].found.fits:
             search = search.on(self.tried[0].found.mesh_axes)
         found = search.asking(level=BRIEF).find()
-        self.tried.append(Tried(self.count, what, (*done,), search, found))
+        self.tried.append(RematCandidate(self.count, what, (*done,), search, found))
         return self.tried[-1]
 
-    def _choose(self, written: Tried) -> None:
+    def _choose(self, written: RematCandidate) -> None:
         """Plan what may be better than the step as it is written."""
         all_kept, before = written, tuple[Transform, ...]()
         if has_remat(self.stage.search.traced.program):
@@ -120,8 +120,8 @@ class Recompute:
     def _some(
         self,
         stacking: Stacking,
-        kept: tuple[Chosen, Tried],
-        least: tuple[Chosen, Tried],
+        kept: tuple[Chosen, RematCandidate],
+        least: tuple[Chosen, RematCandidate],
     ) -> Chosen | None:
         """What costs the least, if that may be better than what was planned: of two
         plans is known what a byte that is stacked takes.
@@ -157,7 +157,7 @@ class Recompute:
         return self.stage.search.request.deadline
 
 
-def _free_s(tried: Tried) -> float:
+def _free_s(tried: RematCandidate) -> float:
     """A step, were memory no limit."""
     if tried.found.fits:
         return tried.found.step_s

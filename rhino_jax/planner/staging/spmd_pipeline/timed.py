@@ -16,22 +16,22 @@ from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.frontend.manual import KINDS
 from rhino_jax.ir.op import Op, RegionKind
 from rhino_jax.ir.program import Program
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.stages import (
     IN_ONE_PROGRAM,
     Between,
-    Pass,
     Pipeline,
-    Send,
+    PipelinePass,
     StageCost,
     StagePlan,
+    StageSend,
 )
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class OpSend:
     """What an op of a stage sends to other stages.
 
     Attributes:
@@ -50,7 +50,7 @@ def pipeline_of(
     stages: int,
     count: int,
     seconds: Mapping[int, float],
-    sent: Sequence[Sent],
+    sent: Sequence[OpSend],
 ) -> Pipeline:
     """How micro-batches pass through the stages; what they hold is not known yet.
 
@@ -63,7 +63,7 @@ def pipeline_of(
     """
     ticks = count + stages - 1
     by_op = {s.op: s for s in sent}
-    passes: list[Pass] = []
+    passes: list[PipelinePass] = []
     once_s = 0.0
     for op in (program.ops[o] for o in program.body.ops):
         every = [op, *_inside(program, op)]
@@ -75,7 +75,7 @@ def pipeline_of(
             once_s += work_s + handed_s
             continue
         passes.append(
-            Pass(
+            PipelinePass(
                 tick_s=work_s / ticks,
                 handed_s=handed_s / ticks,
                 handed_bytes=sum(s.local_bytes for s in handed),
@@ -172,7 +172,7 @@ def holding(pipeline: Pipeline, left: int, fixed: int, peak: int) -> Pipeline:
 
 
 def stages_of(
-    plan: Plan,
+    plan: PlanData,
     pipeline: Pipeline,
     axes: MeshAxes,
     axis: int,
@@ -212,11 +212,11 @@ def stages_of(
     )
 
 
-def _sends(pipeline: Pipeline, stage: int, devices: int) -> Iterator[Send]:
+def _sends(pipeline: Pipeline, stage: int, devices: int) -> Iterator[StageSend]:
     for i, one in enumerate(pipeline.passes):
         to = stage - 1 if one.is_reversed else stage + 1
         if 0 <= to < len(pipeline.costs):
-            yield Send(
+            yield StageSend(
                 to,
                 f"what layers hand on in pass {i}, {pipeline.ticks} times",
                 one.handed_bytes * devices * pipeline.ticks,

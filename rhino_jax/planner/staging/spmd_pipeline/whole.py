@@ -29,14 +29,14 @@ from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.line_times import sent as lines_of, summed
-from rhino_jax.plan.plan import Leaf, Plan
+from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective
 from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
-from rhino_jax.planner.search.found import Found
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.staging.costs import seconds_by_op
 from rhino_jax.planner.staging.spmd_pipeline.timed import (
-    Sent,
+    OpSend,
     holding,
     left_bytes,
     pipeline_of,
@@ -46,7 +46,7 @@ from rhino_jax.planner.variant_search import Search
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class WholePipeline:
     """From the plan of one stage to that of all.
 
     Attributes:
@@ -65,14 +65,14 @@ class Whole:
     def stages(self) -> int:
         return self.axes[self.axis][1]
 
-    def step_s(self, found: Found) -> float:
+    def step_s(self, found: SearchResult) -> float:
         """Of all stages, by what was found for one; infinite where nothing fits."""
         if not found.fits:
             return math.inf
         sent = self._sent(found.decisions())
         return found.step_s + sum(s.collective.seconds for s in sent)
 
-    def plan(self, found: Found) -> Plan:
+    def plan(self, found: SearchResult) -> PlanData:
         """The plan of all stages, of what was found for one.
 
         Raises:
@@ -119,7 +119,9 @@ class Whole:
         self._check_pins(whole)
         return self.search.told(whole)
 
-    def _pipeline(self, found: Found, plan: Plan, sent: Sequence[Sent]) -> Pipeline:
+    def _pipeline(
+        self, found: SearchResult, plan: PlanData, sent: Sequence[OpSend]
+    ) -> Pipeline:
         """How micro-batches pass through all stages, of the plan of one."""
         program, count = self.of_stage, plan.microbatches
         pipeline = pipeline_of(program, self.stages, count, seconds_by_op(found), sent)
@@ -166,7 +168,7 @@ class Whole:
         elif not has_remat(self.of_stage):
             yield f"layers make nothing again in the backward pass: {left}."
 
-    def _check_pins(self, plan: Plan) -> None:
+    def _check_pins(self, plan: PlanData) -> None:
         names = [n for n, _ in self.axes]
         request = self.search.request
         for pins, leaves in (
@@ -186,7 +188,7 @@ class Whole:
                     fix=f"leave `{STAGE_AXIS}` out of the pin.",
                 )
 
-    def _sent(self, decisions: Decisions) -> Iterator[Sent]:
+    def _sent(self, decisions: Decisions) -> Iterator[OpSend]:
         """What stages send each other."""
         laid = lay_out(self.search.target, self.axes)
         for op, runs in _ops(self.of_stage, self.of_stage.body, 1):
@@ -206,7 +208,7 @@ class Whole:
                 source=str(op.source),
                 reason="between stages",
             )
-            yield Sent(op.id, round(local), sent)
+            yield OpSend(op.id, round(local), sent)
 
     def _local_bytes(self, decisions: Decisions, value: int) -> float:
         of = self.of_stage.values[value]

@@ -121,7 +121,7 @@ def repeated_sums(
       parameter_axes: of every parameter, axes that it is sharded over; used where the
         text does not say, as that of XLA:TPU.
     """
-    walk = _Walk(module, mesh)
+    walk = _ReductionWalk(module, mesh)
     entry = module.computations[module.entry]
     parameters = [i for i in entry if i.opcode == "parameter"]
     given: dict[str, State] = {}
@@ -164,7 +164,7 @@ def by_compiler(
 
 
 @dataclass(slots=True)
-class _Walk:
+class _ReductionWalk:
     """Goes through computations in run order.
 
     Attributes:

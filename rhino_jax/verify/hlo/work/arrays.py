@@ -10,7 +10,7 @@ from rhino_jax.verify.hlo.module import type_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class HloArray:
     """One array of a type.
 
     Attributes:
@@ -34,14 +34,14 @@ class Array:
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
 
 
-def arrays_of(text: str) -> tuple[Array, ...]:
+def arrays_of(text: str) -> tuple[HloArray, ...]:
     """The arrays of a type: one, or those of a tuple in order.
 
     Args:
       text: as `f32[8,128]{1,0}` or `(f32[8], s32[])`.
     """
     return tuple(
-        Array(name, tuple(int(d.strip(" <=")) for d in dims.split(",") if d.strip()))
+        HloArray(name, tuple(int(d.strip(" <=")) for d in dims.split(",") if d.strip()))
         for name, dims in _ARRAY.findall(text)
     )
 

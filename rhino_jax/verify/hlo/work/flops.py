@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.verify.hlo.module import Computation, Instruction
-from rhino_jax.verify.hlo.work.arrays import Array, arrays_of
+from rhino_jax.verify.hlo.work.arrays import HloArray, arrays_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ def arithmetic_of(
     flops = _flops(instruction, lhs, rhs, result)
     if flops is None:
         return _stated(instruction, operands)
-    wider = max(lhs, rhs, key=lambda a: Array(a.element, ()).bytes)
+    wider = max(lhs, rhs, key=lambda a: HloArray(a.element, ()).bytes)
     return Arithmetic(flops, wider.element)
 
 
 def _flops(
-    instruction: Instruction, lhs: Array, rhs: Array, result: Array
+    instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
 ) -> int | None:
     match instruction.opcode:
         case "dot":
@@ -94,7 +94,7 @@ def _numbers(pattern: re.Pattern[str], instruction: Instruction) -> tuple[int, .
 
 
 def _library_flops(
-    instruction: Instruction, lhs: Array, rhs: Array, result: Array
+    instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
 ) -> int | None:
     """FLOPs of a call of cuBLAS or cuDNN."""
     target = custom_call_target(instruction)
@@ -112,7 +112,7 @@ def _library_flops(
 
 
 def _stated(
-    instruction: Instruction, operands: list[tuple[Array, ...]]
+    instruction: Instruction, operands: list[tuple[HloArray, ...]]
 ) -> Arithmetic | None:
     """What a kernel says of itself (`pallas.CostEstimate`)."""
     found = _STATED.search(instruction.attributes)
@@ -145,7 +145,7 @@ _GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
 
 
 def _convolution_flops(
-    instruction: Instruction, lhs: Array, rhs: Array, result: Array
+    instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
 ) -> int:
     labels = _LABELS.search(instruction.attributes)
     if labels is None:

@@ -34,7 +34,7 @@ from rhino_jax.verify.hlo.work.traffic import MemoryTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class InstructionWork:
     """One instruction that computes, on one device.
 
     Attributes:
@@ -70,7 +70,7 @@ class ProgramWork:
       notes: what could not be read, in sentences.
     """
 
-    items: tuple[Work, ...]
+    items: tuple[InstructionWork, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,7 +84,9 @@ class ProgramWork:
         return sum((w.cycles or 0) * w.count for w in self.items)
 
 
-def work_reader(module: Module, seconds_of: Callable[[Work], float]) -> WorkReader:
+def work_reader(
+    module: Module, seconds_of: Callable[[InstructionWork], float]
+) -> WorkReader:
     """A reader of what a compiled program computes.
 
     Args:
@@ -94,7 +96,9 @@ def work_reader(module: Module, seconds_of: Callable[[Work], float]) -> WorkRead
     return WorkReader(module, seconds_of, MemoryTraffic(module))
 
 
-def read_work(module: Module, seconds_of: Callable[[Work], float]) -> ProgramWork:
+def read_work(
+    module: Module, seconds_of: Callable[[InstructionWork], float]
+) -> ProgramWork:
     """What a compiled program computes in a step; arguments as of `work_reader`."""
     return work_reader(module, seconds_of).program()
 
@@ -135,9 +139,9 @@ class WorkReader:
     """
 
     module: Module
-    seconds_of: Callable[[Work], float]
+    seconds_of: Callable[[InstructionWork], float]
     traffic: MemoryTraffic
-    read_already: dict[str, tuple[Work, ...]] = field(default_factory=dict)
+    read_already: dict[str, tuple[InstructionWork, ...]] = field(default_factory=dict)
     moving: dict[str, bool] = field(default_factory=dict)
     unknown_loops: dict[str, tuple[str, int]] = field(default_factory=dict)
     opaque: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -162,7 +166,7 @@ class WorkReader:
                 f" {len(self.beside)}."
             )
 
-    def read(self, name: str) -> tuple[Work, ...]:
+    def read(self, name: str) -> tuple[InstructionWork, ...]:
         """The work of one run of a computation."""
         if name not in self.read_already:
             computation = self.module.computations[name]
@@ -175,7 +179,7 @@ class WorkReader:
 
     def read_one(
         self, computation: Computation, instruction: Instruction
-    ) -> Iterator[Work]:
+    ) -> Iterator[InstructionWork]:
         """The work of one run of an instruction of the control flow."""
         match instruction.opcode:
             case "while":
@@ -208,10 +212,12 @@ class WorkReader:
         is_end = opcode.endswith(("-done", "-update"))
         return not is_end and _COLLECTIVE.match(opcode) is not None
 
-    def _seconds(self, items: tuple[Work, ...]) -> float:
+    def _seconds(self, items: tuple[InstructionWork, ...]) -> float:
         return sum(self.seconds_of(w) * w.count for w in items)
 
-    def _loop(self, computation: Computation, loop: Instruction) -> Iterator[Work]:
+    def _loop(
+        self, computation: Computation, loop: Instruction
+    ) -> Iterator[InstructionWork]:
         trips, is_known = trips_of(self.module, computation, loop)
         if not is_known:
             self.unknown_loops[loop.name] = loop.source, trips
@@ -221,7 +227,7 @@ class WorkReader:
 
     def _work(
         self, computation: Computation, instruction: Instruction
-    ) -> Iterator[Work]:
+    ) -> Iterator[InstructionWork]:
         groups = skipped_groups(instruction)
         cycles = _cycles(instruction) if groups == 1 else None
         called = instruction.attribute("calls")
@@ -234,7 +240,7 @@ class WorkReader:
         largest = max(arithmetic, key=lambda a: a.flops, default=None)
         arrays = arrays_of(instruction.type)
         element = largest.element if largest else arrays[0].element if arrays else "u8"
-        yield Work(
+        yield InstructionWork(
             name=instruction.name,
             opcode=instruction.opcode,
             count=1,
