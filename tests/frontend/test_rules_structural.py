@@ -160,12 +160,12 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     # reductions
     "sum": (lambda x: lax.reduce_sum(x, (0, 2)), ((2, 3, 4),), "a b c -> b"),
-    "argmax": (lambda x: lax.argmax(x, 1, "int32"), ((2, 3),), "a b! -> a"),
+    "argmax": (lambda x: lax.argmax(x, 1, "int32"), ((2, 3),), "a b^ -> a"),
     "any function": (
         lambda x: lax.reduce(x, 0.0, lambda a, b: a + 2 * b, (0,)), ((2, 3),),
         "a! b, · -> b",
     ),
-    "running sum": (lambda x: lax.cumsum(x, 1), ((2, 3),), "a b! -> a b!"),
+    "running sum": (lambda x: lax.cumsum(x, 1), ((2, 3),), "a b^ -> a b^"),
     # random numbers
     "bits": (
         lambda k: jax.random.key_data(k).sum() + jax.random.bits(k, (4, 8)), (key(),),

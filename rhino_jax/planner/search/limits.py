@@ -36,6 +36,8 @@ class SearchLimits:
     brief_error: share by which what a climb adds to the step that a search finds may
         differ between meshes of a program: of seven models on 2 to 6 meshes each, up to
         1.5 % on those that were within 3 % of the best (see `compare`).
+    arithmetic_share: share of an op's seconds from which on its arithmetic is said to
+        be all of them: padding and rates are rounded.
     communication_weights: factors on the price of communication, with which the plans
         beside the best are searched that the compiler is asked about.
     most_pins: pins that are dropped one by one to say which is in the way; each costs
@@ -65,6 +67,7 @@ class SearchLimits:
     recipes_share: float = 0.4
     prediction_error: float = 0.3
     brief_error: float = 0.03
+    arithmetic_share: float = 0.99
     communication_weights: tuple[float, ...] = (2.0, 0.5)
     most_pins: int = 8
     minimum_axes: int = 2

@@ -10,12 +10,8 @@ from rhino_jax.analysis.graph import Node
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.line_times import sent, summed
 from rhino_jax.plan.records import Collective, LineTime, Predicted
+from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.solver.problem import Labels
-
-
-ALMOST = 0.99
-"""Share of an op's seconds from which on its arithmetic is all of them: padding and
-rates are rounded."""
 
 
 def line_times(
@@ -50,7 +46,8 @@ def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
         busy_s = seconds - starts_s
         is_matrix = (
             node.is_matmul
-            and _arithmetic_s(model, node, label) * (node.count) >= ALMOST * busy_s
+            and _arithmetic_s(model, node, label) * node.count
+            >= LIMITS.arithmetic_share * busy_s
         )
         yield LineTime(
             str(node.op.source),
