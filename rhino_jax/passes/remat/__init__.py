@@ -1,9 +1,10 @@
-"""Values that the backward pass makes again, or fetches from the host's memory.
+"""Rematerialization and host offload of values that the backward pass reads.
 
-In: a closed jaxpr, its program, and a `choice.MicrobatchChoice` as text.
-Out: a closed jaxpr of the same results, with less to keep for the backward pass.
-Order: `regions` (regions with calls entered), `late` (what is backward),
-`residual_stacks` (what loops keep), `choice`, `rerun` and `decided` (what runs again),
-`equations`, `slices`, `recomputed`, `offload`, `frame`, `emit` (the new jaxpr),
-`rewrite` (the pass); `numbers`, `unremat` (a pass: no jax.checkpoint).
+In: a closed jaxpr, its program, and a `choice.RematChoice` as text.
+Out: a closed jaxpr with the same results and fewer residuals on the device.
+Order: `regions` (regions with calls inlined), `late` (which ops are of the backward
+pass), `residual_stacks` (residuals that loops stack), `choice`, `rerun` and `decided`
+(which ops run again), `equations`, `slices`, `recomputed`, `offload`, `frame`, `emit`
+(the new jaxpr), `rewrite` (the pass); `numbers` (value numbering), `unremat` (a pass
+that removes jax.checkpoint).
 """

@@ -1,4 +1,4 @@
-"""What was chosen, as text: a plan keeps it, and whoever runs the plan reads it."""
+"""The remat choice as text: a plan stores it, and the runtime parses it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class RematChoice:
-    """What the backward pass makes again. Ids are of the program before the pass.
+    """Values to recompute, save or offload. Ids are of the program before the pass.
 
     Attributes:
-      recompute: values to be made again; of a loop's stack the loop's result. What
-        these need is made again, too, down to what the backward pass reads anyway.
-      keep: values that are kept for it though the backward pass reads them not.
-      offload: values that wait in the host's memory.
-      first: (op id of a forward loop, number): so many slices of its stacks, the first
-        ones, are kept as they were.
-      ordered: nothing is made again before the late matmuls ahead of it are done, of
-        weights' gradients too. XLA:GPU otherwise runs these at the end of the step, and
-        what they read is held until then: of a GPT of 6 layers on 8 H100 (0.10.2)
-        temporaries are 67 MiB as written, 69 with `jax.checkpoint` or unordered, 33
-        ordered. Reductions of gradients then hide behind one layer at most.
+      recompute: values that the backward pass recomputes; for a stacked residual, the
+        loop's result. Values that these depend on are recomputed too, down to values
+        that the backward pass reads anyway.
+      keep: values that are saved as residuals though the backward pass does not read
+        them.
+      offload: residuals that are moved to host memory until the backward pass.
+      first: (op id of a forward loop, count): the first `count` slices of its stacks
+        are saved as in the baseline.
+      ordered: no value is recomputed before the backward matmuls ahead of it are done,
+        those of weight gradients included. XLA:GPU otherwise runs these at the end of
+        the step, and their operands stay live until then: for a GPT of 6 layers on 8
+        H100 (0.10.2) temporaries are 67 MiB in the baseline, 69 with `jax.checkpoint`
+        or unordered, 33 ordered. Gradient reductions then overlap with one layer at
+        most.
     """
 
     recompute: tuple[int, ...] = ()
@@ -31,7 +34,7 @@ class RematChoice:
     ordered: bool = False
 
     def __str__(self) -> str:
-        """As JSON; empty where nothing is to be done."""
+        """Return the choice as JSON; empty where nothing is chosen."""
         said = {f.name: getattr(self, f.name) for f in fields(self)}
         return (
             json.dumps({k: v for k, v in said.items() if v})
@@ -41,7 +44,7 @@ class RematChoice:
 
     @classmethod
     def parse(cls, text: str) -> RematChoice:
-        """The choice that a text says."""
+        """Parse a choice from the text that `str` returns."""
         said = json.loads(text) if text else {}
         first = tuple((int(loop), int(k)) for loop, k in said.pop("first", ()))
         ordered = bool(said.pop("ordered", False))

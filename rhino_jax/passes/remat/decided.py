@@ -1,4 +1,4 @@
-"""A choice, spelled out: block by block, what runs again and what loops stack."""
+"""A remat choice resolved, by region: ops that run again, values that are stacked."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from rhino_jax.passes.remat.residual_stacks import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopPair:
-    """What a backward loop makes again of a forward loop's body.
+    """Values of a forward loop's body that a backward loop recomputes or reads.
 
     Attributes:
-      loop: position of the forward loop; None: the block around both.
-      dropped: operand of the backward loop → what was stacked there.
-      again: what runs again in its body, of the forward loop's body.
-      replaced: value of the backward loop's body → value that is read for it.
+      loop: position of the forward loop; None: the region around both loops.
+      dropped: operand of the backward loop → value of the forward loop's body that was
+        stacked there.
+      again: ops of the forward loop's body that run again in the backward loop's body.
+      replaced: value of the backward loop's body → value that is read in its place.
     """
 
     loop: int | None
@@ -39,21 +40,21 @@ class LoopPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decided:
-    """What changes in a block.
+    """Changes to one region.
 
     Attributes:
-      halves: the block.
-      again: what its late lines read anew.
+      halves: the region, with its late ops (backward pass and after).
+      again: ops that run again for the late ops.
       stacks: forward loop → slots that are no longer stacked.
-      added: forward loop → values of its body that are stacked besides.
-      pairs: backward loop → what it makes again.
-      offloaded: values that wait in the host's memory.
-      split: loop that runs in two parts → how many slices its first part has; these
-        are kept as they were.
-      hosted_stacks: stacks of which each slice does.
-      is_ordered: as of `RematChoice.ordered`.
-      same: value → value that is read for it.
-      skipped: lines that do not run.
+      added: forward loop → values of its body that are stacked in addition.
+      pairs: backward loop → the values that it recomputes.
+      offloaded: values that are moved to host memory.
+      split: loop that runs as two loops → slices of the first one, whose residuals are
+        saved as in the baseline.
+      hosted_stacks: stacks whose slices are moved to host memory, step by step.
+      is_ordered: as `RematChoice.ordered`.
+      same: value → equal value that is read in its place.
+      skipped: ops that do not run.
     """
 
     halves: Halves
@@ -74,7 +75,7 @@ class Decided:
 
 
 def decide(blocks: FlatRegions, choice: RematChoice) -> dict[int | None, Decided]:
-    """Op id of a loop (None: the whole program) → what changes in its block."""
+    """Return the changes to each region, by op id of its loop; None: the program."""
     found: dict[int | None, Decided] = {}
     todo: list[tuple[Op | None, FlatRegion]] = [(None, blocks.top)]
     while todo:
@@ -129,7 +130,7 @@ def _split(
     pairs: Mapping[int, tuple[LoopPair, ...]],
     first: Mapping[int, int],
 ) -> dict[int, int]:
-    """Forward and backward loops that run in two parts."""
+    """Return the loops that run as two, forward and backward → slices of the first."""
     found: dict[int, int] = {}
     for at, several in pairs.items():
         loops = [pair.loop for pair in several if pair.loop is not None]
@@ -175,7 +176,7 @@ def _pairs(
 
 
 def leaves(pair: LoopPair) -> tuple[int, ...]:
-    """Values of the forward loop's body that the backward loop needs as they were."""
+    """Return values of the forward body that the backward loop reads as saved."""
     found: dict[int, None] = {}
     for read in pair.again.inputs.values():
         found.update(dict.fromkeys(read))
@@ -188,7 +189,7 @@ def leaves(pair: LoopPair) -> tuple[int, ...]:
 def stacked_anew(
     blocks: FlatRegions, block: FlatRegion, pair: LoopPair
 ) -> tuple[int, ...]:
-    """Those of them that no operand and no stack of the forward loop holds."""
+    """Return those of `leaves` that no operand or stack of the forward loop holds."""
     if pair.loop is None:
         return ()
     forward = block.lines[pair.loop]

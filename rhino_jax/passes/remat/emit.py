@@ -1,4 +1,4 @@
-"""A program run again line by line, with what was decided."""
+"""Run a program op by op with its remat changes applied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rhino_jax.passes.remat.slices import LoopRange, SlicedStacks
 
 
 def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
-    """The program's results, of the arrays of its inputs."""
+    """Run the program on the arrays of its inputs and return its results."""
     frame = Frame(plan, plan.decided[None])
     frame.early.update(zip(frame.block.inputs, inputs, strict=True))
     run(frame)
@@ -26,7 +26,7 @@ def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
 
 
 def run(frame: Frame) -> None:
-    """All lines of a block."""
+    """Run all ops of a region."""
     for k, line in enumerate(frame.block.lines):
         if k in frame.decided.skipped:
             continue
@@ -59,7 +59,7 @@ def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
 
 
 def changes(plan: RematPlan, decided: Decided) -> bool:
-    """Whether anything changes in a block, or in a loop inside of it."""
+    """Whether anything changes in a region, or in a loop inside of it."""
     if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
         return True
     lines = enumerate(decided.block.lines)
@@ -67,7 +67,7 @@ def changes(plan: RematPlan, decided: Decided) -> bool:
 
 
 def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
-    """A loop with other stacks; its results, None where a stack was dropped."""
+    """Run a loop with changed stacks; return its results, None for dropped stacks."""
     call, decided = call_of(line), frame.decided
     carries = [read(v) for v in line.reads[call.num_consts : num_carried(line)[1]]]
     left_out = decided.stacks.get(k, frozenset())
@@ -94,8 +94,10 @@ def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
 def steps(
     frame: Frame, k: int, read: Read, carries: list[Any], part: LoopRange | None
 ) -> tuple[list[Any], list[Any]]:
-    """A loop, or some steps of it; its carries and stacks. The first ones of a loop
-    that is split stack all and make nothing again."""
+    """Run a loop, or a range of its steps; return its carries and stacks.
+
+    The first range of a loop that is split stacks everything and recomputes nothing.
+    """
     line, decided, plan = frame.block.lines[k], frame.decided, frame.plan
     call, first = call_of(line), num_carried(line)[1]
     is_first = part is not None and part.number == 0
@@ -147,14 +149,16 @@ def steps(
 def needed(
     frame: Frame, pair: LoopPair, slices: SlicedStacks
 ) -> dict[int, tuple[bool, Any]]:
-    """What a backward loop needs of a forward loop's body as it was.
+    """Collect the values of a forward loop's body that a backward loop reads as saved.
 
     Args:
-      frame: that both loops run in.
+      frame: the frame that both loops run in.
       pair: the loops.
-      slices: what the backward loop reads slices of; is added to.
+      slices: stacks that the backward loop reads slice by slice; missing ones are
+        added.
     Returns:
-      Value of the body → (whether it is a slice, its place among them or the array).
+      Value of the body → (whether it is a slice, position in `slices` or else the
+        array).
     """
     if pair.loop is None:
         return {v: (False, frame.read_late(v)) for v in leaves(pair)}
@@ -187,12 +191,12 @@ def needed(
 def make_again(
     inner: Frame, pair: LoopPair, frame: Frame, have: Mapping[int, Any]
 ) -> None:
-    """Let a backward loop's body read what it has, and make the rest again.
+    """Bind the backward loop's reads to saved values, or to their recomputation.
 
     Args:
       inner: the body's frame.
       pair: the loops.
-      frame: the frame that both loops are in.
+      frame: the frame that both loops run in.
       have: value of the forward loop's body → array.
     """
     for value, other in pair.replaced.items():
@@ -200,7 +204,7 @@ def make_again(
     if pair.loop is None or not pair.dropped:
         return
     body = frame.plan.blocks.of(frame.block.lines[pair.loop].op)
-    # A loop of its own shares nothing with the forward loop: nothing needs a barrier.
+    # XLA merges no ops of two loops (no CSE): recomputed values need no barrier.
     remade = RematValues(inner.plan.equations, body, pair.again, have.__getitem__, list)
     for position, value in pair.dropped.items():
         source: Callable[[], Any] = partial(have.__getitem__, value)

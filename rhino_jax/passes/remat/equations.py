@@ -25,9 +25,11 @@ from rhino_jax.passes.remat.regions import RegionOp
 
 @dataclass(slots=True)
 class Equations:
-    """Attributes:
-    of: op id → equation.
-    literals: value id → what a literal, or a constant of a region, is.
+    """Equations and literals of a program, by the ids of its ops and values.
+
+    Attributes:
+      of: op id → equation.
+      literals: value id → value of a literal, or of a constant of a region.
     """
 
     of: dict[int, Any] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Equations:
 
     @contextmanager
     def context(self, line: RegionOp) -> Iterator[None]:
-        """Within the names and the source line of a line, calls around it included."""
+        """Enter the name scopes and source line of an op, enclosing calls included."""
         with ExitStack() as stack:
             for call in line.within:
                 eqn = self.of[call.id]
@@ -47,14 +49,14 @@ class Equations:
             yield
 
     def bind(self, line: RegionOp, operands: Sequence[Any]) -> list[Any]:
-        """Run a line's equation as it was."""
+        """Bind an op's equation, unchanged, to new operands."""
         eqn = self.of[line.op.id]
         with self.context(line):
             return bind_eqn(eqn, operands, eqn.params)
 
 
 def equations(closed: Any, program: Program) -> Equations:
-    """Those of a whole program, by the walk that imported it."""
+    """Return the equations of a whole program, by the walk that imported it."""
     found = Equations()
 
     def walk(jaxpr: Any, region: Region, is_top: bool, call: Any) -> None:
@@ -88,8 +90,10 @@ def equations(closed: Any, program: Program) -> Equations:
 
 
 def _placed(eqn: Any, call: Any) -> Any:
-    """An equation that, once its call is entered, still has a line of the user's: code
-    that a library traced before has none of its own."""
+    """Return an equation of an inlined call with a user source line.
+
+    Code that a library traced earlier has none of its own: it gets that of its call.
+    """
     if any(not is_library_file(file) for file, *_ in user_frames(eqn.source_info)):
         return eqn
     info = eqn.source_info.replace(traceback=call.source_info.traceback)

@@ -1,4 +1,4 @@
-"""One run of a block: what its lines made, and what late lines read in its place."""
+"""State of one run of a region: results of its ops, and what late ops read instead."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Read = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RematPlan:
-    """What is run, and how.
+    """A program and the changes to apply to it.
 
     Attributes:
-      blocks: of the program.
-      equations: its equations.
-      decided: op id of a loop (None: the whole) → what changes in its block.
+      blocks: the program's regions, calls inlined.
+      equations: the program's equations.
+      decided: op id of a loop (None: the whole program) → changes to its region.
     """
 
     blocks: FlatRegions
@@ -40,21 +40,23 @@ class RematPlan:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One run of a block.
+    """One run of a region.
 
     Attributes:
-      plan, decided: what runs.
-      early: value → array, as the lines made it.
-      late: value → array, as late lines read it where that is another.
-      stacks: (forward loop, value of its body) → what it stacked besides.
-      parts: stack of a loop that ran in two parts → what each stacked, None where the
-        second stacked nothing.
-      sources: input → how it is made again, where it was dropped.
-      reading: the late line that runs now, if it is late.
-      last: the last value that something can wait for; a late one if there is any.
-      ties: late values that something can wait for, as they were made.
-      matmuls: results of late matmuls for which the next group has to wait.
-      hosted: what waits in the host's memory.
+      plan, decided: the program, and the changes to this region.
+      early: value → array, as its op produced it.
+      late: value → array that late ops read in its place, where that differs.
+      stacks: (forward loop, value of its body) → the stack that was added for it.
+      parts: stack of a loop that ran as two → stacks of both, None where the second
+        stacked nothing.
+      sources: input of the region whose operand was dropped → function that recomputes
+        it.
+      remade: values that late ops recompute; None where there are none.
+      reading: the op that runs now, if it is late; else None.
+      last: the last value that a barrier can wait for; a late one if there is any.
+      ties: late values that a barrier can wait for, in order of production.
+      matmuls: results of late matmuls that the next group of recomputed ops waits for.
+      hosted: value → its array in host memory.
     """
 
     plan: RematPlan
@@ -86,7 +88,7 @@ class Frame:
         return self.decided.block
 
     def outputs(self) -> list[Any]:
-        """What leaves the block."""
+        """Return the arrays of the region's outputs."""
         found = []
         for v in self.block.outputs:
             is_tied = v in self.late and not self.decided.halves.is_early(v)
@@ -94,7 +96,7 @@ class Frame:
         return found
 
     def read(self, value: int) -> Any:
-        """A value as it was made."""
+        """Return a value as its op produced it."""
         value = self.decided.same.get(value, value)
         if value in self.sources:
             return self.sources[value]()
@@ -104,7 +106,7 @@ class Frame:
         return literals[value] if value in literals else self.early[value]
 
     def read_late(self, value: int) -> Any:
-        """A value as late lines read it."""
+        """Return a value as late ops read it: recomputed, from the host, or unchanged."""
         if value in self.late:
             return self.late[value]
         if self.remade is not None and value in self.remade.again.values:
@@ -117,13 +119,13 @@ class Frame:
         return self.read(value)
 
     def stack(self, value: int, part: LoopRange | None, read: Read) -> tuple[Any, bool]:
-        """A stack for a part of a loop, and whether it has this part's slices alone."""
+        """Return a stack for a range of a loop, and whether it has no other slices."""
         if part is not None and value in self.parts:
             return self.parts[value][part.number], True
         return read(value), False
 
     def made(self, line: RegionOp, results: Sequence[Any], is_late: bool) -> None:
-        """Take down what a line made."""
+        """Record the results of an op; offload those that are to be on the host."""
         self.early.update(zip(line.makes, results, strict=True))
         for v in line.makes:
             if v in self.decided.offloaded and self.early[v] is not None:
@@ -139,7 +141,7 @@ class Frame:
         return self.last is not None and not self.decided.halves.is_early(self.last)
 
     def tie(self) -> int | None:
-        """The late value for which what is read now has to wait."""
+        """Return the late value that values read now have to wait for."""
         for v in self.reading.reads if self.reading is not None else ():
             is_late = v in self.block.maker and not self.decided.halves.is_early(v)
             if is_late and can_tie(self.early.get(v)):
@@ -147,7 +149,7 @@ class Frame:
         return self.last
 
     def barred(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays that are not to be had before the late value of this moment."""
+        """Return the arrays behind a barrier on the current late value, see `tie`."""
         tie = self.tie()
         ties = [] if tie is None else [tie]
         ties += [v for v in self.matmuls if v != tie]
@@ -162,7 +164,7 @@ class Frame:
 
 
 def can_tie(array: Any) -> bool:
-    """Whether something can be made to wait for an array."""
+    """Whether an array can stand in an optimization barrier."""
     dtype = getattr(array, "dtype", None)
     return (
         isinstance(array, jax.core.Tracer)

@@ -1,4 +1,4 @@
-"""Which lines of a block run late: those of the backward pass, and all after it."""
+"""Late ops of a region: those of the backward pass, and all that depend on these."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rhino_jax.passes.remat.regions import FlatRegion
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Halves:
-    """A block, early and late.
+    """A region with its ops divided into early (forward) and late (backward and after).
 
     Attributes:
-      block: it.
-      is_late: [lines], whether reverse differentiation made the line, or it needs what
-        such a line made.
-      late_uses: value made early → positions of the late lines that read it.
-      bound: values that live to the end of the block, whatever is chosen.
+      block: the region.
+      is_late: [ops], whether reverse differentiation made the op, or it depends on such
+        an op.
+      late_uses: value of an early op → positions of the late ops that read it.
+      bound: values that are live to the end of the region, whatever is chosen.
     """
 
     block: FlatRegion
@@ -27,18 +27,23 @@ class Halves:
     bound: frozenset[int]
 
     def is_early(self, value: int) -> bool:
-        """Whether a line that is not late makes it."""
+        """Whether an early op of the region produces the value."""
         line = self.block.maker.get(value)
         return line is not None and not self.is_late[line]
 
 
 def halves_of(block: FlatRegion) -> Halves:
-    """What is early and what is late in a block; nothing is early where all is late."""
+    """Divide a region into early and late ops; either set may be empty."""
     return with_late(block, _late_lines(block))
 
 
 def with_late(block: FlatRegion, is_late: Sequence[bool]) -> Halves:
-    """A block of which it is known which lines are late."""
+    """Divide a region, given which of its ops are late.
+
+    Args:
+      block: the region.
+      is_late: [ops], whether each op is late.
+    """
     uses: dict[int, list[int]] = defaultdict(list)
     for k, line in enumerate(block.lines):
         if is_late[k]:
@@ -64,8 +69,8 @@ def _late_lines(block: FlatRegion) -> list[bool]:
             late_values.update(line.makes)
     if True not in is_late:
         return is_late
-    # What follows the first gradient and is for late lines alone, as an optimizer's
-    # decay of a momentum, can wait until these run.
+    # Ops after the first gradient whose results only late ops read, as an optimizer's
+    # decay of a momentum, are late too.
     early_needs, start = set(block.outputs), is_late.index(True)
     for k in reversed(range(len(block.lines))):
         line = block.lines[k]

@@ -1,8 +1,8 @@
-"""Numbers of values: two that have the same are equal, in whichever block they are.
+"""Value numbering across regions: values with the same number are equal.
 
-A value in a loop's body is one at every step; of two loops of one length, those of the
-same step are meant. What a loop stacks, sliced by another, has the number of what was
-stacked.
+A value in a loop's body is one value at every step; for two loops of one length, values
+of the same step are compared. A slice of what another loop stacked has the number of
+the value that was stacked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ BODY = "call_jaxpr"
 
 @dataclass(slots=True, eq=False)
 class ValueNumbers:
-    """Attributes:
-    blocks, equations: of the program.
-    of: value id → number, for all blocks of the top and of loops that may be changed.
+    """Value numbers of a program.
+
+    Attributes:
+      blocks, equations: of the program.
+      of: value id → number, for the top region and the bodies of loops that may be
+        changed.
     """
 
     blocks: FlatRegions
@@ -58,7 +61,7 @@ class ValueNumbers:
         return found
 
     def number(self, value: int) -> int:
-        """That of a value that was met."""
+        """Return the number of a value; a new one if it has none."""
         found = self.of.get(value)
         if found is None:
             literal = self.equations.literals.get(value)
@@ -135,6 +138,6 @@ class ValueNumbers:
 
 
 def _exactly(scalar: Any) -> Hashable:
-    """What tells scalars of one type apart; zeros by sign, too."""
+    """Return a key that distinguishes scalars of one type; zeros by sign, too."""
     array = np.asarray(scalar)
     return repr(scalar) if array.dtype.hasobject else array.tobytes()

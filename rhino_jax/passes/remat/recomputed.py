@@ -1,4 +1,4 @@
-"""Lines that run again, each once, when one of their values is first asked for."""
+"""Recomputed values: every op runs again at most once, when a result is first read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from rhino_jax.passes.remat.rerun import Rerun
 
 
 class RematValues:
-    """Values that are made again.
+    """Values that are recomputed on first read.
 
     Args:
       equations: of the program.
-      block: whose lines.
-      again: which of them.
-      read: a kept value as it is.
-      barred: arrays → the same, that are there no sooner than they are needed.
+      block: the region whose ops run again.
+      again: which of its ops.
+      read: value id → array of a saved value.
+      barred: arrays → the same arrays behind a barrier, so that they are not available
+        before they are needed.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class RematValues:
         self._entered: dict[int, dict[int, Any]] = {}
 
     def value(self, value: int) -> Any:
-        """A value, made again with what it needs."""
+        """Return a value, recomputed together with the values that it depends on."""
         if value not in self._made:
             for line in sorted(self._needed(value)):
                 self._run(line)
@@ -61,7 +62,7 @@ class RematValues:
         group = self.again.group[position]
         if group not in self._entered:
             inputs = self.again.inputs[group]
-            # Nothing has to wait for what nothing is made of.
+            # A group without inputs needs no barrier.
             arrays = [self._read(v) for v in inputs]
             barred = self._barred(arrays) if arrays else ()
             self._entered[group] = dict(zip(inputs, barred, strict=True))

@@ -1,7 +1,7 @@
-"""A region as one list of lines: calls that mean nothing but their bodies are entered.
+"""Regions as flat lists of ops, calls without semantics of their own inlined.
 
-Whoever looks at a program and whoever rewrites its jaxpr see the same lines, named by
-the same value ids.
+Analyses of a program and rewrites of its jaxpr see the same ops, with the same value
+ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
-"""Calls that mean nothing but their bodies."""
+"""Calls that mean no more than their bodies."""
 
 NEVER_AGAIN = frozenset({
     "debug_callback", "debug_print", "io_callback", "pure_callback", "python_callback",
@@ -22,17 +22,18 @@ NEVER_AGAIN = frozenset({
     "run_scoped", "ref_get", "ref_swap", "ref_addupdate", "freeze", "core_call_ref",
     "create_token", "after_all",
 })  # fmt: skip
-"""Primitives that do more than give results, or hide what they do."""
+"""Primitives with side effects, or that hide what they do: they never run twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionOp:
-    """An op that runs in a region, or in a call that was entered.
+    """An op that runs in a region, or in a call that was inlined there.
 
     Attributes:
       op: the op.
       within: the calls around it, outermost first.
-      reads: ids of its operands; of an entered call's input, that of what is passed.
+      reads: ids of its operands; for the input of an inlined call, that of its
+        argument.
       makes: ids of its results.
     """
 
@@ -44,14 +45,14 @@ class RegionOp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatRegion:
-    """A region's lines.
+    """A region as a flat list of ops.
 
     Attributes:
-      inputs, outputs: value ids, as of the region; of an output that an entered call
-        made, the id inside of it.
-      lines: in order.
-      maker: value id → position of the line that makes it.
-      alias: id of a result of an entered call → that of what it is.
+      inputs, outputs: value ids, as of the region; for an output that an inlined call
+        computes, the id inside of the call.
+      lines: the ops, in order.
+      maker: value id → position of the op that computes it.
+      alias: id of a result of an inlined call → id of the same value inside of it.
     """
 
     inputs: tuple[int, ...]
@@ -61,14 +62,20 @@ class FlatRegion:
     alias: dict[int, int]
 
     def named(self, value: int) -> int:
-        """The id by which lines know a value."""
+        """Return the id by which the region's ops refer to a value."""
         return self.alias.get(value, value)
 
 
 def block_of(
     program: Program, region: Region, entered: frozenset[str] = INLINED
 ) -> FlatRegion:
-    """The lines of a region of a program; names of calls that are entered."""
+    """Flatten a region of a program.
+
+    Args:
+      program: the program.
+      region: the region.
+      entered: primitive names of calls to inline.
+    """
     lines: list[RegionOp] = []
     alias: dict[int, int] = {}
 
@@ -97,14 +104,14 @@ def block_of(
 
 
 def is_entered(program: Program, op: Op, entered: frozenset[str]) -> bool:
-    """Whether a call is nothing but its body: one with arrays of its own stays."""
+    """Whether a call is inlined: it has such a name and captures no arrays."""
     if op.name not in entered or op.call is None or op.call.kind is not RegionKind.CALL:
         return False
     return not holds_arrays(program, op.call.regions[0])
 
 
 def holds_arrays(program: Program, region: Region) -> bool:
-    """Whether a region, or one inside of it, has arrays that are constants."""
+    """Whether a region, or one inside of it, captures arrays as constants."""
     for op_id in region.ops:
         op = program.ops[op_id]
         if any(_is_array(program, v) for v in op.operands):
@@ -120,7 +127,7 @@ def _is_array(program: Program, value: int) -> bool:
 
 
 def may_run_again(program: Program, op: Op) -> bool:
-    """Whether an op gives the same when it is run twice, and does nothing else."""
+    """Whether an op is pure: it may run twice with the same results."""
     if op.name in NEVER_AGAIN:
         return False
     regions = op.call.regions if op.call is not None else ()
@@ -130,7 +137,7 @@ def may_run_again(program: Program, op: Op) -> bool:
 
 
 class FlatRegions:
-    """The blocks of a program, each made when it is asked for."""
+    """The flat regions of a program, each computed on first use."""
 
     def __init__(
         self,
@@ -145,11 +152,16 @@ class FlatRegions:
 
     @functools.cached_property
     def top(self) -> FlatRegion:
-        """That of the whole program."""
+        """Ops of the whole program, flattened."""
         return block_of(self.program, self.program.body, self._of_top)
 
     def of(self, op: Op, region: int = 0) -> FlatRegion:
-        """That of a region of an op."""
+        """Return the flat region of an op.
+
+        Args:
+          op: an op with regions.
+          region: index of the region among the op's.
+        """
         assert op.call is not None
         key = op.id, region
         if key not in self._found:
@@ -158,7 +170,7 @@ class FlatRegions:
         return self._found[key]
 
     def all(self) -> Iterator[tuple[Op | None, FlatRegion]]:
-        """Every block and the op whose it is, outer ones first."""
+        """Yield every region with the op that it belongs to, outer ones first."""
         todo: list[tuple[Op | None, FlatRegion]] = [(None, self.top)]
         while todo:
             owner, block = todo.pop(0)

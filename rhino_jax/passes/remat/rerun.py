@@ -1,4 +1,4 @@
-"""Which lines run again for values that were dropped, and what these read."""
+"""Ops that run again to recompute dropped values, and the saved values they read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rhino_jax.passes.remat.regions import FlatRegion, may_run_again
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rerun:
-    """What runs again.
+    """Ops that run again.
 
     Attributes:
-      lines: positions in the block, in order.
-      group: line → its group: lines that are needed at about the same time. What
-        a group reads that is kept enters it together.
-      inputs: group → what its lines read that is kept, in order of first reading.
-      values: what the lines make.
+      lines: positions in the region, in order.
+      group: op → its group: ops whose results are needed at about the same time. The
+        saved values that a group reads enter it together, behind one barrier.
+      inputs: group → saved values that its ops read, in order of first use.
+      values: results of the ops.
     """
 
     lines: tuple[int, ...]
@@ -28,8 +28,8 @@ class Rerun:
 
 
 TOGETHER = 64
-"""Lines that are first needed so many lines apart, or fewer, are of one group: half of
-what a layer of a transformer goes back through."""
+"""Largest distance, in ops, between the first uses of recomputed ops of one group: half
+of the backward pass of a transformer layer."""
 
 _NEVER = 1 << 62
 
@@ -43,14 +43,14 @@ def again(
     kept: Collection[int],
     first: Mapping[int, int] | None = None,
 ) -> Rerun:
-    """What has to run so that these values are there again.
+    """Return the ops that have to run again to recompute values.
 
     Args:
       program: the program.
-      block: the block that made them.
-      wanted: the values.
-      kept: values that are still there; so are the block's inputs.
-      first: value → position of the first line that reads it anew.
+      block: the region that computes the values.
+      wanted: ids of the values to recompute.
+      kept: ids of values that are saved; the region's inputs always are.
+      first: value → position of the first op that reads it recomputed.
     """
     lines: set[int] = set()
     todo = [v for v in wanted if _makes_again(program, block, v)]

@@ -1,4 +1,4 @@
-"""What forward loops stack for the loops of the backward pass."""
+"""Residuals that forward loops stack for loops of the backward pass."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rhino_jax.passes.remat.regions import (
 
 @dataclass(frozen=True, slots=True)
 class ResidualStack:
-    """A stacked result of a forward loop that only later loops read, slice by slice.
+    """A stacked result of a forward loop that only backward loops read, slice by slice.
 
     Attributes:
       value: its id.
-      loop: position of the forward loop in the block.
-      slot: which of the loop's stacked results.
-      inside: what is stacked, in the loop's body.
-      readers: (position of a backward loop, which of its operands).
+      loop: position of the forward loop in the region.
+      slot: index among the loop's stacked results.
+      inside: id of the value in the loop's body that is stacked.
+      readers: (position of a backward loop, index of the operand that it reads it as).
     """
 
     value: int
@@ -36,24 +36,24 @@ class ResidualStack:
 
 
 def call_of(line: RegionOp) -> RegionCall:
-    """The regions of a line that has some."""
+    """Return the region call of an op that has one."""
     assert line.op.call is not None
     return line.op.call
 
 
 def num_carried(line: RegionOp) -> tuple[int, int]:
-    """Numbers of a loop's consts, and of its consts and carries together."""
+    """Return how many consts a loop has, and how many consts and carries together."""
     call = call_of(line)
     return call.num_consts, call.num_consts + call.num_carry
 
 
 def is_scan(line: RegionOp) -> bool:
-    """Whether a line is a loop over slices."""
+    """Whether an op is a scan."""
     return line.op.call is not None and line.op.call.kind is RegionKind.SCAN
 
 
 def can_be_changed(blocks: FlatRegions, line: RegionOp) -> bool:
-    """Whether a loop can be written with other stacks."""
+    """Whether a loop can be rewritten with other stacks."""
     return (
         is_scan(line)
         and may_run_again(blocks.program, line.op)
@@ -62,7 +62,7 @@ def can_be_changed(blocks: FlatRegions, line: RegionOp) -> bool:
 
 
 def find_stacks(blocks: FlatRegions, halves: Halves) -> tuple[ResidualStack, ...]:
-    """All stacks of a block."""
+    """Return all residual stacks of a region."""
     block = halves.block
     reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for k, line in enumerate(block.lines):

@@ -1,4 +1,4 @@
-"""The pass: a program whose backward pass makes values again."""
+"""The remat pass: rewrite a program so that its backward pass recomputes values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rhino_jax.passes.retraced import retraced
 
 
 def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
-    """The same function, what was chosen of it made again in its backward pass.
+    """Retrace a function with the chosen values recomputed or offloaded.
 
     Args:
       closed_jaxpr: the function.
-      program: as imported from it.
-      choice: see `RematChoice`.
+      program: imported from it.
+      choice: a `RematChoice` as text.
     """
     blocks = FlatRegions(program)
     decided = decide(blocks, RematChoice.parse(choice))

@@ -1,4 +1,4 @@
-"""What a loop reads slice by slice, when it runs whole or in two parts."""
+"""Stacks that a loop reads slice by slice, when it runs whole or as two loops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jax import lax
 
 @dataclass(frozen=True, slots=True)
 class LoopRange:
-    """Some steps of a loop.
+    """A range of a loop's steps.
 
     Attributes:
-      number: 0 for those of the first slices, 1 for the others.
-      start, stop: which slices.
+      number: 0 for the first range, 1 for the second.
+      start, stop: slices that the range covers.
     """
 
     number: int
@@ -28,13 +28,13 @@ class LoopRange:
 class SlicedStacks:
     """Stacks of which each step reads a slice.
 
-    A part of a loop reads slices of whole stacks by their number, since a part of a
-    stack would be a copy of it.
+    A range of a loop reads slices of whole stacks by index, since a slice of the stack
+    for the range would be a copy of it.
 
     Attributes:
-      part: of the loop, if it runs in parts.
+      part: range of the loop; None: the loop runs whole.
       stacks: the stacks.
-      is_part: whether each has the slices of this part alone.
+      is_part: for each stack, whether it has only the slices of this range.
     """
 
     part: LoopRange | None
@@ -42,7 +42,7 @@ class SlicedStacks:
     is_part: list[bool] = field(default_factory=list)
 
     def add(self, stack: Any, is_part: bool) -> int:
-        """The place of a stack among them."""
+        """Add a stack if it is new, and return its position."""
         for i, other in enumerate(self.stacks):
             if other is stack:
                 return i
@@ -51,7 +51,7 @@ class SlicedStacks:
         return len(self.stacks) - 1
 
     def scanned(self) -> list[Any]:
-        """What the loop scans over."""
+        """Return the arrays that the loop scans over."""
         found = [x for x, p in zip(self.stacks, self.is_part, strict=True) if p]
         if self.part is not None:
             count = self.part.stop - self.part.start
@@ -60,7 +60,7 @@ class SlicedStacks:
         return found
 
     def at_step(self, scanned: Sequence[Any]) -> list[Any]:
-        """The slices of a step, of what is scanned over."""
+        """Return the slices of a step, given the step's slices of `scanned`."""
         number = scanned[-1] if self.part is not None else None
         rest = iter(scanned)
         return [

@@ -1,9 +1,9 @@
-"""The pass "un-remat": what `jax.checkpoint` computes twice is kept instead.
+"""The pass "un-remat": values that `jax.checkpoint` recomputes are saved instead.
 
-Its backward regions are entered, and of what they compute, all that the forward pass
-computed too is read from there: in the same block as it is, in a loop from stacks of
-the forward loop. What costs nothing to make of arguments and slices stays where it is.
-What the backward pass keeps may then be chosen anew.
+Its backward regions are inlined, and values in them that the forward pass computed too
+are read from there: directly in the same region, in a loop from stacks of the forward
+loop. Values that are cheap to compute from arguments and slices are still recomputed.
+The residuals of the backward pass may then be chosen from scratch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL = "all"
 
 
 def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
-    """The same function without `jax.checkpoint`.
+    """Retrace a function without `jax.checkpoint`.
 
     Args:
       closed_jaxpr, program: the function.
@@ -48,7 +48,7 @@ def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
 
 
 def has_remat(program: Program) -> bool:
-    """Whether a program has regions that compute something twice."""
+    """Whether a program has regions of `jax.checkpoint`."""
     return any(op.call is not None and op.call.is_remat for op in program.ops)
 
 
@@ -101,14 +101,14 @@ def _made_early(halves: Halves) -> Iterator[int]:
 
 
 def _is_again(line: RegionOp) -> bool:
-    """Whether a line is in a region that computes things twice."""
+    """Whether an op is in a region of `jax.checkpoint`."""
     return any(op.call is not None and op.call.is_remat for op in line.within)
 
 
 def _replaced(
     numbers: ValueNumbers, block: FlatRegion, have: dict[int, int]
 ) -> dict[int, int]:
-    """Values that are made in such regions and are there already → what they are."""
+    """Return values in remat regions that are already available → the equal value."""
     cheap = _cheap(numbers, block)
     found: dict[int, int] = {}
     for line in block.lines:
@@ -122,8 +122,10 @@ def _replaced(
 
 
 def _cheap(numbers: ValueNumbers, block: FlatRegion) -> set[int]:
-    """Ops of such regions that fuse and read nothing but inputs and literals, or what
-    others like them make."""
+    """Return ids of fusible ops in remat regions that are cheap to run again.
+
+    Such an op reads only inputs, literals, or results of other such ops.
+    """
     program = numbers.blocks.program
     values, ops = set(block.inputs), set()
     for line in block.lines:
@@ -135,7 +137,7 @@ def _cheap(numbers: ValueNumbers, block: FlatRegion) -> set[int]:
 
 
 def _skipped(block: FlatRegion, replaced: dict[int, int]) -> frozenset[int]:
-    """Lines of such regions that nothing needs any more."""
+    """Return positions of ops in remat regions whose results are no longer read."""
     needed = set(block.outputs)
     found: set[int] = set()
     for k in reversed(range(len(block.lines))):
@@ -156,7 +158,7 @@ def _pairs(
     k: int,
     early: dict[int, int],
 ) -> tuple[LoopPair, ...]:
-    """What a backward loop reads of the forward loops' bodies, and of outside."""
+    """Return values that a backward loop reads of forward bodies, and of outside."""
     block = halves.block
     backward = block.lines[k]
     body, length = blocks.of(backward.op), call_of(backward).trip_count
