@@ -1,4 +1,4 @@
-"""What the compiler made of a plan, beside what the plan predicted.
+"""Compile a plan and compare the compiled program with the plan's predictions.
 
 In: a plan or a hand-sharded function, and something to compile for.
 Out: `verification.VerificationData`, `by_hand.audit.AuditData`, `check.CheckData`.

@@ -1,7 +1,7 @@
-"""A plan run beside one device: does it give the same numbers?
+"""Run a plan and compare its results with those of one device.
 
-`Plan.check` runs the program twice, on copies of the arguments: as planned, over real
-or emulated devices, and as `jax.jit` runs it on one of them.
+`Plan.check` runs the program twice, on copies of the arguments: sharded as planned,
+over real or emulated devices, and by `jax.jit` on one of them.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ from rhino_jax.verify.verification import planned_parameters
 
 
 ASKS_FOR_A_MESH = ANNOTATIONS | {"shard_map"}
-"""Ops that a program has only within a mesh."""
+"""Primitives that a program can only contain within a mesh context."""
 
 
-# XLA leaves out conversions to 16 bits and back where it may (xla/xla.proto,
-# xla_allow_excess_precision); a planned program, and its partial sums, may not.
+# XLA omits conversions to 16 bits and back where it may (xla/xla.proto,
+# xla_allow_excess_precision); in a sharded program, with its partial sums, it often
+# cannot.
 _ROUNDING = {"xla_allow_excess_precision": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckData:
-    """The results of a planned program beside those of one device.
+    """The results of a sharded program compared with those of one device.
 
     Attributes:
-      program_name: the planned function's name.
+      program_name: name of the planned function.
       mesh_axes: (name, size) of every mesh axis, major first.
-      devices: what it ran on, as "8 emulated cpu devices".
-      leaves: every array of the result, the largest differences first.
-      not_compared: (tree path, why) of what could not be compared.
-      seconds: wall time of compiling and running both.
+      devices: devices that the plan ran on, as "8 emulated cpu devices".
+      leaves: comparison of every array of the result, the largest differences first.
+      not_compared: (tree path, reason) of leaves that could not be compared.
+      seconds: wall time of compiling and running both programs.
     """
 
     program_name: str
@@ -70,7 +71,7 @@ class CheckData:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was compared differs beyond its tolerance."""
+        """Whether no compared leaf differs beyond its tolerance."""
         return all(leaf.ok for leaf in self.leaves)
 
 
@@ -84,7 +85,7 @@ def check(
     static_argnums: Any = None,
     static_argnames: Any = None,
 ) -> CheckData:
-    """Run `fn` as planned, and on one device; see `PlanData.check`."""
+    """Run `fn` as planned and on one device, and compare; see `PlanData.check`."""
     what, started = "`plan.check`", time.monotonic()
     fn, args = unbound(fn, args)
     parameters = planned_parameters(
@@ -101,7 +102,7 @@ def check(
     arrays = [in_order(x, dims_of(x), ()) for x in call.leaves.arrays]
     arrays = [_whole(x) for x in arrays]
     traced = bound.traced
-    # Statistics of each micro-batch are those of each on one device, too.
+    # Statistics per micro-batch are computed per micro-batch on one device, too.
     own = through_own_sums(plan.transforms) or _of_stages(plan)
     if own:
         flat, consts = _as_traced(remade(traced, own))
@@ -138,7 +139,9 @@ def check(
 
 
 def _of_stages(plan: PlanData) -> tuple[Transform, ...]:
-    """The micro-batches of stages, where these have statistics of their own."""
+    """Return the plan's passes with the pipeline's micro-batches as one more.  Empty
+    where no statistics are computed per micro-batch.
+    """
     pipeline = plan.pipeline
     if pipeline is None or not pipeline.per_microbatch:
         return ()
@@ -150,9 +153,10 @@ def _of_stages(plan: PlanData) -> tuple[Transform, ...]:
 
 
 def _flat(traced: Traced, parameters: Parameters, call: Call) -> tuple[Any, list[Any]]:
-    """The user's function of arrays alone, and those that it takes after the arguments.
+    """Return the user's function of flat arrays, and its captured arrays.
 
-    It is what was traced where it captures references: it would change them.
+    The captured arrays follow the arguments. Where the function captures references,
+    this is the traced program: calling the function again would mutate them.
     """
     if not traced.captured:
         return flat_function(parameters, call), []
@@ -174,10 +178,10 @@ def _badness(leaf: ComparedLeaf) -> tuple[bool, float]:
 
 
 def _mesh_of(plan: PlanData, what: str) -> tuple[Mesh, str]:
-    """Devices to run on: the plan's, or else as many emulated ones.
+    """Return a mesh to run on, and its description: the plan's, or an emulated one.
 
     Raises:
-      MeshError: so many cannot be emulated here.
+      MeshError: this process cannot emulate that many devices.
     """
     mesh = plan.mesh
     if isinstance(mesh, Mesh) and not is_compile_only(mesh.devices.flat[0]):
@@ -209,7 +213,7 @@ def _check_arrays(call: Call, what: str) -> None:
 
 
 def _whole(x: Any) -> Any:
-    """An argument that this process holds whole."""
+    """Return an argument with all its shards in this process."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         from jax.experimental import multihost_utils
 
@@ -218,14 +222,16 @@ def _whole(x: Any) -> Any:
 
 
 def _copy(x: Any, where: Any) -> Any:
-    """A copy there: the program may take its memory. Python scalars stay what they are,
-    for their type is weak."""
+    """Copy an array to a device or sharding: the program may donate its buffer.
+
+    Python scalars are returned unchanged, since their type is weak.
+    """
     if is_python_scalar(x):
         return x
     if jnp.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key):
         x = copied(x)
     elif isinstance(x, jax.Array):
-        x = np.asarray(x)  # across backends, where emulated devices have their own
+        x = np.asarray(x)  # emulated devices belong to another backend
     return jax.device_put(x, where, may_alias=False)
 
 
@@ -241,7 +247,7 @@ def _on_one_device(
     arrays: Sequence[Any],
     options: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Run what `jax.jit` makes of the user's function, with options of XLA."""
+    """Run the user's function with `jax.jit` on one device, with compiler options."""
     me = jax.process_index()
     device = next(d for d in bound.mesh.devices.flat if d.process_index == me)
     with _context(bound, device), jax.default_device(device):
@@ -252,7 +258,7 @@ def _on_one_device(
 
 @contextlib.contextmanager
 def _context(bound: Bound, device: Any) -> Iterator[None]:
-    """A mesh of one device for programs that name axes, else none."""
+    """Enter a mesh of one device for programs that name mesh axes, else nothing."""
     if not any(op.name in ASKS_FOR_A_MESH for op in bound.traced.program.ops):
         yield
         return

@@ -1,4 +1,4 @@
-"""Results of two runs of one program, leaf by leaf."""
+"""Compare the results of two runs of one program, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -19,39 +19,45 @@ TOLERANCES = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""By element type, what sums in another order may change, as `ComparedLeaf.relative`
-measures it. Integers, bools and random keys must be equal."""
+"""Largest `ComparedLeaf.relative` that another order of summation may cause, by dtype.
+Integers, bools and random keys must be equal.
+"""
 
 COARSE = 0.3
-"""The tolerance of floats of eight bits and fewer."""
+"""Tolerance of floats of eight bits and fewer."""
 
 MIN_OF_LEAF = 0.1
-"""Share of a leaf's largest element that stands for those that are smaller still."""
+"""Share of a leaf's largest magnitude that is added to the base of `relative`."""
 
 NOISE = 1e-8
-"""What is this small is the rounding of a zero."""
+"""Absolute differences up to this are rounding errors of a zero."""
 
 ROUNDINGS = 8.0
-"""A planned run may differ by this many times what two runs on one device do, one of
-which rounds to 16 bits between all ops: it rounds the partial sums of devices, too."""
+"""A planned run may differ by this multiple of the rounding noise of one device: the
+difference of two runs there, one of which rounds to 16 bits between all ops. The
+planned run rounds the partial sums of devices, too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedLeaf:
-    """One array of the result, as planned beside on one device.
+    """One array of the result: the planned run compared with one device.
 
     Attributes:
-      path: tree path.
-      shape, dtype: of the array.
-      absolute: largest |planned - one device|; NaN where only one of them is one, or
+      path: tree path of the leaf.
+      shape, dtype: global shape and element type of the array.
+      absolute: largest |planned - one device|; NaN where only one of the two is NaN, or
+        the other infinite.
         the other infinity.
-      relative: largest |planned - one device| over the sum of |one device| and a tenth
+      relative: largest |planned - one device| ÷ (|one device| + a tenth of the leaf's
+        largest magnitude).
         of the leaf's largest.
-      tolerance: the most that `relative` may be; 0: elements must be equal.
+      tolerance: largest `relative` that is accepted; 0: elements must be equal.
       worst: index of the element with the largest relative difference.
       differing: number of elements that differ beyond the tolerance.
-      share: of the elements that were compared: those that this process holds.
+      share: share of the elements that were compared: those in this process's shards.
       rounding: largest difference of the array between two runs on one device that
+        round at different places; 0 where only one was run.
         round at different places; 0 where only one was run.
     """
 
@@ -73,7 +79,7 @@ class ComparedLeaf:
 
 
 def tolerance_of(dtype: Any) -> float:
-    """The tolerance of an element type; see `TOLERANCES`."""
+    """Return the default tolerance of an element type; see `TOLERANCES`."""
     kind = np.dtype(dtype)
     if kind.kind in "biu":
         return 0.0
@@ -87,14 +93,16 @@ def compare(
     tolerance: float | None = None,
     rounded: Any = None,
 ) -> ComparedLeaf:
-    """One leaf.
+    """Compare one leaf of the planned run with the same leaf on one device.
 
     Args:
-      path: tree path.
-      planned: a JAX array, of which this process may hold some shards only.
-      single: the same on one device.
-      tolerance: of floats; None: by element type.
-      rounded: the same on one device, rounded at other places; what differs between
+      path: tree path of the leaf.
+      planned: a JAX array of the planned run, of which this process may have only some
+        shards.
+      single: the array of the run on one device.
+      tolerance: tolerance of floats; None: by element type.
+      rounded: the array of a run on one device that rounds at other places, or None;
+        its difference from `single` is the noise of the program's own types.
         the two is what the program's own types leave open.
     """
     name = str(planned.dtype)
@@ -109,7 +117,7 @@ def compare(
     worst, differing, absolute, seen = (-1.0, (0,) * whole.ndim), 0, 0.0, 0
     for index, part in _parts(planned):
         found = _differences(np.asarray(part), whole[index], scale, allowed)
-        # NaN beside a number is an infinite relative difference.
+        # NaN against a number is an infinite relative difference.
         is_within = found.absolute <= ROUNDINGS * rounding
         is_other = (found.relative > allowed) & ~is_within
         seen += part.size
@@ -147,7 +155,7 @@ def _rounding(single: np.ndarray, rounded: Any) -> float:
 
 
 def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
-    """What this process holds of an array, every element once."""
+    """Return this process's shards of an array and their indices, every element once."""
     if planned.is_fully_addressable:
         return [((slice(None),) * planned.ndim, planned)]
     seen: dict[str, tuple[tuple[slice, ...], Any]] = {}
@@ -157,7 +165,7 @@ def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
 
 
 def _scale(whole: np.ndarray) -> float:
-    """The largest finite magnitude."""
+    """Return the largest finite magnitude of an array; 0 for integers and bools."""
     if whole.dtype.kind in "biu" or not whole.size:
         return 0.0
     size = np.abs(_wide(whole))
@@ -184,7 +192,7 @@ def _differences(
         size = np.abs(a - b)
         base = np.abs(b) + MIN_OF_LEAF * scale
         relative = np.where(size <= NOISE, 0.0, size / np.where(base > 0, base, 1.0))
-    # NaN beside NaN, and infinity beside the same, are equal.
+    # NaN equals NaN, and an infinity equals itself.
     same = (np.isnan(a) & np.isnan(b)) | (a == b)
     size = np.where(same, 0.0, np.where(np.isfinite(size), size, np.nan))
     relative = np.where(same, 0.0, np.where(np.isnan(size), np.inf, relative))

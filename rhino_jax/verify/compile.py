@@ -1,4 +1,4 @@
-"""Compiling a lowered program, and what the compiler says about it."""
+"""Compile a lowered program and collect the compiler's messages and memory use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 from rhino_jax.verify.in_child import CompilerTask, compile_in_child
 
 
-# XLA:TPU, whose figure is of all buffers, arguments too, in spite of its name:
+# XLA:TPU. In spite of its wording, the figure is of all buffers, arguments included:
 # "the total memory required for HLO temporaries (24.00G) exceeds available HBM
 # (15.75G)"; on standard error, and before libtpu numbered its errors: "Used 24.00G of
 # 15.75G hbm."
@@ -29,7 +29,7 @@ _NEEDED_OF_AVAILABLE = re.compile(
     rf"\((?P<needed>{_SIZE})\) exceeds available HBM \((?P<available>{_SIZE})\)"
     rf"|Used (?P<used>{_SIZE}) of (?P<of>{_SIZE}) hbm"
 )
-# Where a device is here and holds too much already, as constants are placed.
+# Where a real device runs out of memory as constants are placed on it.
 _ALLOCATION = re.compile(r"[Oo]ut of memory .*?allocat\w+ (?P<bytes>\d+) bytes")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _TOLD_ELSEWHERE = re.compile(r"rematerialization", re.IGNORECASE)
@@ -37,15 +37,16 @@ _MESSAGE_LINES = 4
 
 
 def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Compilation:
-    """Compile a program; that it does not fit is a result, not an error.
+    """Compile a program; running out of memory is a result, not an error.
 
     Args:
-      lowered: of `jax.jit`, or of a function that rhino sharded.
+      lowered: a lowered program, of `jax.jit` or of a function that rhino sharded.
       mesh: the mesh that it was lowered for. Where its devices are compile-only ones of
+        `rhino_jax.hardware.compile_only`, a child process compiles.
         `rhino_jax.hardware.compile_only`, another process compiles.
     Raises:
       jax.errors.JaxRuntimeError: the compiler fails for any other reason.
-      CompilerError: the compiler ended that other process.
+      CompilerError: the compiler aborted that child process.
     """
     inner = lowered.lowered if isinstance(lowered, Lowered) else lowered
     platform, origin = _platform(mesh), origin_of(mesh)
@@ -73,26 +74,27 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
 def compiled_by(
     compile: Callable[[Mapping[str, Any]], Any], platform: str
 ) -> tuple[Compilation, str]:
-    """Compile in this process.
+    """Compile in this process, and return the compilation with its messages.
 
-    What the compiler writes to standard error, and libtpu to its log, is kept as
-    `messages`. Standard error is held back meanwhile. No cache may be used, because
-    programs come out of one without messages. There are none either where warnings are
-    silenced: TF_CPP_MIN_LOG_LEVEL above 1 and, on TPU, TPU_MIN_LOG_LEVEL above 1 or
-    TPU_LOG_DIR=disabled.
+    What the compiler writes to standard error, and libtpu to its log, becomes
+    `messages`; standard error is captured meanwhile. No compilation cache may be used:
+    programs from a cache come without messages. There are no messages either where
+    warnings are silenced: TF_CPP_MIN_LOG_LEVEL above 1 and, on TPU, TPU_MIN_LOG_LEVEL
+    above 1 or TPU_LOG_DIR=disabled.
 
-    XLA:TPU alone refuses a program that does not fit. For GPU and CPU compare
-    `memory.peak_bytes` with what the hardware has.
+    Only XLA:TPU refuses a program that does not fit. For GPU and CPU compare
+    `memory.peak_bytes` with the hardware's memory.
 
     Args:
-      compile: compiles with further options of XLA; the result has `as_text` and
+      compile: compiles with further XLA options; the result has `as_text` and
         `memory_analysis`, as `jax.stages.Compiled`.
       platform: "cpu", "tpu" or "gpu".
     Returns:
-      What came of it, and what of standard error is for the user: all but what is
-      reported as a result (lack of memory, and lines on rematerialisation).
+      The compilation, and the part of standard error that the user should see: all but
+        what is reported as a result (out-of-memory errors and messages on
+        rematerialisation).
     Raises:
-      jax.errors.JaxRuntimeError: the compiler fails, not for lack of memory.
+      jax.errors.JaxRuntimeError: the compiler fails for another reason than memory.
     """
     tpu_log, start = TpuLog(), time.perf_counter()
     compiled, out_of_memory, told = None, None, ""
@@ -128,10 +130,11 @@ def compiled_by(
 def _text_of(
     compiled: Any, compile: Callable[[Mapping[str, Any]], Any], platform: str
 ) -> str:
-    """The compiled program as text.
+    """Return the text of the compiled program.
 
     JAX 0.10.2 cannot print some programs of libtpu 0.0.51 ("async-update instruction
-    should have 1 operands but sees 3"): libtpu itself then has to, in a second run.
+    should have 1 operands but sees 3"): they are compiled a second time, with libtpu
+    dumping the text.
     """
     try:
         return compiled.as_text() or ""
@@ -158,10 +161,10 @@ def _platform(mesh: Any) -> str:
 
 
 def memory_use(stats: Any, platform: str) -> MemoryUse:
-    """The compiler's `CompiledMemoryStats` as a record.
+    """Convert the compiler's `CompiledMemoryStats` to a record.
 
     XLA:CPU (0.10.2 to 0.12) leaves temporaries out of its peak. It allocates them as
-    one block that is held for the whole run, so there the peak is the sum of all.
+    one block that is live for the whole run, so there the peak is the sum of all.
     """
     argument_bytes = int(stats.argument_size_in_bytes)
     output_bytes = int(stats.output_size_in_bytes)
@@ -180,7 +183,7 @@ def memory_use(stats: Any, platform: str) -> MemoryUse:
 
 
 def read_out_of_memory(message: str) -> OutOfMemory | None:
-    """What a compiler's error says about device memory; None if it is another.
+    """Parse a compiler's out-of-memory error; None for any other error.
 
     Args:
       message: text of a `jax.errors.JaxRuntimeError`.
@@ -194,7 +197,7 @@ def read_out_of_memory(message: str) -> OutOfMemory | None:
     elif (found := _ALLOCATION.search(message)) is not None:
         needed = int(found["bytes"])
     elif not re.search(r"HbmOom|\bhbm\b|\bHBM\b", message):
-        # On-chip memory, as of a Pallas kernel: no other sharding would help.
+        # On-chip memory, as in a Pallas kernel: no other sharding would help.
         return None
     lines = message.strip().splitlines()[:_MESSAGE_LINES]
     return OutOfMemory(

@@ -1,8 +1,8 @@
-"""Compile programs, as a process of its own.
+"""Compile programs in a child process.
 
     python -m rhino_jax.verify.compile_child FILE
 
-FILE has what a compiler writes to standard error, should it end the process.
+FILE receives the compiler's standard error, should it abort the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rhino_jax.verify.in_child import CompilerAnswer, CompilerTask
 
 
 def main() -> None:
-    """Compile until the process that asks has ended."""
+    """Compile programs until the parent process has ended."""
     keep_captured(Path(sys.argv[1]))
     answer_tasks(_answer)
 

@@ -1,11 +1,11 @@
-"""Compiling for more CPU devices than this process has.
+"""Make meshes of more CPU devices than this process has, for compiling.
 
-XLA:CPU makes as many devices as it is asked for, also while JAX runs on others: a
-second CPU client in this process, beside JAX's own, which nothing else sees. Programs
-compile for it as in a process that was started with as many emulated devices: the same
-text, shardings, aliases and memory. So no program has to be made smaller to be looked
-at: shapes and devices are those of the plan, up to `MAX_DEVICES`. Devices cost 0.3 MB
-and under a millisecond each; compiling takes as long as for few.
+XLA:CPU makes as many devices as requested, also while JAX runs on others: a second CPU
+client in this process, next to JAX's own and invisible to everything else. Programs
+compile for it as in a process that was started with as many emulated devices: to the
+same text, shardings, aliases and memory. So programs are compiled at full size: with
+the shapes and devices of the plan, up to `MAX_DEVICES`. A device costs 0.3 MB and under
+a millisecond; compile time does not depend on their number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rhino_jax.errors import MeshError
 
 
 MAX_DEVICES = 2048
-"""XLA:CPU takes devices with higher numbers for another process's, and refuses.
+"""XLA:CPU assigns devices with higher ids to another process, and refuses them.
 
 Source: kMaxCpuDevicesPerProcess, xla/pjrt/cpu/cpu_topology_description.h.
 """
@@ -37,7 +37,8 @@ _THREADS_PER_DEVICE = 4
 
 
 def emulated_mesh(mesh_axes: Mapping[str, int] | Sequence[tuple[str, int]]) -> Mesh:
-    """A mesh of CPU devices to compile for, with Auto axes.
+    """Return a mesh of CPU devices to compile for, with Auto axes.  This process's own
+    devices where there are enough, in the order of `jax.make_mesh`.
 
     This process's own where they are enough, in the order of `jax.make_mesh`.
 
@@ -56,7 +57,7 @@ def emulated_mesh(mesh_axes: Mapping[str, int] | Sequence[tuple[str, int]]) -> M
 
 
 def emulated_devices(count: int) -> list[Any]:
-    """So many CPU devices: this process's own, or such as can only be compiled for.
+    """Return `count` CPU devices: this process's own, or compile-only ones.
 
     Raises:
       MeshError: see `emulated_mesh`.
@@ -71,7 +72,7 @@ def emulated_devices(count: int) -> list[Any]:
             fix="compile for the hardware itself, as compile_for='v5e:16x16', which"
             " has no such limit; or for a smaller mesh.",
         )
-    # Powers of two, so that meshes of many sizes share a client.
+    # Powers of two, so that meshes of several sizes share a client.
     return _made_devices(1 << (count - 1).bit_length())[:count]
 
 
@@ -79,7 +80,7 @@ def _own_devices() -> list[Any]:
     try:
         return list(jax.local_devices(backend="cpu"))
     except RuntimeError:
-        # JAX was told to start other backends only.
+        # JAX was configured to start other backends only.
         return []
 
 
@@ -87,7 +88,7 @@ def _own_devices() -> list[Any]:
 def _made_devices(count: int) -> list[Any]:
     room = _thread_room()
     if count * _THREADS_PER_DEVICE > room:
-        # XLA would end the process.
+        # XLA would abort the process.
         raise MeshError(
             "this process may not start enough threads to emulate the mesh.",
             numbers=f"{count} devices need up to {count * _THREADS_PER_DEVICE}"
@@ -99,7 +100,7 @@ def _made_devices(count: int) -> list[Any]:
 
 
 def _thread_room() -> int:
-    """Threads that this process may still start, as far as limits tell."""
+    """Return how many more threads this process may start, as far as limits tell."""
     limits = [int(Path("/proc/sys/kernel/threads-max").read_text())]
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Compiling in a process of its own: a compiler that aborts takes no notebook along."""
+"""Compile in a child process, so that an aborting compiler does not end a notebook."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rhino_jax.verify.hlo.records import Compilation
 
 @dataclass(frozen=True, slots=True)
 class CompilerTask:
-    """A program for a child to compile.
+    """A program for a child process to compile.
 
     Attributes:
-      name: of the program, for messages.
-      module, options: as of `rhino_jax._compat.compiler_input`.
-      origin: how its devices are made.
-      device_ids: of the mesh, in its order.
+      name: name of the program, for messages.
+      module, options: results of `rhino_jax._compat.compiler_input`.
+      origin: the call that makes the compile-only devices.
+      device_ids: device ids of the mesh, in its order.
       platform: "tpu" or "gpu".
     """
 
@@ -39,9 +39,9 @@ class CompilerAnswer:
     """The result of a `CompilerTask`.
 
     Attributes:
-      compilation: None where the compiler failed.
-      told: what it wrote to standard error, for the user.
-      error: how it failed.
+      compilation: the compilation; None where the compiler failed.
+      told: the part of its standard error that the user should see.
+      error: text of the compiler's error; empty without one.
     """
 
     compilation: Compilation | None
@@ -50,13 +50,13 @@ class CompilerAnswer:
 
 
 def compile_in_child(task: CompilerTask) -> tuple[Compilation, str]:
-    """Compile in a process that is kept for the next program.
+    """Compile in a child process, which stays alive for the next program.
 
     Returns:
-      The compilation, and what the user should see of what the compiler wrote.
+      The compilation, and the part of standard error that the user should see.
     Raises:
       jax.errors.JaxRuntimeError: the compiler fails.
-      CompilerError: the compiler ended the process.
+      CompilerError: the compiler aborted the process.
     """
     with _LOCK:
         child = _running.pop() if _running else Child("rhino_jax.verify.compile_child")
@@ -65,7 +65,7 @@ def compile_in_child(task: CompilerTask) -> tuple[Compilation, str]:
         except ChildEnded as ended:
             child.close()
             raise _ended(task, str(ended)) from None
-        except BaseException:  # an interrupt: the next answer would be this one
+        except BaseException:  # an interrupt: the next task would read this answer
             child.kill()
             child.close()
             raise
@@ -77,7 +77,7 @@ def compile_in_child(task: CompilerTask) -> tuple[Compilation, str]:
 
 _LOCK = threading.Lock()
 _running: list[Child] = []
-"""The process, between two programs."""
+"""The idle child process, if there is one."""
 
 
 def _ended(task: CompilerTask, how: str) -> CompilerError:

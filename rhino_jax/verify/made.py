@@ -1,4 +1,4 @@
-"""What compilers made of a plan, whether it is one program or several."""
+"""The compiled form of a plan, of one program or of several tasks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from rhino_jax.verify.matching.causes import Evidence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Attributes:
-    platform: "cpu", "tpu" or "gpu".
-    compiled: what a step takes; None where it does not fit.
-    collectives: of a step.
-    memory: the compiler's account, of one program.
-    stage_peak_bytes: what each of several stages holds at its peak.
-    out_of_memory: the compiler's word that something does not fit, or None.
-    rematerialised: the compiler's lines on values that it replicated in full.
-    repeated_sums: sums over devices that count the same parts several times.
-    evidence: what is known of the causes of differences.
-    stages: of a pipeline, each chunk's cost as planned and as compiled.
-    between: of each chunk, seconds of what its group does once a step between forward
-      and backward passes, as planned and as compiled; 0 but of a group's first chunk,
-      and empty where micro-batches are not coupled.
-    notes: what could not be read, and more, in sentences.
-    seconds: wall time of compiling.
+    """Properties of the compiled program or tasks of a plan.
+
+    Attributes:
+      platform: "cpu", "tpu" or "gpu".
+      compiled: cost of a step; None where it does not fit.
+      collectives: collectives of a step.
+      memory: the compiler's memory statistics, where the plan is one program.
+      stage_peak_bytes: peak memory of each stage, bytes per device; empty for one
+        stage.
+      out_of_memory: the compiler's error that a program does not fit, or None.
+      rematerialised: the compiler's messages on values that it replicated in full.
+      repeated_sums: reductions over devices that add the same parts several times.
+      evidence: evidence on the causes of differences; None for several tasks.
+      stages: (planned, compiled) cost of each chunk of a pipeline.
+      between: (planned, compiled) seconds of each chunk for the task that its group
+        runs once a step between forward and backward; 0 but for a group's first chunk,
+        and empty where micro-batches are not coupled.
+      notes: notes for the user, such as on what could not be read, one sentence each.
+      seconds: wall time of compiling.
     """
 
     platform: str

@@ -1,4 +1,4 @@
-"""Where a plan is compiled: real devices, a compile-only mesh, or emulated ones."""
+"""Choose the mesh that a plan is compiled for: real, compile-only or emulated devices."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rhino_jax.verify.targets import compile_target
 
 @dataclass(frozen=True, slots=True)
 class CompilePlace:
-    """Where a program is compiled.
+    """The mesh and the hardware that a program is compiled for.
 
     Attributes:
-      mesh: what to lower for; its devices may be compile-only.
-      target: the hardware that gives compiled work its time.
+      mesh: mesh to lower for; its devices may be compile-only.
+      target: the hardware whose rates turn compiled work into seconds.
     """
 
     mesh: Mesh
@@ -39,16 +39,18 @@ class CompilePlace:
 
 
 def place_of(plan: PlanData, compile_for: Any, what: str) -> CompilePlace:
-    """Where `plan` is compiled.
+    """Return the mesh and the hardware that `plan` is compiled for.
 
     Args:
       plan: the plan.
-      compile_for: None: the plan's mesh, or where it has no devices of the plan's
+      compile_for: "cpu"; a name of hardware with or without topology; a `Target`; or a
+        mesh. None: the plan's mesh or, where it has no devices of the plan's hardware,
+        a compile-only mesh of that hardware.
         hardware, that; "cpu"; a name of hardware with or without topology; or a mesh.
-      what: the call that asks, for messages.
+      what: name of the calling API, for messages.
     Raises:
       MeshError: the mesh has other axes than the plan's.
-      HardwareError: there is no compiler for it, or it is not installed.
+      HardwareError: its compiler does not exist or is not installed.
     """
     if compile_for is None:
         if isinstance(plan.mesh, Mesh) and _is_of(plan.mesh, plan.hardware):
@@ -75,8 +77,10 @@ def place_of(plan: PlanData, compile_for: Any, what: str) -> CompilePlace:
 
 
 def _is_of(mesh: Mesh, hardware: str) -> bool:
-    """Whether a mesh's devices are of this hardware, or its name does not tell. A plan
-    for TPUs has a mesh of CPU devices where there are as many of these."""
+    """Whether a mesh's devices are of this hardware, or the name does not tell.
+
+    A plan for TPUs has a mesh of CPU devices where there are as many of these.
+    """
     try:
         kinds = load_target(hardware).device.kinds
     except HardwareError:
@@ -85,7 +89,7 @@ def _is_of(mesh: Mesh, hardware: str) -> bool:
 
 
 def _hardware_of(plan: PlanData, what: str) -> str:
-    """The plan's hardware, where it is one that its name tells."""
+    """Return the name of the plan's hardware, if a target can be loaded by it."""
     try:
         load_target(plan.hardware)
     except HardwareError:
@@ -100,11 +104,12 @@ def _hardware_of(plan: PlanData, what: str) -> str:
 
 
 def place_on(mesh: Mesh, hardware: str | None) -> CompilePlace:
-    """A mesh of devices, and the hardware that gives its work its time.
+    """Return a mesh of devices with the hardware whose rates apply to it.
 
     Args:
-      mesh: real or compile-only devices.
-      hardware: preferred, where its devices are the mesh's.
+      mesh: a mesh of real or compile-only devices.
+      hardware: preferred hardware, used where the mesh's devices are of it; None:
+        detected.
     """
     return CompilePlace(mesh, _target_of(mesh, hardware))
 
@@ -115,7 +120,7 @@ def _target_of(mesh: Mesh, hardware: str | None) -> Target:
         try:
             target = load_target(hardware)
         except HardwareError:
-            # The plan's own target, of which only the name is known.
+            # A user's own target, of which the plan only has the name.
             return detect_target(devices)
         if str(devices[0].device_kind) in target.device.kinds:
             return target

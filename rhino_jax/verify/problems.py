@@ -1,4 +1,4 @@
-"""Why a plan does not hold: what its compiled program does beyond what it says."""
+"""Check whether a plan holds: list what its compiled program does beyond the plan."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rhino_jax.verify.matching.matcher import Difference
 
 
 WIRE_TOLERANCE = 0.10
-"""Bytes on the wire may differ by this share of the planned for no known reason."""
+"""Largest unexplained difference of wire bytes, as a share of the planned bytes."""
 
 TIME_TOLERANCE = 0.05
-"""And what differs may take this share of the compiled step."""
+"""Largest time of unexplained differences, as a share of the compiled step."""
 
 PEAK_TOLERANCE = 0.30
-"""Peak memory may exceed the prediction by this share."""
+"""Largest excess of peak memory over the prediction, as a share of the prediction."""
 
 BUDGET_TOLERANCE = 0.10
-"""Or by this share of the memory budget, which no plan is decided by."""
+"""Likewise as a share of the memory budget: a smaller excess decides no plan."""
 
 
 def problems_of(
@@ -36,7 +36,7 @@ def problems_of(
     planned: Iterable[Collective],
     repeated_sums: Sequence[RepeatedSum] = (),
 ) -> list[str]:
-    """Why a plan does not hold; see `Verification.ok`."""
+    """Return the reasons why a plan does not hold, as sentences; see `Verification.ok`."""
     budget = plan.memory_budget_bytes
     if out_of_memory is not None or compiled is None:
         needed = None if out_of_memory is None else out_of_memory.needed_bytes

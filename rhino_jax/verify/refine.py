@@ -1,4 +1,4 @@
-"""Asking the compiler which of several plans is best."""
+"""Compile several candidate plans and choose the fastest one that fits."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from rhino_jax.verify.places import place_of
 
 
 Judge = Callable[[PlanData], Reading]
-"""Compiles a plan and reads it back."""
+"""A function that compiles a plan and returns the reading of its program."""
 
 
 def judge_of(traced: Traced, what: str, target: Target) -> Judge:
-    """Compiles plans of a traced function for the hardware that they were made for.
+    """Return a judge that compiles plans of a traced function for their own hardware.
+    It compiles on the plan's own mesh where its devices are of that kind, else on a
+    compile-only one. Plans that lower to the same program are compiled once.
 
     On the plan's own mesh where its devices are of that kind, else on a compile-only
     one. Plans that make the same program are compiled once.
@@ -57,10 +59,11 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
 
 
 MARGIN = 0.97
-"""A plan made again for less memory aims this far below what would just fit."""
+"""Safety factor on the smaller budget that a new plan is made for."""
 
 MAX_TIGHTER = 2
-"""How often a plan is made again because nothing fits once compiled."""
+"""How many new plans with a smaller budget are made where nothing fits once compiled.
+"""
 
 
 def refine(
@@ -70,7 +73,9 @@ def refine(
     plan_within: Callable[[int], PlanCandidate | None],
     deadline: float = math.inf,
 ) -> PlanData:
-    """The candidate that the compiler makes fastest within the budget.
+    """Return the candidate with the fastest compiled program within the budget.  Where
+    none fits once compiled, plans for a smaller budget are tried: smaller by the ratio
+    of compiled to predicted peak memory.
 
     Where none fits once compiled, plans for a smaller budget are tried: smaller by
     what the compiler needed beyond the prediction.
@@ -78,15 +83,15 @@ def refine(
     Args:
       candidates: plans, the most promising first; at least one.
       judge: compiles and reads a plan.
-      budget_bytes: memory per device.
+      budget_bytes: memory budget, bytes per device.
       plan_within: makes a plan for a smaller budget; None where there is none.
-      deadline: `time.monotonic()` from which nothing more is compiled.
+      deadline: `time.monotonic()` after which nothing more is compiled.
     Returns:
-      The plan, with all that were compiled in `refined`; with a note where none
-      fits, and then the one that needs the least, and on those on which the compiler
-      failed.
+      The plan, with all compiled candidates in `refined`. Where none fits, it is the
+      candidate with the smallest peak memory, with a note; candidates on which the
+      compiler failed have a note each.
     Raises:
-      jax.errors.JaxRuntimeError: the compiler failed on all.
+      jax.errors.JaxRuntimeError: the compiler failed on all candidates.
     """
     seen, failures = _compiled(candidates, judge, budget_bytes, deadline)
     if not seen:
@@ -127,7 +132,9 @@ def _compiled(
     budget_bytes: int,
     deadline: float,
 ) -> tuple[Seen, list[str]]:
-    """The candidates that compile, and notes on those on which the compiler fails."""
+    """Compile the candidates; return those that compile, and notes on compiler
+    failures.
+    """
     seen: Seen = []
     failures: list[str] = []
     first: Exception | None = None

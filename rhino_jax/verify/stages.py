@@ -1,4 +1,4 @@
-"""The tasks of a plan of several stages, compiled one by one."""
+"""Compile the tasks of a plan of several stages, one by one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from rhino_jax.verify.places import CompilePlace
 
 
 def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
-    """Compile every task for its group's devices, and simulate a step of what it takes.
+    """Compile every task for its stage's submesh, and simulate a step with their costs.
 
     Args:
-      bound: the function with its plan, on a mesh with devices, that may be for
+      bound: the function with its plan, on a mesh of real or compile-only devices.
         compiling only.
-      place: where.
+      place: the mesh and the hardware to compile for.
     """
     executable, plan = bound.executable, bound.plan
     assert isinstance(executable, TaskExecutable) and plan.pipeline is not None
@@ -70,7 +70,10 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
 
 
 def _is_of(task: StagedTask, chunk: int, group_of: Sequence[int]) -> bool:
-    """Whether a task is a chunk's: what runs once a step is its group's first one's."""
+    """Whether a task belongs to a chunk.
+
+    Tasks that run once a step belong to the first chunk of their group.
+    """
     if task.is_per_micro_batch:
         return task.place == chunk
     return group_of.index(task.group) == chunk
@@ -78,10 +81,10 @@ def _is_of(task: StagedTask, chunk: int, group_of: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compiled:
-    """One task.
+    """Compiled cost and collectives of one task.
 
     Attributes:
-      working_bytes: see `own_bytes`.
+      working_bytes: working memory of the task, bytes per device; see `own_bytes`.
     """
 
     task: StagedTask
@@ -114,7 +117,7 @@ def _compiled(
     axes = programs.stage.mesh_axes
     reading = read_compiled(compilation, axes, place.target, while_loops=while_loops)
     tile = place.target.device.tile
-    # What earlier tasks made once a step is in memory, though this one reads it not.
+    # Results of earlier once-a-step tasks are live, though this task reads none.
     tasks = programs.of.tasks
     beside = [k for k in earlier_results(tasks, task) if k not in programs.in_place]
     peak_bytes = reading.compiled.peak_bytes + sum(
@@ -142,20 +145,22 @@ def own_bytes(
     task: StagedTask,
     size_of: Callable[[ValueKey], int],
 ) -> int:
-    """What a compiled task takes beyond what its group holds whether or not it runs.
+    """Return a task's working memory beyond the residuals that its group holds anyway.
 
     Args:
-      peak_bytes: of the task: arguments, results that are not written in place of
-        these, and all else.
-      holding: of the group's tasks.
-      task: one of them.
-      size_of: bytes of one device.
+      peak_bytes: peak memory of the compiled task: arguments, results that do not alias
+        these, and temporaries.
+      holding: residuals of the group's tasks.
+      task: the task.
+      size_of: bytes of a value on one device.
     """
     return max(peak_bytes - sum(map(size_of, holding.held(task))), 0)
 
 
 def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
-    """What a stage's compiled tasks take; what it holds between them is as planned."""
+    """Return the cost of a chunk with its tasks as compiled; its residuals are as
+    planned.
+    """
     seconds: Mapping[TaskKind, float] = {
         kind: sum(c.predicted.step_time_s for c in tasks if c.task.kind is kind)
         for kind in TaskKind
@@ -177,7 +182,7 @@ def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
 def _between(
     planned: Sequence[Between], found: Sequence[_Compiled]
 ) -> tuple[Between, ...]:
-    """What tasks between forward and backward passes take, compiled."""
+    """Return the costs of the tasks between forward and backward, as compiled."""
     took = {c.task.group: c for c in found if c.task.kind is TaskKind.BETWEEN}
     return tuple(
         replace(one, seconds=took[g].predicted.step_time_s if g in took else 0.0)
@@ -188,8 +193,10 @@ def _between(
 def _by_chunk(
     planned: Pipeline, compiled: Sequence[Between]
 ) -> tuple[tuple[float, float], ...]:
-    """Of every chunk what is between, as planned and as compiled: its group's first one
-    has that."""
+    """Return (planned, compiled) seconds between forward and backward for each chunk.
+
+    They are attributed to the first chunk of each group; other chunks have 0.
+    """
     if not compiled:
         return ()
     group_of = planned.groups
@@ -204,7 +211,7 @@ def _by_chunk(
 def _predicted(
     plan: PlanData, simulation: Simulation, found: list[_Compiled]
 ) -> Predicted:
-    """A step of the schedule with compiled tasks."""
+    """Return the predicted cost of a step, simulated with compiled tasks."""
     compute, flops = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
     for c in found:
         times = plan.microbatches if c.task.is_per_micro_batch else 1

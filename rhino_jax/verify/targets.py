@@ -1,11 +1,11 @@
-"""Meshes of hardware that is not here, to compile for.
+"""Make meshes of hardware that is not present, to compile for.
 
-`compile_target("v5p:4x4x4")` takes the names that `load_target` takes, and gives a
+`compile_target("v5p:4x4x4")` takes the names that `load_target` takes, and returns a
 mesh that plans, lowers and compiles as one of real devices would: with the real
 compiler, for the real topology.
 
 Devices are ordered as `jax.make_mesh` orders real ones: the minor mesh axis runs over
-neighbours. Several TPU slices are cut off the major axes.
+neighbours. Several TPU slices are split along the major axes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _WHAT = "`compile_target`"
 
 
 def compile_target(name: str | Path, mesh: Any = None) -> Mesh:
-    """A mesh of devices that can be compiled for, but not run on.
+    """Return a mesh of devices that programs can be compiled for, but not run on.
+    Needs no such hardware, only its compiler: `pip install 'rhino_jax[tpu]'` or
+    `'rhino_jax[gpu]'`. Without an accelerator, set JAX_PLATFORMS=cpu, or JAX warns at
+    start that these plugins find none, which is harmless.
 
     Needs no such hardware, only its compiler: `pip install 'rhino_jax[tpu]'` or
     `'rhino_jax[gpu]'`. Where there is no accelerator, set JAX_PLATFORMS=cpu, or JAX
@@ -77,10 +80,10 @@ def compile_target(name: str | Path, mesh: Any = None) -> Mesh:
 
 
 def _with_topology(name: str | Path, axes: Axes | None) -> Target:
-    """The target with a topology: the one named, or the usual one.
+    """Return the target with the topology that is named, or the usual one.
 
     Raises:
-      HardwareError: the name is unknown, or nothing tells the number of devices.
+      HardwareError: the name is unknown, or the number of devices is not given.
     """
     target = load_target(name)
     count = target.num_devices
@@ -101,7 +104,7 @@ def _with_topology(name: str | Path, axes: Axes | None) -> Target:
 
 
 def _read_axes(mesh: Any) -> tuple[Axes | None, Any]:
-    """(name, size) of the axes that the user wants, and their types."""
+    """Return (name, size) and the types of the mesh axes that the user requests."""
     if isinstance(mesh, Mapping):
         bad = [n for n in mesh.values() if type(n) is not int or n < 1]
         if not mesh or bad or not all(isinstance(n, str) for n in mesh):
@@ -118,10 +121,10 @@ def _read_axes(mesh: Any) -> tuple[Axes | None, Any]:
 
 
 def _generation(target: Target) -> str:
-    """The shipped hardware file that describes the same devices.
+    """Return the name of the shipped hardware file that describes the same devices.
 
     Raises:
-      HardwareError: there is none, or no compiler for it.
+      HardwareError: there is no such file, or no compiler for the hardware.
     """
     known = {name: load_target(name) for name in hardware_names()}
     for name, shipped in known.items():
@@ -146,7 +149,7 @@ def _description(generation: str) -> Path:
 def _devices(
     target: Target, generation: str
 ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """The devices, and the sides of the topology, major first."""
+    """Return the devices and the dims of the topology, major first."""
     count, torus = target.num_devices, torus_of(target)
     assert count is not None
     if torus is None:
@@ -159,7 +162,7 @@ def _devices(
 
 
 def _arrange(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
-    """The devices in the shape of the mesh."""
+    """Return the devices as an array of the mesh's shape."""
     from jax.experimental import mesh_utils
 
     slices = len({getattr(d, "slice_index", None) for d in devices})
@@ -181,7 +184,7 @@ def _arrange(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
     try:
         return create(False)
     except NotImplementedError:
-        # Some mesh axis takes only part of a side of the torus.
+        # Some mesh axis covers only part of a torus dimension.
         return create(True)
 
 

@@ -1,4 +1,6 @@
-"""The usual topology of a number of devices, among those that can be compiled for."""
+"""Choose the usual topology for a number of devices, among those that can be compiled
+for.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,23 @@ from rhino_jax.hardware.target import Target, Tier
 
 
 def torus_of(target: Target) -> Tier | None:
-    """The tier that is a torus, if there is one."""
+    """Return the interconnect tier that is a torus, or None."""
     return next((t for t in target.tiers if t.topology == "torus"), None)
 
 
 def devices_per_chip(target: Target) -> int:
-    """Devices that share one place of the torus."""
+    """Return the number of devices that share one position of the torus."""
     within = itertools.takewhile(lambda t: t.topology != "torus", target.tiers)
     return max((t.size or 1 for t in within), default=1)
 
 
 def topology_for(hardware: str | Path, num_devices: int) -> str:
-    """The name of hardware with its usual topology of that many devices.
+    """Return the name of hardware with its usual topology for a number of devices.
+    TPU: of the slices that libtpu can describe, one with wrap-around links in all dims
+    if there is one, then the most cubic, then the one on fewest hosts: ("v5e", 16) →
+    "v5e:4x4", ("v5p", 16) → "v5p:2x2x4". More devices than one slice has use the fewest
+    slices. GPU: as many GPUs per host as divide the number evenly: ("h100", 64) →
+    "h100:8x8".
 
     TPU: of the slices that libtpu can describe, one with rings in all dims if there is
     one, then the most cubic, then the one on fewest hosts: ("v5e", 16) → "v5e:4x4",
@@ -33,7 +40,7 @@ def topology_for(hardware: str | Path, num_devices: int) -> str:
 
     Args:
       hardware: a name or file without its topology, as for `load_target`.
-      num_devices: JAX devices, of which a tpu7x chip has two.
+      num_devices: number of JAX devices; a tpu7x chip has two.
     Raises:
       HardwareError: the name is unknown, or there is no such topology.
     """
@@ -66,7 +73,9 @@ def _hosts(target: Target, num_devices: int) -> tuple[int, ...] | None:
 
 
 def _slices(torus: Tier, chip_devices: int, num_devices: int) -> tuple[int, ...] | None:
-    """The number of slices, if there are several, and the sides of each in chips."""
+    """Return the number of slices, if there are several, and each slice's dims in
+    chips.
+    """
     chips = num_devices // chip_devices
     largest = chips if torus.size is None else torus.size // chip_devices
     if chips <= largest:
@@ -79,7 +88,7 @@ def _slices(torus: Tier, chip_devices: int, num_devices: int) -> tuple[int, ...]
 
 
 def _slice(torus: Tier, chips: int) -> tuple[int, ...] | None:
-    """The sides of the best slice of that many chips, or None."""
+    """Return the dims of the best slice of that many chips, or None."""
     return min(
         (
             sides
@@ -101,7 +110,7 @@ def _num_hosts(sides: tuple[int, ...]) -> int:
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ordered ways to write `number` as a product of so many factors."""
+    """Yield all ordered ways to write `number` as a product of `parts` factors."""
     if parts == 1:
         yield (number,)
         return

@@ -1,7 +1,7 @@
-"""A plan beside what the compiler makes of it.
+"""Verify a plan: compare it with its compiled program.
 
-`Plan.verify` compiles the planned program, reads it back, and says whether the plan
-holds. Nothing is run; the hardware need not be there.
+`Plan.verify` compiles the planned program, reads its HLO, and reports whether the plan
+holds. Nothing is run; the hardware need not be present.
 """
 
 from __future__ import annotations
@@ -39,33 +39,39 @@ from rhino_jax.verify.stages import compiled_stages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationData:
-    """What the compiler made of a plan.
+    """A plan compared with its compiled program.
 
     Attributes:
-      program_name: the planned function's name.
+      program_name: name of the planned function.
       mesh_axes: (name, size) of every mesh axis, major first.
-      platform: what it was compiled for: "cpu", "tpu" or "gpu".
-      hardware: the target that gives compiled work its time.
-      planned_hardware: the target of the plan. Where it is another, the seconds in
+      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
+      hardware: name of the target whose rates turn compiled work into seconds.
+      planned_hardware: name of the plan's target. Where the two differ, seconds in
+        `planned` and `differences` are of `hardware`, those in `predicted` are not.
         `planned` and `differences` are of `hardware`, those in `predicted` are not.
       predicted: the plan's prediction.
-      compiled: the same fields, read from the compiled program; None where it does
+      compiled: the same fields, read from the compiled program; None where it does not
+        fit.
         not fit.
       planned: the plan's collectives.
       collectives: the compiled program's collectives, in run order.
-      differences: where they depart from the plan, most seconds first.
-      memory: the compiler's account; None where the program does not fit.
-      stage_peak_bytes: what a device of each stage holds at its peak, with compiled
+      differences: differences of the two lists, most seconds first.
+      memory: the compiler's memory statistics; None where the program does not fit.
+      stage_peak_bytes: peak memory of each stage, bytes per device, with compiled tasks
+        or in one SPMD program; empty where there is one stage.
         tasks, or in one program; empty where there is one stage.
-      memory_budget_bytes: the budget that was planned for, per device.
-      out_of_memory: the compiler's word that the program does not fit, or None.
-      rematerialised: the compiler's lines on values that it replicated in full.
-      problems: why the plan does not hold, in sentences; empty where it does.
-      notes: what could not be read or compared, in sentences.
+      memory_budget_bytes: memory budget of the plan, bytes per device.
+      out_of_memory: the compiler's error that the program does not fit, or None.
+      rematerialised: the compiler's messages on values that it replicated in full.
+      problems: reasons why the plan does not hold, as sentences; empty where it does.
+      notes: notes on what could not be read or compared, as sentences.
       seconds: wall time of compiling.
-      stages: of a pipeline, each chunk's cost as planned and as compiled; what it holds
+      stages: (planned, compiled) cost of each chunk of a pipeline; the residuals
+        between tasks are as planned in both.
         between tasks is as planned in both.
-      between: of each chunk, seconds of what its group does once a step between forward
+      between: (planned, compiled) seconds of each chunk for the task that its group
+        runs once a step between forward and backward; 0 but for a group's first chunk,
+        and empty where micro-batches are not coupled.
         and backward passes, as planned and as compiled; 0 but of a group's first chunk,
         and empty where micro-batches are not coupled.
     """
@@ -99,16 +105,16 @@ class VerificationData:
 
         - The compiler accepts it, and its peak memory is within the plan's budget.
         - Peak memory exceeds the prediction by at most 30 %, or by 10 % of the budget.
-        - No sum over devices counts the same parts several times: wrong numbers.
+        - No reduction over devices adds the same parts several times: wrong numbers.
         - No value is rematerialised involuntarily.
         - Bytes on the wire that differ for no harmless reason, more or fewer, are at
           most 10 % of the planned, or take at most 5 % of the compiled step.
-        - Nothing of one kind over the same axes that the plan does not have takes
-          more than 5 % of the compiled step.
+        - No collective of a kind and axes that the plan does not have takes more than
+          5 % of the compiled step.
 
-        Harmless are the same bytes in fewer or more runs or in another order, fewer
-        runs (hoisted out of a loop), more pieces of what is passed round beside the
-        product that it is of, what `shard_map` holds, and on CPU an all-reduce for a
+        Harmless are: the same bytes in fewer or more runs or in another order; fewer
+        runs (hoisted out of a loop); more chunks of a windowed einsum that overlap with
+        its matmul; traffic inside a user's `shard_map`; and on CPU an all-reduce for a
         reduce-scatter, which XLA:CPU does not have.
         """
         return not self.problems
@@ -120,7 +126,7 @@ class VerificationData:
 
     @property
     def planned_wire_bytes(self) -> int:
-        """The same as planned."""
+        """Bytes that one device puts on the wire per step, as planned."""
         return sum(c.bytes for c in self.planned)
 
 
@@ -162,7 +168,7 @@ def planned_parameters(
     static_argnames: Any,
     what: str,
 ) -> Parameters:
-    """How arguments are read; donated are those that the plan was made to donate."""
+    """Return the parameters of `fn`, with the plan's donated arguments added."""
     if isinstance(fn, ShardedFunction):
         parameters = fn.parameters
     else:
@@ -182,13 +188,13 @@ def planned_parameters(
 def verification_of(
     plan: PlanData, lowered: Lowered, compilation: Compilation, place: CompilePlace
 ) -> VerificationData:
-    """A plan beside a compilation of it.
+    """Compare a plan with a compilation of it.
 
     Args:
       plan: the plan.
-      lowered: the program that was compiled.
-      compilation: what became of it.
-      place: where.
+      lowered: the lowered program that was compiled.
+      compilation: its compilation.
+      place: the mesh and the hardware that it was compiled for.
     """
     reading = read_compiled(
         compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
@@ -200,7 +206,7 @@ def verification_of(
         compiled=None if is_out else reading.compiled,
         collectives=reading.collectives,
         memory=compilation.memory,
-        # Every device runs all of the program.
+        # In an SPMD pipeline every device runs the whole program.
         stage_peak_bytes=(reading.compiled.peak_bytes,) * plan.num_stages
         if plan.is_one_program and not is_out
         else (),
@@ -218,7 +224,7 @@ def verification_of(
 
 
 def _beside(plan: PlanData, made: Made, place: CompilePlace) -> VerificationData:
-    """A plan beside what was made of it, be it one program or several."""
+    """Compare a plan with its compiled form, of one program or of several tasks."""
     planned = priced(plan.collectives, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
     if made.out_of_memory is None:

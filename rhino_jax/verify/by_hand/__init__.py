@@ -1,4 +1,5 @@
-"""Programs that their users sharded by hand: what they move and hold, and could.
+"""Programs that their users sharded by hand: their communication and memory use, next
+to rhino's plan of the same function.
 
 In: a function with shardings, constraints or `shard_map`, and its arguments.
 Out: `audit.AuditData`.

@@ -1,7 +1,8 @@
-"""A program that its user sharded by hand: what it moves and holds, and what to do.
+"""Audit a program that its user sharded by hand, and compare it with rhino's plan.
 
-The program is compiled as it is and read back. Then rhino plans the same function,
-free of its user's shardings, on the same mesh, and the compiler judges both.
+The program is compiled unchanged and its HLO is read. Then rhino plans the same
+function, without its user's shardings, on the same mesh; both are judged by their
+compiled programs.
 """
 
 from __future__ import annotations
@@ -38,25 +39,27 @@ from rhino_jax.verify.verification import VerificationData, verification_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditData:
-    """What a hand-sharded program moves and holds, beside rhino's plan of it.
+    """Communication, memory use and time of a hand-sharded program, next to rhino's
+    plan.
 
     Attributes:
-      program_name: the function's name.
+      program_name: name of the audited function.
       mesh_axes: (name, size) of every mesh axis, major first.
-      platform: what it was compiled for: "cpu", "tpu" or "gpu".
-      hardware: the target that gives compiled work its time.
-      memory_budget_bytes: per device.
-      compiled: time, memory and arithmetic of the program as it is; None where it
+      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
+      hardware: name of the target whose rates turn compiled work into seconds.
+      memory_budget_bytes: memory budget, bytes per device.
+      compiled: step time, peak memory and FLOPs of the unchanged program; None where it
         does not fit.
-      collectives: its collectives, most seconds first.
-      memory: the compiler's account; None where the program does not fit.
-      costs: what its lines cost in communication, most seconds first.
-      out_of_memory: the compiler's word that the program does not fit, or None.
-      rematerialised: the compiler's lines on values that it replicated in full.
+        does not fit.
+      collectives: collectives of the unchanged program, most seconds first.
+      memory: the compiler's memory statistics; None where the program does not fit.
+      costs: communication cost of each source line, most seconds first.
+      out_of_memory: the compiler's error that the program does not fit, or None.
+      rematerialised: the compiler's messages on values that it replicated in full.
       plan: rhino's plan of the same function; None where there is none.
-      rhino: that plan, compiled for the same mesh.
-      notes: what the user should know, in sentences.
-      seconds: wall time of compiling the program as it is.
+      rhino: verification of that plan, compiled for the same mesh; None without a plan.
+      notes: notes for the user, one sentence each.
+      seconds: wall time of compiling the unchanged program.
     """
 
     program_name: str
@@ -82,7 +85,8 @@ class AuditData:
 
     @property
     def gain(self) -> float | None:
-        """Step time of the program as it is ÷ that of rhino's plan, both compiled.
+        """Step time of the unchanged program ÷ step time of rhino's plan, both as
+        compiled.
 
         Above 1, rhino's is faster; infinite where only rhino's fits, 0 where only the
         user's does; None where neither does or there is no plan.
@@ -108,10 +112,21 @@ def audit(
     memory_budget_bytes: int | None,
     **calling: Any,
 ) -> AuditData:
-    """Compile a program as it is, read it, and compare; see `rhino.audit`.
+    """Compile a hand-sharded program unchanged, read its HLO, and compare it with a
+    plan.
+
+    See `rhino.audit`, which documents the arguments.
 
     Args:
-      calling: what is donated and static, as of `read_parameters`.
+      fn: the function, or its `jax.jit` object.
+      args: positional arguments: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
+      kwargs: keyword arguments, likewise.
+      planner: plans the function without its user's shardings.
+      mesh: mesh to compile for; None: the mesh that the arguments or `jax.jit` name.
+      hardware: target, or its name, whose rates turn work into seconds; None: detected
+        from the devices.
+      memory_budget_bytes: bytes per device; None: the target's HBM.
+      calling: donated and static arguments, as for `read_parameters`.
     """
     what = "`rhino.audit`"
     if isinstance(fn, ShardedFunction | BoundMethod):
@@ -163,7 +178,7 @@ def audit(
 
 
 def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culprits:
-    """Finds the user's shardings behind collectives."""
+    """Index the user's own shardings, to find those that cause collectives."""
     call = split_call(parameters, program.args, program.kwargs, what)
     traced = trace_call(parameters, call, mesh=program.mesh, what=what)
     leaves = call.leaves
@@ -181,7 +196,9 @@ def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culpri
 def _with_rhino(
     program: HandSharded, parameters: Parameters, planner: Planner, place: CompilePlace
 ) -> tuple[PlanData | None, VerificationData | None, list[str]]:
-    """rhino's plan of the same function on the same mesh, compiled; and notes."""
+    """Plan the same function on the same mesh and compile it.  Returns rhino's plan,
+    its verification (both None where there is no plan), and notes.
+    """
     free = replace(parameters, fn=without_constraints(parameters.fn))
     sharded = ShardedFunction(free, planner, program.mesh, "`rhino.audit`")
     try:
@@ -189,7 +206,7 @@ def _with_rhino(
     except InfeasiblePlanError as error:
         return None, None, [f"rhino has no plan that fits: {error.what}"]
     except ValueError as error:
-        # JAX refuses what a function says of Explicit axes where they are Auto.
+        # A function that names Explicit axes cannot be traced on Auto ones.
         if AxisType.Explicit not in program.mesh.axis_types:
             raise
         first = str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Which lines of a program cost most in communication, and by which choice."""
+"""Communication cost of each source line, and the shardings that cause it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rhino_jax.verify.matching.ledger import Key, Ledger, total
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCost:
-    """What one line of the user's program costs in communication.
+    """Communication cost of one line of the user's program.
 
     Attributes:
-      source: the line, as `gpt.py:70 (mlp)`; empty where the compiler names none.
+      source: source line, as `gpt.py:70 (mlp)`; empty where the compiler names none.
       traffic: runs, bytes on the wire and seconds per device and step.
-      moves: (kind, axes) → the same, most seconds first.
-      why: for each of them a sentence on the choice that causes it.
+      moves: traffic by (kind, axes), most seconds first.
+      why: a sentence for each entry of `moves` on the sharding that causes it.
     """
 
     source: str
@@ -39,12 +39,12 @@ def costs_of(
     rematerialised: Iterable[str] = (),
     culprits: Culprits | None = None,
 ) -> tuple[SourceCost, ...]:
-    """Collectives by the user's line, most seconds first.
+    """Group collectives by source line, most seconds first.
 
     Args:
-      collectives: of a compiled program, priced.
-      rematerialised: the compiler's lines on values that it replicated in full.
-      culprits: finds the user's own shardings behind them.
+      collectives: collectives of a compiled program, with their seconds.
+      rematerialised: the compiler's messages on values that it replicated in full.
+      culprits: index of the user's own shardings; None: they are not searched.
     """
     by_line: dict[str, list[Collective]] = {}
     for c in collectives:
@@ -74,7 +74,7 @@ def costs_of(
 def why(
     collective: Collective, evidence: Evidence, culprits: Culprits | None = None
 ) -> str:
-    """The choice of sharding that causes a collective, as far as its name tells."""
+    """Explain a collective by the sharding that causes it, as far as its op name tells."""
     (entry,) = Ledger.of([collective]).entries
     found = rematerialisation_of(entry, evidence)
     if found:
@@ -133,7 +133,8 @@ def _broadcast(axes: str, by: str, where: str) -> str:
 
 
 _ASKED_FOR = ("all-gather", "all-to-all", "collective-permute")
-"""Kinds that a sharding asks for; a reduction follows from what is summed."""
+"""Kinds that a sharding choice requests; a reduction follows from the contracted dims.
+"""
 
 _SENTENCES = {
     "all-gather": _all_gather,

@@ -1,10 +1,10 @@
-"""Which of a user's own shardings asks for a collective.
+"""Find the user's own shardings that cause a collective.
 
-The compiler names the operation around a collective, not the choice behind it. The
-choice lies near in the program: a sharding constraint that leaves an axis out, or an
-argument that the axis cuts. Both are searched from the operation's line, backwards
-and forwards through operations that do not change where data lies (elementwise ones,
-loops and calls).
+The compiler names the operation around a collective, not the sharding that causes it.
+That sharding is near in the program: a constraint that leaves an axis out, or an
+argument sharded over the axis. Both are searched from the operation's line, backwards
+and forwards through operations that preserve the sharding (elementwise ones, loops and
+calls).
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from rhino_jax.ir.program import (
 
 _QUOTED = re.compile(r"'([^']+)'")
 _MAX_NAMED = 4
-"""Choices that are named for one collective."""
+"""Shardings that are named per collective."""
 
 _MAX_STEPS = 64
-"""Values visited in each direction; beyond, a choice no longer lies near."""
+"""Values visited in each direction; a sharding further away is not near any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprits:
-    """Finds the choices near a line.
+    """An index of a program that finds the shardings near a source line.
 
     Attributes:
-      ops_on: the user's line → ops on it.
-      makers: value → the op that makes it.
-      readers: value → the ops that read it.
+      ops_on: source line → ops on it.
+      makers: value id → the op that defines it.
+      readers: value id → the ops that read it.
       came_from, goes_to: value → values that are the same data across the border of
         a loop, a branch or a call.
-      args: value → (tree path, axes that cut it) of the sharded arguments.
-      lines: constraint (by op) → its line, and the line that calls a helper there.
+      args: value id → (tree path, mesh axes) of each sharded argument.
+      lines: op id of each constraint → its source line, and the line that calls a
+        helper there.
     """
 
     ops_on: Mapping[str, tuple[Op, ...]]
@@ -59,13 +60,13 @@ class Culprits:
     lines: Mapping[int, str]
 
     def of(self, source: str, axes: Iterable[str], *, is_gather: bool) -> list[str]:
-        """What asks for data to be moved over axes on a line, in words.
+        """Describe the shardings that request a collective on a source line.
 
         Args:
-          source: the line.
-          axes: the axes that a collective there runs over.
-          is_gather: whether it makes whole what they cut; a constraint that keeps
-            them all then asks for nothing.
+          source: the source line of the collective.
+          axes: mesh axes that the collective runs over.
+          is_gather: whether it is an all-gather over those axes; a constraint that
+            shards over all of them then requests nothing.
         """
         search = _CulpritSearch(self, frozenset(axes), is_gather)
         found: dict[str, None] = {}
@@ -82,14 +83,14 @@ class Culprits:
 
 @dataclass(frozen=True, slots=True)
 class _CulpritSearch:
-    """The search for what moves data over some axes."""
+    """A search for the shardings that move data over some mesh axes."""
 
     near: Culprits
     axes: frozenset[str]
     is_gather: bool
 
     def before(self, value: int) -> Iterator[str]:
-        """Arguments that the axes cut, and constraints, that a value comes from."""
+        """Yield the sharded arguments and the constraints that a value derives from."""
         queue, seen = [value], {value}
         while queue and len(seen) < _MAX_STEPS:
             at = queue.pop(0)
@@ -105,7 +106,7 @@ class _CulpritSearch:
             seen |= set(new)
 
     def after(self, value: int) -> Iterator[str]:
-        """Constraints that a value runs into."""
+        """Yield the constraints that a value flows into."""
         queue, seen = [value], {value}
         while queue and len(seen) < _MAX_STEPS:
             at = queue.pop(0)
@@ -117,7 +118,7 @@ class _CulpritSearch:
             seen |= set(new)
 
     def asked(self, op: Op) -> Iterator[str]:
-        """A constraint in words, if it can be what moves data."""
+        """Yield the description of a constraint if it can cause the data movement."""
         if op.name != USERS_CONSTRAINT:
             return
         if self.is_gather and self.axes <= set(_QUOTED.findall(op.label)):
@@ -126,19 +127,19 @@ class _CulpritSearch:
 
 
 def _is_passing(op: Op) -> bool:
-    """Whether data lies after an op as it did before."""
+    """Whether an op preserves the sharding of its operands."""
     return op.is_fusible and op.name != USERS_CONSTRAINT
 
 
 def culprits_of(
     program: Program, closed_jaxpr: Any, cut_by: Mapping[str, frozenset[str]]
 ) -> Culprits:
-    """The search over a program as its user wrote it.
+    """Build the index of a program as its user wrote it.
 
     Args:
-      program: with its constraints.
-      closed_jaxpr: what it was imported from.
-      cut_by: tree path of an argument → mesh axes that cut it.
+      program: the program, with the user's constraints.
+      closed_jaxpr: the jaxpr that the program was imported from.
+      cut_by: tree path of an argument → mesh axes that it is sharded over.
     """
     ops_on: dict[str, list[Op]] = defaultdict(list)
     readers: dict[int, list[Op]] = defaultdict(list)
@@ -171,8 +172,10 @@ def culprits_of(
 
 
 def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, str]]:
-    """The lines of all constraints; region and jaxpr are walked as importer and apply
-    walk them, op by equation."""
+    """Yield the op id and source line of every constraint.
+
+    Region and jaxpr are walked in lockstep, op by equation, as in importer and runtime.
+    """
     for op, eqn in ops_and_equations(program, region, jaxpr):
         if op.name == USERS_CONSTRAINT:
             yield op.id, _line(op, eqn)
@@ -182,7 +185,9 @@ def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, 
 
 
 def _line(op: Op, eqn: Any) -> str:
-    """`layers.py:12 (pin), from gpt.py:70 (mlp)`: users pin through helpers."""
+    """Return the source line of a constraint, and its caller's line.  As `layers.py:12
+    (pin), from gpt.py:70 (mlp)`: users write constraints in helpers.
+    """
     frames = [
         str(Source(cell_of(file), line, function.rsplit("<locals>.", 1)[-1]))
         for file, line, function in user_frames(eqn.source_info)
@@ -194,9 +199,10 @@ def _line(op: Op, eqn: Any) -> str:
 
 
 def _borders(op: Op) -> list[tuple[int, int]]:
-    """(value outside, the same inside) where data enters, the reverse where it leaves.
+    """Pair the values at the border of a loop, branch or call that hold the same data.
 
-    A pair reads: the second holds what the first held.
+    Pairs are (outer, inner) where data enters and (inner, outer) where it leaves: the
+    second holds what the first held.
     """
     assert op.call is not None
     call = op.call

@@ -1,4 +1,4 @@
-"""A program as its user sharded it: its mesh, and the program lowered as it is."""
+"""Find the mesh of a hand-sharded program and lower the program unchanged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class HandSharded:
     """A hand-sharded program, lowered.
 
     Attributes:
-      mesh: what it is sharded over.
-      args, kwargs: its arguments as shapes, with their shardings.
-      lowered: the program as it is.
+      mesh: mesh that the program is sharded over.
+      args, kwargs: `jax.ShapeDtypeStruct`s of its arguments, with their shardings.
+      lowered: the lowered program, unchanged.
     """
 
     mesh: Mesh
@@ -43,16 +43,17 @@ def read_by_hand(
     mesh: Any,
     what: str,
 ) -> HandSharded:
-    """Find the mesh of a hand-sharded program and lower it, as it is.
+    """Find the mesh of a hand-sharded program and lower the program unchanged.
 
     Args:
       fn: a `jax.jit` object, or a function that is put into one.
-      parameters: how its arguments are read.
-      args, kwargs: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; where
-        they carry a `NamedSharding`, it is kept.
-      mesh: the mesh; None: that of the arguments, of `jit`'s shardings, or in
+      parameters: names, static and donated arguments of `fn`.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them, with their
+        `NamedSharding`s where they have any.
+      mesh: the mesh; None: the mesh of the arguments, of `jit`'s shardings, or in
+        context. Shardings over another mesh with the same axes are moved to it.
         context. Shardings over a mesh with the same axes are taken over to it.
-      what: the call that asks, for messages.
+      what: name of the calling API, for messages.
     Raises:
       MeshError: no mesh is found, several differ, or it has no devices.
     """
@@ -76,7 +77,7 @@ def read_by_hand(
 
 
 def axes_in(spec: PartitionSpec) -> frozenset[str]:
-    """The mesh axes that a spec cuts by."""
+    """Return the mesh axes that a spec shards over."""
     dims = (dim if isinstance(dim, tuple) else (dim,) for dim in spec)
     return frozenset(name for dim in dims for name in dim if isinstance(name, str))
 
@@ -84,7 +85,7 @@ def axes_in(spec: PartitionSpec) -> frozenset[str]:
 def _own_meshes(
     fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[Mesh | AbstractMesh]:
-    """Meshes that the arguments and `jit` name, in this order."""
+    """Yield the meshes that the arguments and `jit` name, in this order."""
     given = [getattr(x, "sharding", None) for x in jax.tree.leaves((args, kwargs))]
     for sharding in (*given, *jit_shardings(fn)):
         if isinstance(sharding, NamedSharding):
@@ -92,7 +93,9 @@ def _own_meshes(
 
 
 def _shape_of(x: Any, mesh: Mesh) -> Any:
-    """An array as a shape, sharded as it is; a leaf that is no array as it is."""
+    """Return the `jax.ShapeDtypeStruct` of an array, with its sharding; other leaves
+    unchanged.
+    """
     if not is_array(x):
         return x
     shape, dtype, is_weak = array_type(x)
@@ -105,7 +108,7 @@ def _shape_of(x: Any, mesh: Mesh) -> Any:
 
 
 def _jitted(parameters: Parameters) -> Any:
-    """A `jax.jit` object with the static and donated arguments of `parameters`."""
+    """Return a `jax.jit` object with the static and donated arguments of `parameters`."""
     static_nums, static_names = _numbers_and_names(parameters, parameters.static)
     donate_nums, donate_names = _numbers_and_names(parameters, parameters.donated)
     return jax.jit(
@@ -120,7 +123,7 @@ def _jitted(parameters: Parameters) -> Any:
 def _numbers_and_names(
     parameters: Parameters, keys: frozenset[str | int]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Arguments as `jax.jit` wants them: those with a name by both."""
+    """Return argnums and argnames for `jax.jit`; an argument with a name is in both."""
     place = {name: i for i, name in enumerate(parameters.positional)}
     names = sorted(key for key in keys if isinstance(key, str))
     numbers = {key for key in keys if isinstance(key, int)}

@@ -1,8 +1,8 @@
-"""A user's function without the sharding that its user wrote into it.
+"""Strip a user's function of the shardings that its user wrote into it.
 
-`with_sharding_constraint` (and `reshard` on Auto axes) are taken out, wherever they
-stand: in loops, branches and nested calls. `jax.jit` inside is inlined, since it may
-say `in_shardings`. Bodies of `shard_map` stay: their collectives are the program.
+`with_sharding_constraint` (and `reshard` on Auto axes) are removed everywhere: in
+loops, branches and nested calls. Inner `jax.jit` calls are inlined, since they may have
+`in_shardings`. Bodies of `shard_map` stay: their collectives are part of the program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INLINED = frozenset({"jit", "pjit"})
 
 
 def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with nothing said about sharding inside; to be traced, not to be run.
+    """Return `fn` without the shardings in it, for tracing only.
 
     Every array among the arguments must be a tracer.
     """
@@ -65,7 +65,7 @@ def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Run a jaxpr without the constraints in it."""
+    """Evaluate a jaxpr without the sharding constraints in it."""
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -99,7 +99,7 @@ def _body(jaxpr: Any) -> Callable[..., list[Any]]:
 
 
 def sharded_ops(program: Program) -> dict[str, int]:
-    """How many ops of a program its user sharded by hand, by primitive."""
+    """Count the ops of a program that its user sharded by hand, by primitive."""
     found: dict[str, int] = {}
     for op in program.ops:
         if op.name in ANNOTATIONS or op.name == "shard_map":

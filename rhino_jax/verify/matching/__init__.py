@@ -1,4 +1,4 @@
-"""Predicted collectives against compiled ones, and why they differ.
+"""Match predicted with compiled collectives and explain the differences.
 
 In: two lists of collectives, and what the compiler did (`causes.Evidence`).
 Out: `matcher.Difference`s, each with its cause in a sentence.

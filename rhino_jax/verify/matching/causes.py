@@ -1,4 +1,4 @@
-"""Why the compiled program moves what the plan does not say, in a sentence."""
+"""Explain traffic of the compiled program that the plan does not have."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ _OPERATION = re.compile(r"HLO operation:? (%[\w.\-]+ = \S+ [\w\-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known beside the collectives themselves.
+    """Evidence on the causes of differences, in addition to the collectives.
 
     Attributes:
-      rematerialised: the compiler's lines on values that it replicated in full.
-      unknown: primitives that the planner has no rule for.
-      uneven: user's line → what on it is not divided by which axes, as
+      rematerialised: the compiler's messages on values that it replicated in full.
+      unknown: primitives without a sharding rule.
+      uneven: source line → values on it with a dim that mesh axes do not divide, and
+        those axes, as {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
         {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
-      written: user's line → axes of the sums over devices that it asks for in a
+      written: source line → axes of the reductions that a user's `shard_map` requests
+        there; None where they are not known.
         `shard_map`; None where they are not known.
-      in_stages: whether all of the program is in a `shard_map` of the plan's own.
+      in_stages: whether the whole program is in a `shard_map` of the plan's own (an
+        SPMD pipeline).
     """
 
     rematerialised: tuple[str, ...] = ()
@@ -94,12 +97,13 @@ def _written_sums(program: Program) -> dict[str, frozenset[str]] | None:
 def cause_of_extra(
     entry: Entry, evidence: Evidence, planned_runs: Iterable[tuple[str, float]]
 ) -> tuple[str, str]:
-    """Label and sentence for traffic that the plan does not have.
+    """Return label and sentence for traffic that the plan does not have.
 
     Args:
       entry: the traffic.
-      evidence: what is known beside it.
-      planned_runs: (line, bytes of one run) of the plan's collectives of this kind
+      evidence: evidence in addition to the collectives.
+      planned_runs: (source line, bytes of one run) of the plan's collectives of this
+        kind and axes.
         and these axes.
     """
     primitive = primitive_of(entry.op)
@@ -141,7 +145,9 @@ def cause_of_extra(
 
 
 def rematerialisation_of(entry: Entry, evidence: Evidence) -> str:
-    """The sentence on the compiler's message about this collective, if there is one."""
+    """Explain a collective by the compiler's rematerialisation message; empty without
+    one.
+    """
     for line in evidence.rematerialised:
         name = _OP_NAME.search(line)
         same_op = name is not None and bool(entry.op) and name.group(1) == entry.op
@@ -158,7 +164,9 @@ def rematerialisation_of(entry: Entry, evidence: Evidence) -> str:
 
 
 def primitive_of(op_name: str) -> str:
-    """`dot_general` of `jit(step)/transpose(jvp())/bsd,df->bsf/dot_general`."""
+    """Return the primitive at the end of an op name.  `dot_general` for
+    `jit(step)/transpose(jvp())/bsd,df->bsf/dot_general`.
+    """
     if "/" not in op_name:
         return ""
     last = op_name.rsplit("/", 1)[-1]
@@ -166,7 +174,7 @@ def primitive_of(op_name: str) -> str:
 
 
 def _line(source: str) -> str:
-    """`gpt.py:70` of `gpt.py:70 (mlp)`."""
+    """Return `gpt.py:70` for `gpt.py:70 (mlp)`."""
     return source.partition(" (")[0]
 
 

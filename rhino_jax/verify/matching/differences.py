@@ -1,8 +1,8 @@
-"""Where the compiled program departs from the plan, collective by collective.
+"""Compute the differences between planned and compiled collectives.
 
-Collectives are matched by kind, axes, line and size; then by kind and axes; then by
-identities (an all-reduce for a reduce-scatter and an all-gather). What a difference
-says is the smallest thing that explains it; what nothing explains is said to be
+Collectives are matched by kind, axes, source line and size; then by kind and axes; then
+by identities (an all-reduce for a reduce-scatter and an all-gather). The cause of a
+difference is the simplest match that explains it; what no match explains is labelled as
 not in the plan, or eliminated.
 """
 
@@ -25,17 +25,20 @@ def differences_of(
     platform: str,
     evidence: Evidence | None = None,
 ) -> tuple[Difference, ...]:
-    """All differences, those that cost or save most seconds first.
+    """Return all differences, those with the largest change of seconds first.  Bytes,
+    runs and seconds of all differences add up to the difference of the totals of both
+    sides; collectives that match exactly appear in none.
 
     Bytes, runs and seconds of all differences add up to the difference of the totals
     of both sides; collectives that are alike appear in none.
 
     Args:
       predicted: the plan's collectives.
-      compiled: those of the compiled program, priced as the plan's are.
+      compiled: collectives of the compiled program, with seconds by the same cost
+        model.
       mesh_axes: (name, size), major first.
       platform: "cpu", "tpu" or "gpu".
-      evidence: what is known beside the collectives.
+      evidence: evidence on causes; None: there is none.
     """
     predicted, compiled, sizes = tuple(predicted), tuple(compiled), dict(mesh_axes)
     keys = {(c.kind, c.axes) for c in (*predicted, *compiled)}
@@ -55,9 +58,9 @@ def differences_of(
             *matcher.missing(),
         ])  # fmt: skip
 
-    # Of an all-reduce, nothing tells whether it stands for a reduce-scatter alone or
-    # for one with an all-gather, nor of two gathers which came first, nor whether half
-    # the bytes are another type, but what the other readings would leave unexplained.
+    # Several readings are possible: an all-reduce may stand for a reduce-scatter alone
+    # or with an all-gather, two gathers may have any order, half the bytes may be
+    # another dtype. The reading that leaves the fewest bytes unexplained is chosen.
     simple_first = sorted(known, key=lambda i: len(i.planned) + len(i.compiled))
     orders = (known, simple_first, known[::-1], simple_first[::-1])
     readings = (explained(x, retype) for retype in (False, True) for x in orders)
@@ -71,12 +74,12 @@ def differences_of(
 
 
 def unexplained_bytes(differences: Iterable[Difference]) -> int:
-    """Bytes that differ for no harmless reason, more and less alike."""
+    """Return the sum of |bytes| of all differences that are not harmless."""
     return sum(abs(d.bytes) for d in differences if not d.is_harmless)
 
 
 def _merged(found: Iterable[Difference]) -> list[Difference]:
-    """Differences alike in everything but lines and amounts, as one."""
+    """Merge differences that are equal in all but source lines and amounts."""
     groups: dict[tuple[object, ...], list[Difference]] = {}
     for d in found:
         key = (d.kind, d.axes, d.became, d.label, d.cause, d.is_harmless)

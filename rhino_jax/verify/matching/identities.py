@@ -1,10 +1,10 @@
-"""Which collectives stand for which others: the compiler's ways to do the same.
+"""Identities between collectives: equivalent decompositions that compilers choose.
 
-An identity says that one group of collectives leaves every device with the same
-data as another. Its terms carry wire bytes per byte of the array that is reduced,
-gathered or exchanged, so that bytes of one side tell those of the other. Over n
-devices a reduce-scatter, all-gather or all-to-all puts f = (n-1)/n of the array on
-the wire, an all-reduce 2 f, and over two groups of axes A and B:
+An identity says that one group of collectives leaves every device with the same data as
+another. Its terms carry wire bytes per byte of the array that is reduced, gathered or
+exchanged, so that bytes of one side determine those of the other. Over n devices a
+reduce-scatter, all-gather or all-to-all puts f = (n-1)/n of the array on the wire, an
+all-reduce 2 f, and over two groups of axes A and B:
 
     all-reduce(A B) = reduce-scatter(A), all-reduce(B) of 1/A, all-gather(A)
     all-gather(A B) = all-gather(A) of 1/B, all-gather(B)
@@ -48,13 +48,14 @@ class IdentityTerm:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Collectives of a plan, and what the compiler may make of them.
+    """Planned collectives, and the compiled collectives that may replace them.
 
     Attributes:
-      planned, compiled: the two sides.
+      planned, compiled: terms of the two sides.
       label: the kind of change, a word or two.
-      cause: the same as a sentence.
-      needs_all: on different lines it is believed only where it explains all that
+      cause: explanation of the change, as a sentence.
+      needs_all: whether a match across different source lines is accepted only where it
+        explains all remaining bytes of both sides: equal bytes alone are weak evidence.
         is left of both sides: equal bytes alone are weak evidence.
     """
 
@@ -84,7 +85,8 @@ class Identity:
 
 
 def identities(keys: Iterable[Key], sizes: Mapping[str, int]) -> tuple[Identity, ...]:
-    """All identities over the axes at hand, those over one group of axes first.
+    """Return all identities over the axes that occur, those over one group of axes
+    first.
 
     Args:
       keys: kinds and axes that occur on either side.
@@ -95,7 +97,7 @@ def identities(keys: Iterable[Key], sizes: Mapping[str, int]) -> tuple[Identity,
     found: list[Identity] = []
     for axes in groups:
         found += _over_one(axes, sizes)
-    # Axes that occur only joined to others may be the parts that the other side uses.
+    # The two sides may run over different combinations of the same axes.
     for a, b in itertools.permutations(groups, 2):
         if not set(a) & set(b):
             joined = tuple(sorted((*a, *b), key=order.index))
@@ -149,7 +151,7 @@ def _over_one(axes: Axes, sizes: Mapping[str, int]) -> Iterator[Identity]:
 def _over_two(
     a: Axes, b: Axes, joined: Axes, sizes: Mapping[str, int]
 ) -> Iterator[Identity]:
-    """Identities between collectives over A, over B, and over both."""
+    """Yield identities between collectives over A, over B, and over both."""
     f_a, f_b, f_ab = (_cut(x, sizes) for x in (a, b, joined))
     n_a, n_b = _count(a, sizes), _count(b, sizes)
     named = f"{_text(a)} and {_text(b)}"
@@ -175,7 +177,7 @@ def _over_two(
         both = IdentityTerm((kind, joined), f_ab)
         yield Identity(parts, (both,), "over other axes", one)
         yield Identity((both,), parts, "over other axes", many)
-        # What the first of two in turn moves is less by its part of the other.
+        # The first of two successive collectives moves only its share f_a * f_b.
         moved = f_a * f_b
         yield Identity(
             (IdentityTerm((kind, a), moved),),

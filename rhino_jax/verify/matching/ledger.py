@@ -1,8 +1,8 @@
-"""What of two lists of collectives has not been matched yet.
+"""Ledgers of the collectives that have not been matched yet.
 
-A ledger holds collectives as entries by kind, axes and the user's line, and gives
-them out by bytes: what is taken from it is gone. Two ledgers, the plan's and the
-compiled program's, are emptied against each other.
+A ledger stores collectives as entries by kind, axes and source line, and its bytes can
+be taken: what is taken is removed. The plan's ledger and the compiled program's are
+emptied against each other.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Key = tuple[str, tuple[str, ...]]
 
 @dataclass(slots=True)
 class Entry:
-    """Collectives alike in kind, axes, source line and size.
+    """Collectives that are equal in kind, axes, source line and size.
 
     Attributes:
       key: kind and axes.
-      source: the user's line, or empty.
+      source: source line, or empty.
       per_run_bytes: bytes on the wire of one run.
-      trips: runs of one of them per step (of the loop that it is in).
-      traffic: what is left.
-      op, reason: of the first of them.
-      is_hidden: whether the compiler lets compute run beside them.
+      trips: runs of one of them per step (the trip count of its loop).
+      traffic: traffic that is not matched yet.
+      op, reason: op name and remark of the first of them.
+      is_hidden: whether the compiler may overlap them with compute.
     """
 
     key: Key
@@ -42,7 +42,9 @@ class Entry:
     is_hidden: bool = False
 
     def cut(self, wanted_bytes: int) -> Entry:
-        """Take this many bytes out, with their share of the runs and the seconds."""
+        """Take `wanted_bytes` out of the entry, with their share of the runs and the
+        seconds.
+        """
         have = self.traffic
         if wanted_bytes >= have.bytes:
             self.traffic = Traffic()
@@ -58,13 +60,13 @@ class Entry:
 
 @dataclass(slots=True)
 class Ledger:
-    """Entries, largest first."""
+    """Entries of collectives, largest first."""
 
     entries: list[Entry] = field(default_factory=list)
 
     @classmethod
     def of(cls, collectives: Iterable[Collective]) -> Ledger:
-        """The ledger of a plan's or a compiled program's collectives."""
+        """Return the ledger of a plan's or a compiled program's collectives."""
         found: dict[tuple[Key, str, int, int, str, bool], Entry] = {}
         for c in collectives:
             if not c.bytes:
@@ -82,15 +84,15 @@ class Ledger:
         return cls(sorted(found.values(), key=lambda e: -e.traffic.bytes))
 
     def keys(self) -> tuple[Key, ...]:
-        """Kinds and axes of what is left, in a fixed order."""
+        """Return kinds and axes of the entries that are not empty, sorted."""
         return tuple(sorted({e.key for e in self.left()}))
 
     def left(self, key: Key | None = None) -> list[Entry]:
-        """Entries that have something left, of this key or of all."""
+        """Return the entries that are not empty, of one key or (None) of all."""
         return [e for e in self.entries if e.traffic.bytes and key in (None, e.key)]
 
     def bytes_of(self, key: Key, sources: Collection[str] | None = None) -> int:
-        """Bytes left of a key, on some lines or on all."""
+        """Return the remaining bytes of a key, on some source lines or (None) on all."""
         return sum(
             e.traffic.bytes
             for e in self.left(key)
@@ -115,7 +117,7 @@ class Ledger:
 
 
 def total(parts: Iterable[Traffic]) -> Traffic:
-    """The sum of traffic."""
+    """Return the sum of several traffic records."""
     parts = tuple(parts)
     return Traffic(
         sum(p.count for p in parts),

@@ -1,4 +1,4 @@
-"""Two lists of collectives, emptied against each other one kind of match at a time."""
+"""Match two ledgers of collectives against each other, one kind of match at a time."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ RETYPED = "another type"
 WINDOWED = "windowed"
 
 _WINDOWED = re.compile(r"windowed loop of (\d+) permutes")
-"""As `verify.hlo.collectives.windowed` says it."""
+"""The remark that `verify.hlo.collectives.windowed` gives."""
 
 _TYPE_RATIOS = (0.25, 0.5, 2.0, 4.0)
-"""Sizes of element types, as float32 to bfloat16, stand in such ratios."""
+"""Possible ratios of element sizes, as of float32 to bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One way in which the compiled program departs from the plan.
+    """One difference between the compiled program and the plan.
 
     Attributes:
-      kind, axes: of the plan's collectives; of the compiled ones where the plan has
-        none.
-      became: (kind, axes) of the compiled collectives, where they are others.
+      kind, axes: kind and mesh axes of the plan's collectives; of the compiled ones
+        where the plan has none.
+      became: (kind, axes) of the compiled collectives, where they differ from the
+        plan's.
       predicted: runs, bytes and seconds in the plan, per device and step.
       compiled: the same in the compiled program.
-      sources: the user's lines, those that move most first.
+      sources: source lines, those that move most first.
       label: the kind of change in a word or two, as "combined" or "hoisted out of
         a loop".
-      cause: the same as a sentence.
-      is_harmless: whether the compiled program moves no more than the plan for it,
+      cause: explanation of the change, as a sentence.
+      is_harmless: whether the compiled program moves no more bytes than the plan; or
+        more only because XLA:CPU has no reduce-scatter, or in a windowed einsum that
+        overlaps with its matmul, or in code that the user wrote by hand.
         or, on CPU, only for want of a reduce-scatter; or moves more of it beside the
         product that it belongs to; or the user wrote it by hand.
     """
@@ -60,12 +63,14 @@ class Difference:
 
     @property
     def seconds(self) -> float:
-        """What it adds to the time of all collectives; negative where it saves."""
+        """Change of the total time of all collectives; negative where the compiler
+        saves time.
+        """
         return self.compiled.seconds - self.predicted.seconds
 
     @property
     def bytes(self) -> int:
-        """What it adds to the bytes on the wire; negative where it saves."""
+        """Change of the bytes on the wire; negative where the compiler saves bytes."""
         return self.compiled.bytes - self.predicted.bytes
 
 
@@ -79,7 +84,9 @@ class Matcher:
     evidence: Evidence
 
     def same_runs(self) -> list[Difference]:
-        """Runs alike in kind, axes, line and size; fewer of them were hoisted."""
+        """Match runs equal in kind, axes, source line and size; fewer runs were
+        hoisted.
+        """
         hoisted = []
         for plan_entry in self.planned.left():
             for entry in self.made.left(plan_entry.key):
@@ -106,8 +113,11 @@ class Matcher:
         return hoisted
 
     def windowed(self) -> list[Difference]:
-        """The same runs, their pieces passed round beside the product that makes or
-        reads them: both ways round, that takes more of them than one way."""
+        """Match collectives with windowed einsums of the same number of runs.
+
+        Chunks that travel the ring in both directions take more permutes than one
+        direction.
+        """
         found = []
         for plan_entry in self.planned.left():
             for entry in self.made.left(plan_entry.key):
@@ -137,7 +147,7 @@ class Matcher:
         return found
 
     def retyped(self) -> list[Difference]:
-        """The same runs of half, or twice, the bytes: another type."""
+        """Match the same runs with 1/4 to 4 times the bytes: another element type."""
         found = []
         for plan_entry in self.planned.left():
             for entry in self.made.left(plan_entry.key):
@@ -159,7 +169,9 @@ class Matcher:
         return found
 
     def same_key(self) -> list[Difference]:
-        """The same bytes of a kind over the same axes, in other runs."""
+        """Match equal bytes of a kind over the same axes that are split into other
+        runs.
+        """
         found = []
         for key in self.planned.keys():
             before, after = self.both(key, key)
@@ -175,7 +187,7 @@ class Matcher:
         return found
 
     def both(self, planned: Key, made: Key) -> tuple[list[Entry], list[Entry]]:
-        """The bytes that both sides have, taken from both; line by line first."""
+        """Take the bytes common to both sides from both, line by line first."""
         before: list[Entry] = []
         after: list[Entry] = []
         lines = sorted({e.source for e in self.planned.left(planned)})
@@ -192,7 +204,7 @@ class Matcher:
         return before, after
 
     def by_identity(self, known: Sequence[Identity]) -> list[Difference]:
-        """Collectives that stand for others; on the same line first, then anywhere."""
+        """Match by identities; on the same source line first, then across lines."""
         found = []
         lines = sorted({e.source for e in self.planned.left()})
         for wanted in (*({x} for x in lines), None):
@@ -209,13 +221,13 @@ class Matcher:
         return found
 
     def is_all(self, one: Identity) -> bool:
-        """Whether an identity explains all that is left of its two collectives."""
+        """Whether an identity explains all remaining bytes of its two collectives."""
         (before,), (after,) = one.planned, one.compiled
         left = self.planned.bytes_of(before.key), self.made.bytes_of(after.key)
         return abs(left[0] - left[1]) <= 0.01 * max(left)
 
     def replace(self, one: Identity, lines: set[str] | None) -> list[Difference]:
-        """Take as much of an identity's two sides as both have."""
+        """Take as much of both sides of an identity as both ledgers have."""
         sides = (self.planned, one.planned), (self.made, one.compiled)
         size = min(
             ledger.bytes_of(term.key, lines) / term.share
@@ -244,7 +256,7 @@ class Matcher:
         ]
 
     def instead(self) -> list[Difference]:
-        """On one line, another kind of collective than the planned over shared axes."""
+        """Match, on one source line, another kind of collective over shared axes."""
         found = []
         for entry in self.made.left():
             for plan_entry in self.planned.left():
@@ -269,7 +281,7 @@ class Matcher:
         return found
 
     def extra(self) -> list[Difference]:
-        """What the plan does not have."""
+        """Return differences for compiled collectives that the plan does not have."""
         found = []
         for entry in self.made.left():
             runs = [
@@ -286,7 +298,9 @@ class Matcher:
         return found
 
     def missing(self) -> list[Difference]:
-        """What only the plan has."""
+        """Return differences for planned collectives that the compiled program does not
+        have.
+        """
         found = []
         for entry in self.planned.left():
             taken = entry.cut(entry.traffic.bytes)
@@ -329,18 +343,18 @@ class Matcher:
 
 
 def _alike(a: Entry, b: Entry) -> bool:
-    """Whether one run of both moves the same, but for rounding."""
+    """Whether one run of both entries moves the same bytes, but for rounding."""
     return abs(a.per_run_bytes - b.per_run_bytes) <= 1 + 1e-6 * a.per_run_bytes
 
 
 def _cut_runs(entry: Entry, runs: int) -> None:
-    """Take runs out of an entry."""
+    """Take a number of runs out of an entry."""
     share = runs / entry.traffic.count
     entry.cut(round(share * entry.traffic.bytes))
 
 
 def _lines(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """The user's lines, those that move most first."""
+    """Return the source lines of entries, those that move most first."""
     moved: dict[str, int] = defaultdict(int)
     for entry in entries:
         if entry.source:
