@@ -2,10 +2,10 @@
 
 In: local shapes, specs, and a mesh laid over hardware.
 Out: seconds, bytes, and `reshard.ReshardStep`s; nothing here knows graphs or options.
-Order: `collectives` (time of one collective), `reshard` and `combine` (which
-collectives a change of sharding, and a partial sum, become), `compute` (time of one
-kernel), `tiles` and `systolic` (what shapes cost beyond their elements), `utilisation`
-(model FLOPs).
+Order: `collectives` (time of one collective), `reshard` and `combine` (the collectives
+that change a sharding, or reduce partial sums), `compute` (time of one kernel), `tiles`
+and `systolic` (padding of shapes, in memory and in arithmetic), `utilisation` (model
+FLOPs).
 
 To add a collective algorithm: `collectives`, where each kind has its name, its bytes on
 the wire, and its time on every topology; a kind that reshards may use is also a step in

@@ -1,7 +1,7 @@
 """Time and wire bytes of collectives.
 
-All kinds are priced as latency plus bytes over bandwidth. `local_bytes` is always
-the larger side of what one device holds: the result of an all-gather, the operand
+The cost of every kind is latency plus bytes over bandwidth. `local_bytes` is always
+the larger of one device's operand and result: the result of an all-gather, the operand
 of a reduce-scatter, the buffer of the others.
 
 Source: ring algorithms as in Thakur, Rabenseifner, Gropp, "Optimization of
@@ -29,7 +29,7 @@ PERMUTE = "collective-permute"
 
 
 def wire_bytes(kind: str, local_bytes: float, size: int) -> float:
-    """Bytes that one of `size` devices puts on the wire for one collective."""
+    """Return the bytes that each of `size` devices sends for one collective."""
     if size <= 1:
         return 0.0
     if kind == PERMUTE:
@@ -39,44 +39,52 @@ def wire_bytes(kind: str, local_bytes: float, size: int) -> float:
 
 
 def collective_s(kind: str, local_bytes: float, axes: Sequence[MeshAxis]) -> float:
-    """Seconds of one collective over the product of `axes`.
+    """Return the seconds of one collective over the product of `axes`.
 
-    Several axes are taken one after the other, slowest links with the smallest
-    pieces: `LaidMesh.over` says which a collective really runs over. Linear in
-    `local_bytes`; monotone in them and in every axis size.
+    Several axes are used one after the other, the slowest links with the smallest
+    shards: `LaidMesh.over` returns the axes that a collective really runs over. Linear
+    in `local_bytes`; monotone in them and in every axis size.
 
     Args:
       kind: one of this module's constants.
-      local_bytes: bytes on one device, see the module's text.
-      axes: what it runs over.
+      local_bytes: bytes on one device, as the module's docstring defines them.
+      axes: the axes that the collective runs over.
     Returns:
-      Seconds, 0 where there is nothing to do.
+      Seconds; 0 if no axis has more than one device.
     """
     axes = [a for a in axes if a.size > 1]
     if not axes:
         return 0.0
     taken = _taken(kind, local_bytes, axes)
     if len(axes) == 1 and axes[0].members:
-        # Strided pieces of one side of a torus are better taken in turn.
+        # For strided parts of one torus dim, one axis after the other is faster.
         taken = taken.or_less(_taken(kind, local_bytes, axes[0].members))
     return taken.latency_s + taken.sending_s
 
 
 class _CollectiveSeconds(NamedTuple):
-    """Seconds of a collective: the latency of its steps, and what its bytes take."""
+    """Seconds of a collective.
+
+    Attributes:
+      latency_s: latency of its steps.
+      sending_s: time in which its bytes are sent.
+    """
 
     latency_s: float
     sending_s: float
 
     def then(self, other: _CollectiveSeconds) -> _CollectiveSeconds:
-        """Both, one after the other."""
+        """Return the seconds of both, one after the other."""
         return _CollectiveSeconds(
             self.latency_s + other.latency_s, self.sending_s + other.sending_s
         )
 
     def or_less(self, other: _CollectiveSeconds) -> _CollectiveSeconds:
-        """Whichever way is faster: few steps while pieces are small, and links kept
-        busy while they are large, as compilers cut large messages up."""
+        """Return the smaller latency and the smaller sending time of two algorithms.
+
+        Compilers choose few steps for small messages, and keep the links busy for large
+        ones, which they divide into chunks.
+        """
         return _CollectiveSeconds(
             min(self.latency_s, other.latency_s), min(self.sending_s, other.sending_s)
         )
@@ -89,7 +97,7 @@ def _taken(
     kind: str, local_bytes: float, axes: Sequence[MeshAxis]
 ) -> _CollectiveSeconds:
     if all(a.topology == "barrier" for a in axes):
-        # All threads meet once, whatever they then copy.
+        # All threads meet at one barrier, however much they then copy.
         meeting_s = max(a.alpha_s for a in axes) * math.prod(a.size for a in axes)
         copying = [replace(a, alpha_s=0.0, topology="switch", parts=()) for a in axes]
         return _CollectiveSeconds(meeting_s, 0.0).then(
@@ -113,7 +121,7 @@ def _taken(
 
 
 def _links(axis: MeshAxis) -> tuple[AxisShare, ...]:
-    """Those of an axis one by one, every dim of a torus for itself."""
+    """Return the links of an axis one by one, every dim of a torus separately."""
     if not axis.parts:
         return (_as_link(axis),)
     return tuple(
@@ -133,14 +141,14 @@ def _as_link(axis: MeshAxis) -> AxisShare:
 
 
 def _gather(local_bytes: float, axis: MeshAxis) -> _CollectiveSeconds:
-    """An all-gather or a reduce-scatter along one axis."""
+    """Return the seconds of an all-gather or a reduce-scatter along one axis."""
     if len(axis.parts) <= 1:
         return _ring(local_bytes, _as_link(axis))
     return _rings(local_bytes, axis.parts)
 
 
 def _rings(local_bytes: float, parts: Sequence[AxisShare]) -> _CollectiveSeconds:
-    """In one ring over all links, or in several, inner links first."""
+    """Return the seconds in one ring over all links, or in several, inner first."""
     found = _ring(local_bytes, ring_over(parts))
     for count in range(1, len(parts)):
         ring = ring_over(parts[:count])
@@ -160,7 +168,7 @@ def _ring(local_bytes: float, link: AxisShare) -> _CollectiveSeconds:
 
 
 def _all_to_all(local_bytes: float, axis: MeshAxis) -> _CollectiveSeconds:
-    """Every byte takes its own way: the busiest link sets the pace."""
+    """Return the seconds of an all-to-all: the busiest link is the bottleneck."""
     latency_s = sending_s = 0.0
     for link in _links(axis):
         share = (link.size - 1) / link.size

@@ -1,8 +1,8 @@
-"""Combining partial sums: which collectives, and the specs to pass through.
+"""Reducing partial sums: the collectives, and the specs to pass through.
 
-A value whose partial sums end up cut is reduce-scattered. XLA does so over one dim
-(GPU, CPU) or one mesh axis (TPU) at a time, if every waypoint is annotated; with only
-the last annotated, it makes an all-reduce of the whole value and cuts that, for twice
+A value whose reduced result is sharded is reduce-scattered. XLA does so over one dim
+(GPU, CPU) or one mesh axis (TPU) at a time, if every waypoint is annotated; if only the
+last spec is annotated, it all-reduces the whole value and slices the result, for twice
 the bytes (seen with jax 0.10.2 and libtpu 0.0.51: matmuls on 2x8 H100, v5e:4x4,
 v5p:4x4x4, v6e:16x16).
 """
@@ -23,13 +23,14 @@ from rhino_jax.ir.traits import OpKind
 def combine_steps(
     made: Spec, done: Spec, partial: tuple[int, ...], made_bytes: float, mesh: LaidMesh
 ) -> tuple[ReshardStep, ...]:
-    """The collectives that make a value of its partial sums.
+    """Return the collectives that reduce partial sums to a value.
 
     Args:
-      made: spec in which it is made.
-      done: spec in which it is held; further cut than `made`, or not.
-      partial: mesh axes over which it is partial.
-      made_bytes: bytes of a device's part of the partial sums.
+      made: spec of the partial sums.
+      done: spec of the reduced value; sharded over more axes than `made`, or equal to
+        it.
+      partial: positions of the mesh axes over which the value is partial.
+      made_bytes: bytes of the partial sums on one device.
       mesh: the mesh.
     Returns:
       Reduce-scatters first, so that the all-reduce of the rest is smaller.
@@ -45,8 +46,8 @@ def combine_steps(
     for _, axes in parts:
         pieces = math.prod(mesh.sizes[a] for a in axes)
         is_whole = pieces == mesh.num_devices and pieces > most
-        # Shards of a vector, as a bias's gradient, are no whole tiles on TPU: seen as
-        # all-reduces in GPTs of 256 to 2,048 features.
+        # Shards of a vector, as of a bias's gradient, are no whole tiles on TPU: these
+        # were all-reduces in GPTs of 256 to 2,048 features.
         is_reduced = lowering.scatters_by_axis and (is_whole or len(made) == 1)
         kind = ALL_REDUCE if is_reduced else REDUCE_SCATTER
         steps.append(ReshardStep(kind, axes, local))
@@ -61,22 +62,26 @@ def combine_steps(
 def combine_route(
     made: Spec, done: Spec, lowering: LoweringPolicy, kind: OpKind | None = None
 ) -> tuple[Spec, ...]:
-    """The specs between partial sums made as `made` and the value held as `done`:
-    one after each reduce-scatter but the last, and before them `made` itself where the
-    compiler would else take the op for one that makes `done`.
+    """Return the specs to annotate between partial sums and their reduced value.
 
-    - A convolution, of compilers that scatter by axis: a loop of it and the
-      reduce-scatter of its result, which reads the images again for every slice of the
-      filters (gradients of 3x3 and 1x1 filters on v5e:4x4, libtpu 0.0.51: 724 → 177 and
-      259 → 94 us where `made` is annotated).
-    - A look-up, of any: it shards the indices further, so that no device has all that
-      fall into its rows, and then permutes and all-reduces for what one reduce-scatter
-      does (table of 8,192 x 512 on h100:8 and v5e:2x4); over three axes that does not
-      compile: "Slice dim size 6 greater than dynamic slice dimension: 3" (jax 0.10.2).
+    One spec after each reduce-scatter but the last, and before them `made` itself if
+    the compiler would otherwise compute the op in `done`:
+
+    - A convolution, with compilers that scatter by axis: these make a loop of it and
+      the reduce-scatter of its result, which reads the images again for every slice of
+      the filters (gradients of 3x3 and 1x1 filters on v5e:4x4, libtpu 0.0.51: 724 → 177
+      and 259 → 94 us if `made` is annotated).
+    - A look-up, with any compiler: it shards the indices further, so that no device has
+      all that fall into its rows, and then permutes and all-reduces where one
+      reduce-scatter suffices (table of 8,192 x 512 on h100:8 and v5e:2x4); over three
+      axes that does not compile: "Slice dim size 6 greater than dynamic slice
+      dimension: 3" (jax 0.10.2).
 
     Args:
-      lowering: of the compiler.
-      kind: of the op that makes the partial sums.
+      made: spec of the partial sums.
+      done: spec of the reduced value.
+      lowering: how the compiler lowers shardings.
+      kind: kind of the op that makes the partial sums; None: any other op.
     """
     now = list(made)
     route: list[Spec] = []
@@ -92,8 +97,10 @@ def combine_route(
 def _parts(
     made: Spec, done: Spec, lowering: LoweringPolicy
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(dim, mesh axes) of each reduce-scatter, in order. Minor axes lie on the faster
-    links: they come first, while the value is large."""
+    """Return (dim, mesh axes) of each reduce-scatter, in order.
+
+    Minor axes lie on the faster links: they come first, while the value is large.
+    """
     added = [
         (dim, after[len(before) :])
         for dim, (before, after) in enumerate(zip(made, done, strict=True))

@@ -1,9 +1,9 @@
-"""Changing a value's sharding: which collectives, how many bytes, how long.
+"""Changing a value's sharding: the collectives, their bytes, and the specs on the way.
 
-The steps follow what XLA's SPMD partitioner does for a value that is pinned to
-one spec and read in another: first cut what is not yet cut (free), then swap
-axes between dims (all-to-all), then gather over the axes that are left; where only the
-order of axes differs, permute.
+The steps follow XLA's SPMD partitioner for a value that is annotated with one spec and
+read in another: first shard over axes not yet in use (free), then swap axes between
+dims (all-to-all), then gather over the remaining axes; if only the order of axes
+differs, permute.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
 
 @dataclass(frozen=True, slots=True)
 class ReshardStep:
-    """One collective: its kind, mesh axes (by position), `local_bytes`, and how often
-    it runs."""
+    """One collective.
+
+    Attributes:
+      kind: a constant of `collectives`.
+      axes: mesh axes, by position.
+      local_bytes: bytes on one device, as in `collectives`.
+      runs: how often it runs.
+    """
 
     kind: str
     axes: tuple[int, ...]
@@ -41,16 +47,16 @@ def reshard_steps(
     sizes: tuple[int, ...],
     lowering: LoweringPolicy = AS_WRITTEN,
 ) -> tuple[ReshardStep, ...]:
-    """The collectives that turn `src` into `dst`.
+    """Return the collectives that change a value's spec from `src` to `dst`.
 
     Args:
-      src: spec in which the value is held.
-      dst: spec in which it is wanted.
-      whole_bytes: bytes of the whole value.
+      src: spec of the value.
+      dst: spec in which it is read.
+      whole_bytes: bytes of the whole (unsharded) value.
       sizes: mesh axis sizes.
-      lowering: what the compiler makes of it.
+      lowering: how the compiler lowers shardings.
     Returns:
-      Steps in order; empty where the change is local.
+      Steps in order; empty if the change is local.
     """
     steps, _ = _reshard(src, dst, whole_bytes, sizes, lowering)
     return tuple(steps)
@@ -62,11 +68,11 @@ def reshard_route(
     sizes: tuple[int, ...],
     lowering: LoweringPolicy = AS_WRITTEN,
 ) -> tuple[Spec, ...]:
-    """The specs to pass through on the way from `src` to `dst`, which is the last.
+    """Return the specs to pass through on the way from `src` to `dst`, `dst` last.
 
-    XLA replicates a value where it cannot reach a spec in one collective
-    ("involuntary full rematerialization"); told every stop, it never has to. It
-    gathers the last dim first, whatever links that takes; told every stop, it
+    XLA replicates a value if it cannot reach a spec in one collective ("involuntary
+    full rematerialization"); with every waypoint annotated, it never has to.
+    Unannotated, it gathers the last dim first, over whatever links; annotated, it
     gathers over slow links while the shard is small.
     """
     _, route = _reshard(src, dst, 1, sizes, replace(lowering, annotates_waypoints=True))
@@ -85,11 +91,12 @@ def _reshard(
     sizes: tuple[int, ...],
     lowering: LoweringPolicy,
 ) -> tuple[list[ReshardStep], list[Spec]]:
-    """Steps, and the specs before each all-to-all and gather, and behind the last."""
+    """Return the steps, and the specs before each exchange and gather, and at the
+    end."""
     if src == dst:
         return [], []
     if shards_per_dim(src, sizes) == shards_per_dim(dst, sizes):
-        # As many pieces of every dim, on other devices: they trade places.
+        # Equally many shards of every dim, on other devices: a permutation.
         pairs = [(d, w) for d, w in zip(src, dst, strict=True) if d != w]
         axes = tuple(sorted({a for d, w in pairs for a in (*d, *w)}))
         cut = math.prod(sizes[a] for a in axes_of(src))
@@ -103,12 +110,12 @@ def _reshard(
 
 @dataclass(slots=True)
 class _Way:
-    """A value on its way to another spec.
+    """The state of a value on its way to another spec.
 
     Attributes:
-      now: the axes that cut every dim, at this point.
-      want: those that shall.
-      whole_bytes: bytes of the whole value.
+      now: mesh axes that shard every dim at this point, by position.
+      want: the spec to reach.
+      whole_bytes: bytes of the whole (unsharded) value.
       sizes: mesh axis sizes.
       steps: the collectives so far.
       route: the specs before each of them.
@@ -129,7 +136,7 @@ class _Way:
         self.route.append(tuple(map(tuple, self.now)))
 
     def cut_free_axes(self) -> None:
-        """Cut by axes that are not in use yet; each device keeps its part: free."""
+        """Shard over axes not in use yet; each device slices its own shard: free."""
         used = {a for dim in self.now for a in dim}
         for dim, goal in zip(self.now, self.want, strict=True):
             while (
@@ -141,8 +148,10 @@ class _Way:
                 dim.append(goal[len(dim)])
 
     def exchange(self) -> None:
-        """Move by an all-to-all every axis that is minor-most where it is and next in
-        line where it must go."""
+        """Move axes between dims by all-to-alls.
+
+        An axis moves if it is minor-most where it is and the next one where it must go.
+        """
         now, want = self.now, self.want
         home = {a: i for i, dim in enumerate(want) for a in dim}
         moved = True
@@ -166,10 +175,10 @@ class _Way:
                 self.cut_free_axes()
 
     def gather(self, lowering: LoweringPolicy) -> None:
-        """Gather over what is left, one collective per dim.
+        """Gather over the remaining axes, one collective per dim.
 
         Major axes lie on the slower links: they come first, while the shard is small.
-        XLA left to itself gathers the last dim first; where it gathers by axis, all at
+        Without waypoints XLA gathers the last dim first; if it gathers by axis, all at
         once with an all-reduce.
         """
         now = self.now
@@ -189,11 +198,11 @@ class _Way:
                 del now[i][-len(group) :]
                 self.step(ALL_GATHER, tuple(group))
         if extras and tuple(map(tuple, now)) != self.want:
-            # Not told, XLA gathers a part of an axis and permutes.
+            # Without an annotation, XLA gathers a part of an axis and permutes.
             self.stop_here()
 
     def _extras(self) -> dict[int, list[int]]:
-        """Dim → the minor axes that cut it and shall not."""
+        """Return dim → the minor axes that shard it now and must not."""
         extras = {}
         for i, (dim, goal) in enumerate(zip(self.now, self.want, strict=True)):
             keep = 0

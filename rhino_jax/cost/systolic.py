@@ -1,9 +1,9 @@
-"""What a matmul or convolution costs where small sizes leave a systolic array idle.
+"""Cost of matmuls and convolutions whose small sizes leave a systolic array idle.
 
-A TPU's matrix unit multiplies by a square of weights that lies in it. What is summed
-over runs down its side, a free factor of one operand along the other side, and rows
-of the other operand stream through. Sides are padded to whole squares; a square that
-few rows stream through takes as long as its loading does.
+A TPU's matrix unit multiplies by a square of weights that lies in it. The reduced dim
+runs down its side, a free factor of one operand along the other side, and rows of the
+other operand stream through. Sides are padded to whole squares; a square that few rows
+stream through takes as long as its loading does.
 
 Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
 (ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
@@ -23,7 +23,14 @@ from rhino_jax.ir.factor import FactorKind, Rule
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """Factors of a product: summed, free in one operand, and positions of windows."""
+    """Roles of a product's factors, by position.
+
+    Attributes:
+      summed: reducing factors.
+      left: parallel factors of the first operand alone.
+      right: factors of the second operand alone.
+      positions: positions of convolution windows.
+    """
 
     summed: tuple[int, ...]
     left: tuple[int, ...]
@@ -32,14 +39,14 @@ class _Roles:
 
 
 def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
-    """How many times its own arithmetic a product of two operands takes.
+    """Return by how much padding multiplies the arithmetic of a binary product.
 
     Args:
-      rule: of the op.
-      pieces: [ways, factors], into how many each factor is cut.
-      side: of the systolic array; 0: there is none.
+      rule: the op's rule.
+      pieces: [ways, factors], number of shards of each factor.
+      side: rows, and columns, of the systolic array; 0: there is none.
     Returns:
-      [ways].
+      [ways], at least 1.
     """
     sizes = np.array([f.size for f in rule.factors])
     if not side or not sizes.all():
@@ -51,8 +58,8 @@ def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
         for factors in (roles.left, roles.right, roles.summed, roles.positions)
     )
     rows = OBSERVED.least_rows * side
-    # A window's positions stream past the weights; where what is convolved lies in
-    # the array, they are its batch, one after the other.
+    # If the weights lie in the array, window positions stream past them as rows; if
+    # the images do, each position is a product of its own.
     along_right = _padding(right, side) * np.maximum(1.0, rows / (left * positions))
     along_left = _padding(left, side) * np.maximum(1.0, rows / right)
     return _padding(summed, side) * np.minimum(along_right, along_left)
@@ -70,7 +77,7 @@ def _roles(rule: Rule) -> _Roles:
     for f, factor in enumerate(rule.factors):
         in_left, in_right = f in taken[0], f in taken[1]
         if f not in made:
-            # Input positions of a window are neither: its taps and results are.
+            # A window's input positions have no role: its taps and results do.
             if in_right:
                 summed.append(f)
         elif in_left and in_right:

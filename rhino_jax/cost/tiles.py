@@ -1,13 +1,13 @@
-"""How much memory an array takes where memory holds tiles.
+"""Memory of an array in tiled layouts.
 
-On TPU two dims of an array are cut into tiles of 8 rows and 128 lanes, and padded to
-whole ones: f32[8,16,16,32,16] takes 8 times its own bytes with its last dim minor.
-Which dims are in the tiles is the compiler's choice. Here it is the one that pads
-least: layouts that a compiler finds may be worse, none is better.
+On TPU two dims of an array are divided into tiles of 8 rows and 128 lanes, and padded
+to whole tiles: f32[8,16,16,32,16] takes 8 times its own bytes with its last dim minor.
+The compiler chooses which dims are tiled. The choice here is the one with the least
+padding: the compiler's layouts may be worse, none is better.
 
-Source: openxla.org/xla/tiled_layout. Seen in HLO of jax 0.12.0.1, libtpu 0.0.51: rows
-are 1, 2, 4 or 8, as few as hold the dim, and no fewer than fill 4 bytes of a column;
-vectors lie in 128, 256, 512 or 1,024.
+Source: openxla.org/xla/tiled_layout. Seen in HLO of jax 0.12.0.1, libtpu 0.0.51: tiles
+have 1, 2, 4 or 8 rows, as few as hold the dim, and enough to fill 4 bytes of a column;
+tiles of vectors have 128, 256, 512 or 1,024 elements.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ def tile_padding(
     tile: tuple[int, ...],
     off_lanes: tuple[int, ...] = (),
 ) -> float:
-    """How many times its own size an array takes with its padding.
+    """Return the ratio of an array's padded size to its own size.
 
     Args:
-      shape: on one device.
-      item_bytes: of an element.
+      shape: shape of the shard on one device.
+      item_bytes: bytes of an element.
       tile: rows and lanes of a tile; empty where memory has no tiles.
-      off_lanes: dims that may not lie on lanes, where others may.
+      off_lanes: dims that may not be the minor one (on lanes), unless all dims are
+        listed.
     """
     if not tile or not shape or 0 in shape:
         return 1.0
@@ -45,10 +46,10 @@ def tile_padding(
 
 
 def _padding(size: int, multiple: int) -> float:
-    """How many times its size a dim has when padded to a multiple."""
+    """Return the ratio of a dim padded to a multiple to its own size."""
     return -(-size // multiple) * multiple / size
 
 
 def _power(size: int) -> int:
-    """The least power of two that holds a size."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()

@@ -1,8 +1,8 @@
 """Model FLOPs and model FLOPs utilisation (MFU) of a step.
 
 Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022),
-appendix B: the arithmetic that the model itself needs, without what is recomputed, over
-what the devices could do at peak in the time that a step takes.
+appendix B: the arithmetic that the model itself needs, without recomputation, over the
+peak arithmetic of the devices in the time of a step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ PRODUCTS = (OpKind.CONTRACTION, OpKind.CONVOLUTION)
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """The arithmetic of a program as its user wrote it, of all devices together.
+    """The arithmetic of a program as its user wrote it, over all devices.
 
     Attributes:
-      flops: of matrix products and convolutions in a step, without what
-        `jax.checkpoint` computes again.
-      at_peak_s: seconds that one device takes for them at the peak rate of their
-        element types.
+      flops: floating-point operations of matrix products and convolutions in a step,
+        without those that `jax.checkpoint` recomputes.
+      at_peak_s: seconds of one device for them at the peak rate of their element types.
     """
 
     flops: float = 0.0

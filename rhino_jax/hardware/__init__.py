@@ -5,10 +5,10 @@ Out: `target.Target`, and `mesh.LaidMesh`: mesh axes with latency and bandwidth.
 Order: `schema` (a file → a target), `files` (by name, path or devices), `target`
 (devices and tiers of links), `lowering` (what the compiler makes of shardings),
 `topology` and `parts` (which links an axis lies on), `layout` (the mesh over them);
-`compile_only` gives JAX's devices of hardware that is not here, `emulated` keeps CPU
-devices of one process from waiting for one another.
+`compile_only` makes JAX devices for hardware that is not present, `emulated` keeps CPU
+devices of one process from deadlocking.
 
 To add hardware: one file in `configs/hardware/`, in the format that `schema` states,
 each number with its source. A new kind of link is a topology in `layout` and in
-`rhino_jax.cost.collectives`; a new habit of a compiler is a field of `lowering`.
+`rhino_jax.cost.collectives`; new behaviour of a compiler is a field of `lowering`.
 """

@@ -1,9 +1,9 @@
-"""Devices that can be compiled for, but not run on.
+"""Compile-only devices: devices that XLA can compile for, but that cannot run programs.
 
-XLA's TPU and GPU compilers need no TPU and no GPU: libtpu and the CUDA plugin describe
-any of their devices to whoever asks. This works in a process whose CPU backend runs
-already. What must be set in the environment while a compiler is loaded is set for
-that moment only, and never over a value of the user's.
+XLA's TPU and GPU compilers need neither a TPU nor a GPU: libtpu and the CUDA plugin
+describe any of their devices on request. This works in a process whose CPU backend is
+already running. Environment variables that the compilers need while they are loaded are
+set for that moment only, and never override the user's values.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _TPU_ENVIRONMENT = {
 _GPU_ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _GPU_PLUGIN = "jax_plugins.xla_cuda13"
 _CUDA = "nvidia.cu13"
-# Where XLA looks by itself: a CUDA of the system's.
+# Where XLA looks by default: a CUDA installed on the system.
 _SYSTEM_CUDA = ("/usr/local/cuda", "/opt/cuda")
 _CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
 class DeviceCall(NamedTuple):
-    """The call that makes compile-only devices, for another process.
+    """The call that makes compile-only devices, so that another process can repeat it.
 
     Attributes:
       kind: "tpu" or "gpu".
-      args: of `tpu_devices` or `gpu_devices`.
+      args: arguments of `tpu_devices` or `gpu_devices`.
     """
 
     kind: str
@@ -58,11 +58,11 @@ class DeviceCall(NamedTuple):
 
 
 _ORIGINS: dict[int, DeviceCall] = {}
-"""By the id of a device; devices are kept for good."""
+"""`id` of a device → the call that made it. Devices are never freed."""
 
 
 def origin_of(mesh: Mesh) -> DeviceCall | None:
-    """Return the call that made a mesh's devices; None where not of this module."""
+    """Return the call that made a mesh's devices; None if not from this module."""
     return _ORIGINS.get(id(mesh.devices.flat[0]))
 
 
@@ -73,10 +73,10 @@ def _kept(devices: tuple[Any, ...], origin: DeviceCall) -> tuple[Any, ...]:
 
 @functools.cache
 def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
-    """The devices of TPU slices that are not there; the same ones every time.
+    """Return compile-only devices of TPU slices, the same objects for equal arguments.
 
     Args:
-      topology: as libtpu writes it, "v5e:4x4".
+      topology: a topology name of libtpu, as "v5e:4x4".
       slices: number of such slices.
     Raises:
       HardwareError: libtpu is not installed, or knows no such topology.
@@ -108,10 +108,10 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
 
 
 class TpuLog:
-    """What libtpu writes to this process's log from now on.
+    """The messages that libtpu writes to this process's log from now on.
 
-    Its warnings go there, and not to standard error as those of XLA's other
-    compilers; among them are the involuntary rematerialisations.
+    libtpu's warnings go to that log, not to standard error as those of XLA's other
+    compilers; among them are the involuntary full rematerialisations.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class TpuLog:
         return max(files, default=None)
 
     def read(self) -> str:
-        """All since this was made; empty where libtpu keeps no log."""
+        """Return all text logged since construction; empty if libtpu keeps no log."""
         file = self._newest()
         if file is None:
             return ""
@@ -139,12 +139,13 @@ def _has_tpu_library() -> bool:
 
 @functools.cache
 def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> tuple[Any, ...]:
-    """The devices of GPU hosts that are not there; the same ones every time.
+    """Return compile-only devices of GPU hosts, the same objects for equal arguments.
 
     Args:
-      description: a `GpuTargetConfigProto` in text form; see `configs/xla_gpu`.
+      description: file with a `GpuTargetConfigProto` in text form; see
+        `configs/xla_gpu`.
       hosts: number of hosts.
-      gpus_per_host: GPUs that NVLink joins.
+      gpus_per_host: number of GPUs of a host, joined by NVLink.
     Raises:
       HardwareError: the CUDA plugin or its tools are not installed.
     """
@@ -167,17 +168,17 @@ def gpu_devices(description: Path, hosts: int, gpus_per_host: int) -> tuple[Any,
         try:
             return _kept(describe(), origin)
         except NotImplementedError:
-            # JAX looks for plugins once, when it starts; this one has come later,
-            # or was refused for want of CUDA's libraries.
+            # JAX looks for plugins once, when it starts; this one was installed later,
+            # or was refused because CUDA's libraries are missing.
             importlib.import_module(_GPU_PLUGIN).initialize()
             return _kept(describe(), origin)
 
 
 def cuda_dir() -> Path:
-    """The folder with `ptxas` and `libdevice`, which XLA:GPU compiles with.
+    """Return the folder with `ptxas` and `libdevice`, which XLA:GPU compiles with.
 
     Raises:
-      HardwareError: they, or the CUDA plugin, are not installed.
+      HardwareError: these files, or the CUDA plugin, are not installed.
     """
     if _find_spec(_GPU_PLUGIN) is None:
         raise _missing("GPUs", f"{_GPU_PLUGIN} is not installed", "gpu")
@@ -197,10 +198,10 @@ def _find_spec(module: str) -> Any:
 
 
 def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, str]:
-    """What XLA must be told to compile for a mesh; empty where the devices are here.
+    """Return the XLA options to compile for a mesh; empty if its devices are present.
 
-    XLA:GPU cannot time kernels on GPUs that are not there, and takes its tools from
-    where pip put them.
+    XLA:GPU cannot time kernels on GPUs that are not present (autotuning is off), and
+    reads its tools from where pip installed them.
     """
     if isinstance(mesh, AbstractMesh):
         return {}
@@ -228,7 +229,7 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set what is not set, and unset it again."""
+    """Set the environment variables that are unset, and unset them again on exit."""
     added = {k: v for k, v in settings.items() if k not in os.environ}
     os.environ.update(added)
     try:

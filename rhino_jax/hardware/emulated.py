@@ -1,11 +1,11 @@
 """Emulated devices: CPU devices of one process, which share its threads.
 
-XLA:CPU runs what is ready of every device's program on one pool, which has as many
-threads as the machine has cores, or as there are devices. Batches of LAPACK calls
-(jaxlib before 0.11.2) and FFTs hand parts of themselves to that pool and wait for
-them; where each of its threads waits so (after a collective that ends on all devices
-at once), nobody is left to compute the parts, and the program never ends. No option of
-the compiler keeps such calls off the pool: a pool that is larger does.
+XLA:CPU runs the ready work of all devices' programs on one thread pool, with as many
+threads as the machine has cores, or as there are devices. Batched LAPACK calls (jaxlib
+before 0.11.2) and FFTs submit parts of their work to that pool and block until these
+are done; if every thread of the pool blocks like this (after a collective that ends on
+all devices at once), no thread is left to run the parts, and the program deadlocks. No
+compiler option keeps such calls off the pool: a larger pool avoids the deadlock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ THREADS_PER_DEVICE = 8
 
 One device has at most four workers in its executor and one collective at a time
 (`xla/backends/cpu/runtime/thunk.h`), so that fewer than these wait at once. Measured
-on two cores, eight devices: matmuls take a quarter more CPU time and no more seconds
-than with a pool of eight. XLA stops at 256.
+on two cores, eight devices: matmuls take a quarter more CPU time and no more wall time
+than with a pool of eight. XLA caps the pool at 256.
 """
 
 STALLED_AFTER_S = 10.0
@@ -38,10 +38,10 @@ _IDLE_SHARE = 0.02
 
 
 def widen_pool() -> None:
-    """Let JAX start its CPU devices with a pool that cannot run out of threads.
+    """Make JAX start its CPU devices with a thread pool that is too large to deadlock.
 
-    A size that the user chose (PJRT_NPROC, NPROC) stands. Does nothing where JAX has
-    its CPU devices already.
+    A size that the user set (PJRT_NPROC, NPROC) is respected. Does nothing if JAX has
+    already created its CPU devices.
     """
     at_cpu_client(lambda: environment(_settings()))
 
@@ -52,12 +52,12 @@ def _settings() -> Mapping[str, str]:
 
 
 class _Call:
-    """One call that is waited for.
+    """A call that the watchdog observes.
 
     Attributes:
-      describe: names it.
-      was_seen: it was running when the watchdog looked last.
-      was_told: it was reported.
+      describe: returns the text that names the call.
+      was_seen: whether it was already running at the watchdog's last check.
+      was_told: whether it has been reported.
     """
 
     __slots__ = ("describe", "was_seen", "was_told")
@@ -70,8 +70,8 @@ class Watchdog:
     """Reports calls during which the process uses no CPU time.
 
     Args:
-      after_s: seconds between two looks.
-      report: takes the text.
+      after_s: seconds between two checks.
+      report: called with the text of a report; None: print to standard error.
     """
 
     def __init__(
@@ -85,10 +85,11 @@ class Watchdog:
 
     @contextmanager
     def watching(self, describe: Callable[[], str]) -> Iterator[None]:
-        """Watch a call; costs nothing but a thread that looks every few seconds.
+        """Watch a call; costs only a thread that checks every few seconds.
 
         Args:
-          describe: names the call, and what it is at, once it is reported.
+          describe: returns the call's name and current activity; called only for a
+            report.
         """
         if self._thread is None or not self._thread.is_alive():  # as after a fork
             self._thread = threading.Thread(

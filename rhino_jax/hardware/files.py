@@ -1,4 +1,4 @@
-"""Finding hardware: by name, by file, or by the devices that are present."""
+"""Load targets by name, from a file, or from the devices that are present."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rhino_jax.utils.keywords import brief
 
 
 _SUFFIX = re.compile(r"(?P<name>.+):(?P<dims>\d+(x\d+)*)")
-# Accelerator types of Google Cloud (cloud.google.com/tpu/docs/v5p, v5e and v6e): they
-# count TensorCores. Name of the hardware file, and TensorCores of a chip.
+# Accelerator types of Google Cloud (cloud.google.com/tpu/docs/v5p, v5e and v6e), whose
+# suffix counts TensorCores → (name of the hardware file, TensorCores per chip).
 _ACCELERATOR_TYPES = {
     "v4": ("v4", 2),
     "v5litepod": ("v5e", 1),
@@ -30,9 +30,9 @@ _ACCELERATOR_TYPES = {
 
 
 def configs_dir() -> Path:
-    """The folder with `hardware/` and `models/`.
+    """Return the folder with `hardware/` and `models/`.
 
-    An installed package carries it; a source checkout has it beside the package.
+    An installed package contains it; a source checkout has it next to the package.
 
     Raises:
       HardwareError: it is in neither place.
@@ -50,20 +50,20 @@ def configs_dir() -> Path:
 
 
 def hardware_names() -> tuple[str, ...]:
-    """Names that `load_target` knows, sorted."""
+    """Return the names that `load_target` accepts, sorted."""
     return tuple(sorted(p.stem for p in (configs_dir() / "hardware").glob("*.toml")))
 
 
 def load_target(hardware: str | Path | Target) -> Target:
-    """The target of that name, or that a file describes.
+    """Return the target of a name, or the one that a file describes.
 
     Args:
       hardware: a name as "v5e" or "h100"; the path of a TOML file (see
         `rhino_jax.hardware.schema`); or a target, which is returned as it is. A
         name or path may end in its topology: "v5p:4x4x4" (the torus, in chips),
         "v5e:2x16x16" (two slices), "h100:8x8" (hosts x GPUs of one NVLink domain),
-        "cpu:8" (devices). Accelerator types of Google Cloud are names too:
-        "v5litepod-8" is "v5e:8", eight chips laid out as usual.
+        "cpu:8" (devices). Accelerator types of Google Cloud are accepted too:
+        "v5litepod-8" is "v5e:8", eight chips in the usual torus.
     Raises:
       HardwareError: the name is unknown, the topology does not fit, or the file
         cannot be read or is malformed.
@@ -93,7 +93,7 @@ def load_target(hardware: str | Path | Target) -> Target:
 
 
 def _of_accelerator_type(text: str) -> str | None:
-    """Return the name and number of chips of an accelerator type of Google Cloud."""
+    """Return `name:chips` of an accelerator type of Google Cloud; None for others."""
     name, _, count = text.lower().rpartition("-")
     if name not in _ACCELERATOR_TYPES or not count.isdecimal():
         return None
@@ -136,14 +136,14 @@ def _read(path: Path) -> Target:
 
 
 def detect_target(devices: Sequence[Any]) -> Target:
-    """The target that JAX devices belong to.
+    """Return the target that JAX devices belong to.
 
-    On TPU the torus is read from the devices' coordinates, and of compile-only GPUs
-    which of them share a host. Memory is that of the hardware file, not what this
-    process has left, so that all processes plan alike.
+    On TPU the torus is read from the devices' coordinates; for compile-only GPUs, the
+    hosts from the process indices. The memory size is that of the hardware file, not
+    what this process has available, so that all processes compute the same plan.
 
     Args:
-      devices: `jax.Device`s, also of compile-only meshes.
+      devices: `jax.Device`s, compile-only ones included.
     Raises:
       MeshError: there are no devices.
       HardwareError: they are of several kinds, or of a kind that no file describes.
@@ -175,7 +175,7 @@ def detect_target(devices: Sequence[Any]) -> Target:
 
 
 def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
-    """The target with the torus that the devices' coordinates span, if they do."""
+    """Return the target with the torus that the devices' coordinates span, if any."""
     torus = next((t for t in target.tiers if t.topology == "torus"), None)
     if torus is None:
         return _with_hosts(target, devices)
@@ -187,15 +187,15 @@ def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
     if len(chips) != slices * math.prod(dims) or any(span > 1 for span in others):
         return target
     named = (slices, *dims) if slices > 1 else dims
-    # Of a slice, or of hosts, any part may be used.
+    # The devices may be any part of a slice.
     text = f"{target.name}:{'x'.join(map(str, named))}"
     return with_topology(target, named, text, is_built=False)
 
 
 def _with_hosts(target: Target, devices: Sequence[Any]) -> Target:
-    """The target with the hosts of compile-only GPUs.
+    """Return the target with the hosts of compile-only GPUs.
 
-    Of real ones only the process is known, which need not be all of a host.
+    Real GPUs report only their process, which may own just a part of a host.
     """
     if len(target.tiers) != 2 or not all(map(is_compile_only, devices)):
         return target
@@ -204,6 +204,6 @@ def _with_hosts(target: Target, devices: Sequence[Any]) -> Target:
     if len(sizes) > 1:
         return target
     named = (len(hosts), sizes.pop())
-    # Of a slice, or of hosts, any part may be used.
+    # The devices may be any part of the hosts.
     text = f"{target.name}:{'x'.join(map(str, named))}"
     return with_topology(target, named, text, is_built=False)

@@ -4,20 +4,20 @@ Devices are numbered as `jax.make_mesh` numbers them: the minor mesh axis runs o
 neighbours. From the minor axis outwards, axes fill the innermost tier, then the next.
 An axis may lie on several tiers (16 GPUs over two hosts) or several torus dims. Its
 parts then work as a pipeline, as the rings of NCCL and the multi-dim rings of TPUs
-do, and the slowest sets the pace:
+do, and the slowest part is the bottleneck:
 
     bytes_per_s = min over parts of (devices of the axis joined further in) x link
 
 since all those devices send through their own link of the outer part at once: eight
 H100s of a host reach another host with 8 x 50 GB/s, so 16 of them in a ring get
-min(450, 8 x 50) = 400 GB/s. Where a host holds an uneven share of an axis, it counts
-with the average. Latency is that of all steps of such a ring, each on its own link,
+min(450, 8 x 50) = 400 GB/s. Where hosts hold uneven shares of an axis, the average
+share counts. Latency is that of all steps of such a ring, each on its own link,
 averaged over the n - 1 of them.
 
-A collective over several axes runs over the devices that they join, in one go: it is
-priced as over one axis that joins these (`LaidMesh.over`). Side by side in the mesh, or
-end to end on a torus, axes fill a switch or a ring together; where one between them is
-left out, they are as far apart as they are.
+A collective over several axes runs once over the devices that they join: its cost is
+that of one axis that joins them (`LaidMesh.over`). Axes adjacent in the mesh, or end to
+end on a torus, fill a switch or a ring together; an axis between them that is not part
+of the collective keeps its distance between their devices.
 
 On a torus, with L = bytes per second of one link in one direction:
 
@@ -27,15 +27,16 @@ On a torus, with L = bytes per second of one link in one direction:
     part of a dim, every s-th device     line    L / s     (s such lines share links)
     several dims, whole or not           the sum of theirs, all used at once
 
-Of several dims every piece of the data takes another first, in shares that keep the
-links of all as busy: for a ring of 4 and a pair along another dim what that takes is
-within 1 % of what the sum says, likewise for a ring of 16 and every eighth device.
+On several dims the data is divided, each part takes another dim first, and the parts
+are sized so that all links are equally busy: for a ring of 4 and a pair along another
+dim the resulting time is within 1 % of that of the summed bandwidth, likewise for a
+ring of 16 and every eighth device.
 
-What never falls as an axis grows is the time to move a given number of bytes *per
-device*, α (n - 1) + (n - 1) bytes / bytes_per_s. That of a given *total* does not
-fall on one kind of link either, but does where the larger axis has more links to
-itself, as it does in reality: a whole ring of 16 against a line of 8, eight network
-adapters against four.
+The time to move a given number of bytes *per device*, α (n - 1) + (n - 1) bytes /
+bytes_per_s, never falls as an axis grows. The time for a given *total* does not fall on
+one kind of link either, but does where the larger axis has more links of its own, as on
+real hardware: a whole ring of 16 against a line of 8, eight network adapters against
+four.
 
 Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters 2, 3, 12.
 """
@@ -54,13 +55,13 @@ from rhino_jax.hardware.target import Target
 
 
 MESH_AXIS_NAMES = ("x", "y", "z", "w")
-"""Names of the axes of meshes that rhino makes, major first."""
+"""Default names of the axes of meshes that rhino chooses, major first."""
 
 _MAX_SHAPES = 12
 
 
 def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
-    """Which link each mesh axis lies on.
+    """Return the mesh laid over hardware: the links of each axis and of joined axes.
 
     Args:
       target: the hardware.
@@ -68,7 +69,7 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
     Raises:
       MeshError: an axis has no devices, two have the same name, or the mesh is
         larger than the target.
-      HardwareError: the target states its links by axis, and has none for this one.
+      HardwareError: the target states its links by axis, and has none for one of these.
     """
     _check(target, mesh_axes)
     joins: dict[tuple[int, ...], MeshAxis] = {}
@@ -87,11 +88,13 @@ def lay_out(target: Target, mesh_axes: Sequence[tuple[str, int]]) -> LaidMesh:
 def _joins(
     target: Target, axes: Sequence[MeshAxis], mesh: MeshParts
 ) -> dict[tuple[int, ...], MeshAxis]:
-    """What several axes are together; nothing where the mesh shares a torus unevenly,
-    as threes do slices of 144 chips."""
+    """Return the joined axis of every combination of axes.
+
+    Empty where the mesh divides a torus unevenly, as axes of 3 do slices of 144 chips.
+    """
     found = {}
     long = [k for k, axis in enumerate(axes) if axis.size > 1]
-    # All axes first.
+    # The combination of all axes comes first.
     for count in range(len(long), 1, -1):
         for chosen in combinations(long, count):
             members = tuple(axes[k] for k in chosen)
@@ -146,7 +149,7 @@ def _stated(target: Target, name: str, size: int) -> MeshAxis:
 
 
 def _join(target: Target, name: str, size: int, parts: Sequence[AxisShare]) -> MeshAxis:
-    """The axis that these parts, innermost first, make up."""
+    """Return the axis that these parts, innermost first, make up."""
     if not parts:
         tier = target.tiers[0]
         topology = "switch" if tier.topology == "torus" else tier.topology
@@ -164,23 +167,23 @@ def _join(target: Target, name: str, size: int, parts: Sequence[AxisShare]) -> M
 
 
 def mesh_axis_names(target: Target, rank: int) -> tuple[str, ...]:
-    """Names for a mesh of that many axes: the target's links', or x, y, z, w."""
+    """Return names for `rank` mesh axes: those of the target's links, or x, y, z, w."""
     return tuple(name for name, _ in target.links)[:rank] or MESH_AXIS_NAMES[:rank]
 
 
 def mesh_shapes(
     target: Target, num_devices: int, max_axes: int = 3
 ) -> tuple[tuple[int, ...], ...]:
-    """Mesh shapes worth trying, fewest axes first.
+    """Return mesh shapes worth trying, fewest axes first.
 
-    Every axis has at least two devices. Of each number of axes come first the shapes
-    whose axes lie on whole links (one tier, whole torus dims), and of those the ones
-    with the most equal sizes. At most 12, always the same.
+    Every axis has at least two devices. Among shapes with equally many axes, those
+    whose axes lie on whole links (one tier, whole torus dims) come first, then those
+    with the most equal sizes. At most 12 shapes, in a deterministic order.
 
     Args:
       target: the hardware.
-      num_devices: size of the mesh.
-      max_axes: most axes of a mesh; at most 4.
+      num_devices: number of devices of the mesh.
+      max_axes: largest number of axes of a mesh; at most 4.
     Raises:
       MeshError: there are no devices, or more than the target has.
     """
@@ -199,7 +202,7 @@ def mesh_shapes(
 
 
 def _rank(target: Target, shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-    """Sorts shapes by how often links are shared out, then by how unequal axes are."""
+    """Return a sort key: how often axes share links, then how unequal sizes are."""
     misfit = 0
     if not target.links:
         mesh = MeshParts.of(target, shape)
@@ -208,7 +211,10 @@ def _rank(target: Target, shape: tuple[int, ...]) -> tuple[int, int, tuple[int, 
 
 
 def _misfit(parts: Sequence[AxisShare]) -> int:
-    """How many kinds of link an axis has, whole and split, and how many split."""
+    """Return a penalty of an axis: its split links, plus all its kinds of link but one.
+
+    Every split torus dim is a kind of link of its own; whole dims of one part are one.
+    """
     links = [part.dims or (part,) for part in parts]
     split = [sum(x.is_split for x in dims) for dims in links]
     whole = sum(any(not x.is_split for x in dims) for dims in links)
@@ -216,7 +222,7 @@ def _misfit(parts: Sequence[AxisShare]) -> int:
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ordered ways to write `number` as a product of factors of at least 2."""
+    """Yield all ordered factorisations of `number` into `parts` factors of 2 and up."""
     if parts == 1:
         if number >= 2:
             yield (number,)

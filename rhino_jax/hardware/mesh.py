@@ -26,9 +26,10 @@ class MeshAxis:
         all devices take part (both directions of a ring with wrap-around).
       topology: "ring" (wraps around), "line" (does not), "switch" (any to any), or
         "barrier" (threads of one process, which meet once for any collective).
-      tier: name of the link, as "ici", "nvlink", "network"; of several the outermost.
-      parts: what lies on which link, innermost first; empty where that is not known.
-      members: of several, each by itself.
+      tier: name of the link, as "ici", "nvlink", "network"; of joined axes the
+        outermost one.
+      parts: shares of the axis on each kind of link, innermost first; empty if unknown.
+      members: the single axes of a joined axis; empty for a single one.
     """
 
     name: str
@@ -42,7 +43,7 @@ class MeshAxis:
 
     @property
     def links(self) -> tuple[object, ...]:
-        """All that collectives over it depend on."""
+        """All attributes that the cost of collectives over this axis depends on."""
         return self.size, self.alpha_s, self.bytes_per_s, self.topology, self.parts
 
 
@@ -51,10 +52,10 @@ class LaidMesh:
     """A mesh laid over hardware.
 
     Attributes:
-      axes: major first.
-      lowering: which collectives a change of sharding becomes.
-      joins: positions of several axes, ascending, of more than one device each → the
-        axis that they are together. Empty where links are stated by axis.
+      axes: mesh axes, major first.
+      lowering: how the compiler lowers a change of sharding into collectives.
+      joins: positions of several axes of more than one device each, ascending → the
+        joined axis. Empty where links are stated by axis.
     """
 
     axes: tuple[MeshAxis, ...]
@@ -67,7 +68,7 @@ class LaidMesh:
 
     @property
     def long(self) -> tuple[int, ...]:
-        """Positions of the axes of more than one device."""
+        """Positions of the axes with more than one device."""
         return long_axes(self.sizes)
 
     @property
@@ -75,17 +76,25 @@ class LaidMesh:
         return tuple(a.name for a in self.axes)
 
     def over(self, axes: Iterable[int]) -> tuple[MeshAxis, ...]:
-        """What a collective over these axes, by position, runs over: one axis that
-        joins the same devices, or the axes one after another where links are stated
-        by axis."""
+        """Return the axes that a collective over some mesh axes runs over.
+
+        Args:
+          axes: positions of the mesh axes.
+        Returns:
+          One axis that joins the same devices, or the axes one after another where
+          links are stated by axis.
+        """
         long = tuple(sorted(a for a in axes if self.sizes[a] > 1))
         joined = self.joins.get(long)
         return tuple(self.axes[a] for a in long) if joined is None else (joined,)
 
     @functools.cached_property
     def kinds(self) -> tuple[int, ...]:
-        """Of every axis the first that it could trade places with: alike by itself,
-        and together with any others."""
+        """The first interchangeable axis of every axis, by position.
+
+        Two axes are interchangeable if they are equivalent alone and in every
+        combination with the others.
+        """
         count = len(self.axes)
         found = list(range(count))
         for b in range(count):
@@ -108,7 +117,7 @@ class LaidMesh:
 
     @property
     def signature(self) -> frozenset[object]:
-        """Equal for meshes that differ in the names and the order of their axes."""
+        """A key that is equal for meshes that differ in axis names and order alone."""
         counts = range(1, len(self.long) + 1)
         every = (c for n in counts for c in combinations(self.long, n))
         joins = Counter(
@@ -123,10 +132,10 @@ class LaidMesh:
 
 
 def long_axes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Positions of the axes of more than one device: all others cut nothing."""
+    """Return the positions of axes with several devices: others shard nothing."""
     return tuple(k for k, size in enumerate(sizes) if size > 1)
 
 
 def size_of(mesh: LaidMesh, axes: Sequence[int]) -> int:
-    """Number of devices over which the given axes (by position) cut."""
+    """Return the number of shards over the given axes (by position)."""
     return math.prod(mesh.axes[a].size for a in axes)

@@ -1,9 +1,8 @@
-"""The parts of mesh axes: how much of an axis, or of several together, lies on which
-link.
+"""Parts of mesh axes: the share of an axis, or of joined axes, on each kind of link.
 
-Axes that are taken together have the parts of the devices that they join, whatever the
-axes are called: neighbours in the mesh count as one axis of their product, pieces of a
-torus dim that lie end to end are one piece, and those that make up a dim are all of it.
+Joined axes have the parts of the devices that they join, however the axes are named:
+axes adjacent in the mesh count as one axis of their product, lines of a torus dim that
+lie end to end are one line, and lines that make up a dim are the whole dim.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ class AxisShare:
     """The share of a mesh axis, or of several, that lies on one kind of link.
 
     Attributes:
-      size: how many groups of devices it joins; a fraction where groups are uneven.
+      size: number of groups of devices it joins; fractional where groups are uneven.
       bytes_per_s: bytes per second that each device of the axis sends over it.
       hops: steps between neighbours from one end to the other.
       alpha_s: seconds of latency of one step.
       topology: "ring", "line", "switch" or "barrier".
       tier: name of the link.
-      is_split: it takes only part of a torus dim.
-      dims: the same by torus dim, where there are several, used at once.
+      is_split: whether it uses only part of a torus dim.
+      dims: the shares by torus dim, if there are several; all are used at once.
     """
 
     size: float
@@ -43,8 +42,10 @@ class AxisShare:
 
 
 def ring_over(parts: Sequence[AxisShare]) -> AxisShare:
-    """One ring over all devices that these parts, innermost first, join: in it, `hops`
-    are its steps, and `alpha_s` is that of each, on average."""
+    """Return one ring over all devices that these parts, innermost first, join.
+
+    Its `hops` are the steps of the ring, and `alpha_s` the mean latency of a step.
+    """
     size = math.prod(part.size for part in parts)
     joined, bytes_per_s, latency_s = 1.0, math.inf, 0.0
     for part in parts:
@@ -65,10 +66,11 @@ def ring_over(parts: Sequence[AxisShare]) -> AxisShare:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`size` devices of a torus dim, `stride` apart.
+    """A line of `size` devices of a torus dim, `stride` apart.
 
     Attributes:
-      dim: by position; None: what fits no dim, through whatever lies between.
+      dim: position of the torus dim; None: devices that fit no dim, linked through
+        whatever lies between them.
     """
 
     dim: int | None
@@ -83,9 +85,9 @@ class MeshParts:
     Attributes:
       target: hardware with tiers.
       sizes: sizes of the mesh axes, major first.
-      domains: devices in one domain of each tier.
-      torus: of every tier its torus's dims, and the pieces of them that each axis
-        takes; none for switches.
+      domains: number of devices in one domain of each tier.
+      torus: by tier, the dims of its torus, and the pieces of these that each axis
+        uses; both empty for switches.
     """
 
     target: Target
@@ -95,7 +97,8 @@ class MeshParts:
 
     @classmethod
     def of(cls, target: Target, sizes: Sequence[int]) -> MeshParts:
-        """
+        """Return the parts of a mesh on a target.
+
         Args:
           target: hardware with tiers.
           sizes: sizes of the mesh axes, major first.
@@ -115,10 +118,10 @@ class MeshParts:
         return cls(target, tuple(sizes), domains, tuple(torus))
 
     def together(self, axes: Iterable[int]) -> tuple[AxisShare, ...]:
-        """The parts of the devices that these axes join, innermost first.
+        """Return the parts of the devices that some axes join, innermost first.
 
         Args:
-          axes: by position, at least one.
+          axes: positions of the axes, at least one.
         """
         chosen = frozenset(axes)
         sizes, places = _neighbours_as_one(self.sizes, chosen)
@@ -138,8 +141,13 @@ class MeshParts:
 def _neighbours_as_one(
     sizes: Sequence[int], chosen: frozenset[int]
 ) -> tuple[list[int], list[int]]:
-    """The sizes of a mesh in which chosen axes side by side are one, and where those
-    are. Axes of one device are between none."""
+    """Merge chosen axes that are adjacent in the mesh.
+
+    Axes of one device do not separate others.
+
+    Returns:
+      The sizes of the merged mesh, and the positions of the chosen axes in it.
+    """
     found: list[int] = []
     places: list[int] = []
     for axis, size in enumerate(sizes):
@@ -155,7 +163,7 @@ def _neighbours_as_one(
 
 
 def _shares(sizes: Sequence[int], domains: Sequence[int]) -> list[list[float]]:
-    """For every tier and axis, how many groups of the tier within the axis joins."""
+    """Return by tier and axis how many groups of the next inner tier the axis joins."""
     num_devices = math.prod(sizes)
     joined = [1.0] * len(sizes)
     shares = []
@@ -171,7 +179,7 @@ def _shares(sizes: Sequence[int], domains: Sequence[int]) -> list[list[float]]:
 
 
 def _inside(size: int, stride: int, domain: int, num_devices: int) -> float:
-    """Devices of an axis that share a domain of that many, on average."""
+    """Return how many devices of an axis share a domain of this size, on average."""
     if domain >= num_devices or domain % (size * stride) == 0:
         return size
     most = min(size, max(1, domain // stride))
@@ -190,13 +198,13 @@ def _switched(tier: Tier, size: float) -> AxisShare:
 def _on_torus(
     dims: tuple[int, ...], shares: Sequence[float]
 ) -> dict[int, list[_Piece]]:
-    """The pieces of a torus that every axis takes: whole dims where they fit."""
+    """Return the pieces of a torus that every axis uses: whole dims where they fit."""
     minor_first = [
         (axis, round(n)) for axis, n in reversed(list(enumerate(shares))) if n > 1
     ]
     whole = _assign(minor_first, dims, tuple(range(len(dims))))
     taken = {d for chosen in whole.values() for d in chosen}
-    # Of every dim that is to be split: how much lies within the next piece of it.
+    # Dims to split → the stride of the next piece: the product of those already used.
     strides = {d: 1 for d in range(len(dims)) if d not in taken}
     return {
         axis: [_Piece(d, 1, dims[d]) for d in whole[axis]]
@@ -209,7 +217,7 @@ def _on_torus(
 def _assign(
     wanted: Sequence[tuple[int, int]], dims: Sequence[int], free: tuple[int, ...]
 ) -> dict[int, tuple[int, ...]]:
-    """Whole torus dims for as many axes as possible.
+    """Assign whole torus dims to as many axes as possible.
 
     Minor axes choose first, and prefer several dims to one, as in JAX's
     `mesh_utils.create_device_mesh`.
@@ -233,10 +241,10 @@ def _assign(
 
 
 def _pieces(dims: tuple[int, ...], strides: dict[int, int], size: int) -> list[_Piece]:
-    """Dims and lines along parts of dims, cut off `strides`, that make up `size`."""
+    """Return dims, and lines along dims, that make up `size`; updates `strides`."""
     pieces = []
     while size > 1:
-        # The dim that gives most, and of those the one with the nearest devices.
+        # The dim with the largest common divisor; among equals, the nearest devices.
         cut, _, dim = max(
             ((math.gcd(size, dims[d] // s), -s, d) for d, s in strides.items()),
             default=(1, 0, 0),
@@ -253,8 +261,11 @@ def _pieces(dims: tuple[int, ...], strides: dict[int, int], size: int) -> list[_
 def _on_dims(
     tier: Tier, dims: tuple[int, ...], pieces: Sequence[_Piece]
 ) -> Iterable[AxisShare]:
-    """The parts that these pieces of a torus make up: all dims at once, then what fits
-    no dim."""
+    """Return the parts that pieces of a torus make up.
+
+    All dims together are one part, whose links are used at once; pieces that fit no dim
+    follow.
+    """
     wraps = tier.wraps(dims)
     links: list[AxisShare] = []
     for dim in range(len(dims)):
@@ -268,7 +279,7 @@ def _on_dims(
 
 
 def _end_to_end(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Pieces of one dim, of which those that begin where another ends are one."""
+    """Merge pieces of one dim where one begins at the end of another."""
     joined: list[_Piece] = []
     for piece in sorted(pieces, key=lambda p: p.stride):
         last = joined[-1] if joined else None
@@ -280,14 +291,14 @@ def _end_to_end(pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def _along_one_dim(lines: Sequence[AxisShare]) -> AxisShare:
-    """Lines in one dim of a torus, nearest devices first, as one."""
+    """Merge lines in one dim of a torus, nearest devices first, into one share."""
     ring = ring_over(lines)
     return replace(lines[-1], size=ring.size, bytes_per_s=ring.bytes_per_s,
                    hops=sum(line.hops for line in lines))  # fmt: skip
 
 
 def _at_once(links: Sequence[AxisShare]) -> Iterable[AxisShare]:
-    """Independent dims of a torus as one part: the links of all are used at once."""
+    """Merge independent torus dims into one part: the links of all are used at once."""
     if len(links) <= 1:
         return links
     return [
@@ -305,7 +316,7 @@ def _at_once(links: Sequence[AxisShare]) -> Iterable[AxisShare]:
 
 
 def _whole(tier: Tier, size: int, wraps: bool) -> AxisShare:
-    """All of a torus dim."""
+    """Return the share that is a whole torus dim."""
     return AxisShare(
         size=size,
         bytes_per_s=(2 if wraps else 1) * tier.bytes_per_s,
@@ -317,7 +328,7 @@ def _whole(tier: Tier, size: int, wraps: bool) -> AxisShare:
 
 
 def _line(tier: Tier, piece: _Piece) -> AxisShare:
-    """A line that joins every `stride`-th device of a torus dim."""
+    """Return the share that is a line over every `stride`-th device of a torus dim."""
     return AxisShare(
         size=piece.size,
         bytes_per_s=tier.bytes_per_s / piece.stride,

@@ -5,7 +5,7 @@ device_kinds = ["NVIDIA H100 PCIe"] # optional: `jax.Device.device_kind`
 matmul_efficiency = 0.7             # in (0, 1]
 memory_efficiency = 0.8             # in (0, 1]
 launch_s = 3e-6                     # optional, 0
-clock_hz = 1.5e9                    # optional, none: of the compiler's cycles
+clock_hz = 1.5e9                    # optional, none: of the compiler's cycle estimates
 overlap_share = 0.5                 # optional, 0: no collective hides behind compute
 hidable_share = 0.6                 # optional, 1; see `Device`
 free_share = 0.9                    # optional, hidable_share; see `Device`
@@ -88,14 +88,14 @@ _FLAT = ("switch", "barrier")
 
 
 def parse_target(entries: Mapping[str, Any], *, file: str, name: str) -> Target:
-    """The target that a hardware file describes.
+    """Return the target that a hardware file describes.
 
     Args:
-      entries: the file, as read from TOML.
+      entries: the file's content, as read from TOML.
       file: name of the file, for errors.
-      name: the target's name where the file does not give one.
+      name: the target's name if the file does not state one.
     Raises:
-      HardwareError: a key is missing, unknown, or holds the wrong thing.
+      HardwareError: a key is missing, unknown, or has a wrong value.
     """
     top = TomlTable(file, "", entries)
     top.refuse_unknown(_TOP)
@@ -169,7 +169,7 @@ def _parse_tile(memory: TomlTable) -> tuple[int, ...]:
 
 
 def _rate(table: TomlTable, name: str, unit: str) -> float | None:
-    """Return so much per second; None where the file does not say."""
+    """Return a rate per second; None if the file does not state it."""
     if name not in table.entries:
         return None
     return table.number(name, f"{unit} per second, above 0")
@@ -203,7 +203,7 @@ def _parse_tiers(top: TomlTable) -> tuple[Tier, ...]:
 
 
 def _parse_tier(table: TomlTable, within: int | None, *, is_last: bool) -> Tier:
-    """One tier around groups of `within` devices."""
+    """Parse a tier whose domains contain groups of `within` devices."""
     table.refuse_unknown(_TIER)
     topology = table.one_of("topology", (*_FLAT, "torus"), "switch")
     if topology in _FLAT:

@@ -1,8 +1,8 @@
-"""Target: what a device can do, and which links join devices.
+"""Target: the capabilities of a device, and the links that join devices.
 
-A target's links are *tiers*, from the fastest outwards: the first joins devices to
-groups, the next joins those groups to larger ones, and so on. A tier is a switch
-(any device reaches any other at full rate) or a torus (neighbours are linked).
+A target's links are *tiers*, from the innermost outwards: the first joins devices into
+groups, the next joins those groups into larger ones, and so on. A tier is a switch (any
+device reaches any other at full rate) or a torus (neighbours are linked).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rhino_jax.hardware.lowering import LoweringPolicy
 
 
 UNLIMITED_BYTES = 2**62
-"""Stands for memory without bounds."""
+"""A memory size that stands for unlimited memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,49 +28,50 @@ class Device:
       peak_flops_per_s: (dtype, floating-point operations per second of a matmul).
       matmul_efficiency: share of that peak that a large matmul reaches, in (0, 1].
       hbm_bytes: memory that XLA can use.
-      reserve_share: share of a memory budget that plans leave free: by so much compiled
-        programs were measured to hold more than predicted, in [0, 1).
+      reserve_share: share of a memory budget that plans leave unused, in [0, 1):
+        compiled programs were measured to use that much more memory than predicted.
       hbm_bytes_per_s: peak bandwidth of that memory.
       memory_efficiency: share of that bandwidth that streaming reaches, in (0, 1].
       launch_s: fixed seconds that every kernel costs.
-      overlap_share: collectives hide behind compute for at most this share of the
-        compute's time, all of them together, in [0, 1].
-      hidable_share: of a collective beside which there is other work, the share that
-        the compiler lets run beside it, in [0, 1].
-      free_share: the same of one that nothing waits for from the step's start on, or
-        to its end, as of weights and their gradients; None: `hidable_share`.
-      fuses_matmuls: whether the compiler computes elementwise operands of a matmul,
-        and what is elementwise in its result, inside of it, without memory.
-      hoists_conversions: whether the compiler converts what a loop scans over before
-        the loop, for all slices at once.
+      overlap_share: upper bound on the time of all hidden collectives together, as a
+        share of the compute time, in [0, 1].
+      hidable_share: share of a collective that the compiler can overlap with
+        independent compute, in [0, 1].
+      free_share: `hidable_share` of collectives that can start at the step's beginning
+        or last to its end, as those of weights and of their gradients; None:
+        `hidable_share`.
+      fuses_matmuls: whether the compiler fuses elementwise producers of a matmul's
+        operands and elementwise consumers of its result into the matmul, so that they
+        use no memory.
+      hoists_conversions: whether the compiler hoists dtype conversions of a loop's
+        stacked inputs out of the loop, and converts all slices at once.
       gathers_by_axis, scatters_by_axis, combines: see `LoweringPolicy`.
       calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
-        them: gradients by the input where the kernel is reversed right before them (see
-        `rhino_jax.model.reversals`), and values with channels last (see
+        them: also gradients by the input if the kernel is reversed right before them
+        (see `rhino_jax.model.reversals`), and values with channels last (see
         `rhino_jax.model.channels_last`).
-      parts_columns: whether what reads a sum over other dims than the last is computed
-        by another kernel than that sum, and reads what was summed again (a batch
-        norm); sums over rows are computed in one with what reads them (a softmax).
-      defers_gradients: whether the compiler leaves matmuls of weights' gradients to the
-        end of the step, and holds what they read, unless they are ordered (see
-        `rhino_jax.passes.remat`).
+      parts_columns: whether a sum over other dims than the last and its readers are
+        separate kernels, of which the second reads the summed operand again (a batch
+        norm); sums over rows are fused with their readers (a softmax).
+      defers_gradients: whether the compiler schedules the matmuls of weight gradients
+        at the end of the step, and keeps their operands live until then, unless they
+        are ordered (see `rhino_jax.passes.remat`).
       masks_groups: whether the compiler multiplies all rows of a product of ragged
-        groups by the matrix of every group, with the operands masked to the group's
-        rows in memory (see `rhino_jax.analysis.masked_groups`).
-      host_bytes_per_s: bandwidth of its link to the host's memory, one direction; None
-        where it is not known, or the compiler puts nothing there.
-      recomputes: names of costly elementwise ops that the compiler computes again in
-        the backward pass rather than keep their results; "tanh.float32" of one element
+        groups by the matrix of every group, and materializes the operands masked to the
+        group's rows (see `rhino_jax.analysis.masked_groups`).
+      host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
+        if it is unknown, or the compiler does not support host offload.
+      recomputes: names of costly elementwise ops that the compiler recomputes in the
+        backward pass instead of saving their results; "tanh.float32" for one element
         type alone.
-      tile: rows and lanes of the tiles in which memory holds arrays, padded to whole
-        ones (see `rhino_jax.cost.tiles`); empty: it holds none.
-      systolic_array: rows, and columns, of the array that multiplies matrices (see
-        `rhino_jax.cost.systolic`); 0: there is none, or its padding is not known.
-      clock_hz: cycles per second, for compilers that estimate cycles; None for those
-        that do not.
-      kinds: `jax.Device.device_kind` of such devices.
-      price_per_hour: what one costs, in US dollars or what the file's user counts in;
-        None where it is not known. Plans do not depend on it.
+      tile: rows and lanes of the tiles to which arrays in memory are padded (see
+        `rhino_jax.cost.tiles`); empty: no tiles.
+      systolic_array: rows, and columns, of the matrix unit's systolic array (see
+        `rhino_jax.cost.systolic`); 0: none, or its padding is unknown.
+      clock_hz: cycles per second, for compilers that estimate cycles; None for others.
+      kinds: values of `jax.Device.device_kind` for this device.
+      price_per_hour: price of one device for an hour, in US dollars or the currency
+        that the file's user chose; None if unknown. Plans do not depend on it.
     """
 
     peak_flops_per_s: tuple[tuple[str, float], ...]
@@ -102,7 +103,7 @@ class Device:
 
     @property
     def lowering(self) -> LoweringPolicy:
-        """What its compiler makes of shardings, every waypoint annotated."""
+        """How the device's compiler lowers shardings, every waypoint annotated."""
         return LoweringPolicy(
             gathers_by_axis=self.gathers_by_axis,
             scatters_by_axis=self.scatters_by_axis,
@@ -115,22 +116,24 @@ class Tier:
     """One kind of link.
 
     Attributes:
-      name: as "ici", "nvlink", "network".
+      name: name of the link, as "ici", "nvlink", "network".
       topology: "switch", "torus", or "barrier" (threads of one process).
       alpha_s: seconds of latency of one step between neighbours, or one message.
-        BARRIER: of each thread that meets the others.
-      bytes_per_s: bytes per second that one device sends. TORUS: the same, over one
-        link in one direction; a device has two links per torus dim.
-      size: devices within reach, counted from the innermost tier; None: unlimited.
+        BARRIER: of each thread that joins the barrier.
+      bytes_per_s: bytes per second that one device sends. TORUS: over one link in one
+        direction; a device has two links per torus dim.
+      size: number of devices within reach, all inner tiers included; None: unlimited.
       rank: TORUS: number of torus dims.
-      dims: TORUS: the torus, in groups of the tier within, major first. Empty: as
+      dims: TORUS: the torus, in groups of the next inner tier, major first. Empty: as
         near to a cube as the number of devices allows.
       wrap_multiple: TORUS: a dim of more than two wraps around if its size is a
         multiple of this; 0: none does.
       wrap_needs_all: TORUS: no dim wraps around unless the sizes of all allow it.
-      side_step: TORUS: of what is built, sides longer than 1 are multiples of this.
-      longest_side: TORUS: of what is built; None: unlimited.
-      largest: SWITCH: devices of the largest domain that is built; None: `size`.
+      side_step: TORUS: sides longer than 1 of tori that exist as products are multiples
+        of this.
+      longest_side: TORUS: longest side of tori that exist as products; None: unlimited.
+      largest: SWITCH: number of devices of the largest domain that exists as a product;
+        None: `size`.
     """
 
     name: str
@@ -147,12 +150,12 @@ class Tier:
     largest: int | None = None
 
     def is_built(self, dims: tuple[int, ...]) -> bool:
-        """Whether there is a torus of these dims."""
+        """Whether a torus of these dims exists as a product."""
         longest = self.longest_side or max(dims, default=1)
         return all(d == 1 or (d % self.side_step == 0 and d <= longest) for d in dims)
 
     def wraps(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
-        """Which of the dims of a torus wrap around."""
+        """Return for every dim of a torus whether it wraps around."""
         if self.wrap_multiple == 0:
             return (False,) * len(dims)
         fits = [d % self.wrap_multiple == 0 for d in dims]
@@ -177,7 +180,7 @@ class AxisLink:
     topology: str = "switch"
 
 
-# Where a type is not listed, the type at whose rate it is computed.
+# A type that a device does not list → the type at whose rate it is computed.
 _COMPUTED_AS = {
     "float64": "float32",
     "float16": "bfloat16",
@@ -194,11 +197,12 @@ class Target:
     """The hardware that a plan is made for.
 
     Attributes:
-      name: as in `configs/hardware`, with the topology if it was given.
-      device: one device.
-      tiers: links, innermost first. Empty only where `links` are given.
-      links: links of mesh axes by name; where given, `tiers` are not used.
-      num_devices: number of devices, where the topology fixes it.
+      name: name in `configs/hardware`, with the topology if it was given.
+      device: description of one device.
+      tiers: links, innermost first. Empty only if `links` are given.
+      links: (mesh axis name, link) of axes whose links are stated; if given, `tiers`
+        are not used.
+      num_devices: number of devices, if the topology fixes it; else None.
     """
 
     name: str
@@ -209,12 +213,12 @@ class Target:
 
     @property
     def hbm_bytes(self) -> int:
-        """Memory of one device that XLA can use."""
+        """Memory of one device that XLA can use, in bytes."""
         return self.device.hbm_bytes
 
     @property
     def hbm_bytes_per_s(self) -> float:
-        """Peak memory bandwidth of one device."""
+        """Peak memory bandwidth of one device, in bytes per second."""
         return self.device.hbm_bytes_per_s
 
     @property
@@ -234,7 +238,7 @@ class Target:
 
     @property
     def overlap_share(self) -> float:
-        """Share of compute's time behind which collectives can hide."""
+        """Largest share of the compute time in which collectives can hide."""
         return self.device.overlap_share
 
     @property
@@ -254,11 +258,11 @@ class Target:
         return self.device.clock_hz
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Peak floating-point operations per second of a matmul.
+        """Return the peak floating-point operations per second of a matmul.
 
-        A type that the device does not list runs at the rate of the type that it
-        would be computed in: every float8 as float8, else bfloat16; integers of at
-        most 8 bits as int8; wider integers and booleans as float32.
+        A type that the device does not list runs at the rate of the type that it would
+        be computed in: every float8 as float8, else bfloat16; integers of at most 8
+        bits as int8; wider integers and booleans as float32.
         """
         peaks = dict(self.device.peak_flops_per_s)
         name = _canonical(dtype)
@@ -269,7 +273,7 @@ class Target:
         return peaks.get(name, min(peaks.values()))
 
     def replace(self, **changes: Any) -> Target:
-        """A copy with other figures.
+        """Return a copy with some attributes replaced.
 
         Args:
           **changes: attributes of `Target` or of `Device`, as `hbm_bytes=8 * 2**30`.
@@ -289,11 +293,11 @@ class Target:
         hbm_bytes: int = UNLIMITED_BYTES,
         name: str = "pure_communication",
     ) -> Target:
-        """A target on which only communication takes time.
+        """Return a target on which only communication takes time.
 
         Args:
           axes: mesh axis name → (alpha_s, bytes_per_s).
-          hbm_bytes: memory of one device; unlimited where not given.
+          hbm_bytes: memory of one device, in bytes; unlimited by default.
           name: name of the target.
         Raises:
           ValueError: a negative latency, or a bandwidth that is not positive.
@@ -319,7 +323,7 @@ class Target:
 
 
 def _canonical(dtype: str) -> str:
-    """The name of a family of types, as hardware files use it."""
+    """Return the name of a family of types, as hardware files use it."""
     if dtype.startswith("float8"):
         return "float8"
     if dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"):

@@ -11,12 +11,18 @@ from rhino_jax.errors import HardwareError, nearest
 
 
 MISSING = object()
-"""What `fail` is told of a key that is not there."""
+"""The value that `fail` gets for a missing key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TomlTable:
-    """A table of the file, with the path of keys that leads to it."""
+    """A table of the file.
+
+    Attributes:
+      file: name of the file, for errors.
+      path: keys that lead to the table, joined by dots; empty for the whole file.
+      entries: its keys and values.
+    """
 
     file: str
     path: str
@@ -77,7 +83,7 @@ class TomlTable:
     def whole(
         self, name: str, *, least: int = 1, default: int | None = None
     ) -> int | None:
-        """A whole number; `5e9` is one too."""
+        """Return an integer (`5e9` is accepted as one); None if absent, no default."""
         value = self.entries.get(name, default)
         if value is None:
             return None
@@ -95,14 +101,14 @@ class TomlTable:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, empty where it is not given."""
+        """Return a list of strings, empty if the key is absent."""
         value = self.entries.get(name, [])
         if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
             raise self.fail(name, "a list of texts", value)
         return tuple(value)
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers of at least 1, empty where it is not given."""
+        """Return a list of integers of at least 1, empty if the key is absent."""
         value = self.entries.get(name, [])
         if not isinstance(value, list) or not all(
             isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in value
@@ -117,7 +123,7 @@ class TomlTable:
         return str(value)
 
     def flag(self, name: str) -> bool:
-        """True or false; absent is false."""
+        """Return a boolean; False if the key is absent."""
         value = self.entries.get(name, False)
         if not isinstance(value, bool):
             raise self.fail(name, "true or false", value)

@@ -13,15 +13,16 @@ from rhino_jax.hardware.target import Target, Tier
 def with_topology(
     target: Target, dims: tuple[int, ...], text: str, *, is_built: bool = True
 ) -> Target:
-    """The target with its topology fixed.
+    """Return the target with its topology fixed.
 
     Args:
       target: a target with tiers.
-      dims: major first. With a torus: its dims, optionally after a number of
-        slices. Without: the groups of every tier, outermost first, as hosts and GPUs
-        per host. Or one number: of chips (or devices), laid out as usual.
-      text: what the user wrote, for errors and as the new name.
-      is_built: whether it is to be one that is built, and not any part of one.
+      dims: major first. With a torus: its dims, optionally after a number of slices.
+        Without: the number of groups of every tier, outermost first, as hosts and GPUs
+        per host. Or one number: of chips (or devices), in the usual layout.
+      text: the user's text, for errors and as the new name.
+      is_built: whether the topology must be one that exists as a product, not any part
+        of one.
     Raises:
       HardwareError: the target has no such dims, or cannot be that large.
     """
@@ -118,12 +119,12 @@ def _not_built(
 
 
 def _within(tiers: tuple[Tier, ...], position: int) -> int:
-    """Devices in one group of the tier within `tiers[position]`."""
+    """Return how many devices one group inside tier `tiers[position]` has."""
     return (tiers[position - 1].size or 1) if position else 1
 
 
 def capacities(target: Target, num_devices: int) -> tuple[int, ...]:
-    """How many of `num_devices` one domain of each tier holds, innermost first.
+    """Return how many of `num_devices` one domain of each tier holds, innermost first.
 
     Where a domain cannot be filled evenly (384 chips in slices of at most 256), it
     holds the largest divisor that fits.
@@ -140,11 +141,11 @@ def capacities(target: Target, num_devices: int) -> tuple[int, ...]:
 
 
 def torus_dims(tier: Tier, num_groups: int) -> tuple[int, ...]:
-    """The torus that joins `num_groups` groups: given, or the usual one.
+    """Return the torus that joins `num_groups` groups: the stated or the usual one.
 
-    The usual torus is one that is built if there is one, has dims that all wrap around
-    if there is one, and of those is the most cubic, ascending: 16 → 4x4, 64 → 4x4x4,
-    192 → 4x4x12 on v5p.
+    The usual torus is one that exists as a product if there is one, has dims that all
+    wrap around if there is one, and of those is the most cubic, ascending: 16 → 4x4, 64
+    → 4x4x4, 192 → 4x4x12 on v5p.
     """
     if tier.dims:
         return tier.dims
@@ -162,7 +163,7 @@ def torus_dims(tier: Tier, num_groups: int) -> tuple[int, ...]:
 def _factorisations(
     number: int, parts: int, least: int = 1
 ) -> Iterator[tuple[int, ...]]:
-    """All ways to write `number` as a product of `parts` ascending factors."""
+    """Yield all factorisations of `number` into `parts` ascending factors."""
     if parts == 1:
         if number >= least:
             yield (number,)
