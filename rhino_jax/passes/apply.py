@@ -1,4 +1,4 @@
-"""The passes that a plan chose, done to the program that its user wrote."""
+"""Apply a plan's program passes to the user's program."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from rhino_jax.passes.spmd_pipeline import on_stage
 
 
 Pass = Callable[[Any, Program, str], Any]
-"""A closed jaxpr, the program that was imported from it, and a choice → a closed jaxpr
-of the same arguments, constants and results."""
+"""A pass: (closed jaxpr, the program imported from it, choice) → a closed jaxpr of the
+same arguments, constants and results."""
 
 PASSES: Mapping[str, Pass] = {
     BLOCKS: in_blocks,
@@ -43,19 +43,25 @@ PASSES: Mapping[str, Pass] = {
     RECOMPUTE: recomputed,
     PARTIAL_SUMS: delayed,
 }
-"""Name of a `Transform` → how it is done."""
+"""Name of a `Transform` → the pass that implements it."""
 
 BEFORE: Mapping[str, Mapping[str, float]] = {MICROBATCHES: {"kept": 0.0}}
-"""Name → what was done before choices of it could say so: rows of earlier loops were
-not kept to save one (`passes.microbatch.choice.MicrobatchChoice.kept`)."""
+"""Name of a `Transform` → fields of its choice, with the values that they had before
+choices could state them: micro-batches did not save per-row values of earlier loops to
+avoid a loop (`passes.microbatch.choice.MicrobatchChoice.kept`)."""
 
 
 def remade(traced: Traced, transforms: Iterable[Transform]) -> Traced:
-    """The same call, with all of these done that were chosen, in order.
+    """Apply the chosen transforms to a traced call, in order.
 
+    Args:
+      traced: the call as traced from the user's function.
+      transforms: passes with their choices; those without a choice are skipped.
+    Returns:
+      The same call with the rewritten program.
     Raises:
-      PlanFileError: one of them was done otherwise when the program was planned, by
-        another version of this package: the plan says nothing of what it makes now.
+      PlanFileError: this version of the package rewrites the program differently from
+        the version that made the plan, so the plan does not describe the result.
     """
     for transform in transforms:
         if not transform.choice:
@@ -68,6 +74,7 @@ def remade(traced: Traced, transforms: Iterable[Transform]) -> Traced:
 
 
 def _kept(traced: Traced, name: str, choice: str) -> Traced:
+    """Return the result of a pass on a traced call, cached by name and choice."""
     key = name, choice
     found = traced.remade.get(key)
     if found is None:
@@ -76,13 +83,29 @@ def _kept(traced: Traced, name: str, choice: str) -> Traced:
 
 
 def _is_otherwise(transform: Transform, before: Traced, after: Traced) -> bool:
-    """Whether a pass that is done again makes something else of the same program."""
+    """Whether a rerun of a pass yields another number of ops than the plan recorded.
+
+    False where the program before the pass differs from the recorded size, too.
+
+    Args:
+      transform: the pass, with the op counts recorded in the plan.
+      before: the call before the pass.
+      after: the call after the pass.
+    """
     is_again = transform.ops_before == len(before.program.ops)
     return is_again and transform.ops_after != len(after.program.ops)
 
 
 def _as_then(traced: Traced, transform: Transform, found: Traced) -> Traced:
-    """A pass as versions did it that knew fewer choices."""
+    """Rerun a pass as older versions did, whose choices had fewer fields.
+
+    Args:
+      traced: the call before the pass.
+      transform: the pass, with the op counts recorded in the plan.
+      found: the result of the pass in this version.
+    Raises:
+      PlanFileError: no known older behavior yields the recorded op count either.
+    """
     before = BEFORE.get(transform.name, {})
     if before and before.keys().isdisjoint(transform.chosen):
         text = json.dumps({**transform.chosen, **before}, sort_keys=True)

@@ -1,4 +1,4 @@
-"""A jaxpr made anew by tracing, with the inputs and constants of another."""
+"""Retrace a jaxpr: a new jaxpr with the inputs and constants of an existing one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ from rhino_jax.ir.program import Program
 
 
 def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
-    """The closed jaxpr of `fn`, of the inputs of `closed` and then its constants.
+    """Trace `fn` with the inputs and constants of a closed jaxpr.
 
-    Arrays that `fn` captures are held inside: see `without_captured`.
+    Arrays that `fn` captures are embedded in the result: see `without_captured`.
+
+    Args:
+      closed: closed jaxpr whose types of inputs and constants are used.
+      fn: function of the inputs, followed by the constants.
+    Returns:
+      A closed jaxpr with the constants of `closed`.
     """
     consts = jaxpr_consts(closed)
     new = without_captured(fn, consts_as_inputs(open_jaxpr(closed)))
@@ -32,17 +38,18 @@ def retraced(closed: Any, fn: Callable[..., list[Any]]) -> Any:
 
 
 def without_captured(fn: Callable[..., list[Any]], jaxpr: Any, *where: Any) -> Any:
-    """The open jaxpr of `fn`, of the inputs of a jaxpr and no constants.
+    """Trace `fn` with the inputs of a jaxpr to an open jaxpr without constants.
 
-    Arrays that `fn` captures, as of a region whose body is traced once more (the table
-    of rotary embeddings in a jitted function), are results of a call that holds them.
+    Arrays that `fn` captures, for example from a region whose body is retraced (the
+    table of rotary embeddings in a jitted function), become results of a nested `jit`
+    call that holds them as its constants.
 
     Args:
-      fn: the function.
-      jaxpr: open, whose inputs it takes.
-      where: shapes and axes, as of `retrace`.
+      fn: function to trace.
+      jaxpr: open jaxpr whose input types `fn` is traced with.
+      where: shapes and axes, as for `retrace`.
     Raises:
-      InternalError: the call's arrays are constants of the whole, too.
+      InternalError: the arrays are hoisted out of the nested call as constants again.
     """
     new, arrays = retrace(fn, jaxpr, *where)
     if not arrays:
@@ -67,11 +74,13 @@ def without_captured(fn: Callable[..., list[Any]], jaxpr: Any, *where: Any) -> A
 
 
 def traced_on(fn: Callable[..., list[Any]], types: Iterable[Any]) -> Any:
-    """The closed jaxpr of a function of arrays of these types, in no mesh.
+    """Trace a function with arguments of the given types, outside of any mesh.
 
     Args:
-      fn: the function.
-      types: abstract values of JAX, or what has a shape and a dtype like them.
+      fn: function to trace.
+      types: abstract values of JAX, or objects with a shape and a dtype.
+    Returns:
+      A closed jaxpr.
     """
     structs = [
         jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
@@ -82,7 +91,13 @@ def traced_on(fn: Callable[..., list[Any]], types: Iterable[Any]) -> Any:
 
 
 def imported_again(jaxpr: Any, before: Program) -> Program:
-    """The program of a jaxpr that has the inputs and outputs of another program."""
+    """Import a rewritten jaxpr with the metadata of the original program.
+
+    Args:
+      jaxpr: closed jaxpr with the inputs and outputs of `before`.
+      before: program whose name, paths, donation, state and `while` trip counts are
+        used.
+    """
     arguments = [e for e in before.inputs if not e.is_const]
     consts = [e for e in before.inputs if e.is_const]
     return import_jaxpr(

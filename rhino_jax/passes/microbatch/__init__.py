@@ -1,12 +1,12 @@
-"""The batch cut in time: one loop over micro-batches, and what is done around it.
+"""Micro-batches: run a step as a loop over slices of its batch, accumulating gradients.
 
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 4}`.
-Out: `microbatched`, a closed jaxpr of the same arguments and results; `may_cut`, what
-would run where, or the refusal.
-Order: `choice`, `flow` (what each value is to a piece), `fission` (scans in two where
-layers need sums over the batch), `demand` (what runs where), `cut` (that, as data),
-`meeting` (what runs on the whole batch), `cutting` (all of these, and what is refused),
-`emit` (the new program), `passed` (the pass).
+Out: `microbatched`, a closed jaxpr of the same arguments and results; `may_cut`, the
+schedule of ops without emitting it, or the error.
+Order: `choice`, `flow` (how each value depends on the batch), `fission` (split scans
+whose layers need sums over the batch), `demand` (which ops run in which loop), `cut`
+(the schedule as data), `meeting` (FLOPs on the whole batch), `cutting` (the analysis as
+a whole, and its refusals), `emit` (the new program), `passed` (the pass).
 """
 
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop

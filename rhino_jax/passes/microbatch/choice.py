@@ -1,4 +1,4 @@
-"""How a batch is to be cut, as text."""
+"""Options of the micro-batch pass, and their JSON."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from rhino_jax.errors import MicrobatchError, check_keys
 
 
 KEPT = 1.0
-"""See `MicrobatchChoice.kept`. Plans of before 2026-11-25 have 0, and do not say so."""
+"""Default of `MicrobatchChoice.kept`. Plans made before 2026-11-25 used 0 and do not
+record it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchChoice:
-    """Attributes:
-    count: pieces.
-    accumulate: type in which sums of narrower floats are kept over the pieces.
-    most_loops: a batch that needs more loops than these is not cut.
-    most_meeting: nor is one of whose FLOPs more than this share would run on all of it
-      at once, outside of loops.
-    cheap: functions of the data of up to this many times the bytes of its largest
-      array may be made in full, if that saves a loop (contractions never).
-    kept: so may functions of what loops before leave of the rows, if that is up to this
-      many times those bytes: the losses of the rows, say, for their maximum.
-    per_microbatch: places, as `ir.places.at_place` reads them, whose ops take sums over
-      the batch from each piece's own rows: the only thing that changes results.
-    least: pieces: a step in stages may run as one.
+    """Options of the micro-batch pass.
+
+    Attributes:
+      count: number of micro-batches.
+      accumulate: dtype in which sums of narrower floats are accumulated.
+      most_loops: maximum number of loops over micro-batches; a program that needs more
+        is refused.
+      most_meeting: maximum share of the program's FLOPs that may run on the whole
+        batch, outside of loops.
+      cheap: functions of the data of up to this many times the bytes of its largest
+        array may be computed on the whole batch if that saves a loop (contractions
+        never).
+      kept: functions of per-row results of earlier loops may be, too, if those results
+        take up to this many times those bytes: the maximum of per-row losses, say.
+      per_microbatch: places, as `ir.places.at_place` reads them, whose ops take sums
+        over the batch from each micro-batch alone: the only option that changes
+        results.
+      least: minimum number of micro-batches: a step in stages may run as one.
     """
 
     count: int
@@ -40,10 +46,10 @@ class MicrobatchChoice:
 
     @classmethod
     def read(cls, text: str) -> MicrobatchChoice:
-        """From JSON, as `{"count": 4}`.
+        """Parse a choice from JSON, as `{"count": 4}`.
 
         Raises:
-          MicrobatchError: it is no such choice.
+          MicrobatchError: the text is no valid choice.
         """
         where = f"choice {text}"
         try:
@@ -62,5 +68,5 @@ class MicrobatchChoice:
         return cls(**table, per_microbatch=places)
 
     def text(self) -> str:
-        """The JSON that `read` reads."""
+        """Return the choice as JSON, which `read` parses."""
         return json.dumps(asdict(self), sort_keys=True)

@@ -1,4 +1,4 @@
-"""A program cut in time, as plain data."""
+"""The schedule of a program in micro-batches, as plain data."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from rhino_jax.ir.program import Program
 
 @dataclass(frozen=True, slots=True)
 class LoopCrossing:
-    """A value at the border of a loop.
+    """A value that enters or leaves a loop over micro-batches.
 
     Attributes:
       value: its id in the program.
-      how: entering, "whole" or "sliced"; leaving, "sum", "max", "min", "prod", "and"
-        or "or" of the pieces, "mean" (of what is each piece's own, by rows), "stacked"
-        (each piece has its rows) or "unchanged".
-      dim, outer, inner: of what is sliced or stacked, where the batch is: the dim is
-        (outer, batch, inner), major first.
+      how: for a value that enters, "whole" or "sliced"; for one that leaves, the
+        reduction over micro-batches ("sum", "max", "min", "prod", "and", "or"), "mean"
+        (of per-micro-batch values, weighted by rows), "stacked" (each micro-batch has
+        its rows) or "unchanged".
+      dim, outer, inner: position of the batch in a sliced or stacked value: dim `dim`
+        is (outer, batch, inner), major first.
     """
 
     value: int
@@ -28,17 +29,18 @@ class LoopCrossing:
 
     @property
     def is_added(self) -> bool:
-        """Whether what leaves is added up: a mean's pieces have their share already."""
+        """Whether micro-batches are added up: those of a mean are weighted already."""
         return self.how in ("sum", "mean")
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchLoop:
-    """One loop over the pieces.
+    """One loop over micro-batches.
 
     Attributes:
-      ops: what a piece does, ids in order.
-      entering, leaving: what crosses its border.
+      ops: ids of the ops that run on each micro-batch, in order.
+      entering: values that the loop reads.
+      leaving: values that the loop returns.
     """
 
     ops: tuple[int, ...]
@@ -48,25 +50,28 @@ class MicrobatchLoop:
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchCut:
-    """A program cut in time.
+    """The schedule of a program in micro-batches: which ops run in which loop.
 
-    `outside[i]` runs before `loops[i]`, the last of it after all loops. Ops are those
-    of the top level and of calls that are taken apart; those of other regions run with
-    theirs. An op may run in several places: in more than one loop, and in full as well.
+    `outside[i]` runs before `loops[i]`, the last entry after all loops. Ops are those
+    of the top level and of inlined calls; ops of other regions run with their region.
+    An op may be scheduled several times: in more than one loop, and on the whole batch
+    as well.
 
     Attributes:
       rows: size of the batch.
-      count: pieces; the last is smaller where they do not divide.
+      count: number of micro-batches; the last is smaller where `count` does not divide
+        `rows`.
       inputs: value ids of the inputs that hold the batch.
-      outside: ids of ops that run in full.
+      outside: ids of the ops that run on the whole batch, by position between loops.
       loops: the loops.
-      opened: ids of recomputed regions that are taken apart.
-      flops, again_flops, meeting_flops: of the program as it was; of what runs in more
-        than one loop, but for its first run; of ops on the whole batch outside loops.
-      own: ids of ops that take sums over the batch from each piece's own rows.
-      why: of every loop but the first, why it has to wait.
-      program: whose ids these are: the one that was given, or, where scans had to be
-        split, what it was made into (its inputs and outputs are the same).
+      opened: ids of the `jax.checkpoint` regions that are inlined.
+      flops: FLOPs of the original program.
+      again_flops: FLOPs of ops that run in more than one loop, without their first run.
+      meeting_flops: FLOPs of ops that run on the whole batch outside of loops.
+      own: ids of ops that take sums over the batch from each micro-batch alone.
+      why: for each loop but the first, the reason that it must wait for the one before.
+      program: the program that ids refer to: the given one or, where scans had to be
+        split, the rewritten one (with the same inputs and outputs).
     """
 
     rows: int
@@ -84,10 +89,10 @@ class MicrobatchCut:
 
     @property
     def pre(self) -> tuple[int, ...]:
-        """Ops that run once, before the first loop."""
+        """Ids of the ops that run once, before the first loop."""
         return self.outside[0]
 
     @property
     def post(self) -> tuple[int, ...]:
-        """Ops that run once, after the last loop."""
+        """Ids of the ops that run once, after the last loop."""
         return self.outside[-1]

@@ -1,4 +1,7 @@
-"""Whether a batch may be cut in time, and where: an analysis, nothing is emitted."""
+"""Analysis: whether a program can run in micro-batches, and its schedule.
+
+Nothing is emitted.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +44,27 @@ WITHOUT_LOOP = (
     " give `microbatches=` and the loss of the whole batch, whose gradients are then"
     " accumulated in the same way"
 )
-"""What to do with a loop that accumulates gradients."""
+"""Advice for a program that loops over micro-batches to accumulate gradients itself."""
 
 MAX_CHANGES = 30
-"""How many regions and loops may be taken apart."""
+"""Maximum number of regions inlined and scans split."""
 
 
 def find_cut(
     closed: Any, program: Program, choice: MicrobatchChoice, *, is_even: bool = False
 ) -> tuple[MicrobatchCut, FlowResult]:
-    """Cut a program; the cut, and the analysis that it rests on.
+    """Find the schedule of a program in micro-batches.
 
     Args:
-      closed: closed jaxpr; `program`: imported from it.
-      choice: how.
-      is_even: whether all pieces have as many rows.
+      closed: closed jaxpr of the program.
+      program: the program imported from it.
+      choice: options of the pass.
+      is_even: whether all micro-batches must have the same number of rows.
+    Returns:
+      The schedule, and the analysis that it is derived from.
     Raises:
-      MicrobatchError: it cannot be cut into so many pieces; says what op needs what.
+      MicrobatchError: the program cannot run in `choice.count` micro-batches; the
+        message names the op and what it needs.
     """
     first: MicrobatchError | None = None
     for rows, inputs in candidates(flatten(closed, program), choice.least):
@@ -143,8 +150,8 @@ def _effect_needs_sum(program: Program, op: Op) -> MicrobatchError:
 
 
 def _alike(program: Program, region: int) -> set[int]:
-    """The recomputed regions that run the same kinds of ops as one: what has to be
-    done to a layer has to be done to the others."""
+    """Return the ids of the `jax.checkpoint` regions with the same sequence of
+    primitives as one: a rewrite that one layer needs, its other layers need as well."""
 
     def names(op: Op) -> list[str]:
         assert op.call is not None
@@ -161,13 +168,14 @@ def _alike(program: Program, region: int) -> set[int]:
 def cut_of(
     program: Program, found: FlowResult, demand: Demand, count: int, rows: int
 ) -> MicrobatchCut:
-    """What runs where, as data.
+    """Build the schedule from the analysis and the demand of values.
 
     Args:
       program: the program.
-      found, demand: the analysis, and what is needed of it.
-      count: pieces.
-      rows: of what is cut.
+      found: how each value depends on the batch.
+      demand: which ops run in which loop.
+      count: number of micro-batches.
+      rows: size of the batch.
     """
     flops = _flops(program)
     loops, outside = demand.loops(), demand.outside()
@@ -225,7 +233,7 @@ def _check_even(program: Program, count: int, rows: int) -> None:
 
 
 def _check_batch(program: Program, found: FlowResult) -> None:
-    """Refuse a dim that is contracted with a parameter: it is no batch."""
+    """Refuse a batch dim that is contracted with a parameter: it is a feature dim."""
     rows = found.flow.sizes.rows
     for item in found.flat.top.items:
         if not item.op.traits.is_contraction:
@@ -246,7 +254,7 @@ def _check_batch(program: Program, found: FlowResult) -> None:
 
 
 def _waits(found: FlowResult, demand: Demand) -> list[BatchCoupling]:
-    """Of every loop but the first, a meeting that makes it wait."""
+    """Return for each loop but the first an op coupling the batch that delays it."""
     body_ops = [set(body.ops) for body in demand.bodies]
     waits: dict[int, BatchCoupling] = {}
     for meeting in found.meetings:
@@ -306,8 +314,10 @@ def _check(
 
 
 def _of_rows(found: FlowResult) -> list[BatchCoupling]:
-    """The meetings of ops that need rows in full, not sums over them: as an update does
-    that is not linear in a gradient."""
+    """Return the couplings whose ops need all rows, not sums over them.
+
+    An update that is not linear in a gradient is one.
+    """
     return [
         m
         for m in found.meetings
@@ -316,7 +326,7 @@ def _of_rows(found: FlowResult) -> list[BatchCoupling]:
 
 
 def _check_own(cut: MicrobatchCut) -> None:
-    """Refuse what has no mean over pieces."""
+    """Refuse values that are no floats and so have no mean over micro-batches."""
     for crossing in (c for loop in cut.loops for c in loop.leaving):
         value = cut.program.values[crossing.value]
         if crossing.how == "mean" and "float" not in value.dtype:
@@ -334,7 +344,10 @@ def _where(meetings: list[BatchCoupling]) -> str:
 
 
 def _name(meetings: list[BatchCoupling]) -> str:
-    """A place of the ops that couple a batch, as a user would name it."""
+    """Return the place of an op that couples the batch, as `per_microbatch=` takes it.
+
+    It is the op's module, else its function, else its source line.
+    """
     source = meetings[0].item.op.source if meetings else Source()
     module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
     return module or source.function.rpartition(".")[2] or str(source)
@@ -345,7 +358,7 @@ def _couplings(meetings: list[BatchCoupling]) -> str:
 
 
 def _flops(program: Program) -> Mapping[int, float]:
-    """FLOPs of every op, regions and their trip counts included."""
+    """Return the FLOPs of each op by id, with its regions times their trip counts."""
     found: dict[int, float] = {}
 
     def of(op: Op) -> float:

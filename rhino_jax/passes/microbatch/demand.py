@@ -1,9 +1,9 @@
-"""From what values are to what runs where: only what is needed, as late as possible.
+"""Choose which ops run in which loop: only what is needed, as late as possible.
 
-A value that is needed in full is made by the last loop that is early enough, so that
-sums which only the update reads are no reason to run anything twice. One that is cheap
-is made outside of loops where it is needed before a loop could have made it, or where
-it would need a loop more.
+A value that is needed in full is computed by the last loop that is early enough, so
+that sums which only the update reads cause no op to run twice. A cheap value is
+computed outside of loops where it is needed before a loop could have computed it, or
+where it would need another loop.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 @dataclass(slots=True)
 class LoopDemand:
-    """What one loop does.
+    """Ops, inputs and outputs of one loop over micro-batches.
 
     Attributes:
-      ops: ids.
-      sliced: (value, place) of whole values of which a piece takes its rows.
-      whole: values that it reads as they are.
-      made: values that it makes in full, for what comes later.
+      ops: ids of the ops that run on each micro-batch.
+      sliced: (value id, (dim, outer, inner)) of full values of which a micro-batch
+        reads its rows.
+      whole: ids of values that each micro-batch reads in full.
+      made: ids of the values that the loop computes in full, for later readers.
     """
 
     ops: set[int] = field(default_factory=set)
@@ -42,11 +43,15 @@ class LoopDemand:
 
 
 class Demand:
-    """Attributes:
-    found: the analysis.
-    time: of every value that is needed in full, before which loop.
-    made: those of them that loops make.
-    bodies: of every loop.
+    """The loops over micro-batches that the outputs of a program require.
+
+    Attributes:
+      found: the analysis.
+      flat: the flattened program.
+      time: id of each value that is needed in full → index of the first loop that reads
+        it.
+      made: ids of those values that a loop computes.
+      bodies: ops, inputs and outputs of each loop.
     """
 
     def __init__(self, found: FlowResult) -> None:
@@ -54,7 +59,7 @@ class Demand:
         self.time: dict[int, int] = {}
         self.made: set[int] = set()
         self.bodies: list[LoopDemand] = []
-        # As many loops as are needed where all that is cheap is made outside of them.
+        # The number of loops if every cheap value is computed outside of them.
         self._most_loops = 0
         self._most_loops = self._loops_of_outputs() or 1 << 30
         after = self._loops_of_outputs()
@@ -68,14 +73,20 @@ class Demand:
                 break
 
     def _loops_of_outputs(self) -> int:
-        """Want the program's results; how many loops that takes."""
+        """Require the program's outputs in full; return the number of loops needed."""
         self.time, self.made = {}, set()
         self.want(self.flat.top.outputs, 1 << 30)
         phases = [self.found.states[v].phase for v in self.made]
         return max(phases, default=-1) + 1
 
     def want(self, values: Iterable[int], time: int) -> None:
-        """Values are needed in full before a loop."""
+        """Require values in full, and with them the operands of ops outside of loops.
+
+        Args:
+          values: ids of the values.
+          time: index of the loop that reads them; the number of loops or more: after
+            all.
+        """
         queue = list(values)
         while queue:
             value = queue.pop()
@@ -92,8 +103,10 @@ class Demand:
                 self.made.add(value)
 
     def _is_of_loop(self, state: State, time: int) -> bool:
-        """Whether a loop makes a value in full: where only a loop can, or where a loop
-        that can is through by then."""
+        """Whether a loop computes a value that is needed in full before loop `time`.
+
+        It does where only a loop can, or where one that can has run by then.
+        """
         if isinstance(state, WholeState) or state.cheap is None:
             return True
         return state.phase < min(time, self._most_loops)
@@ -106,7 +119,8 @@ class Demand:
         while queue:
             value, use = queue.pop()
             state, item = self.found.states[value], self.flat.maker.get(value)
-            # A sum that is known is no sum over pieces any more: made again.
+            # A complete sum does not give a micro-batch's partial value, nor its own
+            # one: these are recomputed.
             is_known = (
                 value in self.made
                 and self.time[value] <= loop
@@ -134,7 +148,7 @@ class Demand:
             self.want(leaves, loop)
 
     def loops(self) -> tuple[MicrobatchLoop, ...]:
-        """The loops, as data."""
+        """Return the loops as data."""
         return tuple(
             MicrobatchLoop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
             for b in self.bodies
@@ -144,7 +158,7 @@ class Demand:
         return tuple(_leaving(v, self.found.states[v]) for v in body.made)
 
     def outside(self) -> tuple[tuple[int, ...], ...]:
-        """Ids of the ops that run in full, by the loop before which they do."""
+        """Return ids of the ops that run on the whole batch, by the loop after them."""
         known: dict[int, int] = {}
         found: list[list[int]] = [[] for _ in range(len(self.bodies) + 1)]
         for item in self.flat.top.items:

@@ -1,9 +1,9 @@
-"""A loop over layers in two, where a layer needs a sum over the batch.
+"""Loop fission: split a scan over layers whose body needs a sum over the batch.
 
-The first loop makes, layer by layer, the sums (stacked, each still a sum over pieces)
-and all that does not depend on them; the second is given the sums in full. So the
-balancing loss of a mixture of experts, in a scan over its layers, costs one more
-forward pass, as it does where layers are written out.
+The first scan computes, layer by layer, the sums (stacked, each still partial over
+micro-batches) and all that does not depend on them; the second reads the complete sums.
+So the load-balancing loss of a mixture of experts, in a scan over its layers, costs one
+more forward pass, as it does in unrolled layers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from rhino_jax.passes.retraced import retraced
 
 
 Sums = list[tuple[Any, int]]
-"""An equation inside of a loop, and which of its results."""
+"""Equations inside of a loop body, each with the index of one of its results."""
 
 
 def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> Any:
-    """The closed jaxpr, with one scan in two.
+    """Split one scan of a closed jaxpr into two.
 
     Args:
       closed: the closed jaxpr.
-      flat: the same, taken apart.
-      scan: the scan.
-      values: made inside of it; in the second scan they are in full.
+      flat: the flattened program of it.
+      scan: the scan to split.
+      values: ids of the values computed in its body that the second scan reads in full.
+    Returns:
+      A closed jaxpr of the same arguments and results.
     """
     makers = [flat.maker[v] for v in values]
     sums: Sums = [
@@ -59,6 +61,7 @@ def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> An
 
 
 Instead = Callable[[Any, list[Any]], "list[Any] | None"]
+"""(equation, operands) → results of a replacement, or None to run the equation."""
 
 
 def run_jaxpr(
@@ -68,7 +71,17 @@ def run_jaxpr(
     instead: Instead,
     opened: Callable[[Any], bool] = lambda eqn: eqn.primitive.name in ("jit", "pjit"),
 ) -> list[Any]:
-    """Run a jaxpr, calls taken apart, some equations done otherwise."""
+    """Evaluate a jaxpr, inlining calls and replacing some equations.
+
+    Args:
+      jaxpr: open jaxpr to evaluate.
+      consts: arrays of its constants.
+      arrays: arrays of its inputs.
+      instead: replacement of an equation; see `Instead`.
+      opened: whether the call of an equation is inlined.
+    Returns:
+      Arrays of the jaxpr's outputs.
+    """
     env = dict(zip(jaxpr.invars, arrays, strict=True))
     env.update(zip(jaxpr.constvars, consts, strict=True))
 
@@ -82,7 +95,7 @@ def run_jaxpr(
             if found is None and opened(eqn):
                 (body,) = closed_region_jaxprs(eqn)
                 if eqn.primitive.name in REMATS and has_barrier(eqn.params):
-                    # One by one: the first loop needs some of them only.
+                    # One barrier each: the first loop needs only some of them.
                     operands = [*map(lax.optimization_barrier, operands)]
                 found = run_jaxpr(
                     open_jaxpr(body), jaxpr_consts(body), operands, instead, opened
@@ -94,12 +107,21 @@ def run_jaxpr(
 
 
 def _holds(eqn: Any, sums: Sums) -> bool:
-    """Whether an equation has one of these inside of it."""
+    """Whether an equation contains one of the summing equations, at any depth."""
     inner = [e for j in closed_region_jaxprs(eqn) for e in open_jaxpr(j).eqns]
     return any(e is s or _holds(e, sums) for e in inner for s, _ in sums)
 
 
 def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
+    """Run a scan as two: one that stacks the sums, and one that reads them complete.
+
+    Args:
+      eqn: equation of the scan.
+      operands: its operands.
+      sums: equations of its body whose results the second scan replaces.
+    Returns:
+      Results of the scan: of the first run where they do not depend on the sums.
+    """
     num_consts, num_carry = scan_counts(eqn.params)
     first = num_consts + num_carry
     (closed,) = closed_region_jaxprs(eqn)
@@ -159,7 +181,7 @@ def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
 
 
 def _late(body: Any, num_consts: int, num_carry: int, sums: Sums) -> list[bool]:
-    """Which results of a loop's body depend on the sums, in whatever run."""
+    """Return which results of a loop's body depend on the sums, in any iteration."""
     carries = [False] * num_carry
     while True:
         late = {
@@ -175,6 +197,7 @@ def _late(body: Any, num_consts: int, num_carry: int, sums: Sums) -> list[bool]:
 
 
 def _tainted(jaxpr: Any, late: set[Any], sums: Sums) -> list[bool]:
+    """Return which outputs of a jaxpr depend on `late` variables or on the sums."""
     for eqn in jaxpr.eqns:
         at = [i for e, i in sums if e is eqn]
         operands = [not is_literal(v) and v in late for v in eqn.invars]

@@ -1,4 +1,4 @@
-"""What runs on the whole batch outside of loops, since rows meet there."""
+"""FLOPs of ops that couple the rows of the batch and run on all of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rhino_jax.passes.microbatch.flow.states import (
 def meeting_flops(
     found: FlowResult, outside: Sequence[Sequence[int]], flops: Mapping[int, float]
 ) -> float:
-    """FLOPs of ops on the whole batch, but for those that are cheap.
+    """Return the FLOPs of ops that run on the whole batch, except those that are cheap.
 
     Args:
       found: the analysis.
-      outside: ids of the ops that run in full.
-      flops: of every op.
+      outside: ids of the ops that run outside of loops.
+      flops: FLOPs of each op by id.
     """
     run = {op for ops in outside for op in ops}
-    at: dict[int, RowsState] = {}  # values in full → where they have the batch
+    at: dict[int, RowsState] = {}  # value known in full → position of its batch dim
     total = 0.0
     for item in found.flat.top.items:
         states = [found.states[v] for v in item.results]
@@ -50,5 +50,6 @@ def meeting_flops(
 def _rows(
     found: FlowResult, value: int, at: Mapping[int, RowsState]
 ) -> RowsState | None:
+    """Return the position of the batch in a value; None where it has no batch dim."""
     state = found.states[value]
     return state if isinstance(state, RowsState) else at.get(value)

@@ -1,4 +1,4 @@
-"""The pass, and the same without its result."""
+"""The micro-batch pass, and its analysis alone."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rhino_jax.passes.retraced import retraced
 
 
 def microbatched(closed: Any, program: Program, choice: str) -> Any:
-    """The same function, its batch in pieces one after the other.
+    """Rewrite a program to run in micro-batches, one after the other.
 
     Args:
       closed: a closed jaxpr.
-      program: imported from it.
+      program: the program imported from it.
       choice: JSON, as `{"count": 4}`; see `choice.MicrobatchChoice`.
     Returns:
-      A closed jaxpr of the same arguments and results. Results are those of the
-      undivided program but for the order in which floats are added.
+      A closed jaxpr of the same arguments and results. Results equal those of the
+      original program except for the order in which floats are added.
     Raises:
-      MicrobatchError: something needs all of the batch at once.
+      MicrobatchError: an op needs the whole batch at once.
     """
     read = MicrobatchChoice.read(choice)
     cut, found = find_cut(closed, program, read)
@@ -36,12 +36,13 @@ def microbatched(closed: Any, program: Program, choice: str) -> Any:
 def may_cut(
     closed: Any, program: Program, count: int, **options: Any
 ) -> MicrobatchCut | MicrobatchError:
-    """What would run where in so many pieces; or why it cannot.
+    """Return the schedule of a program in micro-batches, or the error that refuses it.
 
     Args:
-      closed, program: as of `microbatched`.
-      count: pieces.
-      options: others of `choice.MicrobatchChoice`.
+      closed: a closed jaxpr.
+      program: the program imported from it.
+      count: number of micro-batches.
+      options: other fields of `choice.MicrobatchChoice`.
     """
     try:
         return find_cut(closed, program, MicrobatchChoice(count, **options))[0]

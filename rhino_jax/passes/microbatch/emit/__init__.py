@@ -1,7 +1,8 @@
-"""The program with its loops over pieces of the batch, traced anew.
+"""Emit a program with its loops over micro-batches.
 
-In: `flow.analysis.FlowResult`, and a `cut.MicrobatchCut`: what runs where.
+In: `flow.analysis.FlowResult`, and a `cut.MicrobatchCut`: which ops run in which loop.
 Out: `outside.emitted`, a function of the program's inputs, to be traced.
-Order: `pieces` (which rows a piece has), `outside` (what runs once, and the loops),
-`piece` (ops on a piece), `local` (their parameters), `regions` (loops inside of it).
+Order: `pieces` (rows of a micro-batch), `outside` (ops outside of loops, and the
+loops), `piece` (ops on a micro-batch), `local` (their parameters), `regions` (their
+regions).
 """

@@ -1,4 +1,4 @@
-"""Parameters of an op that carry sizes, as they are for a piece."""
+"""Size parameters of ops on a micro-batch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 Shape = tuple[int, ...]
 Local = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]]
-"""Parameters, shapes of a piece of the operands and of the results → what changes."""
+"""(parameters, shapes of the operands on a micro-batch, shapes of the results) →
+changed parameters."""
 
 
 def _result(key: str) -> Local:
+    """Return a rule that sets parameter `key` to the shape of the result."""
+
     def local(
         params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
     ) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def _result(key: str) -> Local:
 def _slice(
     params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Dims that hold the batch are taken in full; of a dim of size 0, nothing."""
+    """Take dims that hold the batch in full; of a dim of size 0, nothing."""
     strides = params["strides"] or (1,) * len(ins[0])
     return {
         "limit_indices": tuple(
@@ -51,7 +54,7 @@ def _tile(
 def _gather(
     params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Windows over a full dim of the operand stay so."""
+    """Set slice sizes so that slices spanning a dim of the operand still span it."""
     dims = params["dimension_numbers"]
     gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
     kept = [d for d in range(len(ins[0])) if d not in gone]
@@ -87,12 +90,13 @@ def local_params(
     in_shapes: Sequence[Shape],
     out_shapes: Sequence[Shape],
 ) -> dict[str, Any]:
-    """The parameters for a piece.
+    """Return an op's parameters on a micro-batch.
 
     Args:
-      name: of the primitive.
-      params: for the whole.
-      in_shapes, out_shapes: of a piece of the operands and of the results.
+      name: name of the primitive.
+      params: its parameters on the whole batch.
+      in_shapes: shapes of the operands on a micro-batch.
+      out_shapes: shapes of the results on a micro-batch.
     """
     changed = dict(params)
     if name in _LOCAL:

@@ -1,4 +1,4 @@
-"""The program with its loops, traced anew."""
+"""Emit the ops outside of loops, and the loops over micro-batches."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "and": lax.bitwise_and,
     "or": lax.bitwise_or,
 }
+"""Reduction of a `cut.LoopCrossing` → its binary op."""
 
 
 def emitted(
     found: FlowResult, cut: MicrobatchCut, accumulate: str, scope: str = "micro-batches"
 ) -> Callable[..., list[Any]]:
-    """A function of the program's inputs and constants, to be traced.
+    """Return a function of the program's inputs and constants, to be traced.
 
     Args:
       found: the analysis.
-      cut: what runs where.
-      accumulate: type in which sums of narrower floats are kept.
-      scope: name of the loops.
+      cut: which ops run in which loop.
+      accumulate: dtype in which sums of narrower floats are accumulated.
+      scope: `jax.named_scope` of the loops.
     """
 
     def run(*arrays: Any) -> list[Any]:
@@ -67,8 +68,14 @@ def emitted(
 
 @dataclass(slots=True)
 class _Outside:
-    """Attributes:
-    env: values in full, by id.
+    """Emitter of the ops outside of loops.
+
+    Attributes:
+      found: the analysis.
+      cut: which ops run in which loop.
+      accumulate: dtype in which sums of narrower floats are accumulated.
+      scope: `jax.named_scope` of the loops.
+      env: value id → array of the value in full.
     """
 
     found: FlowResult
@@ -78,16 +85,18 @@ class _Outside:
     env: dict[int, Any] = field(default_factory=dict)
 
     def read(self, value: int) -> Any:
+        """Return the array of a value."""
         if value in self.env:
             return self.env[value]
         return self.found.flat.consts[value]
 
     def put(self, values: Sequence[int], arrays: Sequence[Any]) -> None:
+        """Record arrays of values, unless an array of the value is recorded already."""
         for value, array in zip(values, arrays, strict=True):
             self.env.setdefault(value, array)
 
     def loop(self, loop: MicrobatchLoop) -> None:
-        """Run a loop; what leaves it is known from here on."""
+        """Emit a loop over micro-batches, and record the values that leave it."""
         if not loop.leaving:
             return
         split = Split.of(self.cut.rows, self.cut.count)
@@ -136,17 +145,17 @@ class _Outside:
             self.env[crossing.value] = whole
 
     def line(self, crossing: LoopCrossing) -> contextlib.AbstractContextManager[None]:
-        """The names and source line of what makes a value that leaves a loop."""
+        """Return a context with the name stack and source line of a value's op."""
         maker = self.found.flat.maker.get(crossing.value)
         return contextlib.nullcontext() if maker is None else maker.context()
 
     def is_stacked(self, crossing: LoopCrossing) -> bool:
-        """Whether a loop stacks what leaves it: keys, too, which have no zero."""
+        """Whether a loop stacks a leaving value: PRNG keys too, which have no zero."""
         dtype = self.found.flat.program.values[crossing.value].dtype
         return crossing.how == "stacked" or dtype.startswith("key<")
 
     def start(self, crossing: LoopCrossing) -> Any:
-        """What is there before the first piece."""
+        """Return the initial accumulator of a leaving value."""
         value = self.found.flat.program.values[crossing.value]
         dtype = jnp.dtype(value.dtype)
         fill: Any = 0
@@ -158,6 +167,7 @@ class _Outside:
             return lax.full(value.shape, fill, dtype)
 
     def combined(self, crossing: LoopCrossing, so_far: Any, part: Any) -> Any:
+        """Return the accumulator of a leaving value after one more micro-batch."""
         if crossing.how == "unchanged":
             return part
         with self.line(crossing):
@@ -165,6 +175,7 @@ class _Outside:
             return COMBINE[crossing.how](so_far, part)
 
     def finished(self, crossing: LoopCrossing, x: Any) -> Any:
+        """Convert an accumulator to the dtype of its value."""
         dtype = self.found.flat.program.values[crossing.value].dtype
         with self.line(crossing):
             return lax.convert_element_type(x, jnp.dtype(dtype))

@@ -1,4 +1,4 @@
-"""What a loop does to one piece: ops on its rows."""
+"""Emit the ops of a loop on one micro-batch."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from rhino_jax.passes.microbatch.flow.states import (
 hide_frames(__file__)
 
 Views = Mapping[tuple[int, int, int, int], Any]
+"""(value id, dim, outer, inner) → `pieces.view` of the array."""
 
 
 class PieceEmitter:
-    """One piece, inside a loop.
+    """Emitter of ops on one micro-batch, inside a loop.
 
     Attributes:
       found: the analysis.
-      piece: which rows.
-      env: arrays of the piece, and of what is the same in all, by value id.
+      piece: the rows of the micro-batch.
+      env: value id → array of the micro-batch, or array equal in all micro-batches.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PieceEmitter:
         self._remade: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
 
     def top(self, loop: MicrobatchLoop) -> list[Any]:
-        """Do what the loop does to a piece; what leaves it."""
+        """Run the ops of a loop on the micro-batch; return the values that leave it."""
         wanted = set(loop.ops)
         for item in self.found.flat.top.items:
             if item.op.id in wanted:
@@ -64,13 +65,14 @@ class PieceEmitter:
         return [self.leaving(c) for c in loop.leaving]
 
     def leaving(self, crossing: LoopCrossing) -> Any:
+        """Return the array of a leaving value, weighted by its rows for a mean."""
         x = self.env[crossing.value]
         return _scaled(x, self.piece.share) if crossing.how == "mean" else x
 
     def block(self, block: FlatBlock, arrays: Sequence[Any]) -> list[Any]:
-        """Run a region."""
+        """Run a region and return its outputs."""
         self.env.update(zip(block.inputs, arrays, strict=True))
-        # What is made inside a region is not to be met outside of it.
+        # Arrays of a region must not leak out of its trace.
         around, self._remade = self._remade, {}
         for item in block.items:
             self.item(item)
@@ -78,12 +80,17 @@ class PieceEmitter:
         return [self.asis(v) for v in block.outputs]
 
     def asis(self, value: int) -> Any:
-        """A value as the loop has it."""
+        """Return a value as the loop has it."""
         return self.env[value] if value in self.env else self._outer(value)
 
     def full(self, value: int, own: bool = False) -> Any:
-        """A value in full; of one that pieces make, what a loop before made, or what
-        the piece's own rows make of it."""
+        """Return a value in full.
+
+        Args:
+          value: id of the value.
+          own: whether a partial sum is to be replaced by the micro-batch's own estimate
+            of it, scaled to the whole batch; else the sum comes from an earlier loop.
+        """
         state = self.found.states[value]
         if isinstance(state, WholeState):
             return self.asis(value)
@@ -92,6 +99,7 @@ class PieceEmitter:
         return self._outer(value)
 
     def item(self, item: Item) -> None:
+        """Run an op of the micro-batch and record its results."""
         ran = self.found.flow.ran[item.op.id]
         with item.context():
             arrays = [
@@ -114,6 +122,7 @@ class PieceEmitter:
     def region(
         self, item: Item, arrays: Sequence[Any], uses: Sequence[State]
     ) -> list[Any]:
+        """Run an op with regions, unchanged where no operand depends on the batch."""
         has_all = self.piece.rows == self.piece.split.rows
         if has_all or all(isinstance(u, WholeState) for u in uses):
             return bind_eqn(item.eqn, arrays, item.eqn.params)
@@ -123,7 +132,15 @@ class PieceEmitter:
     def bound(
         self, item: Item, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
     ) -> list[Any]:
-        """Bind an op on a piece."""
+        """Bind an op without regions on the micro-batch.
+
+        Args:
+          item: the op.
+          arrays: its operands.
+          shapes: expected shapes of its results.
+        Raises:
+          MicrobatchError: the results have other shapes.
+        """
         ins = [tuple(jnp.shape(x)) for x in arrays]
         params = item.eqn.params
         if shapes != [v.aval.shape for v in item.eqn.outvars]:
@@ -140,13 +157,14 @@ class PieceEmitter:
         return results
 
     def shape(self, value: int, state: State) -> tuple[int, ...]:
+        """Return the shape of a value on the micro-batch, given its state."""
         shape = self.found.flat.program.values[value].shape
         if isinstance(state, RowsState):
             return state.local(shape, self.piece.rows)
         return shape
 
     def read(self, value: int, use: State) -> Any:
-        """A value as an op reads it."""
+        """Return a value in the state in which an op reads it."""
         state = self.found.states[value]
         if isinstance(state, Partial) and not isinstance(use, Partial) and use.is_own:
             if isinstance(use, RowsState):
@@ -163,7 +181,7 @@ class PieceEmitter:
         return self._outer(value)
 
     def coerced(self, x: Any, state: State, use: State) -> Any:
-        """What is there in a piece in one state, in another."""
+        """Convert an array of the micro-batch from one state to another."""
         if isinstance(use, Partial) and is_own(state):
             return _scaled(x, self.piece.share)
         if (
@@ -171,7 +189,7 @@ class PieceEmitter:
             and isinstance(state, WholeState)
             and not state.is_zero
         ):
-            x = jnp.asarray(x, x.dtype)  # of a literal
+            x = jnp.asarray(x, x.dtype)  # x may be a literal
             none = lax.full_like(x, identity(use.reducer, x.dtype))
             return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
         if isinstance(use, RowsState) and isinstance(state, WholeState):
@@ -179,7 +197,7 @@ class PieceEmitter:
         return x
 
     def sliced(self, value: int, rows: RowsState) -> Any:
-        """The piece's rows of a whole value."""
+        """Return the micro-batch's rows of a complete value, cached."""
         key = value, rows.place, rows.is_own
         if key not in self._remade:
             self._remade[key] = self._sliced(value, rows)
@@ -193,7 +211,7 @@ class PieceEmitter:
         return self.piece.of(self.full(value, rows.is_own), rows)
 
     def remade(self, value: int, rows: RowsState) -> Any:
-        """A piece of what an op makes from its place alone, or from such."""
+        """Compute the micro-batch's rows of a generated value; see `flow.generated`."""
         item = self.found.flat.maker[value]
         shape = self.shape(value, rows)
         with item.context():
@@ -213,6 +231,7 @@ class PieceEmitter:
             return result
 
     def iota(self, item: Item, shape: tuple[int, ...], rows: RowsState) -> Any:
+        """Return the micro-batch's rows of an `iota`."""
         params = item.eqn.params
         dtype, dim = params["dtype"], params["dimension"]
         if dim != rows.dim:
@@ -224,7 +243,10 @@ class PieceEmitter:
         )
 
     def bits(self, item: Item, shape: tuple[int, ...], rows: RowsState) -> Any:
-        """Each word is a function of the key and its position in the whole."""
+        """Return the micro-batch's rows of random bits.
+
+        Each word is a function of the key and its position in the full array.
+        """
         whole = item.eqn.outvars[0].aval
         at = jnp.zeros(shape, jnp.uint32)
         step = 1
@@ -245,7 +267,7 @@ def _scaled(x: Any, by: float) -> Any:
 
 
 def _own_rows(indices: Any, by: ByRows) -> Any:
-    """Indices of which one is the row of the piece."""
+    """Replace the row number in indices by the number of the row in the micro-batch."""
     rows = lax.broadcasted_iota(indices.dtype, indices.shape, by.dim)
     last = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
     return lax.select(last == by.column, rows, indices)

@@ -1,9 +1,9 @@
-"""Which rows a piece has, and arrays taken apart into pieces and put together.
+"""Rows of each micro-batch: slice arrays into micro-batches and reassemble them.
 
-Piece i of m equal ones has the rows i, i + m, i + 2m, …: where the batch is cut over
-devices, each then has its share of every piece and nothing moves. (Of contiguous
-pieces, all but a few devices would have none; XLA moves the whole batch for these.)
-What is left over is one smaller piece of the last rows.
+Micro-batch i of m equal ones has the rows i, i + m, i + 2m, …: where the batch is
+sharded over devices, each then has its share of every micro-batch and no data moves.
+(Of contiguous micro-batches, all but a few devices would have no rows; XLA moves the
+whole batch for these.) Remaining rows form one smaller micro-batch of the last rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ hide_frames(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A batch in pieces.
+    """A batch divided into micro-batches.
 
     Attributes:
-      rows: of the batch.
-      piece: of a piece.
-      full: how many pieces of that size.
-      rest: rows of a last, smaller piece.
+      rows: rows of the batch.
+      piece: rows of a full micro-batch.
+      full: number of full micro-batches.
+      rest: rows of a last, smaller micro-batch; 0: there is none.
     """
 
     rows: int
@@ -39,17 +39,18 @@ class Split:
 
     @classmethod
     def of(cls, rows: int, count: int) -> Split:
+        """Divide `rows` rows into at most `count` micro-batches."""
         piece = -(-rows // count)
         return cls(rows, piece, rows // piece, rows % piece)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The rows `start + stride · j`, j below `rows`.
+    """A micro-batch: the rows `start + stride · j`, j below `rows`.
 
     Attributes:
-      split: of the batch.
-      index: among those of full size, traced; None: the last, smaller one.
+      split: how the batch is divided.
+      index: position among the full micro-batches, traced; None: the last, smaller one.
     """
 
     split: Split
@@ -57,34 +58,37 @@ class Piece:
 
     @property
     def rows(self) -> int:
+        """Number of rows of the micro-batch."""
         return self.split.rest if self.index is None else self.split.piece
 
     @property
     def stride(self) -> int:
+        """Distance in the batch between consecutive rows of the micro-batch."""
         return 1 if self.index is None else self.split.full
 
     @property
     def start(self) -> Any:
+        """First row of the micro-batch, traced."""
         return self.split.rows - self.split.rest if self.index is None else self.index
 
     @property
     def share(self) -> float:
-        """Of the rows of the batch."""
+        """Share of the batch's rows."""
         return self.rows / self.split.rows
 
     @property
     def is_first(self) -> Any:
-        """Whether it is the first of all."""
+        """Whether it is the first micro-batch, as a boolean scalar, traced."""
         if self.index is None:
             return jnp.full((), self.split.full == 0)
         return self.index == 0
 
     def of(self, x: Any, rows: RowsState) -> Any:
-        """A piece of a whole array."""
+        """Return the micro-batch of a full array."""
         return self.take(view(x, rows, self.split), rows)
 
     def take(self, viewed: tuple[Any, Any], rows: RowsState) -> Any:
-        """A piece of an array of which `view` was made."""
+        """Return the micro-batch of an array from its `view`."""
         full, rest = viewed
         if self.index is None:
             return rest
@@ -93,10 +97,11 @@ class Piece:
 
 
 def view(x: Any, rows: RowsState, split: Split) -> tuple[Any, Any]:
-    """An array as pieces are taken of it.
+    """Reshape an array so that micro-batches are indices of one dim.
 
     Returns:
-      [.., outer, rows of a piece, pieces, inner, ..], and the last piece, if any.
+      [.., outer, rows of a micro-batch, micro-batches, inner, ..], and the last,
+      smaller micro-batch, if any.
     """
     d, even = rows.dim, split.piece * split.full
     head, tail = x.shape[:d], x.shape[d + 1 :]
@@ -110,13 +115,20 @@ def view(x: Any, rows: RowsState, split: Split) -> tuple[Any, Any]:
 
 
 def _merged(x: Any, dim: int) -> Any:
-    """[.., outer, rows, inner, ..] with these three as one dim."""
+    """Merge the three dims (outer, rows, inner) from `dim` on into one."""
     size = x.shape[dim] * x.shape[dim + 1] * x.shape[dim + 2]
     return jnp.reshape(x, (*x.shape[:dim], size, *x.shape[dim + 3 :]))
 
 
 def together(stack: Any, rest: Any, rows: RowsState, split: Split) -> Any:
-    """The whole array of pieces, stacked along a first dim, and of the last piece."""
+    """Reassemble an array from its micro-batches.
+
+    Args:
+      stack: the full micro-batches, stacked along a new first dim.
+      rest: the last, smaller micro-batch; None: there is none.
+      rows: position of the batch.
+      split: how the batch is divided.
+    """
     d = rows.dim
     head, tail = stack.shape[1 : d + 1], stack.shape[d + 2 :]
     shape = (split.full, *head, rows.outer, split.piece, rows.inner, *tail)
@@ -130,7 +142,16 @@ def together(stack: Any, rest: Any, rows: RowsState, split: Split) -> Any:
 
 
 def positions(size: int, rows: RowsState, piece: Piece, dtype: Any) -> Any:
-    """Where the elements of a piece are along the dim of the whole: [local size]."""
+    """Return the positions of a micro-batch's elements along a dim of the full array.
+
+    Args:
+      size: size of the dim.
+      rows: position of the batch in it.
+      piece: the micro-batch.
+      dtype: integer dtype of the result.
+    Returns:
+      Array of shape [size of the dim in the micro-batch].
+    """
     shape = (rows.outer, piece.rows, rows.inner)
     along = [lax.broadcasted_iota(dtype, shape, d) for d in range(3)]
     row = along[1] * jnp.asarray(piece.stride, dtype) + _as(piece.start, dtype)

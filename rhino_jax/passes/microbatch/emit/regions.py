@@ -1,4 +1,4 @@
-"""Loops, conditionals and recomputed regions on a piece."""
+"""Emit loops, conditionals and recomputed regions on a micro-batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ hide_frames(__file__)
 
 
 class RegionOps(Protocol):
-    """What runs ops on a piece, as far as regions need it; see `piece.PieceEmitter`."""
+    """Emitter of ops on a micro-batch, as regions use it; see `piece.PieceEmitter`."""
 
     found: FlowResult
 
@@ -37,7 +37,7 @@ class RegionOps(Protocol):
 def _run(
     inside: RegionOps, block: FlatBlock, arrays: Sequence[Any], leaves: Sequence[State]
 ) -> list[Any]:
-    """Run a region; what leaves it, in these states."""
+    """Run a region and return its outputs, converted to the given states."""
     results = inside.block(block, arrays)
     states = [inside.found.states[v] for v in block.outputs]
     return [
@@ -104,7 +104,7 @@ def _cond(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _call(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
-    """A recomputed region: bound as it was, what it captures among its operands."""
+    """Bind a recomputed region with its parameters, captured arrays as operands."""
     (body,) = closed_region_jaxprs(item.eqn)
     leaves = inside.found.flow.ran[item.op.id].results
 

@@ -1,12 +1,12 @@
-"""What values are to a loop over pieces of the batch: whole, cut, or partial.
+"""Dataflow analysis of micro-batches: which values are complete, sliced or partial.
 
 In: a closed jaxpr and its `Program`, and which inputs hold the batch.
-Out: `analysis.FlowResult`: the state of every value, how every op runs, and where rows
-of the batch meet.
-Order: `batch` (inputs that may hold it), `blocks` (the program, calls taken apart),
-`states`, `linear` (ops that sums pass), `row_numbers` (look-ups of one's own row),
-`ops` (what one op makes of its operands), `accumulated` (carries of loops over rows),
-`regions`, `analysis` (a whole program), `single` (one whose batch is one row),
-`generated` (whole values of which pieces make their own), `part` (of a program, alone),
-`again` (sums that are recomputed, as those of the forward pass).
+Out: `analysis.FlowResult`: the state of every value, how every op runs, and which ops
+couple rows of the batch.
+Order: `batch` (inputs that may hold it), `blocks` (the program with calls inlined),
+`states`, `linear` (ops that commute with reductions), `row_numbers` (gathers by row
+number), `ops` (transfer functions of ops), `accumulated` (carries of scans over rows),
+`regions`, `analysis` (a whole program), `single` (batches of one row), `generated`
+(complete values of which micro-batches compute slices), `part` (analysis of some ops),
+`again` (sums that `jax.checkpoint` recomputes).
 """

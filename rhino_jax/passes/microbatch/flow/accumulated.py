@@ -1,8 +1,8 @@
-"""Carries of a loop over rows that only accumulate: rows may then come in any order.
+"""Carries of a scan over rows that only accumulate, so that rows may come in any order.
 
-A carry accumulates where each trip adds to it (or takes the maximum, say) something
-that depends on no carry, and nothing else reads it: the gradient of what the loop's
-body closes over, or a user's own running sum.
+A carry accumulates where each iteration adds to it (or takes the maximum, say) a value
+that depends on no carry, and nothing else reads it: the gradient of a closed-over value
+of the body, or a user's own running sum.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ COMBINING = {
 """Ops that combine two operands → reducer."""
 
 UNCHANGED = ""
-"""The reducer of a carry that nothing was combined with."""
+"""Reducer of a carry that is not combined with anything."""
 
 
 class NotAccumulated(Exception):
-    """A carry is read otherwise; `item`: by which op."""
+    """A carry is used otherwise than to accumulate.
+
+    Attributes:
+      item: the op that uses it; None where no single op does.
+    """
 
     def __init__(self, item: Item | None = None) -> None:
         super().__init__()
@@ -40,20 +44,22 @@ class NotAccumulated(Exception):
 
 
 def reducers_of(block: FlatBlock, num_consts: int, num_carry: int) -> tuple[str, ...]:
-    """Return how each carry of a scan's body combines what its trips add to it.
+    """Return how each carry of a scan's body accumulates.
 
     Args:
       block: the body.
-      num_consts, num_carry: how many of its inputs are constants, and carries.
+      num_consts: number of its inputs that are constants, which come first.
+      num_carry: number of its inputs that are carries.
     Returns:
-      Reducers as of `states.Partial`; `UNCHANGED` where a carry leaves as it enters.
+      A reducer per carry, as in `states.Partial`; `UNCHANGED` where a carry leaves as
+      it enters.
     Raises:
       NotAccumulated: a carry does not accumulate.
     """
     carries = block.inputs[num_consts : num_consts + num_carry]
     changed = {
         v: _Carry(i) for i, v in enumerate(carries) if block.outputs[i] != v
-    }  # What leaves as it enters may be read: it is the same for all rows.
+    }  # An unchanged carry may be read by any op: it is the same for all rows.
     tracked = _follow(block, dict(changed))
     found = [tracked.get(v) for v in block.outputs]
     is_own = all(
@@ -67,22 +73,35 @@ def reducers_of(block: FlatBlock, num_consts: int, num_carry: int) -> tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class _Carry:
-    """A carry, combined with something. `index`: which of the carries."""
+    """A carry, combined with other values.
+
+    Attributes:
+      index: position among the carries.
+      reducer: how it is combined.
+    """
 
     index: int
     reducer: str = UNCHANGED
 
     def by(self, reducer: str, item: Item) -> _Carry:
+        """Return the carry after one more combination by `reducer`.
+
+        Raises:
+          NotAccumulated: it was combined by another reducer before.
+        """
         if self.reducer not in (UNCHANGED, reducer):
             raise NotAccumulated(item)
         return _Carry(self.index, reducer)
 
 
 def _follow(block: FlatBlock, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
-    """The values of a region that are carries combined with something, by id.
+    """Return the values of a region that are carries combined with others, by id.
 
+    Args:
+      block: the region.
+      tracked: those among its inputs; extended by this.
     Raises:
-      NotAccumulated: something else reads a carry.
+      NotAccumulated: another op reads a carry.
     """
     for item in block.items:
         at = {i: tracked[v] for i, v in enumerate(item.operands) if v in tracked}
@@ -93,7 +112,12 @@ def _follow(block: FlatBlock, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
 
 
 def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    """The results of an op that are carries, by position."""
+    """Return the results of an op that are accumulated carries, by position.
+
+    Args:
+      item: the op.
+      at: those among its operands, by position.
+    """
     name = item.op.name
     if item.blocks:
         return _region(item, at)
@@ -113,12 +137,16 @@ def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
 
 
 def _is_exact(item: Item) -> bool:
-    """Whether a conversion keeps the type."""
+    """Whether a conversion keeps the dtype."""
     return bool(item.eqn.invars[0].aval.dtype == item.eqn.outvars[0].aval.dtype)
 
 
 def _either(carries: list[_Carry], item: Item) -> _Carry:
-    """One carry that is combined in one of several ways."""
+    """Merge a carry's alternatives at a conditional or select.
+
+    Raises:
+      NotAccumulated: they are different carries, or combined by different reducers.
+    """
     found = carries[0]
     for other in carries[1:]:
         if other.index != found.index:
@@ -154,7 +182,7 @@ def _outputs(
 
 
 def _scan(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    """A loop inside, each of whose trips accumulates."""
+    """Return the results of a nested scan that are accumulated carries, by position."""
     call, (block,) = item.op.call, item.blocks
     assert call is not None
     inner = _follow(block, {block.inputs[i]: c for i, c in at.items()})

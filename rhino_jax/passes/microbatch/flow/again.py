@@ -1,8 +1,8 @@
-"""Sums over the batch that `jax.checkpoint` makes again, found in the forward pass.
+"""Sums over the batch that `jax.checkpoint` recomputes, and their first computation.
 
-A region that is recomputed is taken apart where something in it needs the whole batch.
-Were its sums made a second time, the forward pass up to them would have to run before
-all micro-batches meet, a second time as well: they are read from the first.
+A recomputed region is inlined where an op in it needs the whole batch. If its sums were
+recomputed, the forward pass up to them would have to run a second time in a loop of its
+own: they are read from the first run instead.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rhino_jax.passes.microbatch.flow.states import Partial, RowsState
 
 
 def made_again(found: FlowResult, opened: Collection[int]) -> dict[int, int]:
-    """Sums over rows that equal earlier ones: value → the first of its kind.
+    """Return sums over rows that equal earlier ones: value id → the first equal value.
 
     Args:
       found: the analysis of a program.
-      opened: recomputed regions that are taken apart in it.
+      opened: ids of the recomputed regions that are inlined in it.
     """
     if not opened:
         return {}
@@ -35,11 +35,11 @@ def made_again(found: FlowResult, opened: Collection[int]) -> dict[int, int]:
 
 
 class _Numbers:
-    """Value numbering (Cocke 1970): ops that do the same to equal operands make equal
-    values.
+    """Value numbering (Cocke 1970): equal ops on equal operands compute equal values.
 
     Attributes:
-      first: of every value made in a program's body, the first that equals it.
+      first: id of each value computed in a program's body → the first value equal to
+        it.
     """
 
     def __init__(self, flat: Flat) -> None:
@@ -59,5 +59,6 @@ class _Numbers:
 
 
 def _const(x: Any) -> Hashable:
+    """Return a hashable key: of a scalar its value, of an array its identity."""
     is_scalar = getattr(x, "shape", ()) == ()
     return (str(getattr(x, "dtype", type(x))), repr(x)) if is_scalar else ("", id(x))

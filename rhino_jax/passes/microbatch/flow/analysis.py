@@ -1,4 +1,7 @@
-"""What a cut of given inputs makes of a program, as if all ops were wanted."""
+"""Dataflow analysis of a whole program, given the inputs that hold the batch.
+
+It covers all ops, whether their results are needed or not.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,11 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 
 class OpenedRemat(Exception):
-    """A recomputed region has to be taken apart, as something in it needs the batch."""
+    """A recomputed region must be inlined, as an op in it needs the whole batch.
+
+    Attributes:
+      op: id of the region's op.
+    """
 
     def __init__(self, op: int) -> None:
         super().__init__(op)
@@ -37,11 +44,11 @@ class OpenedRemat(Exception):
 
 
 class Divided(Exception):
-    """A scan has to be split, as its body needs sums over the batch.
+    """A scan must be split, as its body needs sums over the batch.
 
     Attributes:
-      scan: it.
-      values: these sums.
+      scan: the scan.
+      values: ids of the sums.
       item: the op that needs them.
     """
 
@@ -52,14 +59,14 @@ class Divided(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchCoupling:
-    """Where rows of the batch meet.
+    """An op that couples rows of the batch.
 
     Attributes:
-      item: the op that needs something in full.
-      values: what it needs.
-      why: in words.
-      phase: how many loops run before that is known.
-      is_costly: whether the op then runs outside of loops, and is no cheap one.
+      item: the op that needs operands in full.
+      values: ids of these operands.
+      why: the reason, in words.
+      phase: number of loops that run before these are known.
+      is_costly: whether the op then runs outside of loops, and is not cheap.
     """
 
     item: Item
@@ -71,13 +78,15 @@ class BatchCoupling:
 
 @dataclass(slots=True)
 class FlowResult:
-    """Attributes:
-    flat: the program.
-    flow: states of values and how ops run.
-    part: what may run in a loop; None: all of it.
-    meetings: where rows of the batch meet, in order.
-    full: values that are needed in full.
-    leaves: of whole values, what a piece of them is made from.
+    """The analysis of a program.
+
+    Attributes:
+      flat: the flattened program.
+      flow: states of values, and how ops run.
+      part: the ops that may run in a loop; None: all of them.
+      meetings: ops that couple rows of the batch, in order.
+      full: ids of values that are needed in full.
+      leaves: cache of `leaves_of`.
     """
 
     flat: Flat
@@ -88,11 +97,19 @@ class FlowResult:
     leaves: Leaves = field(default_factory=dict)
 
     def leaves_of(self, value: int, rows: RowsState) -> frozenset[int] | None:
-        """What a piece of a whole value is made from; None: from that itself."""
+        """Return the values from which a micro-batch computes its slice of a value.
+
+        Args:
+          value: id of a value that is complete.
+          rows: position of the batch in it.
+        Returns:
+          Ids of the values; None where the value itself has to be sliced.
+        """
         return leaves_of(self.flat, value, rows, self.flow.sizes.rows, self.leaves)
 
     @property
     def states(self) -> dict[int, State]:
+        """State of every value, by id."""
         return self.flow.states
 
 
@@ -103,16 +120,18 @@ def analyse(
     takes_own: Callable[[Item], bool] = lambda item: False,
     part: DimPart | None = None,
 ) -> FlowResult:
-    """Walk a program.
+    """Analyse how the values of a program depend on the batch.
 
     Args:
-      flat: the program.
+      flat: the flattened program.
       cut: inputs that hold the batch, by value id.
-      sizes: of the batch.
-      takes_own: whether an op shall take sums over the batch from a piece's own rows.
-      part: what may run in a loop; None: all of it.
+      sizes: size of the batch, and limits on cheap values.
+      takes_own: whether an op should compute sums over the batch from each
+        micro-batch's own rows.
+      part: the ops that may run in a loop; None: all of them.
     Raises:
-      Opened: a recomputed region has to be taken apart.
+      OpenedRemat: a recomputed region must be inlined first.
+      Divided: a scan must be split first.
     """
     found = FlowResult(flat, Flow(flat, sizes, takes_own=takes_own), part)
     states = found.states
@@ -130,7 +149,7 @@ def _is_zero(const: object) -> bool:
 
 
 def _run(found: FlowResult, item: Item) -> Ran:
-    """How an op runs, with operands in full where it needs that."""
+    """Return how an op runs, with operands in full where it needs them so."""
     states = _as_known(found, item)
     if found.part is not None:
         states = found.part.reads(item, states)
@@ -165,7 +184,8 @@ def _run(found: FlowResult, item: Item) -> Ran:
 
 
 def _as_known(found: FlowResult, item: Item) -> list[State]:
-    """States of operands, in full where all are had so and something waits for it."""
+    """Return the states of an op's operands: in full, where another operand delays the
+    op until they all are known in full, and they are needed so elsewhere."""
     states = [found.states[v] for v in item.operands]
     held = [not isinstance(s, WholeState) for s in states]
     waits = max((s.phase for s in states if isinstance(s, WholeState)), default=0)
@@ -206,8 +226,9 @@ def _run_region(found: FlowResult, item: Item, states: Sequence[State]) -> Ran |
 
 
 def _made_once(item: Item) -> set[int]:
-    """Return the values that a trip of a loop makes, or one run of a recomputed region:
-    without those of loops and conditionals inside, which a split loop cannot stack."""
+    """Return the ids of the values that an iteration of a loop, or one run of a
+    recomputed region, computes: without those of loops and conditionals inside, which a
+    split loop cannot stack."""
     found = set[int]()
     for inner in (i for block in item.blocks for i in block.items):
         found.update(inner.results)

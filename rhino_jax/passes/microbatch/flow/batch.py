@@ -1,4 +1,4 @@
-"""Which inputs hold the batch."""
+"""Candidates for the batch: inputs that hold it, and its size."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
 Inputs = dict[int, RowsState]
-"""Value id of an input → where it has the batch."""
+"""Value id of an input → position of the batch in it."""
 
 
 def data_inputs(program: Program) -> list[int]:
-    """Positions of the inputs that are neither state nor, it seems, parameters.
+    """Return positions of the inputs that are neither state nor, it seems, parameters.
 
-    Of a step that feeds nothing back, those are data that have the last argument's
-    name: parameters come first.
+    In a step that feeds nothing back, data are the inputs that belong to the last
+    argument: parameters come first.
     """
     fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
     slots = [
@@ -35,13 +35,16 @@ def data_inputs(program: Program) -> list[int]:
 
 
 def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
-    """Sizes of the batch, from `least` on, likeliest first, and the inputs that would
-    hold it.
+    """Return candidate batch sizes with the inputs that hold it, likeliest first.
 
-    A dim that happens to have that size is no harm: it is read in full where it turns
-    out to be another. Where a program takes a first dim apart, as one does that
-    accumulates gradients itself, or maps over the batch some rows at a time, each part
-    of it may be what is cut.
+    A dim that happens to have that size does no harm: it is read in full where it turns
+    out to be no batch. Where a program splits a leading dim by a reshape, as one does
+    that accumulates gradients itself, or maps over the batch some rows at a time, each
+    factor of the dim is a candidate.
+
+    Args:
+      flat: the flattened program.
+      least: minimum size of the batch.
     """
     program = flat.program
     values = [program.values[program.inputs[i].value] for i in data_inputs(program)]
@@ -50,7 +53,7 @@ def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
         key = _Key(value.shape[0])
         found.setdefault(key, {})[value.id] = RowsState(0, cheap=0)
     seconds = {v.shape[min(v.rank - 1, 1)] for v in values}
-    if len(seconds) == 1:  # time first, in all of them
+    if len(seconds) == 1:  # time-major data: [time, batch, …] in all inputs
         key = _Key(seconds.pop(), dim=1)
         found[key] = {v.id: RowsState(min(v.rank - 1, 1), cheap=0) for v in values}
     for item in flat.top.items:
@@ -73,8 +76,15 @@ def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
 
 
 class _Key(NamedTuple):
-    """Where inputs have the batch: (outer, rows, inner) of a dim; `rank`: the first
-    dim in one, then its part that is mapped over, then another."""
+    """Size and position of a candidate batch: (outer, rows, inner) of dim `dim`.
+
+    Attributes:
+      rows: size of the batch.
+      rank: order among candidates: 0 for a whole leading dim, 1 for the factor of it
+        that is mapped over, 2 and 3 for other factors.
+      dim: the dim that holds the batch.
+      outer, inner: sizes of its major and minor factors next to the batch.
+    """
 
     rows: int
     rank: int = 0
@@ -84,8 +94,8 @@ class _Key(NamedTuple):
 
 
 def _is_mapped(flat: Flat, value: int) -> bool:
-    """Whether loops over the first dim of a value stack no less than they read of it,
-    as those do that save residuals: fewer trips then save memory."""
+    """Whether scans over the first dim of a value stack at least as many bytes as it
+    has, as those that save residuals do: fewer iterations then save memory."""
     values = flat.program.values
     return any(
         sum(values[v].bytes for v in item.results[item.op.call.num_carry :])
@@ -98,6 +108,12 @@ def _is_mapped(flat: Flat, value: int) -> bool:
 
 
 def moved(inputs: Inputs, before: Flat, after: Program) -> Inputs:
-    """The same inputs of a program that was made into another."""
+    """Map the inputs of a program to those of its rewritten program.
+
+    Args:
+      inputs: position of the batch by value id of the original program.
+      before: the flattened original program.
+      after: the rewritten program, with as many inputs.
+    """
     ids = dict(zip(before.program.body.inputs, after.body.inputs, strict=True))
     return {ids[value]: rows for value, rows in inputs.items()}

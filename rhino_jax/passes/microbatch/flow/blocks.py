@@ -1,8 +1,8 @@
-"""A program as the analysis walks it: calls that mean nothing but their bodies gone.
+"""A flattened program: calls inlined, loops, conditionals and recomputed regions kept.
 
-Values go by their ids in the `Program`. Loops, conditionals and recomputed regions
-stay, with blocks of their own; all other calls are taken apart, the rules of custom
-derivatives with them: nobody differentiates a planned step.
+Values have their ids in the `Program`. Loops, conditionals and recomputed regions keep
+their blocks; all other calls are inlined, and rules of custom derivatives dropped with
+them: a planned step is not differentiated again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Item:
     """One op.
 
     Attributes:
-      op, eqn: what it is.
-      operands, results: value ids.
-      around: the equations of the calls that it was in, outermost first.
+      op: the op in the program.
+      eqn: its equation in the jaxpr.
+      operands, results: value ids, after inlining.
+      around: the equations of the inlined calls around it, outermost first.
       blocks: its regions.
     """
 
@@ -39,7 +40,7 @@ class Item:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """Bind within the names and source line of the op."""
+        """Enter the name stack and source line of the op, for binding it."""
         with contextlib.ExitStack() as stack:
             for eqn in self.around:
                 stack.enter_context(eqn_context(eqn))
@@ -51,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatBlock:
-    """Ops in order, values that enter and values that leave."""
+    """Ops of a region, in order, with the value ids of its inputs and outputs."""
 
     inputs: tuple[int, ...]
     items: tuple[Item, ...]
@@ -60,13 +61,14 @@ class FlatBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """A whole program.
+    """A flattened program.
 
     Attributes:
-      program: whose ids these are.
+      program: the program that ids refer to.
       top: its body.
-      consts: value of every literal and captured constant of a region.
-      maker: the op that makes a value, regions included.
+      consts: value id of every literal and of captured constants of regions → its
+        array.
+      maker: value id → the op that computes it, in the body or in a region.
     """
 
     program: Program
@@ -76,6 +78,7 @@ class Flat:
 
 
 NOTHING: Mapping[int, int] = {}
+"""An empty mapping."""
 
 
 def flatten(
@@ -84,13 +87,13 @@ def flatten(
     opened: Collection[int] = (),
     same: Mapping[int, int] = NOTHING,
 ) -> Flat:
-    """Take calls apart.
+    """Inline the calls of a program.
 
     Args:
       closed: the closed jaxpr.
-      program: imported from it.
-      opened: ids of recomputed regions to be taken apart as well.
-      same: value → an earlier one that is read instead.
+      program: the program imported from it.
+      opened: ids of recomputed regions to inline as well.
+      same: value id → id of an earlier, equal value that is read instead.
     """
     walk = _FlatWalk(program, frozenset(opened), same)
     top = walk.block(open_jaxpr(closed), (), program.body, ())
@@ -98,7 +101,7 @@ def flatten(
 
 
 def is_parameter(flat: Flat, value: int) -> bool:
-    """Whether a value is an input as it is, or moved or converted."""
+    """Whether a value is an input, possibly moved or converted."""
     while value in flat.maker:
         item = flat.maker[value]
         if item.blocks or not item.op.traits.keeps_data or len(item.operands) != 1:
@@ -109,6 +112,16 @@ def is_parameter(flat: Flat, value: int) -> bool:
 
 @dataclass(slots=True)
 class _FlatWalk:
+    """Flattens regions recursively.
+
+    Attributes:
+      program: the program.
+      opened: ids of recomputed regions to inline.
+      same: value id → id of an earlier, equal value.
+      consts, maker: see `Flat`.
+      alias: value id → id of the value that it equals after inlining.
+    """
+
     program: Program
     opened: frozenset[int]
     same: Mapping[int, int]

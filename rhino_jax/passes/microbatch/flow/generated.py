@@ -1,6 +1,6 @@
-"""Values that pieces make for themselves: positions, random bits, broadcasts.
+"""Values of which micro-batches compute slices: positions, random bits, broadcasts.
 
-They are whole in the program, but nothing has to be cut to have a piece of them.
+They are complete in the program, but a slice of them needs no slicing of an operand.
 """
 
 from __future__ import annotations
@@ -26,10 +26,20 @@ REMADE = frozenset(
         OpKind.MOVEMENT,
     }
 )
+"""Kinds of ops that are recomputed for each micro-batch, rather than sliced."""
 
 
 def spot_of(item: Item, value: int, rows: RowsState, size: int) -> Spot | None:
-    """Where an op has the batch, if a result is to be cut there."""
+    """Return the position of the batch in an op's factors, given one of its results.
+
+    Args:
+      item: the op.
+      value: id of the result.
+      rows: position of the batch in it.
+      size: size of the batch.
+    Returns:
+      None where the op cannot compute the rows of a micro-batch alone.
+    """
     rule = item.op.rule
     if rule is None or item.blocks:
         return None
@@ -41,7 +51,7 @@ def spot_of(item: Item, value: int, rows: RowsState, size: int) -> Spot | None:
 
 
 def operands_cut(item: Item, spot: Spot) -> Iterator[tuple[int, RowsState | None]]:
-    """Every operand, and how it is cut where the op is."""
+    """Yield each operand of an op with the position of the batch in it, or None."""
     rule: Rule | None = item.op.rule
     assert rule is not None
     for value, layout in zip(item.operands, rule.operands, strict=True):
@@ -49,20 +59,22 @@ def operands_cut(item: Item, spot: Spot) -> Iterator[tuple[int, RowsState | None
 
 
 Leaves = dict[tuple[int, tuple[int, int, int]], frozenset[int] | None]
-"""Of values and where they are cut: what is needed in full to make a piece."""
+"""(value id, (dim, outer, inner)) → see `leaves_of`."""
 
 
 def leaves_of(
     flat: Flat, value: int, rows: RowsState, size: int, found: Leaves
 ) -> frozenset[int] | None:
-    """What is needed in full to make a piece of a whole value; None: that itself.
+    """Return the values that a slice of a complete value is computed from.
 
     Args:
       flat: the program.
-      value: the value.
-      rows: where it is cut.
-      size: of the batch.
-      found: what was found before.
+      value: id of the complete value.
+      rows: position of the batch in it.
+      size: size of the batch.
+      found: cache of results; filled by this.
+    Returns:
+      Ids of the values, needed in full; None where the value itself has to be sliced.
     """
     key = value, rows.place
     if key not in found:
@@ -98,7 +110,7 @@ def _leaves(
 
 
 def _draws_by_position(item: Item) -> bool:
-    """Whether each random word is a function of a key and its position."""
+    """Whether each random word is a function of the key and its position."""
     key, drawn = item.eqn.invars[0].aval, item.eqn.outvars[0].aval
     is_small = math.prod(drawn.shape) < 2**32
     is_free = bool(jax.config.values["jax_threefry_partitionable"])

@@ -1,8 +1,8 @@
-"""Which ops may be done on pieces' results before these are combined.
+"""Ops that commute with reductions over micro-batches.
 
-A group names operands in which, the others given, an op is linear together: `add` has
-(0, 1), `mul` has (0,) and (1,). What holds of sums holds for these; ops that only move
-elements also pass on maxima and the like.
+A group names operands in which an op is jointly linear, the others being given: `add`
+has (0, 1), `mul` has (0,) and (1,). These ops commute with sums; ops that only move
+elements also commute with maxima and other reductions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from rhino_jax.passes.microbatch.flow.blocks import Item
 
 
 Group = tuple[int, ...]
+"""Positions of the operands in which an op is jointly linear."""
 
 FIRST: tuple[Group, ...] = ((0,),)
+"""The groups of an op that is linear in its first operand."""
 
 MOVING = frozenset({
     "broadcast_in_dim", "copy", "copy_p", "device_put", "dynamic_slice", "expand_dims",
@@ -23,10 +25,10 @@ MOVING = frozenset({
     "rhino_rotate", "sharding_constraint", "slice", "split", "squeeze", "stop_gradient",
     "transpose", "unstack",
 })  # fmt: skip
-"""Those that only move elements of their first operand."""
+"""Ops that only move elements of their first operand."""
 
 JOINING = frozenset({"concatenate", "device_put", "optimization_barrier", "stack"})
-"""Those that only move elements, of all operands."""
+"""Ops that only move elements of all their operands."""
 
 LINEAR: dict[str, tuple[Group, ...]] = {
     **dict.fromkeys(
@@ -45,17 +47,18 @@ LINEAR: dict[str, tuple[Group, ...]] = {
     **dict.fromkeys(("scatter", "scatter-add", "scatter_add"), ((0, 2),)),
     "triangular_solve": ((1,),),
 }  # fmt: skip
+"""Op → its groups."""
 
 EXTREMES = {"max": ("max", "reduce_max"), "min": ("min", "reduce_min")}
-"""Reducer → ops that pass on pieces' results, in all their operands together."""
+"""Reducer → ops that commute with it, jointly in all their operands."""
 
 
 def groups_of(item: Item, reducer: str) -> tuple[Group, ...]:
-    """The groups of operands whose pieces' results an op may be done on.
+    """Return the groups of operands in which an op commutes with a reduction.
 
     Args:
       item: the op.
-      reducer: how these are combined.
+      reducer: the reduction over micro-batches, as in `states.Partial`.
     """
     name, operands = item.op.name, range(len(item.operands))
     if name in MOVING:
@@ -85,7 +88,7 @@ def _is_float(item: Item) -> bool:
 
 
 def _is_exact(item: Item, reducer: str) -> bool:
-    """Whether a conversion loses nothing that the sum would have kept."""
+    """Whether a conversion of partial results keeps all that the reduction needs."""
     before, after = _types(item)
     if "bool" in (before, after):
         return before == after
@@ -94,6 +97,11 @@ def _is_exact(item: Item, reducer: str) -> bool:
 
 
 def is_kept_zero(item: Item, zeros: Sequence[bool]) -> bool:
-    """Whether an op makes nothing but zeros, as some of its operands are such."""
+    """Whether all results of an op are zero.
+
+    Args:
+      item: the op.
+      zeros: whether each of its operands is zero.
+    """
     found = groups_of(item, "sum")
     return any(all(zeros[i] for i in group) for group in found)

@@ -1,4 +1,4 @@
-"""What one op makes of whole, cut and partial operands."""
+"""Transfer functions of single ops, for complete, sliced and partial operands."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """An op done inside a loop, or outside of all.
+    """States in which an op runs, inside a loop or outside of all.
 
     Attributes:
-      uses: how each operand is read.
-      results: what is made.
-      by_rows: where it is a look-up in which each row finds itself, how.
+      uses: state in which each operand is read.
+      results: states of the results.
+      by_rows: how a gather or scatter indexes by row number; None: it does not.
     """
 
     uses: tuple[State, ...]
@@ -43,11 +43,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """An op that needs operands in full.
+    """Operands that an op needs in full.
 
     Attributes:
-      operands: positions.
-      why: in words, as "it sorts over the batch".
+      operands: positions of the operands.
+      why: the reason, in words, as "it sorts over the batch".
     """
 
     operands: tuple[int, ...]
@@ -56,10 +56,13 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class DimSizes:
-    """Attributes:
-    rows: indices of the batch.
-      cheap_bytes: values of more are not made in full only to avoid a loop.
-    kept_bytes: nor are rows of more kept, of all pieces, for what is made of them.
+    """Size of the batch, and limits on computing values in full to avoid a loop.
+
+    Attributes:
+      rows: size of the batch.
+      cheap_bytes: maximum bytes of a value that is computed in full for that.
+      kept_bytes: maximum bytes of the per-row values of all micro-batches that are
+        saved to compute such a value.
     """
 
     rows: int
@@ -70,13 +73,13 @@ class DimSizes:
 def run_plain(
     flat: Flat, item: Item, states: Sequence[State], sizes: DimSizes
 ) -> Ran | Needs:
-    """What an op without regions does.
+    """Return how an op without regions runs, or the operands that it needs in full.
 
     Args:
-      flat: its program.
+      flat: the program.
       item: the op.
-      states: of its operands.
-      sizes: of the batch.
+      states: states of its operands.
+      sizes: size of the batch, and limits on cheap values.
     """
     if all(isinstance(s, WholeState) for s in states):
         return _whole(item, states)
@@ -99,10 +102,14 @@ def run_plain(
 
 
 def together(states: Sequence[State]) -> WholeState | tuple[int, ...]:
-    """What an op on whole values makes; or the operands that must be known first.
+    """Return the state of a result of complete operands.
 
-    What is made inside a loop stays there, unless something that is known only after
-    the loop is needed as well: then it is no reason for another loop.
+    An op on values computed inside a loop runs in that loop, unless it also reads a
+    value known only after the loop: it then runs after the loop, rather than in another
+    one.
+
+    Returns:
+      The state; or positions of the operands that must be known in full first.
     """
     phase = max((s.phase for s in states), default=0)
     insides = [
@@ -127,7 +134,11 @@ def _whole(item: Item, states: Sequence[State]) -> Ran | Needs:
 
 
 def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
-    """An op with partial operands; None where it has none, or they are of no matter."""
+    """Return how an op with partial operands runs.
+
+    Returns:
+      None where it has none, or scatters rows into a partial operand.
+    """
     at = [i for i, s in enumerate(states) if isinstance(s, Partial)]
     if not at:
         return None
@@ -151,7 +162,7 @@ def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
         if fits and (reducer == "sum" or set(group) == set(at)):
             if all(s.phase <= phase for s in rest):
                 made = Partial(reducer, phase)
-                # Pieces' own values are parts of their mean.
+                # Per-micro-batch values are addends of their mean.
                 uses = (
                     made if i in group and is_own(s) else s
                     for i, s in enumerate(states)
@@ -162,7 +173,7 @@ def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
 
 
 def _on_own_rows(flat: Flat, item: Item, states: Sequence[State]) -> Ran | None:
-    """A look-up in which each row finds itself."""
+    """Return how a gather or scatter by row number runs; None where the op is none."""
     found = by_rows(flat, item, states)
     if found is None:
         return None
@@ -181,7 +192,7 @@ def _is_zero(state: State) -> bool:
 
 
 def _on_cuts(item: Item, states: Sequence[State], sizes: DimSizes) -> Ran | Needs:
-    """An op with operands of which a piece has its rows."""
+    """Return how an op with sliced operands runs."""
     rule = item.op.rule
     cuts = {i: s for i, s in enumerate(states) if isinstance(s, RowsState)}
     assert rule is not None
@@ -217,7 +228,10 @@ def _coupling(item: Item, rule: Rule, spots: Sequence[Spot | None]) -> str:
 def _others(
     cuts: dict[int, RowsState], spots: dict[int, Spot | None]
 ) -> tuple[int, ...]:
-    """Operands that are cheap in full, so that the others can stay cut; or all."""
+    """Return the operands to read in full, as they are cheap, or else all of them.
+
+    The other operands stay sliced.
+    """
     costly = {i for i, s in cuts.items() if s.cheap is None or s.cheap > s.phase}
     kept = spots[min(costly)] if costly else spots[max(cuts)]
     others = tuple(i for i in cuts if spots[i] != kept)
@@ -225,7 +239,13 @@ def _others(
 
 
 def _at(item: Item, states: Sequence[State], spot: Spot) -> Ran | Needs:
-    """All that hold this factor are cut there."""
+    """Return how an op runs with all operands and results sliced that hold the batch.
+
+    Args:
+      item: the op.
+      states: states of its operands.
+      spot: position of the batch in the op's factors.
+    """
     rule, phase = item.op.rule, max(s.phase for s in states)
     assert rule is not None
     uses: list[State] = []
@@ -258,8 +278,10 @@ def _priced(
     results: Sequence[State],
     sizes: DimSizes,
 ) -> tuple[State, ...]:
-    """The results, with how they may be had in full without a loop: of data alone, or
-    of what loops before left, be it of a few numbers of every row."""
+    """Mark results that may be computed in full without a loop.
+
+    They are functions of data alone, or of few bytes per row that earlier loops saved.
+    """
     values = program.values
     is_small = all(values[v].bytes <= sizes.cheap_bytes for v in item.results)
     insides = any(isinstance(s, WholeState) and s.is_inside for s in states)
@@ -285,15 +307,16 @@ def _cheaply(state: State, cheap: int) -> State:
 def with_own(
     flat: Flat, item: Item, states: Sequence[State], needs: Needs, is_inside: bool
 ) -> list[State] | None:
-    """The operands of an op that is asked to take what it needs from a piece's own
-    rows; None where that is no sum of floats over the batch.
+    """Return the operands' states of an op that takes sums over each micro-batch alone.
 
     Args:
-      flat: its program.
+      flat: the program.
       item: the op.
-      states: of its operands.
-      needs: what it needs in full.
-      is_inside: whether it is no op of a region.
+      states: states of its operands.
+      needs: the operands that it needs in full.
+      is_inside: whether the op is at the top level, so that states are absolute.
+    Returns:
+      None where an operand that it needs is no sum of floats over the batch.
     """
     found = list(states)
     for i in needs.operands:
@@ -307,5 +330,5 @@ def with_own(
 
 
 def in_full(state: State) -> WholeState:
-    """The same value once it is known in full."""
+    """Return the state of a value once it is known in full."""
     return WholeState(known_after(state))

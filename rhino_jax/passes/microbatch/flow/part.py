@@ -1,4 +1,4 @@
-"""A part of a program that is cut alone, all else being done in full."""
+"""A subset of a program's ops that alone runs in a loop; all other ops run in full."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DimPart:
-    """Attributes:
-    ops: ids of the ops that may run in a loop.
-    seeds: op → operand → where a piece has its rows of it, though it is made in full.
+    """Ops of a program that may run in a loop, and the operands that they slice.
+
+    Attributes:
+      ops: ids of the ops that may run in a loop.
+      seeds: op id → operand position → position of the rows by which the loop slices
+        that operand, although it is known in full.
     """
 
     ops: frozenset[int]
     seeds: Mapping[int, Mapping[int, RowsState]]
 
     def reads(self, item: Item, states: list[State]) -> list[State]:
-        """The states of an op's operands as it reads them."""
+        """Return the states in which an op reads its operands.
+
+        Args:
+          item: the op.
+          states: states of its operands in the program.
+        """
         if item.op.id not in self.ops:
             return [s if is_outside(s) else in_full(s) for s in states]
         found = list(states)

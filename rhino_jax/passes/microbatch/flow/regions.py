@@ -1,7 +1,7 @@
-"""What ops with regions make of whole, cut and partial operands.
+"""Transfer functions of ops with regions, for complete, sliced and partial operands.
 
-A region runs inside one loop over pieces: whatever it needs of the batch in full must
-be known before. Where it is not, `Coupled` says who needs what.
+A region runs inside one loop over micro-batches: whatever it needs of the batch in full
+must be known before. Where it is not, `Coupled` names the op and what it needs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ROW_AFTER_ROW = "it carries something from row to row of the batch"
 
 
 class Coupled(Exception):
-    """An op inside a region needs something of the batch in full.
+    """An op inside a region needs a value of the whole batch.
 
     Attributes:
       item: the op.
-      why: in words.
-      values: what it needs, where these are sums over the batch.
+      why: the reason, in words.
+      values: ids of the values that it needs, where these are sums over the batch.
     """
 
     def __init__(self, item: Item, why: str, values: tuple[int, ...] = ()) -> None:
@@ -52,12 +52,16 @@ class Coupled(Exception):
 
 @dataclass(slots=True)
 class Flow:
-    """Attributes:
-    flat, sizes: what is walked.
-    states: of every value that was met, by id; inside regions relative to the loop.
-    ran: of every op that was met, by id, how it runs.
-    takes_own: whether an op shall take sums over the batch from a piece's own rows.
-    own: the ops that do.
+    """States of a program's values, and how its ops run.
+
+    Attributes:
+      flat: the flattened program.
+      sizes: size of the batch, and limits on cheap values.
+      states: state of every value analysed, by id; inside regions relative to the loop.
+      ran: how every op analysed runs, by id.
+      takes_own: whether an op should compute sums over the batch from each
+        micro-batch's own rows.
+      own: ids of the ops that do.
     """
 
     flat: Flat
@@ -68,10 +72,15 @@ class Flow:
     own: set[int] = field(default_factory=set)
 
     def block(self, block: FlatBlock, enters: Sequence[State]) -> list[State]:
-        """Walk a region; the states of what leaves it.
+        """Analyse the ops of a region.
 
+        Args:
+          block: the region.
+          enters: states of its inputs.
+        Returns:
+          States of its outputs.
         Raises:
-          Coupled: an op needs the batch.
+          Coupled: an op needs a value of the whole batch.
         """
         self.states.update(zip(block.inputs, enters, strict=True))
         for item in block.items:
@@ -84,7 +93,7 @@ class Flow:
         return [self.states[v] for v in block.outputs]
 
     def plain(self, item: Item, states: list[State]) -> Ran:
-        """An op without regions, inside of a region."""
+        """Return how an op without regions runs inside of a region."""
         found = run_plain(self.flat, item, states, self.sizes)
         if isinstance(found, Needs) and self.takes_own(item):
             own = with_own(self.flat, item, states, found, is_inside=False)
@@ -96,13 +105,21 @@ class Flow:
         return found
 
     def keep(self, item: Item, ran: Ran) -> None:
+        """Record how an op runs, and the states of its results."""
         self.ran[item.op.id] = ran
         self.states.update(zip(item.results, ran.results, strict=True))
 
     def masked(self, item: Item, states: list[State], needs: Needs) -> Ran:
-        """An op that would be linear if a whole operand were partial, too.
+        """Run an op that would be linear if its complete operand were partial as well.
 
-        All but the first piece then have zeros there.
+        All micro-batches but the first then read zeros for that operand.
+
+        Args:
+          item: the op.
+          states: states of its operands.
+          needs: the operands that it needs in full, and why.
+        Raises:
+          Coupled: the op is no such addition.
         """
         at = [s for s in states if isinstance(s, Partial)]
         is_sum = bool(at) and all(s.reducer == "sum" for s in at)
@@ -114,7 +131,10 @@ class Flow:
         raise Coupled(item, needs.why, self.earliest(values) if is_summed else ())
 
     def earliest(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """The sums that these are made from, where these are no smaller."""
+        """Trace values back to the sums over the batch that they are computed from.
+
+        It stops where a sum would be larger than the value.
+        """
         found = []
         for value in values:
             while (item := self.flat.maker.get(value)) is not None:
@@ -127,13 +147,17 @@ class Flow:
         return tuple(dict.fromkeys(found))
 
     def bytes(self, value: int) -> int:
+        """Return the size in bytes of a value."""
         return self.flat.program.values[value].bytes
 
     def region(self, item: Item, states: Sequence[State]) -> Ran:
-        """An op with regions, inside a loop; states are relative to it.
+        """Return how an op with regions runs inside a loop.
 
+        Args:
+          item: the op.
+          states: states of its operands, relative to the loop.
         Raises:
-          Coupled: an op in it needs the batch.
+          Coupled: an op in it needs a value of the whole batch.
         """
         assert item.op.call is not None
         if all(isinstance(s, WholeState) for s in states):
@@ -142,7 +166,14 @@ class Flow:
         return _KINDS[item.op.call.kind](self, item, states)
 
     def joined(self, item: Item, a: State, b: State) -> State:
-        """What a value is that is one or the other."""
+        """Return the state of a value that has one state or the other.
+
+        Args:
+          item: the op that merges them: a loop or conditional.
+          a, b: the states.
+        Raises:
+          Coupled: no state covers both.
+        """
         if isinstance(a, WholeState) and isinstance(b, WholeState):
             zero, own = a.is_zero and b.is_zero, a.is_own or b.is_own
             return replace(a, is_zero=zero, is_own=own)
@@ -166,12 +197,17 @@ def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
 
 
 def _cut_inside(flow: Flow, block: FlatBlock, states: Sequence[State]) -> list[State]:
-    """States of a region's first inputs, with whole ones as rows where that is all that
-    is read of them: a mask that is broadcast to the batch outside of a loop over layers
-    is then not made for the whole batch.
+    """Slice complete inputs of a region of which it reads only rows of the batch.
+
+    A mask that is broadcast to the batch outside of a loop over layers is then not
+    computed for the whole batch.
 
     Args:
-      states: as which they entered when the region was walked.
+      flow: states inside of the region, as analysed.
+      block: the region.
+      states: states of its first inputs, as analysed.
+    Returns:
+      States of the region's first inputs.
     """
     read: dict[int, list[State]] = {v: [flow.states[v]] for v in block.outputs}
     for item in block.items:
@@ -214,9 +250,9 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
 
 
 def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
-    """A scan each of whose trips takes rows of the batch: a piece makes fewer trips.
+    """Return how a scan over rows of the batch runs: with fewer iterations.
 
-    Its body runs as it is.
+    Its body runs unchanged.
     """
     call = item.op.call
     assert call is not None
@@ -266,7 +302,16 @@ def _fixed(
     carries: Sequence[State],
     body: Callable[[Sequence[State]], list[State]],
 ) -> tuple[list[State], list[State]]:
-    """Carries that leave a loop's body as they enter it, and all that leaves it."""
+    """Iterate a loop's body to a fixed point of its carries' states.
+
+    Args:
+      flow: states of values.
+      item: the loop.
+      carries: states of the initial carries.
+      body: states of the carries → states of all outputs of the body.
+    Returns:
+      States of the carries, and of all outputs of the body.
+    """
     found = list(carries)
     while True:
         leaves = body(found)
@@ -295,5 +340,5 @@ _KINDS: dict[RegionKind, Callable[[Flow, Item, Sequence[State]], Ran]] = {
 
 
 def relative(states: Sequence[State]) -> list[State]:
-    """The operands of a region as it sees them."""
+    """Return the states of a region's operands relative to the loop around it."""
     return [inside(s) for s in states]

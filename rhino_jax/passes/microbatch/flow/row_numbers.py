@@ -1,7 +1,7 @@
-"""Look-ups in which each row finds itself: `logits[jnp.arange(B), labels]`.
+"""Gathers and scatters by row number: `logits[jnp.arange(B), labels]`.
 
-An index that is the number of its own row stays inside of a piece, where it is the
-number of the row in the piece.
+An index that equals the number of its own row stays inside of a micro-batch, where it
+is the number of the row in the micro-batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from rhino_jax.passes.microbatch.flow.states import RowsState, State, WholeState
 
 
 SCATTERS = frozenset({"scatter", "scatter-sub", "scatter_sub", *REDUCERS})
+"""Names of the scatter ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByRows:
-    """Attributes:
-    column: of the indices, that is the number of the row.
-    dim: of the indices, along which it counts.
-    operands: of every operand, the dim that holds the batch.
-    result: of the result.
+    """A gather or scatter one of whose indices is the row number.
+
+    Attributes:
+      column: position in the index vector (the last dim of the indices) of the row
+        number.
+      dim: dim of the indices along which the row number counts.
+      operands: dim of each operand that holds the batch.
+      result: dim of the result that holds the batch.
     """
 
     column: int
@@ -33,7 +37,15 @@ class ByRows:
 
 
 def by_rows(flat: Flat, item: Item, states: Sequence[State]) -> ByRows | None:
-    """How each row finds itself in a gather or scatter; None where it may not."""
+    """Return how a gather or scatter indexes by row number.
+
+    Args:
+      flat: the program.
+      item: the op.
+      states: states of its operands.
+    Returns:
+      None where the op is no gather or scatter, or does not index by row number.
+    """
     if item.op.name != "gather" and item.op.name not in SCATTERS:
         return None
     if not all(isinstance(s, WholeState | RowsState) for s in states):
@@ -59,7 +71,7 @@ def by_rows(flat: Flat, item: Item, states: Sequence[State]) -> ByRows | None:
 
 
 def _fits(found: ByRows, states: Sequence[State]) -> bool:
-    """Whether all that is cut is cut there, and alike."""
+    """Whether all sliced operands hold the batch in the expected dim, at one place."""
     cuts = [
         (s.dim == d, s.outer, s.inner)
         for s, d in zip(states, found.operands, strict=True)
@@ -69,12 +81,15 @@ def _fits(found: ByRows, states: Sequence[State]) -> bool:
 
 
 def counts_along(flat: Flat, value: int, column: int | None = None) -> int | None:
-    """The dim along which a value is 0, 1, 2, …, whatever its other dims are.
+    """Return the dim along which a value is 0, 1, 2, …, at any index of other dims.
 
     Args:
       flat: the program.
-      value: the value.
-      column: of its last dim, of which alone that has to be so.
+      value: id of the value.
+      column: index in its last dim, if only elements with that index must count so;
+        None: all elements.
+    Returns:
+      None where there is no such dim.
     """
     item = flat.maker.get(value)
     if item is None or item.blocks:
@@ -106,7 +121,7 @@ def counts_along(flat: Flat, value: int, column: int | None = None) -> int | Non
 
 
 def _same_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
-    """A dim after dims of size one have come or gone."""
+    """Return the position of a dim after dims of size one were added or removed."""
     kept = [[d for d, n in enumerate(s) if n != 1] for s in (before, after)]
     if [before[d] for d in kept[0]] != [after[d] for d in kept[1]] or dim not in kept[
         0
@@ -116,7 +131,7 @@ def _same_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int 
 
 
 def _wrapped(flat: Flat, item: Item) -> int | None:
-    """`select_n(x < 0, x, x + n)`, in which x is never negative."""
+    """Return the counting dim of `select_n(x < 0, x, x + n)` with non-negative x."""
     test, same = flat.maker.get(item.operands[0]), item.operands[1]
     if test is None or test.op.name != "lt" or len(item.operands) != 3:
         return None

@@ -1,8 +1,9 @@
-"""A batch of one row, which runs as one micro-batch: no rows to be told apart.
+"""Analysis of a batch of one row, which runs as one micro-batch.
 
-Dims of size one have no factors, so nothing says where the row is; and nothing has to:
-all that is made of data is the micro-batch's, but for the update of state. A long
-sequence is such a batch: its stages run slices of it.
+Dims of size one have no factors, so the position of the batch is unknown; it is not
+needed either: every value that depends on data belongs to the micro-batch, except for
+the update of state. A long sequence is such a batch: its pipeline stages run slices of
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UPDATING = frozenset({
     OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION, OpKind.IDENTITY,
     OpKind.BROADCAST,
 })  # fmt: skip
-"""Ops that an optimizer applies to a whole gradient."""
+"""Kinds of ops that an optimizer applies to a complete gradient."""
 
 
 def analyse_one(
@@ -38,8 +39,8 @@ def analyse_one(
 
     Args:
       flat: the program.
-      inputs: that hold the batch, by value id.
-      sizes: of the batch.
+      inputs: inputs that hold the batch, by value id.
+      sizes: size of the batch.
     """
     found = FlowResult(flat, Flow(flat, sizes))
     states = found.states
@@ -70,8 +71,11 @@ def _is_float(flat: Flat, value: int) -> bool:
 
 
 def _after(flat: Flat, inputs: Collection[int]) -> set[int]:
-    """Ids of the ops that run once a step, after what is made of data: updates of
-    state, what reads these, and what is returned of gradients alone."""
+    """Return the ids of the ops that run once per step, after the micro-batch.
+
+    These are updates of state, ops that read them, and ops on gradients alone whose
+    results the step returns.
+    """
     ends = [*zip(flat.program.outputs, flat.top.outputs, strict=True)]
     state = [v for end, v in ends if end.state_of is not None]
     shapes = {flat.program.values[v].shape for v in state}
@@ -96,12 +100,12 @@ def _after(flat: Flat, inputs: Collection[int]) -> set[int]:
 def _made_by_updates(
     flat: Flat, values: Iterable[int], shapes: Collection[tuple[int, ...]]
 ) -> set[int]:
-    """Ids of the ops between gradients and some results: elementwise, and norms.
+    """Return ids of the elementwise ops and norms between gradients and some results.
 
     Args:
       flat: the program.
-      values: the results, by id.
-      shapes: of the state.
+      values: ids of the results.
+      shapes: shapes of the state.
     """
     found, queue = set[int](), [*values]
     while queue:
@@ -113,16 +117,16 @@ def _made_by_updates(
 
 
 def _is_update(item: Item, shapes: Collection[tuple[int, ...]]) -> bool:
-    """Whether an op is one of an update.
+    """Whether an op may belong to an optimizer's update.
 
     Args:
       item: the op.
-      shapes: of the state.
+      shapes: shapes of the state.
     """
     if item.op.call is not None:
-        return item.op.call.kind is RegionKind.COND  # skips what is not finite
+        return item.op.call.kind is RegionKind.COND  # skips non-finite updates
     if item.op.traits.kind is OpKind.REDUCTION:
         shape, made = item.eqn.invars[0].aval.shape, item.eqn.outvars[0].aval.shape
         return math.prod(made) == 1 and shape in shapes
-    # Derivatives are summed by `add_any`, and by nothing else.
+    # Only automatic differentiation emits `add_any`, to sum cotangents.
     return item.op.traits.kind in UPDATING and item.op.name != "add_any"

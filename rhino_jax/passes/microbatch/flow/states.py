@@ -1,8 +1,8 @@
-"""What a value is to a loop over pieces of the batch, and how dims hold the batch.
+"""States of values in a loop over micro-batches, and positions of the batch in dims.
 
-The batch is one factor of `rows` indices. A dim that holds it is the product
-(outer, rows, inner), major first: `[B, S]` has (1, B, 1), the merged dim of `[B·S]`
-has (1, B, S). A piece has some of the rows, and of that dim (outer, its rows, inner).
+The batch is one factor of `rows` indices. A dim that holds it is the product (outer,
+rows, inner), major first: dim 0 of `[B, S]` is (1, B, 1), the merged dim of `[B·S]` is
+(1, B, S). A micro-batch has some of the rows, and of that dim (outer, its rows, inner).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from rhino_jax.ir.factor import FactorKind, Layout, Rule
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """Known in full before loop `phase` runs.
+    """A value that is known in full before loop `phase` runs.
 
     Attributes:
-      phase: how many loops run before it is known.
+      phase: number of loops that run before the value is known.
       is_zero: whether every element is zero.
-      is_inside: made inside loop `phase`, and the same in every piece.
-      is_own: not the same in every piece, as it was asked for: each has what its own
-        rows make of it. Outside, the mean of the pieces' stands for it.
+      is_inside: whether it is computed inside loop `phase`, equal in all micro-batches.
+      is_own: whether it differs between micro-batches, as the user requested: each
+        computes it from its own rows. Outside of the loop, the mean over micro-batches
+        replaces it.
     """
 
     phase: int = 0
@@ -34,15 +35,16 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True)
 class RowsState:
-    """Made inside loop `phase`: a piece has its rows of `dim`.
+    """A value computed inside loop `phase`, of which each micro-batch has its rows.
 
     Attributes:
-      dim, outer, inner: where the batch is.
-      phase: the first loop that can make it.
-      cheap: how many loops run before it may be made in full, cheaply, outside of
-        loops; None: it is not cheap.
-      is_own: as an op reads a sum over the batch: rows of what a piece's own rows make
-        of it.
+      dim: the dim that holds the batch.
+      outer, inner: sizes of its major and minor factors next to the batch.
+      phase: the first loop that can compute it.
+      cheap: number of loops that run before it may be computed in full, cheaply,
+        outside of loops; None: it is not cheap.
+      is_own: whether an op reads these rows of a sum over the batch that each
+        micro-batch computes from its own rows.
     """
 
     dim: int
@@ -53,25 +55,33 @@ class RowsState:
     is_own: bool = False
 
     def local(self, shape: Sequence[int], rows: int) -> tuple[int, ...]:
-        """The shape of a piece of so many rows."""
+        """Return the shape of a micro-batch of the value.
+
+        Args:
+          shape: shape of the full value.
+          rows: number of rows of the micro-batch.
+        """
         size = self.outer * rows * self.inner
         return (*shape[: self.dim], size, *shape[self.dim + 1 :])
 
     def moved(self, by: int) -> RowsState:
+        """Return the state with its dim shifted by `by` positions."""
         return replace(self, dim=self.dim + by)
 
     @property
     def place(self) -> tuple[int, int, int]:
+        """Position of the batch: (dim, outer, inner)."""
         return self.dim, self.outer, self.inner
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Made inside loop `phase`: pieces' values, combined, are the value.
+    """A value computed inside loop `phase` as a partial result of each micro-batch.
 
     Attributes:
-      reducer: "sum", "max", "min", "prod", "and" or "or".
-      phase, cheap: as of `RowsState`.
+      reducer: the reduction over micro-batches that yields the value: "sum", "max",
+        "min", "prod", "and" or "or".
+      phase, cheap: see `RowsState`.
     """
 
     reducer: str
@@ -83,14 +93,18 @@ State = WholeState | RowsState | Partial
 
 
 def is_outside(state: State) -> bool:
-    """Whether a value is made outside of loops."""
+    """Whether a value is computed outside of loops."""
     return isinstance(state, WholeState) and not state.is_inside
 
 
 def is_there(state: State, use: State) -> bool:
-    """Whether a loop that makes a value in one state has it in another.
+    """Whether a loop that computes a value in one state has it in another.
 
-    Else the value is needed in full, or comes from outside.
+    Otherwise the value is needed in full, or computed outside of the loop.
+
+    Args:
+      state: state of the value.
+      use: state in which an op reads it.
     """
     if isinstance(state, WholeState):
         return state.is_inside and (not isinstance(use, WholeState) or state == use)
@@ -100,27 +114,27 @@ def is_there(state: State, use: State) -> bool:
 
 
 def known_after(state: State) -> int:
-    """How many loops run before a value is known in full."""
+    """Return the number of loops that run before a value is known in full."""
     if isinstance(state, WholeState):
         return state.phase + state.is_inside
     return state.phase + 1 if state.cheap is None else state.cheap
 
 
 def inside(state: State) -> State:
-    """The same as a region sees it, which runs inside a loop."""
+    """Return a state relative to a region that runs inside a loop."""
     if isinstance(state, WholeState):
         return WholeState(is_zero=state.is_zero, is_own=state.is_own)
     return replace(state, phase=0, cheap=None)
 
 
 def is_own(state: State) -> bool:
-    """Whether pieces have something of their own for a value."""
+    """Whether each micro-batch computes a value from its own rows."""
     return isinstance(state, WholeState) and state.is_own
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The batch inside a factor of an op: (outer, rows, inner) of it."""
+    """Position of the batch inside a factor of an op, which is (outer, rows, inner)."""
 
     factor: int
     outer: int
@@ -128,7 +142,16 @@ class Spot:
 
 
 def locate(rule: Rule, layout: Layout, cut: RowsState, rows: int) -> Spot | None:
-    """The factor that holds the batch of a cut dim; None where none does alone."""
+    """Return the position of the batch in a factor of an op.
+
+    Args:
+      rule: factors of the op.
+      layout: factors of each dim of an operand or result.
+      cut: position of the batch in its dims.
+      rows: size of the batch.
+    Returns:
+      None where no single factor holds the batch.
+    """
     sizes = [rule.factors[f].size for f in layout[cut.dim]]
     major, total = 1, math.prod(sizes)
     for f, size in zip(layout[cut.dim], sizes, strict=True):
@@ -142,7 +165,15 @@ def locate(rule: Rule, layout: Layout, cut: RowsState, rows: int) -> Spot | None
 
 
 def placed(rule: Rule, layout: Layout, spot: Spot) -> RowsState | None:
-    """The dim of an operand or result that holds a factor, cut there."""
+    """Return the position of the batch in an operand or result from that in a factor.
+
+    Args:
+      rule: factors of the op.
+      layout: factors of each dim of the operand or result.
+      spot: position of the batch inside a factor.
+    Returns:
+      None where no dim has that factor.
+    """
     for d, dim in enumerate(layout):
         if spot.factor not in dim:
             continue
@@ -154,5 +185,5 @@ def placed(rule: Rule, layout: Layout, spot: Spot) -> RowsState | None:
 
 
 def is_free(rule: Rule, factor: int) -> bool:
-    """Whether pieces of a factor need nothing of one another."""
+    """Whether slices of a factor can be computed independently, up to a reduction."""
     return rule.factors[factor].kind in (FactorKind.PARALLEL, FactorKind.REDUCE)
