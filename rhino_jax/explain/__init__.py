@@ -1,12 +1,12 @@
-"""Why a plan is as it is, and what else there is: from the problem that gave it.
+"""Explanations of a plan from its search problem: reasons, alternatives and recipes.
 
-In: what a search found (`rhino_jax.planner.search.found.SearchResult`), of one mesh or
-of every group of a plan in stages, and what is asked of it.
+In: a search result (`rhino_jax.planner.search.found.SearchResult`), of one mesh or of
+every submesh of a plan in stages, and the key of a value.
 Out: `why.Why`, which shows itself; plans of recipes.
-Order: `place` (what a key means: values of the program), `holding` (values held in one
-layout, all else solved again), `costs` (what a solution costs, by axes and lines),
-`forces` (who has a hand in a layout), `words` (sentences), `explaining` (all of these
-for every layout), `why` (the answer as data, and as a table); of several stages `laid`
-(groups laid out, and what is held), `where` (on which stage, and why there) and
-`in_stages` (stage by stage); `recipe` (an expert's recipe as a plan).
+Order: `place` (key → values of the program), `holding` (values fixed to one layout, the
+rest solved again), `costs` (cost of a solution by axes and source lines), `forces`
+(constraints on a layout), `words` (sentences), `explaining` (all of these for every
+layout), `why` (the result as data, and as a table); of several stages `laid` (layouts
+of all stages), `where` (the stage of a value, and its reason) and `in_stages` (stage by
+stage); `recipe` (an expert's recipe as a plan).
 """

@@ -1,4 +1,4 @@
-"""What a solution costs, by mesh axes and by the user's lines."""
+"""Cost of a solution, by mesh axes and by the user's source lines."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ Line = tuple[str, tuple[str, ...], str, str]
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What becomes of the rest of a plan in stages.
+    """Effect of one stage's layout on the rest of a plan in stages.
 
     Attributes:
-      stage: of which the cost is.
-      step_s: of the pipeline, by the clock.
-      cannot: which stage does not fit.
-      longest: the stage that works longest.
-      others: (stage, seconds that it works longer than in the plan) of the others.
-      sent: (stage, stage, seconds more that what passes between them takes).
+      stage: the stage whose layout is evaluated.
+      step_s: simulated seconds of the whole pipeline's step; infinite if a stage does
+        not fit.
+      cannot: message that says which stage does not fit in memory; empty if all fit.
+      longest: the stage with the longest step.
+      others: (stage, change of its seconds against the plan) of the other stages.
+      sent: (source stage, target stage, change of the transfer's seconds against the
+        plan).
     """
 
     stage: int
@@ -40,14 +42,18 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """Attributes:
-    predicted: of the step; None where nothing fits.
-    step_s, bound_s: what was found, and what is proved.
-    peak_bytes: of one device; the least that was met where nothing fits.
-    by_axes: seconds of collectives.
-    by_line: the same, by kind, axes, source and reason.
-    elsewhere: where all these are of one stage.
-    is_brief: it was searched briefly.
+    """Cost of a solution, as totals and by axes and source lines.
+
+    Attributes:
+      predicted: predictions of the step; None if nothing fits in memory.
+      step_s, bound_s: the solver's objective and its proved lower bound, in seconds.
+      peak_bytes: peak memory of one device; the lowest peak that the search met if
+        nothing fits.
+      by_axes: mesh axes → seconds of their collectives, hidden ones included.
+      by_line: (kind, axes, source, reason) → seconds of these collectives.
+      elsewhere: effect on the other stages, if the cost is that of one stage; None for
+        one mesh.
+      is_brief: whether it was searched with the brief `fast` level only.
     """
 
     predicted: Predicted | None
@@ -61,13 +67,14 @@ class CostTerms:
 
     @classmethod
     def of_nothing(cls, elsewhere: Elsewhere) -> CostTerms:
-        """Of a layout with which a stage does not fit."""
+        """Return the infinite cost of a layout with which a stage does not fit."""
         return cls(None, math.inf, math.inf, 0, {}, {}, elsewhere)
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """The best is the least, of what was searched as the plan was first; what no
-        stage waits for counts by its seconds."""
+        """Sort key, lowest best: solutions at the plan's search level first, then the
+        step's seconds; seconds of stages that the step does not wait for count next.
+        """
         took_s = self.step_s
         if self.elsewhere is not None:
             took_s += sum(delta for _, delta in self.elsewhere.others)
@@ -81,12 +88,19 @@ class CostTerms:
 
     @property
     def total_s(self) -> float:
-        """Of a whole step."""
+        """Seconds of the whole step, which is that of the pipeline for a plan in
+        stages.
+        """
         return self.step_s if self.elsewhere is None else self.elsewhere.step_s
 
 
 def cost_of(found: SearchResult, is_brief: bool = False) -> CostTerms:
-    """What the best of a search, a brief one or not, costs."""
+    """Return the cost of a search's best solution.
+
+    Args:
+      found: the search result.
+      is_brief: whether that search was a brief one.
+    """
     best = found.solved[0]
     solution = best.solution
     if solution.labels is None:
@@ -119,7 +133,11 @@ def _by_line(collectives: Sequence[Collective]) -> dict[Line, float]:
 
 
 def added(cost: CostTerms, planned: CostTerms) -> tuple[Added, ...]:
-    """What one solution sends more or less than another; what changes most first."""
+    """Return the collectives that one solution has more or less of than the plan.
+
+    The largest change in seconds comes first; collectives without a change are left
+    out.
+    """
     deltas = {
         line: cost.by_line.get(line, 0.0) - planned.by_line.get(line, 0.0)
         for line in {**cost.by_line, **planned.by_line}

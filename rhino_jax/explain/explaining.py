@@ -1,4 +1,6 @@
-"""Every layout of a value held, one after the other, and what that says."""
+"""Explanation of a value's layout: each alternative is fixed and the rest solved
+again.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,32 @@ from rhino_jax.planner.search.records import Progress, Request
 
 
 class View(Protocol):
-    """What is searched as a part of what is planned."""
+    """Relation between the searched program and the planned one that contains it."""
 
     def sent_s(self, found: SearchResult) -> float:
-        """Seconds of a step beside those that were searched."""
+        """Return the seconds of a step that are added to those of the search."""
         ...
 
     def shape(self, place: PlacedValues) -> tuple[int, ...]:
-        """Of the whole."""
+        """Return the shape of the planned program's value."""
         ...
 
     def shown(self, place: PlacedValues, spec: Spec) -> Spec:
-        """A layout as that of the whole."""
+        """Return a layout of the searched value as one of the planned program's
+        value.
+        """
         ...
 
     def refused(self, place: PlacedValues, asked: Any) -> str:
-        """Why the whole cannot be laid out so; empty where what was searched says."""
+        """Return why the planned program's value cannot have the requested layout.
+
+        Empty if only the searched program decides.
+        """
         ...
 
 
 class _Same:
-    """What is searched is what is planned."""
+    """View for a searched program that is the planned one."""
 
     def sent_s(self, found: SearchResult) -> float:
         return 0.0
@@ -73,18 +80,20 @@ def explain(
     report: Progress | None,
     view: View | None = None,
 ) -> Why:
-    """Why a value is laid out as it is.
+    """Explain why a value has its layout, and what each alternative would cost.
 
     Args:
-      found: the problem of the plan's mesh, solved.
-      request: with the time that there is now.
+      found: the solved problem of the plan's mesh.
+      request: options of the search, with a deadline from now.
       plan: the plan.
-      key: of the value, see `place`.
-      asked: the only other layout that is asked about; None: all.
-      report: progress.
-      view: where the plan is of more than what was searched, what it is of.
+      key: key of the value, see `place`.
+      asked: the only alternative to evaluate; None: all.
+      report: receives progress; None: nothing is reported.
+      view: relation to the planned program, if the searched one is a part of it; None:
+        both are the same.
+
     Raises:
-      PinError: the key means nothing that is laid out.
+      PinError: the key names no value that has a layout.
     """
     started = time.monotonic()
     what = "`plan.why`" if asked is None else "`plan.why_not`"
@@ -139,7 +148,7 @@ def explain(
 
 
 def _cost(found: SearchResult, view: View, is_brief: bool = False) -> CostTerms:
-    """With what is beside what was searched."""
+    """Return a search's cost with the view's seconds added."""
     cost, sent_s = cost_of(found, is_brief), view.sent_s(found)
     if not sent_s or cost.predicted is None:
         return cost
@@ -157,7 +166,7 @@ def _cost(found: SearchResult, view: View, is_brief: bool = False) -> CostTerms:
 
 
 def laid_out_nowhere(place: PlacedValues, what: str) -> PinError:
-    """Of what all devices have in full, whatever is planned."""
+    """Return the error for a value that is replicated in full in every plan."""
     return PinError(
         f"{what}: {place.name} is laid out nowhere: each device has all of it.",
         where=repr(place.key),
@@ -173,13 +182,13 @@ def shown(
     planned: CostTerms,
     cannot: Mapping[str, str],
 ) -> tuple[LayoutAlternative, ...]:
-    """Layouts as they are shown, the plan's first, then the fastest; what cannot be is
-    last.
+    """Return the alternatives for display: the plan's first, then by cost, the
+    impossible last.
 
     Args:
-      costs: of every layout that was solved.
-      current: the plan's; `planned`: what that costs.
-      cannot: layout → why no op can make it.
+      costs: every solved layout with its cost.
+      current: the plan's layout; `planned`: its cost.
+      cannot: layout → why no op can produce it.
     """
     order = sorted(costs, key=lambda c: (c[0] != current, c[1].rank))
     solved = [
@@ -189,7 +198,9 @@ def shown(
 
 
 def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:
-    """The layout that is asked about; or why it is none of this array."""
+    """Return the requested layout as the only candidate, or why this array cannot have
+    it.
+    """
     axes = [(a.name, a.size) for a in model.mesh.axes]
     value = model.graph.program.values[place.every[0]]
     try:

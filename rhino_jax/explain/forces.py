@@ -1,4 +1,4 @@
-"""Who has a hand in a layout: pins, divisibility, memory, neighbours, recipes."""
+"""Constraints that shape a layout: pins, divisibility, memory, neighbours, recipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rhino_jax.solver.problem import Labels
 
 
 MAX_READERS = 6
-"""Lines on what makes and reads a value; more are counted."""
+"""Maximum number of lines on the ops that read a value; the rest are counted."""
 
 
 def forces(
@@ -29,10 +29,13 @@ def forces(
     place: PlacedValues,
     current: Spec | None,
 ) -> tuple[str, ...]:
-    """Sentences on whoever has a hand in how a place is laid out.
+    """Return sentences on everything that influences the layout of a place.
 
     Args:
-      pins: those on pins, see `pins_of`.
+      found: the search result of the plan's mesh.
+      pins: sentences on pins, see `pins_of`.
+      place: the values.
+      current: the plan's layout; None if the values of the place have several.
     """
     model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
     assert labels is not None
@@ -46,7 +49,9 @@ def forces(
 
 
 def pins_of(request: Request, plan: PlanData, place: PlacedValues) -> list[str]:
-    """Of a plan on one mesh."""
+    """Return the sentence on the pins of a place, for a plan on one mesh; empty without
+    pins.
+    """
     program_pins = [request.value_pins[v].key for v in place.values
                     if v in request.value_pins]  # fmt: skip
     paths = [plan.inputs[i].path for i in place.inputs if i in request.pins]
@@ -58,7 +63,7 @@ def pins_of(request: Request, plan: PlanData, place: PlacedValues) -> list[str]:
 
 
 def _divisors(model: MeshModel, place: PlacedValues) -> list[str]:
-    """Dims that some axis does not divide."""
+    """Return a sentence for each mesh axis whose size does not divide some dims."""
     lines = []
     for axis in model.mesh.axes:
         odd = [i for i, d in enumerate(place.shape) if axis.size > 1 and d % axis.size]
@@ -72,7 +77,9 @@ def _divisors(model: MeshModel, place: PlacedValues) -> list[str]:
 def _memory(
     found: SearchResult, place: PlacedValues, current: Spec | None
 ) -> list[str]:
-    """Whether another layout would be chosen with memory to spare."""
+    """Say whether the layout would differ without a memory limit; empty if memory does
+    not bind.
+    """
     if not found.is_bound_by_memory:
         return []
     without = replace(
@@ -94,7 +101,7 @@ def _memory(
 
 
 def _neighbours(model: MeshModel, place: PlacedValues, labels: Labels) -> list[str]:
-    """Who reads the value, in which layout."""
+    """Return sentences on the ops that read the values, and in which layout they do."""
     graph, names = model.graph, model.mesh.names
     readers: dict[tuple[str, str], int] = defaultdict(int)
     for n in nodes_of(model, place):

@@ -1,4 +1,4 @@
-"""Values held in one layout, and everything else solved again."""
+"""Values fixed to one layout, with everything else solved again."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from rhino_jax.solver.problem import Labels
 
 
 MAX_SOLVED = 4
-"""Layouts that are solved as the plan was; of the others, which a brief search says are
-worse, a plan is found, and no bound."""
+"""Maximum number of layouts solved at the plan's search level. The others, which a
+brief search ranks lower, have a solution and no proved bound."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldLayout:
-    """A layout of a place, and what was found with it.
+    """A layout of a place, and the search result with it fixed.
 
     Attributes:
       spec: the layout.
-      found: everything else solved again; None where no op can make it.
-      request: that it was solved for.
-      is_brief: it was solved briefly.
-      cannot: why no op can.
+      found: result with everything else solved again; None if no op can produce the
+        layout.
+      request: the options that it was solved with.
+      is_brief: whether it was searched briefly only.
+      cannot: why no op can produce the layout; empty if one can.
     """
 
     spec: Spec
@@ -56,8 +57,19 @@ def solve_all(
     current: Spec | None,
     report: Progress | None,
 ) -> list[HeldLayout]:
-    """All of these layouts briefly; then the best of them, and the best of those that
-    turn to another use of a mesh axis than the plan's layout, as the plan was solved.
+    """Solve a place for each layout: all briefly, then the best at the plan's search
+    level.
+
+    Solved again are the `MAX_SOLVED` best, and for each mesh axis the best layout that
+    differs from the plan's in whether it uses the axis.
+
+    Args:
+      found: the search result of the plan's mesh.
+      request: options, with the plan's search level.
+      place: the values to fix.
+      specs: the layouts to evaluate.
+      current: the plan's layout; None if the values of the place have several.
+      report: receives progress; None: nothing is reported.
     """
     brief = replace(request, level="fast")
     every = []
@@ -87,10 +99,10 @@ def held_in(
     spec: Spec,
     report: Progress | None,
 ) -> SearchResult:
-    """What is found where a place has one layout: what a pin of it gives.
+    """Search again with a place pinned to one layout.
 
     Raises:
-      PinError: an op cannot make it.
+      PinError: an op cannot produce it.
     """
     pin = ValuePin(spec, place.key)
     request = replace(
@@ -108,8 +120,11 @@ def steps_held(
     held: Mapping[str, Spec],
     report: Progress | None,
 ) -> dict[str, float]:
-    """Path → how much longer the step is with that argument held in a layout, in
-    seconds; what no op can make, or does not fit, is left out."""
+    """Return path → seconds by which the step grows with that argument fixed to a
+    layout.
+
+    Layouts that no op can produce, or with which nothing fits, are left out.
+    """
     program = found.solved[0].mesh_problem.model.graph.program
     brief = replace(request, level="fast", has_recipes=False, watch=None)
     steps = {}
@@ -125,7 +140,9 @@ def steps_held(
 
 
 def specs_that_are(model: MeshModel, place: PlacedValues) -> list[Spec]:
-    """The layouts that all values of a place can have, as the search has them."""
+    """Return the layouts that all values of a place can have under the model's
+    options.
+    """
     every: list[dict[Spec, None]] = []
     for node, result in _nodes(model, place):
         options = model.options[node]
@@ -136,7 +153,7 @@ def specs_that_are(model: MeshModel, place: PlacedValues) -> list[Spec]:
 
 
 def specs_without_pins(found: SearchResult, place: PlacedValues) -> list[Spec]:
-    """The layouts that the values of a place can have, were they not pinned."""
+    """Return the layouts that the values of a place could have without their pins."""
     model, request = found.solved[0].mesh_problem.model, found.request
 
     def rest(pins: Mapping[int, Any], at: Sequence[int]) -> dict[int, Any]:
@@ -154,7 +171,11 @@ def specs_without_pins(found: SearchResult, place: PlacedValues) -> list[Spec]:
 
 
 def specs_now(model: MeshModel, place: PlacedValues, labels: Labels) -> list[Spec]:
-    """How the values of a place are laid out under a choice."""
+    """Return the layouts of a place's values under the chosen strategies.
+
+    Args:
+      labels: index of the chosen strategy by node.
+    """
     return [
         model.options[node].strategies[int(labels[node])].results[result]
         for node, result in _nodes(model, place)
@@ -162,13 +183,15 @@ def specs_now(model: MeshModel, place: PlacedValues, labels: Labels) -> list[Spe
 
 
 def nodes_of(model: MeshModel, place: PlacedValues) -> list[int]:
-    """The nodes that choose the layouts of a place."""
+    """Return the nodes that choose the layouts of a place."""
     return [node for node, _ in _nodes(model, place)]
 
 
 def _nodes(model: MeshModel, place: PlacedValues) -> list[tuple[int, int]]:
-    """(node, result) of every value; of results of the program the node that gives
-    them out."""
+    """Return (node, result) of every value of a place.
+
+    A result of the program is represented by its output node.
+    """
     graph = model.graph
     found = []
     by_slot = {n.slot: n.id for n in graph.nodes if n.kind.value == "output"}

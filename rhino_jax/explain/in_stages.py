@@ -1,5 +1,7 @@
-"""Why a value of a plan in stages is there, and laid out as it is, stage by stage: each
-layout held, and the groups that it concerns planned again."""
+"""Explanation of a value in a plan in stages: its stage, and its layout on each stage.
+
+Each layout is fixed, and the submeshes that it concerns are planned again.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ from rhino_jax.units import format_seconds
 
 @dataclass(slots=True, eq=False)
 class LayoutCandidate:
-    """A layout, and the plan with it.
+    """A layout, and the plan with it fixed.
 
     Attributes:
-      spec: the layout; `held`: the same as it is asked for.
-      laid: all groups with it; None where no op can make it.
-      is_brief: searched briefly.
-      cannot: why no op can.
+      spec: the layout; `held`: the same as constraints on the submeshes.
+      laid: all submeshes planned with it; None if no op can produce it.
+      is_brief: whether it was searched briefly only.
+      cannot: why no op can produce it; empty if one can.
     """
 
     spec: Spec
@@ -51,14 +53,14 @@ class LayoutCandidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedQuestion:
-    """A question to a plan in stages.
+    """A question about a plan in stages.
 
     Attributes:
-      solved: the problems of its groups.
-      program: the step as its user wrote it.
-      level: of the search that planned it.
-      pins: those of stages: key → stage.
-      tried: what was solved, by what was held.
+      solved: the solved problems of its submeshes.
+      program: the step as the user wrote it.
+      level: search level of the plan.
+      pins: pinned stages: key → stage.
+      tried: evaluated candidates, by the name of their constraints.
     """
 
     solved: InStages
@@ -68,13 +70,15 @@ class StagedQuestion:
     tried: dict[str, LayoutCandidate] = field(default_factory=dict)
 
     def why(self, key: str, asked: Any) -> Why:
-        """Why a value is laid out as it is, on its stage first, and on the others.
+        """Explain why a value has its layout, on its home stage first, then on the
+        others.
 
         Args:
-          key: see `place`.
-          asked: the only other layout that is asked about; None: all.
+          key: key of the value, see `place`.
+          asked: the only alternative to evaluate; None: all.
+
         Raises:
-          PinError: the key means nothing that is laid out.
+          PinError: the key names no value that has a layout.
         """
         started = time.monotonic()
         what = "`plan.why`" if asked is None else "`plan.why_not`"
@@ -88,10 +92,12 @@ class StagedQuestion:
         return replace(first, also=tuple(others), seconds=seconds)
 
     def _places(self, key: str, what: str) -> dict[int, PlacedValues]:
-        """What the key means on each stage, that where it is kept first."""
+        """Return the values that a key means on each stage, the stage that stores them
+        first.
+        """
         found = {}
         for stage, group in enumerate(self.solved.groups):
-            for text in (key, f"{key}[*]"):  # a part of a stack
+            for text in (key, f"{key}[*]"):  # a slice of stacked layers
                 try:
                     place = find_place(text, group.of.program, what)
                 except PinError:
@@ -171,7 +177,9 @@ class StagedQuestion:
         )
 
     def _cost(self, stage: int, laid: Laid, planned: Laid) -> CostTerms:
-        """Of one stage, with what becomes of the step and of the other stages."""
+        """Return the cost of one stage, with the effect on the step and on the other
+        stages.
+        """
         if not laid.groups:
             return CostTerms.of_nothing(Elsewhere(stage, math.inf, laid.cannot))
         took = [g.found.step_s for g in laid.groups]
@@ -199,7 +207,9 @@ class StagedQuestion:
         specs: Sequence[Spec],
         current: Spec | None,
     ) -> list[LayoutCandidate]:
-        """As `holding.solve_all`, of all groups that a layout concerns."""
+        """Solve a place for each layout, as `holding.solve_all`, over all submeshes
+        concerned.
+        """
         every = [self._try(self._held(stage, place, s), s) for s in specs]
         nearest = sorted(every, key=lambda t: t.rank)
         chosen = nearest[:MAX_SOLVED]
@@ -214,7 +224,9 @@ class StagedQuestion:
         return every
 
     def _try(self, held: GroupLayouts, spec: Spec) -> LayoutCandidate:
-        """A layout searched briefly, once for all stages that have it."""
+        """Return a briefly searched layout, searched once for all stages that share
+        it.
+        """
         found = self.tried.get(held.name)
         if found is None:
             try:
@@ -227,8 +239,10 @@ class StagedQuestion:
         return found
 
     def _held(self, stage: int, place: PlacedValues, spec: Spec) -> GroupLayouts:
-        """A place of one stage in a layout: an argument or a result of the step has it
-        on all stages, as a pin of it says."""
+        """Return the constraints that fix a stage's place to a layout.
+
+        An argument or a result of the step gets it on all stages, as with a pin.
+        """
         of, of_step = self.solved.groups[stage].of, self.solved.of_step
         given = {
             made[1]: end.whole
@@ -253,8 +267,10 @@ class StagedQuestion:
 
 
 def _as_called(cost: CostTerms, group: LaidGroup) -> CostTerms:
-    """With what the group calls its arguments: groups that do the same are searched
-    once, and called as the first."""
+    """Return a cost with argument paths renamed to those of this submesh.
+
+    Equivalent submeshes are searched once, with the paths of the first.
+    """
     searched = group.found.solved[0].mesh_problem.model.graph.program
     names = [
         (theirs.path, own.path)
@@ -275,14 +291,14 @@ def _as_called(cost: CostTerms, group: LaidGroup) -> CostTerms:
 
 
 def moved(plan: PlanData, key: str, stage: int, other: PlanData, seconds: float) -> Why:
-    """What it costs to have a value on another stage.
+    """Explain the cost of pinning a value to another stage.
 
     Args:
-      plan: as it is.
-      key: of the value.
-      stage: the other.
-      other: the plan with that pin.
-      seconds: that it took to find it.
+      plan: the plan as it is.
+      key: key of the value.
+      stage: the other stage.
+      other: the plan with the value pinned to that stage.
+      seconds: planning time of `other`.
     """
     before, after = plan.predicted.step_time_s, other.predicted.step_time_s
     works = [

@@ -1,4 +1,4 @@
-"""Groups of a plan in stages laid out, and what is held to lay them out otherwise."""
+"""Layouts of the submeshes of a plan in stages, and constraints to plan them again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rhino_jax.planner.search.records import Request
 
 @dataclass(frozen=True, slots=True)
 class GroupLayouts:
-    """Layouts of values, to plan groups with.
+    """Layouts to which values are fixed when submeshes are planned again.
 
     Attributes:
-      inputs, outputs: of the step as its user wrote it, by position.
-      handed: of what groups send and get.
-      values: group → value of its program → pin.
+      inputs, outputs: position in the step as the user wrote it → layout.
+      handed: key of a value that stages send and receive → layout.
+      values: submesh → value id in its program → pin.
     """
 
     inputs: Mapping[int, Spec] = field(default_factory=dict)
@@ -33,12 +33,12 @@ class GroupLayouts:
 
     @property
     def name(self) -> str:
-        """Equal for equal layouts."""
+        """Cache key, equal for equal layouts."""
         return repr((self.inputs, self.outputs, self.handed, self.values))
 
 
 class LaidGroup(Protocol):
-    """Of `planner.staging.groups.PlannedGroup`, what is read here."""
+    """Interface of `planner.staging.groups.PlannedGroup` that explanations read."""
 
     @property
     def of(self) -> GroupProgram: ...
@@ -50,17 +50,16 @@ class LaidGroup(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Laid:
-    """All groups of a plan laid out.
+    """All submeshes of a plan, planned.
 
     Attributes:
-      run: what they are part of (`planner.staging.again.FittingGroups`); None where one
-      does not
-        fit.
-      groups: each planned; empty where one does not fit.
-      step_s: of the pipeline, by the clock.
-      peaks: bytes of one device of each group, micro-batches in flight and all.
-      sent: two groups → seconds a step of what passes between them.
-      cannot: what does not fit.
+      run: the plan that contains them (`planner.staging.again.FittingGroups`); None if
+        one does not fit.
+      groups: the planned submeshes; empty if one does not fit.
+      step_s: simulated seconds of the pipeline's step.
+      peaks: peak bytes of one device of each submesh, with its micro-batches in flight.
+      sent: (source, target) submesh → seconds of a step's transfers between them.
+      cannot: which submesh does not fit; empty if all do.
     """
 
     run: Any
@@ -72,18 +71,20 @@ class Laid:
 
     @classmethod
     def nothing(cls, cannot: str) -> Laid:
-        """Nothing fits."""
+        """Return the result for layouts with which nothing fits."""
         return cls(None, (), math.inf, (), {}, cannot)
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """The best is the least: what no stage waits for counts by its seconds."""
+        """Sort key, lowest best; seconds of stages that the step does not wait for
+        count second.
+        """
         took = [g.found.step_s for g in self.groups]
         return self.step_s, sum(took) if took else math.inf, max(self.peaks, default=0)
 
 
 class InStages(Protocol):
-    """Of `planner.staging.again.SolvedStages`, what is read here."""
+    """Interface of `planner.staging.again.SolvedStages` that explanations read."""
 
     @property
     def step(self) -> StagedStep: ...

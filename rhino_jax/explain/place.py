@@ -1,4 +1,4 @@
-"""What a key means: arguments, results or values inside of a program."""
+"""Lookup of a key: the arguments, results or values of a program that it names."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rhino_jax.plan.pins.interior import Places, values_of_key
 
 
 _VALUE = re.compile(r"(?:.* )?%(\d+)")
-"""A value as tables name it: `exp %438`, or `%438`."""
+"""Pattern of a value as tables name it: `exp %438`, or `%438`."""
 
 _OP = re.compile(r"(?:\w+ )?#(\d+)")
-"""An op as tables name it: `dot_general #123`."""
+"""Pattern of an op as tables name it: `dot_general #123`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedValues:
-    """Values of one shape that are held alike.
+    """Values of one shape that share a layout.
 
     Attributes:
-      key: as it was asked for.
-      name: what people call it.
+      key: the key that was requested.
+      name: name for display.
       inputs, outputs: positions of arguments and of results.
       values: ids of values inside of the program.
       every: ids of all of these.
-      shape, dtype: of each.
-      source: the user's line, of values inside.
-      others: what else the key means, of other shapes.
+      shape, dtype: shape and element type of each value.
+      source: the user's source line, for values inside of the program.
+      others: names of the values of other shapes that the key means, too.
     """
 
     key: str
@@ -47,14 +47,15 @@ class PlacedValues:
 
 
 def find_place(key: str, program: Program, what: str) -> PlacedValues:
-    """What a key means: of several shapes those that hold most.
+    """Return the values that a key means; of several shapes, those with the most bytes.
 
     Args:
       key: a tree path, glob, source line, scope, op or value.
-      program: that was planned.
-      what: the call that asks, for messages.
+      program: the planned program.
+      what: the call that looks it up, for messages.
+
     Raises:
-      PinError: it means nothing.
+      PinError: the key names no value.
     """
     found = _ends(key, program) or _inside(key, program)
     if not found:
@@ -86,8 +87,11 @@ def find_place(key: str, program: Program, what: str) -> PlacedValues:
 
 
 def _ends(key: str, program: Program) -> list[tuple[str, int, int]]:
-    """(side, position, value) of arguments and results; a result that replaces an
-    argument is laid out as that is."""
+    """Return (side, position, value) of the arguments and results that a key names.
+
+    A result that replaces an argument shares its layout, and is listed as that
+    argument.
+    """
     pattern = re.compile(fnmatch.translate(key.replace("[", "[[]")))
     paths = {e.path for e in program.inputs} | {e.path for e in program.outputs}
 
@@ -117,7 +121,7 @@ def _inside(key: str, program: Program) -> list[tuple[str, int, int]]:
         ops = [op for op in program.ops if op.id == int(found[1])]
         return [("value", -1, v) for op in ops for v in op.results[:1]]
     values = values_of_key(key, Places.of(program))
-    if not values:  # of the backward pass, or read there alone
+    if not values:  # produced or read by the backward pass alone
         is_there = at_place(key)
         every = [op for op in program.ops if is_there(op.source)]
         values = [v for op in every for v in op.results if program.values[v].shape]

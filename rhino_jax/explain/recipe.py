@@ -17,7 +17,12 @@ from rhino_jax.units import format_bytes
 
 
 def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData:
-    """The recipe of that name, on the mesh of what was found, whether it fits or not.
+    """Return an expert's recipe as a plan on the searched mesh, whether it fits or not.
+
+    Args:
+      found: the search result of the plan's mesh.
+      request: options of the search.
+      name: name of the recipe.
 
     Raises:
       RhinoError: there is no such recipe, or the program does not allow it.
@@ -48,7 +53,7 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
     plan = assemble(
         found.target, request, SolvedMesh(problem, solution), found.started, ()
     )
-    # Of the search, and not of the recipe: it proved nothing of that.
+    # The bound is that of the search; nothing was proved about the recipe.
     note = f"this is the recipe {name!r} at its best, not the best plan."
     if solution.peak > request.memory_budget_bytes:
         note += (
@@ -60,7 +65,7 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
 
 
 def _with_recipe(problem: MeshProblem, request: Request, name: str) -> MeshProblem:
-    """The problem with this recipe's choice; that which is known where it is."""
+    """Return the problem with the recipe's solution; solve it only if it is missing."""
     if problem.recipes.get(name) is not None:
         return problem
     every = [r for r in recipes_for(problem.model.mesh) if r.name == name]

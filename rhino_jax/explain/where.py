@@ -1,4 +1,4 @@
-"""On which stage a value is, why there, and what the stages beside that want of it."""
+"""The stage of a value: why it is there, and which layouts the adjacent stages use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 MAX_LINES = 3
-"""Of those that read a value, or that are handed over."""
+"""Maximum number of readers or names in a sentence; the rest are counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class Where:
 
     Attributes:
       solved: the plan.
-      pins: of stages: key → stage.
-      stage: which.
-      place: on it.
+      pins: pinned stages: key → stage.
+      stage: the stage.
+      place: the values on it.
     """
 
     solved: InStages
@@ -42,12 +42,17 @@ class Where:
     place: PlacedValues
 
     def sentences(self, *, is_first: bool) -> list[str]:
-        """Why it is on this stage; of all stages together with the first of them."""
+        """Return sentences on why the place is on this stage.
+
+        With `is_first`, they end with the balance of all stages.
+        """
         together = [self._balance()] if is_first else []
         return [*self._here(), *self._cut(), *together]
 
     def hands(self) -> list[str]:
-        """Who else lays it out: pins, and the stages that it comes from or goes to."""
+        """Return sentences on other constraints: pins, and the stages that send or
+        receive it.
+        """
         return [*self._pinned(), *self._handed(), *self._beside()]
 
     @cached_property
@@ -57,7 +62,9 @@ class Where:
 
     @cached_property
     def _readers(self) -> dict[str, Source]:
-        """Line → what reads it there when a micro-batch passes forward."""
+        """Return source line → source of the stage's forward ops that read the
+        place.
+        """
         group = self.solved.groups[self.stage]
         program, model = group.of.program, group.found.solved[0].mesh_problem.model
         ahead = {
@@ -73,7 +80,7 @@ class Where:
             for op in (nodes[n].op for n in ends):
                 if op is not None and op.id in ahead:
                     found.setdefault(_line(op.source), op.source)
-            # Several may read one copy of it.
+            # Several ops may read one COPY node.
             around = [n for n in ends if nodes[n].kind is NodeKind.COPY]
         found.pop("", None)
         return found
@@ -123,7 +130,7 @@ class Where:
             yield f"it is kept here, and read on stage {others}, too."
 
     def _is_meant(self, key: str) -> bool:
-        """Whether a pin of a stage is of what reads the place."""
+        """Whether a stage pin's key names the place or an op that reads it."""
         glob = re.compile(fnmatch.translate(key.replace("[", "[[]")))
         inputs = self.solved.groups[self.stage].of.program.inputs
         paths = [inputs[i].path for i in self.place.inputs]
@@ -131,7 +138,9 @@ class Where:
         return any(map(glob.match, paths)) or any(map(at_place(key), sources))
 
     def _cut(self) -> Iterator[str]:
-        """What is handed over where the step is cut before and after this stage."""
+        """Return sentences on the activations sent across the cuts before and after
+        this stage.
+        """
         for send in self._largest():
             line = self._made_at(send)
             made = f" made at {line}" if line else ""
@@ -141,7 +150,9 @@ class Where:
             )
 
     def _largest(self) -> Iterator[TaskSend]:
-        """Of what passes forward to and from this stage the largest, each way."""
+        """Yield the largest activation that this stage receives, then the largest that
+        it sends.
+        """
         sends = [s for s in self.solved.step.sends if s.kind is TaskKind.FORWARD
                  and s.key.kind is ValueKind.INSIDE]  # fmt: skip
         for mine in (
@@ -156,7 +167,9 @@ class Where:
         return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
     def _made_at(self, send: TaskSend) -> str:
-        """The line of what is sent."""
+        """Return the source line of the op that produces a sent value; empty if
+        unknown.
+        """
         of = self.solved.groups[send.source].of
         for task, op in zip(of.tasks, of.program.body.ops, strict=True):
             call = of.program.ops[op].call
@@ -168,7 +181,7 @@ class Where:
         return ""
 
     def _balance(self) -> str:
-        """What all stages take."""
+        """Return the sentence on seconds and peak memory of all stages."""
         took = [
             f"{format_seconds(g.found.step_s)} of stage {i}"
             for i, g in enumerate(self.solved.groups)
@@ -188,7 +201,9 @@ class Where:
             yield f"pinned: {self.place.key}; the other layouts are without that pin."
 
     def _handed(self) -> Iterator[str]:
-        """Of the place itself, on the stages that have it, too."""
+        """Return sentences on the transfers of the place itself from and to other
+        stages.
+        """
         of = self.solved.groups[self.stage].of
         results = [of.results[i] for i in self.place.outputs]
         ends = dict(zip(of.results, (e.value for e in of.program.outputs), strict=True))
@@ -201,7 +216,7 @@ class Where:
                 yield f"stage {send.target} gets it as {spec}."
 
     def _beside(self) -> Iterator[str]:
-        """The boundaries of the stage, that all on it meets."""
+        """Return sentences on the layouts of other values at the stage's boundaries."""
         for send in self._largest():
             if send.key in self._arguments:
                 continue
@@ -219,7 +234,7 @@ class Where:
 
 
 def _inside(program: Program, op: int) -> Iterator[int]:
-    """An op, and all in its regions."""
+    """Yield an op and all ops of its regions."""
     yield op
     call = program.ops[op].call
     for region in () if call is None else call.regions:
@@ -232,7 +247,9 @@ def _line(source: Source) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """As "a, b and c"; of many, the first."""
+    """Join names as "a, b and c"; of more than `MAX_LINES`, name the first and count
+    the rest.
+    """
     rest = len(names) - MAX_LINES
     if rest > 0:
         names = [*names[:MAX_LINES], f"{rest} more"]

@@ -1,4 +1,4 @@
-"""Why a value is laid out as it is: the answer as data, shown as text and HTML."""
+"""The explanation of a value's layout as data, shown as text and HTML."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rhino_jax.units import format_bytes, format_seconds, format_share
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Collectives that one layout has, and the plan has not, or more of.
+    """Collectives that a layout has more or less of than the plan.
 
     Attributes:
-      kind, axes: as of `plan.collectives`.
-      seconds: more per step, hidden or not; negative where there is less.
-      source: the user's line.
-      reason: in words.
+      kind, axes: as in `plan.collectives`.
+      seconds: change per step, hidden or not; negative if there is less.
+      source: the user's source line.
+      reason: why the collectives are needed, in words.
     """
 
     kind: str
@@ -33,23 +33,24 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class LayoutAlternative:
-    """A value held in one layout, everything else solved again.
+    """A value fixed to one layout, with everything else solved again.
 
     Attributes:
-      spec: as text; `partition_spec`: as a pin takes it.
-      is_planned: it is the plan's own.
-      fits: whether anything fits so; else times are infinite.
+      spec: the layout as text; `partition_spec`: as a pin takes it.
+      is_planned: whether it is the plan's own.
+      fits: whether a solution fits in memory; if not, times are infinite.
       step_s: predicted seconds of the step.
-      stage_s: of the stage that the answer is of, seconds of all its tasks; on one mesh
-        the step.
-      bound_s: what `stage_s` is proved not to be below.
-      compute_s, communication_s: parts of `stage_s`; what hides is in neither.
+      stage_s: seconds of all tasks of the explained stage; on one mesh those of the
+        step.
+      bound_s: proved lower bound of `stage_s`.
+      compute_s, communication_s: parts of `stage_s`; hidden communication is in
+        neither.
       by_axes: (mesh axes, seconds of all their collectives, hidden or not).
-      peak_bytes: of one device; the least that was found where nothing fits.
-      is_brief: it was searched briefly, as layouts that are far from the best are: the
-        step is that of a plan that there is, and may be less.
-      added: what makes the difference to the plan, the most seconds first.
-      cannot: why it cannot be, where it is no layout of this value at all.
+      peak_bytes: peak memory of one device; the lowest peak found if nothing fits.
+      is_brief: whether it was searched briefly, as layouts far from the best are:
+        `step_s` is then that of a feasible plan, and a better one may exist.
+      added: the collectives that differ from the plan, the most seconds first.
+      cannot: why the value cannot have this layout at all; empty if it can.
     """
 
     spec: str
@@ -73,18 +74,19 @@ class Why:
     """Why a value is laid out as it is; `print` it to read it.
 
     Attributes:
-      key: as it was asked for; `name`: what people call it.
+      key: the key that was requested; `name`: name for display.
       type: element type and shape, as `bf16[64,192]`.
-      source: the user's line, of values inside of the program.
+      source: the user's source line, for values inside of the program.
       spec: the plan's layout, as text.
-      answer: in sentences.
-      layouts: the plan's, and the others, the fastest first.
-      forces: who has a hand in it: pins, divisibility, memory, neighbours, recipes.
-      planned_s: the step of the plan, all layouts free.
-      seconds: that it took to find out.
-      stage: of a plan in stages, that which all this is of; None: of one mesh.
-      stage_s: of the plan, what that stage works in a step.
-      also: the same of the other stages that have such a value.
+      answer: the explanation in sentences.
+      layouts: the plan's layout, then the alternatives, the fastest first.
+      forces: constraints on the layout: pins, divisibility, memory, neighbours,
+        recipes.
+      planned_s: seconds of the plan's step, with no layout fixed.
+      seconds: time that the explanation took.
+      stage: the stage that all this is about, in a plan in stages; None: one mesh.
+      stage_s: seconds of that stage in a step of the plan.
+      also: explanations for the other stages that have such a value.
     """
 
     key: str
@@ -102,7 +104,7 @@ class Why:
     also: tuple[Why, ...] = ()
 
     def table(self, *, full: bool = False) -> str:
-        """The whole answer as text, at most 100 columns wide.
+        """Return the whole explanation as text, at most 100 columns wide.
 
         Args:
           full: show every layout, not only the best of them.
@@ -121,7 +123,7 @@ class Why:
 
 
 MAX_ROWS = 12
-"""Layouts in a table that is not full."""
+"""Maximum number of layouts in a table that is not full."""
 
 
 def _tell(why: Why, *, full: bool = False) -> tuple[Section, ...]:
@@ -145,7 +147,7 @@ def _tell_one(why: Why, full: bool) -> list[Section]:
         header = ("layout", "step", f"stage {why.stage}", "more", *over, "peak")
     table = Table(header, rows, "<" + ">" * (len(header) - 1), (0,))
     took = "Under mesh axes: their collectives, hidden or not."
-    if why.seconds:  # of others of the same it is told with the first
+    if why.seconds:  # shown once, with the first stage
         seconds = format_seconds(why.seconds)
         took = f"each held, everything else solved again: {seconds} in all. {took}"
     if any(x.is_brief for x in shown):
@@ -180,10 +182,15 @@ def _row(
 
 
 def more(delta_s: float, of_s: float) -> str:
-    """A difference of steps, as `+1.2 ms (4 %)`."""
+    """Format a difference of steps, as `+1.2 ms (4 %)`.
+
+    Args:
+      delta_s: the difference in seconds; infinite: nothing fits.
+      of_s: seconds that the share refers to.
+    """
     if not math.isfinite(delta_s):
         return "does not fit"
-    if abs(delta_s) < 1e-4 * of_s:  # what is shown of the step has three digits
+    if abs(delta_s) < 1e-4 * of_s:  # the step is shown with three digits
         return "="
     sign = "+" if delta_s > 0 else "−"
     share = format_share(abs(delta_s) / of_s)

@@ -1,4 +1,4 @@
-"""The answer in sentences: axis by axis, what the plan gains by it."""
+"""The explanation in sentences: for each mesh axis, what the plan gains by its use."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def answer(
     *,
     is_asked: bool,
 ) -> tuple[str, ...]:
-    """Sentences on every mesh axis, and on what cannot be.
+    """Return sentences on every mesh axis, and on impossible layouts.
 
     Args:
+      place: the values.
+      model: the model of the mesh.
       current: the plan's layout; None where the values of the place have several.
-      costs: of every layout that was solved, the plan's among them.
-      planned: of the plan.
-      layouts: all of them, as they are shown.
-      is_asked: it was asked about one layout alone.
+      costs: every solved layout with its cost, the plan's included.
+      planned: cost of the plan.
+      layouts: all alternatives, as they are displayed.
+      is_asked: whether the question was about one layout alone.
     """
     others = [(s, c) for s, c in costs if s != current]
     lines = []
@@ -102,7 +104,9 @@ def _not_divided(place: PlacedValues, size: int) -> str:
 
 
 def _what_changes(cost: CostTerms, planned: CostTerms) -> str:
-    """As "the step is 1.2 ms (4 %) longer: 1.1 ms more of all-gathers at gpt.py:61"."""
+    """Describe a cost, as "the step is 1.2 ms (4 %) longer: 1.1 ms more of all-gathers
+    at gpt.py:61".
+    """
     if cost.predicted is None:
         if cost.elsewhere is not None:
             return f"nothing fits: {cost.elsewhere.cannot.rstrip('.')}"
@@ -118,7 +122,7 @@ def _what_changes(cost: CostTerms, planned: CostTerms) -> str:
 
 
 def how_long(what: str, delta_s: float, of_s: float) -> str:
-    """As "the step is 1.2 ms (4 %) longer"."""
+    """Describe a difference of seconds, as "the step is 1.2 ms (4 %) longer"."""
     text = more(delta_s, of_s)
     if text == "=":
         return f"{what} is as long"
@@ -126,12 +130,14 @@ def how_long(what: str, delta_s: float, of_s: float) -> str:
 
 
 HARDLY = 0.25
-"""Share of what a stage works longer, up to which the step hardly waits for it."""
+"""Limit of the ratio of the step's growth to that of one stage below which the sentence
+says that the step waits for another stage."""
 
 
 def _in_stages(cost: CostTerms, of: Elsewhere, planned: CostTerms) -> str:
-    """As "the work of stage 1 is 1.2 ms (4 %) longer, the step is 0.1 ms (0.3 %)
-    longer: stage 0 works longest"."""
+    """Describe a change in stages, as "the work of stage 1 is 1.2 ms (4 %) longer, the
+    step is 0.1 ms (0.3 %) longer: stage 0 works longest".
+    """
     delta, step = cost.step_s - planned.step_s, cost.total_s - planned.total_s
     said = [how_long(f"the work of stage {of.stage}", delta, planned.step_s)]
     said += [
@@ -153,14 +159,17 @@ def _in_stages(cost: CostTerms, of: Elsewhere, planned: CostTerms) -> str:
 
 
 MAX_REASONS = 4
-"""Terms of a difference that are named each; the table of layouts has the rest."""
+"""Maximum number of terms of a difference that are named; the table of layouts has the
+rest."""
 
 WORTH = 0.05
 """Share of the largest term from which on a term is named by itself."""
 
 
 def _reasons(cost: CostTerms, planned: CostTerms) -> str:
-    """Return what rises and what falls, which add up to the difference of the steps."""
+    """Return the terms that rise and fall, which add up to the difference of the
+    steps.
+    """
     assert cost.predicted is not None and planned.predicted is not None
     lines = [(x.seconds, _said(x)) for x in added(cost, planned)]
     compute_s = cost.predicted.compute_s - planned.predicted.compute_s

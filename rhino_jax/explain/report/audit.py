@@ -1,4 +1,6 @@
-"""What a hand-sharded program moves and holds: one line, text and HTML."""
+"""Report of an audit: traffic and memory of a hand-sharded program; line, text and
+HTML.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ TOP_COSTS = 8
 
 
 def audit_line(found: AuditData) -> str:
-    """Program, mesh, what it takes, and what rhino's plan would gain."""
+    """Return one line with program, mesh, step time, traffic, memory and the gain with
+    rhino.
+    """
     head = (
         f"Audit({found.program_name} on {format_mesh(found.mesh_axes)},"
         f" compiled for {found.hardware}: "
@@ -65,17 +69,22 @@ def _verdict(found: AuditData) -> str:
 
 
 def audit_to_text(found: AuditData, *, full: bool = False) -> str:
-    """The whole story of an audit."""
+    """Return the whole report of an audit as text.
+
+    Args:
+      found: the audit.
+      full: show every source line and collective.
+    """
     return sections_to_text(tell_audit(found, full=full))
 
 
 def audit_to_html(found: AuditData) -> str:
-    """The same as self-contained HTML."""
+    """Return the whole report of an audit as self-contained HTML."""
     return sections_to_html(tell_audit(found), line=audit_line(found))
 
 
 def tell_audit(found: AuditData, *, full: bool = False) -> tuple[Section, ...]:
-    """All sections of an audit's report."""
+    """Return all sections of an audit's report."""
     sections = [
         _head(found),
         out_of_memory_section(found.out_of_memory),
@@ -116,7 +125,9 @@ def _head(found: AuditData) -> Section:
 
 
 def _beside(found: AuditData) -> Section:
-    """The program as it is beside rhino's plan, both compiled."""
+    """Return the section that compares the program as it is with rhino's plan, both
+    compiled.
+    """
     ours = None if found.rhino is None else found.rhino.compiled
     if found.compiled is None or ours is None or found.rhino is None:
         return Section("")
@@ -203,7 +214,7 @@ def _held(found: AuditData) -> Section:
 
 
 def _inputs(found: AuditData, *, full: bool) -> Section:
-    """What rhino would do instead, by argument."""
+    """Return the section on the specs that rhino's plan has for the arguments."""
     if found.plan is None:
         return Section("")
     inputs, *_ = value_sections(found.plan, full=full)

@@ -1,4 +1,4 @@
-"""Where a step's time goes by the user's lines, and how well it uses the devices."""
+"""A step's seconds by the user's source lines, and the devices' utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ TOP_LINES = 12
 
 
 def utilisation(plan: PlanData) -> tuple[tuple[str, str], ...]:
-    """Model FLOPs utilisation, and what it is."""
+    """Return the fact on model FLOPs utilisation, with its definition; empty without
+    FLOPs.
+    """
     if not plan.model_flops.flops:
         return ()
     return (
@@ -29,7 +31,9 @@ def utilisation(plan: PlanData) -> tuple[tuple[str, str], ...]:
 
 
 def by_line(plan: PlanData, *, full: bool) -> Section:
-    """Where the step's time goes, forward and backward together."""
+    """Return the section on a step's seconds by source line, forward and backward
+    together.
+    """
     whole_s = sum(line.seconds for line in plan.line_times)
     if not whole_s:
         return Section("")
@@ -75,7 +79,7 @@ def by_line(plan: PlanData, *, full: bool) -> Section:
 
 
 def _line(line: LineTime) -> str:
-    """The line, or what takes time without one."""
+    """Return the source line, or for time without one its cause."""
     if line.source:
         return line.source if line.source != "?" else "added by passes"
     return {

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def diff_to_text(diff: PlanDiffData) -> str:
-    """The difference of two plans, one section per aspect."""
+    """Return the difference of two plans as text, one section per aspect."""
     return sections_to_text(_tell(diff))
 
 
 def diff_to_html(diff: PlanDiffData) -> str:
-    """The same as self-contained HTML."""
+    """Return the difference of two plans as self-contained HTML."""
     return sections_to_html(_tell(diff))
 
 
@@ -55,7 +55,7 @@ def _tell(diff: PlanDiffData) -> tuple[Section, ...]:
 def _facts(diff: PlanDiffData) -> tuple[tuple[str, str], ...]:
     facts = []
     if diff.meshes[0] == diff.meshes[1] and not diff.has_same_fingerprint:
-        # On other meshes, fingerprints of the same program differ too.
+        # On different meshes, fingerprints of one program differ, too.
         why = diff.change or "fingerprints differ"
         facts.append(("program", f"not the same ({why})"))
     meshes = [format_mesh(m) for m in diff.meshes]
@@ -103,7 +103,7 @@ def _ratio(a: float, b: float) -> str:
 
 
 def _specs(diff: PlanDiffData) -> Section:
-    """Changed specs, repeated layers folded, state shown once."""
+    """Return the section on changed specs: repeated layers folded, state shown once."""
     inputs = {(c.path, c.before, c.after) for c in diff.specs if c.side == "input"}
     shown = [
         c
@@ -148,12 +148,14 @@ WORTH = ("worth: how much longer B's step is with that array as in A, all else f
 
 
 def _asked(members: Sequence[SpecChange]) -> list[float]:
-    """What those of repeated layers are worth that were asked of."""
+    """Return the evaluated worths of repeated layers, in seconds; others were not
+    evaluated.
+    """
     return [c.worth_s for c in members if c.worth_s is not None]
 
 
 def _worth(members: Sequence[SpecChange]) -> str:
-    """Of the first of repeated layers that was asked of."""
+    """Format the worth of the first of repeated layers that was evaluated."""
     found = _asked(members)
     if not found:
         return ""
@@ -163,7 +165,7 @@ def _worth(members: Sequence[SpecChange]) -> str:
 
 
 def _bar_of(label: str, members: Sequence[SpecChange]) -> Quantity:
-    """What a layout is worth, as a bar of what is gained by it or lost."""
+    """Return a layout's worth as a bar, on the side of a gain or of a loss."""
     worth_s, change = _asked(members)[0], f"{members[0].before} → {members[0].after}"
     bar = Bar(((abs(worth_s), change),), _worth(members))
     return Quantity(label, "worth", (bar,), first=0 if worth_s >= 0 else 1)

@@ -1,4 +1,4 @@
-"""A planned program beside one device: one line, text and HTML."""
+"""Report of a check: a planned run compared with one device; line, text and HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOP_LEAVES = 10
 
 
 def check_line(found: CheckData) -> str:
-    """Program, mesh, and whether the results agree."""
+    """Return one line with program, mesh, and whether the results agree."""
     bad = sum(not leaf.ok for leaf in found.leaves)
     said = "ok" if found.ok else f"{format_count(bad)} differ"
     arrays = f"{format_count(len(found.leaves))} arrays"
@@ -31,17 +31,22 @@ def check_line(found: CheckData) -> str:
 
 
 def check_to_text(found: CheckData, *, full: bool = False) -> str:
-    """The whole story of a check."""
+    """Return the whole report of a check as text.
+
+    Args:
+      found: the check.
+      full: show every leaf, not only those that differ most.
+    """
     return sections_to_text(tell_check(found, full=full))
 
 
 def check_to_html(found: CheckData) -> str:
-    """The same as self-contained HTML."""
+    """Return the whole report of a check as self-contained HTML."""
     return sections_to_html(tell_check(found), line=check_line(found))
 
 
 def tell_check(found: CheckData, *, full: bool = False) -> tuple[Section, ...]:
-    """All sections."""
+    """Return all sections of a check's report."""
     bad = [leaf for leaf in found.leaves if not leaf.ok]
     result = f"{format_count(len(found.leaves))} arrays agree"
     if bad:
@@ -77,7 +82,9 @@ def tell_check(found: CheckData, *, full: bool = False) -> tuple[Section, ...]:
 
 
 def _allowed(leaf: ComparedLeaf) -> str:
-    """The largest relative difference, or absolute one where 16 bits are rounded."""
+    """Format a leaf's tolerance: relative, and absolute where 16-bit floats are
+    rounded.
+    """
     rounding = f" or ±{ROUNDINGS * leaf.rounding:.2g}" if leaf.rounding else ""
     return f"{leaf.tolerance:.2g}{rounding}"
 

@@ -19,7 +19,9 @@ TOP_COLLECTIVES = 12
 
 
 def collective_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
-    """The totals by kind and axes, and where the collectives come from."""
+    """Return the sections with totals by kind and axes, and with the collectives'
+    sources.
+    """
     if not plan.collectives:
         none = "none: no device talks to another."
         if plan.has_tasks:
@@ -56,14 +58,14 @@ def _sources(plan: PlanData, *, full: bool) -> Section:
     groups: dict[tuple[str, ...], list[Collective]] = {}
     for c in plan.collectives:
         key = (c.kind, format_axes(c.axes), c.source)
-        # In the full table only what is equal in every word is one row.
+        # In the full table, only collectives equal in every column share a row.
         groups.setdefault((*key, c.reason, c.op) if full else key, []).append(c)
     entries = [(key, _sum(members), members) for key, members in groups.items()]
     entries.sort(key=lambda e: (-e[1].seconds, -e[1].bytes))
     shown = entries if full else entries[:TOP_COLLECTIVES]
     rows = []
     for (kind, axes, source, *_), total, members in entries:
-        # The function's name is in the full table; here the reason needs the room.
+        # The full table names the function; here the reason needs the width.
         line = source if full else source.partition(" (")[0]
         rows.append((kind, axes, *_numbers(total), line, _why(members)))
     rest = entries[len(shown) :]
@@ -87,7 +89,9 @@ def _sources(plan: PlanData, *, full: bool) -> Section:
 
 
 def _why(members: Sequence[Collective]) -> str:
-    """What most are for, repeated layers as one, and how many others there are."""
+    """Return the most frequent reason, repeated layers folded, and the count of
+    others.
+    """
     folds = fold((why, ()) for why in dict.fromkeys(c.reason or c.op for c in members))
     first = max(folds, key=lambda f: len(f.members))
     rest = len(folds) - 1

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 _NUMBER = re.compile(r"\d+")
 MIN_REPEATS = 3
-"""Fewer than this many alike are shown one by one."""
+"""Minimum number of equivalent paths that are folded; fewer are shown one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Paths that are shown as one.
+    """Paths that are shown as one row.
 
     Attributes:
       label: the path, with the numbers that differ written as a range.
@@ -34,7 +34,9 @@ def fold(items: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
     """Fold paths that differ only in numbers.
 
     Args:
-      items: (path, what else must be equal), for example its shape and spec.
+      items: (path, key): only paths with equal keys are folded; for example shape and
+        spec.
+
     Returns:
       Folds, in order of their first member.
     """
@@ -53,7 +55,7 @@ def fold(items: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
 
 
 def _label(paths: Sequence[str]) -> str:
-    """The common path, with numbers that differ as ranges or lists."""
+    """Return the common path, with the numbers that differ as ranges or lists."""
     columns = list(zip(*(_NUMBER.findall(p) for p in paths), strict=True))
     ranges = iter([_range(column) for column in columns])
     return _NUMBER.sub(lambda _: next(ranges), paths[0])

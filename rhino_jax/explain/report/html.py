@@ -1,11 +1,10 @@
-"""Reports as self-contained HTML: no script, no network, light and dark alike.
+"""Reports as self-contained HTML: no script, no network, for light and dark themes.
 
-Colours are those of the page around (`currentColor` at several strengths), so that
-a report reads well in any notebook theme. Notebooks bring style sheets of their own,
-with rules as `.rendered_html td {text-align: right}` and `table-layout: fixed`; ours
-win by the weight of an id, and how cells are aligned and how long bars are stands
-in the elements, which is kept where a viewer drops the style sheet. Every text is
-escaped.
+Colours are those of the surrounding page (`currentColor` at several opacities), so that
+a report reads well in any notebook theme. Notebooks have their own style sheets, with
+rules such as `.rendered_html td {text-align: right}` and `table-layout: fixed`; ours
+take precedence by the specificity of an id. Alignment of cells and length of bars are
+inline styles, which survive viewers that drop the style sheet. Every text is escaped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rhino_jax.explain.report.views.views import views_of
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
 
-# `:is(#id, .class)` weighs as much as an id, whichever of them matches.
+# `:is(#id, .class)` has the specificity of an id, whichever of them matches.
 _ROOT = ":is(#rhino-report,.rhino-report)"
 
 _STYLE = """
@@ -77,14 +76,14 @@ _STYLE = """
 
 
 def to_html(plan: PlanData) -> str:
-    """The whole story of a plan."""
+    """Return the whole report of a plan, with drawings, as HTML."""
     head, *rest = tell(plan)
     sections = (head, *views_of(plan), *rest)
     return sections_to_html(sections, line=one_line(plan))
 
 
 def page(body: str, *, title: str) -> str:
-    """A file of its own around a report."""
+    """Return a complete HTML file around a report."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
@@ -94,7 +93,7 @@ def page(body: str, *, title: str) -> str:
 
 
 def sections_to_html(sections: tuple[Section, ...], *, line: str = "") -> str:
-    """Sections one below the other; the first is the head, the others fold."""
+    """Return sections one below the other; the first is the head, the others fold."""
     head, *rest = sections
     parts = [f"<h3>{escape(head.title)}</h3>"]
     if line:
@@ -130,11 +129,16 @@ def _content(section: Section) -> str:
 
 
 MAX_ROWS = 500
-"""Rows that are written into a page; more would make notebooks slow to open."""
+"""Maximum number of rows written into a page; more make notebooks slow to open."""
 
 
 def _opens(line: str, rest: Table) -> str:
-    """What is left out, to be opened."""
+    """Return the rows left out of a table, as a folded element.
+
+    Args:
+      line: its summary, which counts the rows.
+      rest: the rows.
+    """
     shown = _table(rest.rows_of(0, MAX_ROWS))
     more = len(rest.rows) - MAX_ROWS
     note = f"<p>and {more} more: plan.table(full=True)</p>" if more > 0 else ""
@@ -172,7 +176,9 @@ def _table(table: Table) -> str:
 
 
 def _class_of(text: str, *, gives_way: bool) -> str:
-    """Columns that give way wrap, the others are as wide as what stands in them."""
+    """Return a cell's class: columns that may shrink wrap, others are as wide as their
+    content.
+    """
     if not gives_way or len(text) <= _SHORT:
         return ""
     is_prose = len(text) > _PROSE and " " in text
@@ -180,10 +186,11 @@ def _class_of(text: str, *, gives_way: bool) -> str:
 
 
 _SHORT = 16
-"""Characters of a text that stays on one line."""
+"""Maximum number of characters of a cell that never wraps."""
 
 _PROSE = 24
-"""Characters of a text that is not squeezed into a column of one word."""
+"""Number of characters above which a text with spaces is prose, with a minimum column
+width."""
 
 
 def _bar(share: float) -> str:
@@ -193,7 +200,7 @@ def _bar(share: float) -> str:
 
 
 _CODE = re.compile(
-    r"`([^`]+)`"  # as quoted in notes
+    r"`([^`]+)`"  # code quoted in notes
     r"|(\bP\((?:[^()]|\([^()]*\))*\))"  # a spec
     r"|([\w.*]+(?:\[[^\]\s]*\][\w.*]*)+(?::\d+)?)"  # a path, a type, a cell
 )
@@ -202,7 +209,9 @@ _WHOLE = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
 
 
 def _rich(text: str) -> str:
-    """Specs, paths and what is in backticks as code, all else as prose."""
+    """Return a text with specs, paths and quoted text as code, and the rest as
+    prose.
+    """
     return "".join(_pieces(text))
 
 
@@ -217,7 +226,9 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _prose(text: str) -> str:
-    """Words as `all-gather` are whole; long ones may be broken at their dots."""
+    """Escape prose: words such as `all-gather` do not break; long ones may break at
+    dots.
+    """
     parts = []
     for word in _WORDS.split(text):
         pieces = _JOINTS.split(word) if len(word) > _SHORT else [word]
@@ -226,6 +237,8 @@ def _prose(text: str) -> str:
 
 
 def _breakable(code: str) -> str:
-    """A long path may be broken before its keys, a spec between its dims."""
+    """Escape code so that a long path may break before its keys, a spec between its
+    dims.
+    """
     parts = re.split(r"(?<=.{8})(?=[\[.])|(?<=, )|(?<=.{20},)", code)
     return "<wbr>".join(escape(part) for part in parts if part)

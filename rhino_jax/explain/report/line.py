@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_mesh(mesh_axes: Sequence[tuple[str, int]]) -> str:
-    """`data=4 × model=2`."""
+    """Format mesh axes as `data=4 × model=2`."""
     return " × ".join(f"{name}={size}" for name, size in mesh_axes) or "one device"
 
 
@@ -25,9 +25,11 @@ def num_devices(mesh_axes: Sequence[tuple[str, int]]) -> int:
 
 
 def one_line(plan: PlanData) -> str:
-    """Program, mesh, hardware, step time, peak memory, gap and status."""
+    """Return one line with program, mesh, hardware, step time, peak memory, gap and
+    status.
+    """
     predicted, search = plan.predicted, plan.search
-    # How far several stages are above the best cut is not bounded.
+    # For several stages there is no bound over all stage cuts, so no gap.
     gap = f" gap {format_share(search.gap)}," if not plan.has_tasks else _idle(plan)
     return (
         f"Plan({plan.program_name} on {format_mesh(plan.mesh_axes)},"
@@ -39,7 +41,9 @@ def one_line(plan: PlanData) -> str:
 
 
 def _idle(plan: PlanData) -> str:
-    """Where links keep stages idle for half of the time, or leave some without work."""
+    """Return a note if stages have no work, or are idle half of the step, mostly for
+    links.
+    """
     if plan.pipeline is None:
         return ""
     if idle := idle_stages(plan.pipeline):

@@ -2,7 +2,7 @@
 
 planning… best 12.3 ms, bound 11.9 ms, gap 3.3 %, 4 s
 
-Where output is piped, a line of its own every ten seconds.
+If output is piped, a separate line every ten seconds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from rhino_jax.units import format_seconds, format_share
 
 
 class Progress:
-    """Shows how a search is doing, in a terminal or notebook; in a pipe, now and then.
+    """Progress line of a search, in a terminal or notebook; in a pipe, a line now and
+    then.
 
-    The solver may call `update` from threads of its own. Nothing here raises into
-    the search: a stream that goes away is not written to again.
+    The solver may call `update` from threads of its own. No exception is raised into
+    the search: a closed stream is not written to again.
 
     Args:
-      is_enabled: False keeps it silent.
-      stream: where to write; standard error if None.
-      clock: seconds, increasing.
-      delay_s: silent for this long, so that quick plans show nothing.
-      interval_s: least time between two writes.
-      piped_s: in place of both, where nobody watches the stream.
+      is_enabled: False: write nothing.
+      stream: where to write; None: standard error.
+      clock: monotonic clock, in seconds.
+      delay_s: seconds before the first write, so that quick plans show nothing.
+      interval_s: minimum seconds between two writes.
+      piped_s: replaces both if the stream is not interactive.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class Progress:
         self._lock = threading.Lock()
 
     def update(self, best_s: float | None = None, bound_s: float | None = None) -> None:
-        """Say what is known so far; None where nothing new is.
+        """Report what is known so far.
 
         Args:
-          best_s: objective of the best plan found, in seconds.
-          bound_s: proved lower bound, in seconds.
+          best_s: objective of the best plan found, in seconds; None: unchanged.
+          bound_s: proved lower bound, in seconds; None: unchanged.
         """
         with self._lock:
             self._best_s = self._best_s if best_s is None else best_s
@@ -78,7 +79,7 @@ class Progress:
     __call__ = update
 
     def close(self) -> None:
-        """Wipe the line; later updates are silent."""
+        """Clear the line; later updates write nothing."""
         with self._lock:
             if self._width:
                 self._write("")
@@ -119,7 +120,9 @@ class Progress:
 
 
 def is_interactive(stream: TextIO) -> bool:
-    """Whether a person watches: a terminal, or a notebook's kernel."""
+    """Whether a stream is interactive: a terminal, or standard error of a notebook's
+    kernel.
+    """
     try:
         if stream.isatty():
             return True
@@ -134,7 +137,12 @@ def is_interactive(stream: TextIO) -> bool:
 def shown(
     wanted: bool | Callable[[float | None, float | None], None],
 ) -> Iterator[Callable[[float | None, float | None], None]]:
-    """What is to be told of progress: the user's own function, or a line."""
+    """Yield the callback for progress: the user's own function, or that of a progress
+    line.
+
+    Args:
+      wanted: a function of best and bound in seconds; or whether to show a line.
+    """
     if callable(wanted):
         yield wanted
         return

@@ -1,4 +1,4 @@
-"""What a report is made of, before it is text or HTML: sections of facts and tables."""
+"""Elements of a report, before it is text or HTML: sections of facts and tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class Table:
       header: names of the columns.
       rows: cells, one per column.
       align: one of "<" and ">" per column.
-      shrink: columns that give way when a line is too long, the widest first.
-      shares: for a drawn bar beside each row, its length in [0, 1]; empty for none.
-      marked: positions of rows to set off.
-      below: column of sentences, which in plain text stand below their rows.
+      shrink: columns that shrink if a line is too long, the widest first.
+      shares: length in [0, 1] of a bar next to each row; empty for no bars.
+      marked: positions of highlighted rows.
+      below: column of sentences, which plain text shows below their rows; None: no such
+        column.
     """
 
     header: tuple[str, ...]
@@ -28,7 +29,7 @@ class Table:
     below: int | None = None
 
     def rows_of(self, begin: int, end: int) -> Table:
-        """The same with some of its rows."""
+        """Return a copy with the rows from `begin` to before `end`."""
         marked = frozenset(i - begin for i in self.marked if begin <= i < end)
         return replace(
             self,
@@ -46,11 +47,13 @@ class Section:
       title: a few words; empty for the head of the report.
       facts: (name, value) pairs.
       table: rows, if any.
-      lines: sentences below; one that begins with "and" counts what is left out.
-      rest: the rows that are left out, which HTML opens.
-      drawing: HTML of its own, which stands above all else; plain text has none.
-      draws_table: whether it shows all of the table, which HTML then leaves out.
-      is_open: whether HTML shows it before it is asked for.
+      lines: sentences below; one that begins with "and" counts the rows that are left
+        out.
+      rest: the rows that are left out, which HTML shows folded.
+      drawing: HTML shown above all else; plain text has none.
+      draws_table: whether the drawing shows all of the table, which HTML then leaves
+        out.
+      is_open: whether HTML shows the section unfolded.
     """
 
     title: str

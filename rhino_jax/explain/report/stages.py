@@ -28,7 +28,9 @@ SENDS = "sends a step"
 
 
 def stage_sections(plan: PlanData) -> tuple[Section, ...]:
-    """Where a program is cut over devices; nothing of a plan that is one stage."""
+    """Return the sections on stages and their schedule; empty for a plan of one
+    stage.
+    """
     if len(plan.stages) == 1:
         return ()
     if plan.pipeline is None:
@@ -70,7 +72,9 @@ def stage_sections(plan: PlanData) -> tuple[Section, ...]:
 
 
 def _links(pipeline: Pipeline, simulation: Simulation) -> Iterator[tuple[str, str]]:
-    """Where most of the bubble is for links, what they take."""
+    """Yield the fact on seconds that stages wait for links, if that is most of the
+    bubble.
+    """
     waits_s = link_wait_s(pipeline, simulation)
     if waits_s:
         rate = format_bytes(min(hop.bytes_per_s for hop in pipeline.hops))
@@ -129,12 +133,19 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
 
 
 def _layers(stage: StagePlan) -> str:
-    """As "2 to 3", of every depth of stacks."""
+    """Format the layers of a stage as "2 to 3", one range per depth of nested
+    stacks.
+    """
     return ", ".join(f"{a} to {b - 1}" for a, b in stage.layers)
 
 
 def _again(pipeline: Pipeline, stage: int) -> str:
-    """What of a stage's forward pass its backward pass makes again."""
+    """Say which part of a stage's forward pass is recomputed in its backward pass.
+
+    Returns:
+      "forward pass", or the number of recomputed values with their bytes and seconds;
+      empty if nothing is.
+    """
     own = [c for c, at in enumerate(pipeline.groups) if at == stage]
     if set(own) <= set(pipeline.recomputed):
         return "forward pass"
@@ -148,7 +159,9 @@ def _again(pipeline: Pipeline, stage: int) -> str:
 
 
 def _on_host(pipeline: Pipeline, stage: int) -> str:
-    """What a stage's backward pass finds in the host's memory."""
+    """Say how many bytes a stage's backward pass reads from host memory; empty if
+    none.
+    """
     own = [c for c, at in enumerate(pipeline.groups) if at == stage]
     size = sum(pipeline.costs[c].offloaded_bytes for c in own)
     if not size:
@@ -158,12 +171,15 @@ def _on_host(pipeline: Pipeline, stage: int) -> str:
 
 
 PASSES = ("ahead", "forward", "whole batch", "backward", "update")
-"""In their order in a step. The first and the third are of coupled micro-batches."""
+"""Passes in their order in a step. The first and the third exist if micro-batches are
+coupled."""
 
 
 def compiled_stages_section(found: VerificationData) -> Section:
-    """Every chunk of the stages, as planned and as compiled; of stages of one program,
-    which all of its devices run, what they hold."""
+    """Return the section that compares every stage chunk as planned and as compiled.
+
+    For an SPMD pipeline, which all of its devices run, it shows memory by stage only.
+    """
     if found.compiled is None:
         return Section("")
     if not found.stages:
@@ -194,7 +210,7 @@ def compiled_stages_section(found: VerificationData) -> Section:
                 ),
             )
         )
-    # Compiled seconds of other hardware are no measure of what was planned.
+    # Compiled seconds of different hardware do not compare with planned ones.
     is_same = found.hardware == found.planned_hardware
     return Section(
         "chunks of stages: passes of one micro-batch, update"
@@ -220,13 +236,13 @@ def _peaks(found: VerificationData) -> Section:
 
 
 def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
-    """Seconds, as in `PASSES`."""
+    """Return seconds of a chunk's passes, in the order of `PASSES`."""
     back_s = cost.backward_s + cost.weights_s
     return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s
 
 
 def _sends(stage: StagePlan) -> str:
-    """What goes to every other stage in a step, of all devices."""
+    """Format the bytes that a stage's devices send to each other stage in a step."""
     to: dict[int, int] = {}
     for send in stage.sends:
         to[send.to] = to.get(send.to, 0) + send.bytes
@@ -234,7 +250,7 @@ def _sends(stage: StagePlan) -> str:
 
 
 def _sent_ahead(plan: PlanData) -> Iterator[tuple[str, str]]:
-    """Of what stages send in a step, what tasks ahead of forward passes make."""
+    """Yield the fact on bytes that tasks ahead of the forward passes send in a step."""
     to: dict[tuple[int, int], int] = {}
     for source, stage in enumerate(plan.stages):
         for send in stage.sends:

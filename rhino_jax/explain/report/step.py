@@ -1,11 +1,11 @@
-"""The predicted step by the clock: compute, collectives, and what is held meanwhile.
+"""The predicted step over time: compute, collectives, and live memory.
 
-A plan predicts a step's seconds of compute, of every collective, and of what compute
-does not hide of these all together. Ops run in program order. Each takes its share of
-compute by FLOPs, each collective stands where the op is that asks for it, and of each
-the same share is hidden beside what was computed before. Memory is that of the values
-that are read later, by their specs, scaled to the predicted peak. So the ends of the
-step and its totals are the plan's, and what lies between shows the order.
+A plan predicts a step's seconds of compute, of every collective, and of all exposed
+communication together. Ops run in program order. Each takes its share of compute by
+FLOPs, each collective runs at the op that needs it, and the same share of each is
+hidden behind the preceding compute. Memory is that of the live values, by their specs,
+scaled to the predicted peak. The step's end and its totals are therefore the plan's;
+the order in between is an illustration.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _OP = re.compile(r" #(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class LineCompute:
-    """Compute of one line of the program.
+    """Compute of one source line of the program.
 
     Attributes:
-      name: the line.
-      start_s, end_s: by the clock of the step.
-      ops: how many ops.
-      flops: of all of them, on one device.
-      is_backward: whether differentiation made them.
+      name: the source line.
+      start_s, end_s: seconds since the start of the step.
+      ops: number of ops.
+      flops: FLOPs of all of them, on one device.
+      is_backward: whether differentiation produced them.
     """
 
     name: str
@@ -49,12 +49,12 @@ class LineCompute:
 
 @dataclass(frozen=True, slots=True)
 class StepCollective:
-    """A collective.
+    """A collective in a step.
 
     Attributes:
-      collective: of the plan, all its runs together.
-      start_s, end_s: by the clock of the step.
-      hidden_s: of that, beside compute.
+      collective: the plan's record, all its runs together.
+      start_s, end_s: seconds since the start of the step.
+      hidden_s: seconds of it that overlap with compute.
     """
 
     collective: Collective
@@ -68,11 +68,11 @@ class DeviceStep:
     """One step of one device.
 
     Attributes:
-      seconds: all of it.
+      seconds: length of the step.
       work: compute, in order.
       sent: collectives, in order.
-      memory: (seconds, bytes) at which what is held changes; empty of a plan that was
-        read from a file.
+      memory: (seconds, live bytes) at each change; empty for a plan that was read from
+        a file.
     """
 
     seconds: float
@@ -82,7 +82,7 @@ class DeviceStep:
 
 
 def program_of(plan: PlanData) -> Program | None:
-    """The program that a plan's op numbers are of; None where it is not here."""
+    """Return the program that a plan's op ids refer to; None if it is not available."""
     traced = plan.traced
     for transform in plan.transforms:
         if traced is not None and transform.choice:
@@ -91,7 +91,7 @@ def program_of(plan: PlanData) -> Program | None:
 
 
 def step_of(plan: PlanData) -> DeviceStep:
-    """The step of a plan of one stage."""
+    """Return the simulated step of a plan of one stage."""
     program = program_of(plan)
     asked: dict[int, list[Collective]] = defaultdict(list)
     last = len(program.ops) if program is not None else 0
@@ -117,7 +117,7 @@ class _Line:
 
 
 def _lines(program: Program, asked: dict[int, list[Collective]]) -> Iterator[_Line]:
-    """Ops in order, those of one line that follow each other as one."""
+    """Yield ops in order, consecutive ones of one source line merged."""
     line: _Line | None = None
     for rank, (op, count) in enumerate(program.walk()):
         name, back = str(op.source), op.source.is_backward
@@ -153,7 +153,7 @@ def _run(
     sent_s = sum(c.seconds for c in plan.collectives)
     shown_share = min(1.0, predicted.communication_s / sent_s) if sent_s else 0.0
     clock, work, sent = 0.0, [], []
-    at_op: dict[int, float] = {}  # by position in the walk
+    at_op: dict[int, float] = {}  # position in `Program.walk` → end, in seconds
     free: dict[tuple[str, ...], float] = {}
     for line in lines:
         share = line.flops / whole if whole else 1.0 / len(lines)
@@ -178,8 +178,15 @@ def _run(
 def _by_clock(
     held: tuple[tuple[int, int], ...], at_op: dict[int, float]
 ) -> tuple[tuple[float, int], ...]:
-    """What is held, by the clock instead of by op: each op of the program's top ends
-    with the last line before the next, its own regions' lines among them."""
+    """Convert live bytes from op positions to seconds.
+
+    Each top-level op ends with the last line before the next one, its own regions'
+    lines included.
+
+    Args:
+      held: (position of an op in the walk, bytes live after it).
+      at_op: position in the walk → end of the op, in seconds.
+    """
     ends = sorted(at_op.items())
     found: list[tuple[float, int]] = []
     time, at = 0.0, 0
@@ -193,8 +200,9 @@ def _by_clock(
 
 
 def _held(plan: PlanData, program: Program) -> tuple[tuple[int, int], ...]:
-    """(position of an op in the walk, bytes that are held once it has run), scaled to
-    the predicted peak."""
+    """Return (position of an op in the walk, bytes live after it), scaled to the
+    predicted peak.
+    """
     sizes = tuple(size for _, size in plan.mesh_axes)
     specs = plan.decisions.values
 

@@ -21,7 +21,7 @@ _US = 1e6
 
 
 def save_trace(plan: PlanData, path: str | PathLike[str]) -> None:
-    """Write the step of a plan; of one with stages, that of all groups.
+    """Write a plan's predicted step as a trace; for stages, the simulated pipeline.
 
     Args:
       plan: the plan.
@@ -34,7 +34,9 @@ def save_trace(plan: PlanData, path: str | PathLike[str]) -> None:
 
 
 def events(plan: PlanData) -> Iterator[Event]:
-    """A track of compute, one of collectives for each set of mesh axes, and memory."""
+    """Yield events: a track of compute, one of collectives per set of mesh axes, and
+    memory.
+    """
     step = step_of(plan)
     yield named("process_name", 0, 0, f"{plan.program_name}, each device")
     yield named("thread_name", 0, 0, "compute")

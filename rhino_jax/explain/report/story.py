@@ -1,4 +1,4 @@
-"""The story of a plan, in sections, for text and HTML alike."""
+"""The sections of a plan's report, for text and HTML."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ TOP_MESHES = 8
 
 
 def tell(plan: PlanData, *, full: bool = False) -> tuple[Section, ...]:
-    """All sections of a plan's report.
+    """Return all sections of a plan's report.
 
     Args:
+      plan: the plan.
       full: leave nothing out and fold nothing.
     """
     sections = [
@@ -90,7 +91,9 @@ def _head(plan: PlanData) -> Section:
 
 
 def _parts(plan: PlanData) -> str:
-    """Return of what the step consists; of a pipeline, on its busiest stage."""
+    """Return compute and exposed communication of the step; of a pipeline's busiest
+    stage.
+    """
     compute, rest = map(
         format_seconds, (plan.predicted.compute_s, plan.predicted.communication_s)
     )
@@ -103,7 +106,9 @@ def _parts(plan: PlanData) -> str:
 
 
 def _reserve(plan: PlanData) -> str:
-    """What is left free, where a plan holds more than half of the budget."""
+    """Say how much memory is reserved, if the plan's peak exceeds half of the
+    budget.
+    """
     left = plan.memory_budget_bytes - plan.usable_bytes
     if not left or 2 * plan.predicted.peak_bytes < plan.memory_budget_bytes:
         return ""
@@ -114,7 +119,9 @@ def _reserve(plan: PlanData) -> str:
 
 
 def _transforms(plan: PlanData) -> tuple[tuple[str, str], ...]:
-    """What was done to the program before it was planned, in one line."""
+    """Return the fact on program passes applied before planning; empty if there are
+    none.
+    """
     if not plan.transforms:
         return ()
     done = [
@@ -125,7 +132,9 @@ def _transforms(plan: PlanData) -> tuple[tuple[str, str], ...]:
 
 
 def _recipes(plan: PlanData) -> Section:
-    """The plan and the experts' plans, fastest first, those that do not exist last."""
+    """Return the section of the plan and the recipes, fastest first, impossible ones
+    last.
+    """
     known = [(name, cost) for name, cost in plan.recipes.items() if cost is not None]
     known.sort(key=lambda entry: entry[1].step_time_s)
     if not plan.recipes:
@@ -193,7 +202,9 @@ def _memory(plan: PlanData, *, full: bool) -> Section:
 
 
 def _variants(plan: PlanData) -> Section:
-    """What cuts in time, recompute and offload would cost and hold, or did."""
+    """Return the section that compares micro-batches, remat and offload: step time and
+    peak.
+    """
     rows = tuple(
         (
             v.name,
@@ -221,7 +232,9 @@ def _variants(plan: PlanData) -> Section:
 
 
 def _meshes(plan: PlanData, *, full: bool) -> Section:
-    """Meshes by what they were compared by, and the plan's step on its own."""
+    """Return the section of mesh shapes with their search results, and the plan's own
+    step.
+    """
     axes = plan.stages[0].mesh_axes
     names, chosen = [name for name, _ in axes], tuple(size for _, size in axes)
     entries = sorted(plan.meshes, key=lambda x: x[1])
@@ -253,7 +266,7 @@ def _meshes(plan: PlanData, *, full: bool) -> Section:
 
 
 def _refined(plan: PlanData) -> Section:
-    """The plans that were compiled, fastest first."""
+    """Return the section on the candidate plans that were compiled, fastest first."""
     entries = sorted(plan.refined, key=lambda c: (not c.is_fitting, c.compiled_s))
     rows = tuple(
         (
@@ -278,7 +291,7 @@ def _pins(plan: PlanData) -> Section:
 
 
 def _while_loops(plan: PlanData) -> Section:
-    """Trip counts that the plan assumes, and why."""
+    """Return the section on trip counts that the plan assumes, and why."""
     rows = tuple(
         (loop.source, f"{format_count(loop.trip_count)}x", _BASIS[loop.basis])
         for loop in plan.while_loops
@@ -313,7 +326,7 @@ def _coverage(plan: PlanData) -> Section:
 
 def _search(plan: PlanData) -> Section:
     search = plan.search
-    # Other meshes, and programs after other passes, are compared but not bounded.
+    # The bound covers this mesh and program only, not the other candidates compared.
     scope = ", of this program on this mesh" if plan.meshes or plan.variants else ""
     variables = "bounded without CP-SAT"
     if search.variables:

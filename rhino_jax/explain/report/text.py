@@ -20,12 +20,12 @@ _MIN_COLUMN = 8
 
 
 def to_text(plan: PlanData, *, full: bool = False) -> str:
-    """The whole story of a plan."""
+    """Return the whole report of a plan as text."""
     return sections_to_text(tell(plan, full=full))
 
 
 def sections_to_text(sections: tuple[Section, ...]) -> str:
-    """Sections one below the other, a blank line between."""
+    """Return sections one below the other, separated by blank lines."""
     return "\n\n".join("\n".join(_section_lines(s)) for s in sections)
 
 
@@ -86,16 +86,16 @@ def _table_lines(table: Table) -> list[str]:
 
 
 _BELOW = "      "
-"""Before a sentence that stands below its row."""
+"""Indentation of a sentence that stands below its row."""
 
 
 def _without(row: tuple[str, ...], column: int) -> tuple[str, ...]:
-    """The row with nothing in a column, which then takes no room."""
+    """Return the row with an empty column, which then takes no width."""
     return (*row[:column], "", *row[column + 1 :])
 
 
 def display_width(text: str) -> int:
-    """Columns that a terminal gives to a text."""
+    """Return the number of columns that a terminal needs for a text."""
     return sum(_char_width(c) for c in text)
 
 
@@ -106,7 +106,9 @@ def _char_width(char: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Text made to fit: tree paths lose quotes, then the middle is cut, as `…`."""
+    """Shorten a text to a width: tree paths lose quotes, then `…` replaces the
+    middle.
+    """
     text = _clean(text)
     if display_width(text) <= width:
         return text
@@ -119,8 +121,10 @@ def shorten(text: str, width: int) -> str:
 
 
 def shorten_apart(texts: Sequence[str], width: int) -> list[str]:
-    """Return texts made to fit, of which those that differ still differ: where the
-    middle is cut, what tells them apart is in view."""
+    """Shorten texts to a width so that different ones remain different.
+
+    Where the middle is replaced, the part that differs stays visible.
+    """
     short = [shorten(text, width) for text in texts]
     alike: dict[str, dict[str, None]] = {}
     for text, fits in zip(texts, short, strict=True):
@@ -133,8 +137,10 @@ def shorten_apart(texts: Sequence[str], width: int) -> list[str]:
 
 
 def _around_differences(texts: Sequence[str], width: int) -> Iterator[str]:
-    """Yield each text with the words that lie between what all begin and end with;
-    numbered where these do not fit."""
+    """Yield each text shortened around the words between the common prefix and suffix.
+
+    Texts whose differing words do not fit are numbered.
+    """
     plain = [_clean(t).replace("['", "[").replace("']", "]") for t in texts]
     head = _length_alike(plain)
     tail = _length_alike([text[head:][::-1] for text in plain])
@@ -157,18 +163,18 @@ def _around_differences(texts: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _length_alike(texts: Sequence[str]) -> int:
-    """How many characters all texts begin with."""
+    """Return the length of the common prefix of all texts."""
     columns = zip(*texts, strict=False)
     return sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def _cut_to(text: str, width: int) -> str:
-    """The start of a text, with `…` for what does not fit."""
+    """Return the start of a text, with `…` for the part that does not fit."""
     return text if display_width(text) <= width else _take(text, width - 1) + "…"
 
 
 def _take(text: str, width: int) -> str:
-    """As much of the text's start as fits."""
+    """Return the longest prefix of a text that fits the width."""
     used = 0
     for i, char in enumerate(text):
         used += _char_width(char)
@@ -183,5 +189,7 @@ def pad(text: str, width: int, align: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without line breaks and control characters, which would break the columns."""
+    """Replace line breaks and control characters, which would break the columns, by
+    spaces.
+    """
     return "".join(c if c.isprintable() else " " for c in text)

@@ -21,7 +21,9 @@ TOP_VALUES = 24
 
 
 def value_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
-    """Inputs, and outputs; of these only what is not an input's next state."""
+    """Return the sections of inputs and outputs; outputs without the state that inputs
+    list.
+    """
     inputs = _section("inputs", plan, plan.inputs, full=full)
     if full:
         return inputs, _section("outputs", plan, plan.outputs, full=True)
@@ -41,7 +43,7 @@ def value_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
 
 
 STATE_PREFIX = "out: "
-"""Stands before the path of a result that replaces the argument of that path."""
+"""Prefix of the path of a result that replaces the argument of that path."""
 
 
 def _section(
@@ -104,7 +106,7 @@ def _section(
 
 
 def _cuts(leaf: Leaf, plan: PlanData) -> int:
-    """Into how many pieces a value is cut, on the mesh of its stages."""
+    """Return the number of shards of a value, on the mesh of its stages."""
     sizes = [size for _, size in plan.stages[leaf.stage].mesh_axes]
     if leaf.num_stages > 1:
         at = [name for name, _ in plan.mesh_axes].index(STAGE_AXIS)
@@ -123,7 +125,7 @@ _SHORT = {
 
 
 def format_array(shape: Sequence[int], dtype: str) -> str:
-    """`f32[8,128]`, as JAX prints types."""
+    """Format shape and dtype as JAX prints types: `f32[8,128]`."""
     kind = dtype.rstrip("0123456789")
     short = _SHORT.get(kind, kind) + dtype[len(kind) :]
     return f"{short}[{','.join(str(d) for d in shape)}]"

@@ -1,4 +1,4 @@
-"""Predicted beside compiled: one line, text and HTML."""
+"""Report of a verification: predicted compared with compiled; line, text and HTML."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOP_SOURCES = 3
 
 
 def verification_line(found: VerificationData) -> str:
-    """Program, mesh, platform, and whether the plan holds."""
+    """Return one line with program, mesh, platform, and whether the plan holds."""
     head = (
         f"Verification({found.program_name} on {format_mesh(found.mesh_axes)},"
         f" compiled for {found.hardware}: "
@@ -53,19 +53,24 @@ def verification_line(found: VerificationData) -> str:
 
 
 def verification_to_text(found: VerificationData, *, full: bool = False) -> str:
-    """The whole story of a verification."""
+    """Return the whole report of a verification as text.
+
+    Args:
+      found: the verification.
+      full: show every difference and collective.
+    """
     return sections_to_text(tell_verification(found, full=full))
 
 
 def verification_to_html(found: VerificationData) -> str:
-    """The same as self-contained HTML."""
+    """Return the whole report of a verification as self-contained HTML."""
     return sections_to_html(tell_verification(found), line=verification_line(found))
 
 
 def tell_verification(
     found: VerificationData, *, full: bool = False
 ) -> tuple[Section, ...]:
-    """All sections of a verification's report."""
+    """Return all sections of a verification's report."""
     sections = [
         _head(found),
         Section("why it is not ok", lines=found.problems),
@@ -104,7 +109,9 @@ def _head(found: VerificationData) -> Section:
 
 
 def _numbers(found: VerificationData) -> Section:
-    """Predicted beside compiled; times only where both are of the same hardware."""
+    """Return the section of predicted and compiled quantities; times only for the same
+    hardware.
+    """
     compiled, predicted = found.compiled, found.predicted
     if compiled is None:
         return Section("")
@@ -133,7 +140,9 @@ def _numbers(found: VerificationData) -> Section:
 
 
 def _drawn(found: VerificationData) -> str:
-    """Step, memory and what is sent; the step only where both are of one hardware."""
+    """Draw memory and traffic, predicted and compiled; the step only for the same
+    hardware.
+    """
     sides = (found.predicted, found.compiled)
     is_same = found.hardware == found.planned_hardware
     quantities = [
@@ -145,7 +154,7 @@ def _drawn(found: VerificationData) -> str:
 
 
 def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
-    """Times of two programs side by side."""
+    """Return rows with the times of two programs side by side."""
     return [
         quantity_row("step time", a.step_time_s, b.step_time_s, format_seconds),
         quantity_row("compute", a.compute_s, b.compute_s, format_seconds),
@@ -158,13 +167,15 @@ def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
 def quantity_row(
     name: str, a: float, b: float, form: Callable[[float], str]
 ) -> tuple[str, str, str, str]:
-    """One quantity of two programs, and the ratio of the second to the first."""
+    """Return a row: a quantity of two programs, and the ratio of the second to the
+    first.
+    """
     ratio = "=" if a == b else format_ratio(b / a) if a else "-"
     return name, form(a), form(b), ratio
 
 
 def _traffic(found: VerificationData) -> Section:
-    """Every kind over every group of axes, planned beside compiled."""
+    """Return the section of collectives by kind and mesh axes, planned and compiled."""
     planned, made = traffic_of(found.planned), traffic_of(found.collectives)
     if found.compiled is None or not (planned or made):
         return Section("")
@@ -235,7 +246,9 @@ def _signed(form: Callable[[float], str], value: float) -> str:
 
 
 def remat_section(lines: Sequence[str], *, full: bool = False) -> Section:
-    """The compiler's lines on values that it replicated in full."""
+    """Return the section with the compiler's warnings on involuntary full
+    rematerialization.
+    """
     shown = tuple(lines if full else lines[:TOP_DIFFERENCES])
     if len(lines) > len(shown):
         shown += (f"and {format_count(len(lines) - len(shown))} more",)
@@ -245,7 +258,9 @@ def remat_section(lines: Sequence[str], *, full: bool = False) -> Section:
 
 
 def out_of_memory_section(found: OutOfMemory | None) -> Section:
-    """The compiler's word that a program does not fit."""
+    """Return the section with the compiler's out-of-memory message; empty if it
+    fits.
+    """
     if found is None:
         return Section("")
     facts = [

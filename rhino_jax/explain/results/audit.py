@@ -1,4 +1,6 @@
-"""What `rhino.audit` returns: a program sharded by hand, and how it is shown."""
+"""The result of `rhino.audit`: a program sharded by hand, compiled, and its
+displays.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from rhino_jax.verify.by_hand import audit as data
 
 
 class Audit(data.AuditData):
-    """What a hand-sharded program moves and holds, beside rhino's plan of it.
+    """Traffic and memory of a hand-sharded program, compared with rhino's plan of it.
 
     Its attributes are those of `rhino_jax.verify.by_hand.audit.AuditData`.
     """
@@ -29,7 +31,7 @@ class Audit(data.AuditData):
 
     @classmethod
     def of(cls, found: data.AuditData) -> Audit:
-        """The same, able to show itself."""
+        """Return an audit's data as this class."""
         return dressed(
             cls,
             replace(
@@ -40,7 +42,7 @@ class Audit(data.AuditData):
         )
 
     def table(self, *, full: bool = False) -> str:
-        """The whole audit as text at most 100 columns wide.
+        """Return the whole audit as text at most 100 columns wide.
 
         Args:
           full: show every line and collective.
@@ -48,10 +50,11 @@ class Audit(data.AuditData):
         return audit_to_text(self, full=full)
 
     def patch(self) -> str:
-        """rhino's plan as a diff of your files, for `patch -p1`: constraints at your
-        lines, with your own changed where the plan wants another layout. Constraints on
-        names alone (`h = with_sharding_constraint(h, …)`) stay as they are. Empty where
-        there is no plan.
+        """Return rhino's plan as a diff of your files, for `patch -p1`.
+
+        It adds constraints at your lines, and changes your own where the plan has
+        another layout. Constraints on names alone (`h = with_sharding_constraint(h,
+        …)`) stay as they are. Empty if there is no plan.
         """
         return "" if self.plan is None else patch_of(self.plan)
 

@@ -1,4 +1,4 @@
-"""What `plan.check` returns: the results of two runs, and how they are shown."""
+"""The result of `plan.check`: differences of two runs, and their displays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhino_jax.verify import check as data
 
 
 class Check(data.CheckData):
-    """The results of a planned program beside those of one device.
+    """Results of a planned program compared with those of one device.
 
     Its attributes are those of `rhino_jax.verify.check.CheckData`.
     """
@@ -21,14 +21,14 @@ class Check(data.CheckData):
 
     @classmethod
     def of(cls, found: data.CheckData) -> Check:
-        """The same, able to show itself."""
+        """Return a check's data as this class."""
         return dressed(cls, found)
 
     def table(self, *, full: bool = False) -> str:
-        """The whole story as text.
+        """Return the whole report as text.
 
         Args:
-          full: every leaf, not only those that differ most.
+          full: show every leaf, not only those that differ most.
         """
         return check_to_text(self, full=full)
 

@@ -1,4 +1,4 @@
-"""What changes from one plan to another, and how it is shown."""
+"""The difference of two plans, and its displays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhino_jax.plan.plan import PlanData
 
 
 class PlanDiff(data.PlanDiffData):
-    """What differs between two plans; `print` it to read it.
+    """The differences of two plans; `print` it to read it.
 
     Its attributes are those of `rhino_jax.plan.diff.PlanDiffData`.
     """
@@ -26,27 +26,27 @@ class PlanDiff(data.PlanDiffData):
 
 
 MAX_WORTH = 6
-"""Changed arrays of which it is found out what they are worth, the largest: each costs
-a brief search."""
+"""Maximum number of changed arrays, the largest, whose worth is evaluated: each costs a
+brief search."""
 
 
 def diff(a: PlanData, b: PlanData, *, worth: bool = True) -> PlanDiff:
-    """What changes from plan `a` to plan `b`: predictions, specs, collectives.
+    """Compare plan `a` with plan `b`: predictions, specs, collectives.
 
     Plans of other programs, meshes and hardware may be compared too; arguments and
     results are then matched by tree path.
 
     Args:
-      a, b: plans, as `rhino.plan` or `rhino.load_plan` gives them.
-      worth: also say what the changes of the largest arrays are worth, each by itself,
-        where both plans are of one program, mesh and hardware, and `b` was made in this
-        process: its step with that array laid out as in `a`, less its step. Takes about
-        a second for each.
+      a, b: plans, as `rhino.plan` or `rhino.load_plan` return them.
+      worth: whether to evaluate what the changes of the largest arrays are worth, each
+        by itself: the step of `b` with that array laid out as in `a`, less its step.
+        Only if both plans are of one program, mesh and hardware, and `b` was planned in
+        this process. Takes about a second for each.
     Returns:
       The differences; `print` it to read it. Bytes are per device, times in seconds
       per step, both as predicted.
     Raises:
-      PlanFileError: one of them is no plan.
+      PlanFileError: one of them is not a plan.
     Example:
       >>> print(rhino.diff(rhino.load_plan("monday.json"), plan))  # doctest: +SKIP
     """

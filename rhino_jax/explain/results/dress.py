@@ -1,4 +1,4 @@
-"""From data to the class that users hold, which adds only methods."""
+"""Conversion from a data class to the class that users get, which adds only methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Face = TypeVar("Face")
 
 
 def dressed(face: type[Face], data: Any) -> Face:
-    """What a dataclass holds, as a class that has the same fields and more methods."""
+    """Return a dataclass's content as a class with the same fields and more methods."""
     if isinstance(data, face):
         return data
     return face(**{f.name: getattr(data, f.name) for f in fields(data)})

@@ -1,4 +1,4 @@
-"""What asks a plan's origin: why it is so, and what would be otherwise."""
+"""Methods of a plan that need its search problem: replan, explain, and recipes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rhino_jax.plan.plan import AnyPlan
 
 
 class Explored(data.PlanData):
-    """A plan that can be planned again from where it is.
+    """A plan that can be planned again, starting from itself.
 
-    What does it stands in `rhino_jax.planner.origin` and `rhino_jax.explain`.
+    The implementation is in `rhino_jax.planner.origin` and `rhino_jax.explain`.
     """
 
     def with_(
@@ -27,23 +27,24 @@ class Explored(data.PlanData):
         stages: int | str | None = None,
         schedule: str | None = None,
     ) -> AnyPlan:
-        """The same program planned again, from this plan on.
+        """Plan the same program again with some options changed.
 
-        With other pins or another budget, the problem that gave this plan is solved
-        again, on its mesh and with its passes (micro-batches, recompute), in a fraction
-        of the time; `recipes` stay those of this plan. Plans in stages stay cut as they
-        are where pins of layouts are all that changes. Where nothing fits so, and for
-        all other changes, everything but tracing is done anew.
+        With other pins or another budget, this plan's search problem is solved again,
+        on its mesh and with its passes (micro-batches, remat), in a fraction of the
+        time; `recipes` stay those of this plan. The stage cuts of a plan in stages stay
+        if only pins of layouts change. If nothing fits this way, and for all other
+        changes, everything but tracing is repeated.
 
         Args:
-          pins: as of `auto_shard`; hold beside the pins of this plan, and instead of
-            them where they have the same key.
-          memory_budget_bytes, mesh, microbatches, recompute, stages, schedule: as of
-            `auto_shard`; None: as they were asked for. Where rhino chose the mesh it is
-            kept, unless `stages` is given.
+          pins: as in `auto_shard`; added to the pins of this plan, and replacing those
+            with the same key.
+          memory_budget_bytes, mesh, microbatches, recompute, stages, schedule: as in
+            `auto_shard`; None: as in this plan's request. A mesh that rhino chose
+            stays, unless `stages` is given.
+
         Raises:
-          PlanFileError: the plan was loaded, and its program is not at hand.
-          PinError, InfeasiblePlanError, …: as `rhino.plan`.
+          PlanFileError: the plan was loaded from a file, without its program. PinError,
+            InfeasiblePlanError, …: as `rhino.plan`.
         """
         changes = {
             "pins": pins,
@@ -57,12 +58,13 @@ class Explored(data.PlanData):
         return _origin(self, "with_").with_(self, changes)
 
     def recipe(self: AnyPlan, name: str) -> AnyPlan:
-        """An expert's recipe at its best, as a plan: to run, verify and compare.
+        """Return an expert's recipe at its best, as a plan: to run, verify and compare.
 
-        It is the one that stands beside this plan in its table, whether it fits or not.
+        It is the one in this plan's table of recipes, whether it fits or not.
 
         Args:
           name: as in `plan.recipes`.
+
         Raises:
           RhinoError: there is no such recipe, or the program does not allow it.
           PlanFileError: as `with_`.
@@ -70,20 +72,21 @@ class Explored(data.PlanData):
         return _origin(self, "recipe").recipe(self, name)
 
     def why(self, key: str) -> Why:
-        """Why a value is laid out as it is, and what each alternative would cost.
+        """Explain why a value has its layout, and what each alternative would cost.
 
-        The value is held in each of its other layouts, one after the other, and
-        everything else is solved again: what is said of a layout is what
-        `plan.with_(pins={key: spec})` would find. `print` it to read it.
+        The value is fixed to each of its other layouts, one after the other, and
+        everything else is solved again: the cost of a layout is what
+        `plan.with_(pins={key: spec})` would find. `print` the result to read it.
 
-        Of a plan in stages the answer says on which stage the value is, and why there;
-        what its other layouts cost that stage, and the step by the clock. Values that
-        several stages have are answered for each (`Why.also`).
+        For a plan in stages, the result says on which stage the value is, and why; and
+        what its other layouts cost that stage and the simulated step. Values that
+        several stages have are explained for each (`Why.also`).
 
         Args:
-          key: a tree path or glob of arguments and results, a source line
-            (`gpt.py:61`; in notebooks `In[7]:39`), a scope, an op (`dot_general #12`)
-            or a value (`%34`), as the plan's tables name them.
+          key: a tree path or glob of arguments and results, a source line (`gpt.py:61`;
+            in notebooks `In[7]:39`), a scope, an op (`dot_general #12`) or a value
+            (`%34`), as the plan's tables name them.
+
         Raises:
           RhinoError: the key names nothing.
           PlanFileError: as `with_`.
@@ -91,12 +94,12 @@ class Explored(data.PlanData):
         return _origin(self, "why").why(self, key)
 
     def why_not(self, key: str, spec: Any) -> Why:
-        """What one layout of a value would cost, or why it cannot be.
+        """Explain what one layout of a value would cost, or why it is impossible.
 
         Args:
-          key: as of `why`.
-          spec: a PartitionSpec; of a plan in stages also the number of a stage: what it
-            would cost to have the value there, everything cut and planned again.
+          key: as in `why`.
+          spec: a PartitionSpec; for a plan in stages also the number of a stage: the
+            cost of placing the value there, with everything cut and planned again.
         """
         return _origin(self, "why_not").why(self, key, spec)
 

@@ -1,7 +1,7 @@
-"""The Plan that users hold: the data of a plan, and what acts on it.
+"""The Plan that users get: the data of a plan, with methods.
 
-Every method is a line: what it does stands in `plan/`, `runtime/`, `verify/`
-or `explain/report/`, as a function of the data.
+Every method is a line: its implementation is a function of the data in `plan/`,
+`runtime/`, `verify/` or `explain/report/`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from rhino_jax.verify.verification import verify
 
 
 class Plan(Explored):
-    """How a program is laid out over a mesh, and what that costs.
+    """Layouts of a program over a mesh, and their predicted cost.
 
-    `str(plan)` is one line, `plan.table()` the whole story. Its attributes are those of
-    `rhino_jax.plan.plan.PlanData`.
+    `str(plan)` is one line, `plan.table()` the whole report. Its attributes are those
+    of `rhino_jax.plan.plan.PlanData`.
     """
 
     @classmethod
     def of(cls, plan: data.PlanData) -> Plan:
-        """The same plan, able to act."""
+        """Return a plan's data as this class."""
         return dressed(cls, plan)
 
     def __reduce__(self) -> Any:
-        """For pickle: what a file holds, so without the mesh: devices are of a
-        process."""
+        """Pickle what a plan file contains, without the mesh, whose devices belong to a
+        process.
+        """
         return _from_dict, (plan_to_dict(self),)
 
     def __repr__(self) -> str:
@@ -59,8 +60,8 @@ class Plan(Explored):
     def in_specs(self) -> Any:
         """PartitionSpecs shaped like the arguments.
 
-        The tuple of positional arguments where the call has no keyword arguments,
-        else (args, kwargs). Static arguments, and leaves that are no arrays, are None.
+        The tuple of positional arguments if the call has no keyword arguments, else
+        (args, kwargs). Static arguments, and leaves that are not arrays, are None.
         """
         return trees.in_tree_of(self, self._partition_spec)
 
@@ -71,7 +72,7 @@ class Plan(Explored):
 
     @property
     def in_shardings(self) -> Any:
-        """NamedShardings shaped like the arguments, as `in_specs`.
+        """NamedShardings shaped like the arguments, see `in_specs`.
 
         Raises:
           MeshError: the plan has no mesh.
@@ -91,16 +92,16 @@ class Plan(Explored):
         return trees.partition_spec(leaf.spec, [name for name, _ in self.mesh_axes])
 
     def table(self, *, full: bool = False) -> str:
-        """The whole story as text, at most 100 columns wide.
+        """Return the whole report as text, at most 100 columns wide.
 
         Args:
-          full: show every value and every collective; else repeated layers are
-            folded and long lists cut, with what was left out in the last line.
+          full: show every value and every collective; else repeated layers are folded
+            and long lists shortened, with the rest counted in the last line.
         """
         return to_text(self, full=full)
 
     def with_mesh(self, mesh: Any) -> Plan:
-        """The same plan on a concrete (or abstract) mesh with the same axes.
+        """Return the same plan on a concrete (or abstract) mesh with the same axes.
 
         Raises:
           MeshError: the mesh's axes are not the plan's.
@@ -108,7 +109,7 @@ class Plan(Explored):
         return trees.with_mesh(self, mesh)
 
     def jit(self, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """`fn` as a function that runs sharded, as planned.
+        """Return `fn` as a function that runs sharded, as planned.
 
         Args:
           fn: the function that was planned.
@@ -120,60 +121,66 @@ class Plan(Explored):
         return jit_with_plan(fn, self, **options)
 
     def init(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`fn(*args, **kwargs)`, made where this plan wants it.
+        """Return `fn(*args, **kwargs)`, computed with this plan's shardings.
 
         `fn` runs under `jax.jit` with the plan's shardings: no device holds a sharded
-        array whole, unless what makes it cannot be cut (a QR decomposition). Its result
-        may be one argument, the first of the arguments in order, or a tuple, list or
-        dict of arguments; leaves that are no arrays pass through.
+        array whole, unless the op that produces it cannot be sharded (a QR
+        decomposition). Its result may be one argument, the first of the arguments in
+        order, or a tuple, list or dict of arguments; leaves that are not arrays pass
+        through.
 
         Args:
-          fn: makes state, as `model.init`; may give several, as (params, opt_state).
+          fn: initializes state, as `model.init`; may return several arguments, as
+            (params, opt_state).
           args, kwargs: its arguments; arrays are traced, all else is not.
+
         Raises:
-          RhinoError: an array is no argument of the planned function, or could be
-            several that are not sharded alike.
+          RhinoError: an array is not an argument of the planned function, or could be
+            several arguments with different shardings.
           MeshError: there are too few devices.
         """
         return placing.init(self, fn, args, kwargs)
 
     def put(self, tree: Any, *, local: bool = False, stored: bool = False) -> Any:
-        """The same arrays where this plan wants them.
+        """Move arrays to the devices and shardings of this plan.
 
         Args:
           tree: the tuple of arguments, one argument, a part of one, or a tuple, list or
             dict of such, of NumPy arrays or of JAX arrays on any devices and mesh.
-          local: each process gives what its own devices hold of every array (or the
-            whole), as of `jax.make_array_from_process_local_data`; else all processes
-            give whole arrays.
-          stored: arrays are in the order in which this plan stores them, as copies of a
-            step's results are; else as written (see `as_written`).
+          local: each process passes its own devices' part of every array (or the whole
+            array), as in `jax.make_array_from_process_local_data`; else all processes
+            pass whole arrays.
+          stored: arrays are in this plan's storage order, as copies of a step's results
+            are; else in the program's order (see `as_written`).
+
         Raises:
-          RhinoError: as `init`; or a process gives another part than it holds.
+          RhinoError: as `init`; or a process passes another part than that of its
+            devices.
           MeshError: there are too few devices.
         """
         return placing.put(self, tree, local=local, stored=stored)
 
     def as_written(self, tree: Any) -> Any:
-        """The same arrays in the order in which the program is written.
+        """Return arrays in the program's order, converted from interleaved storage.
 
-        Of a plan with `storage="blocks"`, for checkpoints and eyes: what `plan.put`,
-        `plan.init` and steps give may be stored in blocks. The inverse of `put`; arrays
-        stay on their devices.
+        For a plan with `storage="blocks"`, for checkpoints and inspection: results of
+        `plan.put`, `plan.init` and steps may be in interleaved (block-cyclic) storage.
+        The inverse of `put`; arrays stay on their devices.
 
         Args:
-          tree: as of `put`.
+          tree: as in `put`.
+
         Raises:
-          RhinoError: as `put`; or it is not known how an array is stored.
+          RhinoError: as `put`; or the storage order of an array is not known.
         """
         return placing.as_written(self, tree)
 
     def abstract_args(self) -> Any:
-        """`jax.ShapeDtypeStruct`s with shardings, shaped like the arguments.
+        """Return `jax.ShapeDtypeStruct`s with shardings, shaped like the arguments.
 
-        As `in_specs`; what Orbax, for one, restores a checkpoint into. Flax NNX objects
-        are their `nnx.state`, a `Variable` around each shape, unless the plan was read
-        from a file: then they are dicts of shapes.
+        The tree is that of `in_specs`; Orbax, for example, restores a checkpoint into
+        it. Flax NNX objects are their `nnx.state`, a `Variable` around each shape,
+        unless the plan was read from a file: then they are dicts of shapes.
         """
         return placing.abstract_args(self)
 
@@ -186,20 +193,24 @@ class Plan(Explored):
         static_argnames: str | Iterable[str] | None = None,
         **kwargs: Any,
     ) -> Verification:
-        """Compile `fn(*args, **kwargs)` as planned, and see whether the plan holds.
+        """Compile `fn(*args, **kwargs)` as planned, and compare it with the
+        predictions.
 
-        Allocates and runs nothing. What was donated when it was planned is donated.
+        Allocates and runs nothing. Arguments donated in the plan's request are donated.
 
         Args:
-          fn: the function that was planned, or what `auto_shard` made of it.
+          fn: the planned function, or the result of `auto_shard` for it.
           args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
-          compile_for: None: the plan's mesh, or its hardware where that mesh has no
+          compile_for: None: the plan's mesh, or its hardware if that mesh has no
             devices. "cpu": emulated devices. A name as "v5e:4x4" or "h100:8": that
-            hardware, which need not be there (`rhino.compile_target`). Or a mesh
-            with the plan's axes.
+            hardware, which need not be present (`rhino.compile_target`). Or a mesh with
+            the plan's axes.
           static_argnums, static_argnames: as in `jax.jit`.
+
         Returns:
-          Predicted beside compiled. A program that does not fit is a result too.
+          Predicted and compiled quantities. A program that does not fit is a result,
+          too.
+
         Raises:
           PlanFileError: the plan is of another program.
           MeshError: the mesh has other axes.
@@ -218,11 +229,12 @@ class Plan(Explored):
         )
 
     def simulate(self, jitter: Noise | float | None = None) -> Simulation | Jittered:
-        """One step of the pipeline by the clock, or many with noise.
+        """Simulate one step of the pipeline, or many with noise.
 
         Args:
-          jitter: None: none. A number: sigma of the logarithm of every task's duration,
-            as 0.05; transfers have twice that. Or a `rhino_jax.pipeline.jitter.Noise`.
+          jitter: None: no noise. A number: standard deviation of the logarithm of every
+            task's duration, as 0.05; transfers have twice that. Or a
+            `rhino_jax.pipeline.jitter.Noise`.
         Returns:
           A simulation: `step_time_s`, `bubble`, `peak_bytes`, `table()`,
           `save_trace(path)`; with noise, the distribution of step times.
@@ -246,18 +258,20 @@ class Plan(Explored):
         hold the whole program.
 
         Args:
-          fn: the function that was planned, or what `auto_shard` made of it.
+          fn: the planned function, or the result of `auto_shard` for it.
           args, kwargs: its arguments, with arrays.
-          tolerance: the largest relative difference of floats; None: by element type,
-            1e-4 for float32, and what the program's own roundings to 16 bits leave
-            open (`rhino_jax.verify.comparison`).
+          tolerance: maximum relative difference of floats; None: by element type, 1e-4
+            for float32, and the error of the program's own roundings to 16 bits
+            (`rhino_jax.verify.comparison`).
           static_argnums, static_argnames: as in `jax.jit`.
+
         Returns:
-          The differences by tree path, the largest first, and what could not be
-          compared. Runs on the plan's mesh, or on emulated devices where it has none.
+          The differences by tree path, the largest first, and the leaves that could not
+          be compared. Runs on the plan's mesh, or on emulated devices if it has none.
+
         Raises:
           PlanFileError: the plan is of another program.
-          MeshError: the mesh has no devices, and so many cannot be emulated.
+          MeshError: the mesh has no devices, and that many cannot be emulated.
         """
         return Check.of(
             check(
@@ -272,7 +286,7 @@ class Plan(Explored):
         )
 
     def donated_arguments(self) -> tuple[int | str, ...]:
-        """Positions and names of the arguments whose arrays are all donated."""
+        """Return positions and names of the arguments whose arrays are all donated."""
         return trees.donated_arguments(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -280,27 +294,32 @@ class Plan(Explored):
         save_plan(self, path)
 
     def code(self, style: str = "constraints") -> str:
-        """The plan as Python source that does without rhino: `print` it, or write it to
-        a file.
+        """Return the plan as Python source that does not need rhino.
+
+        `print` it, or write it to a file.
 
         Args:
           style: "specs": PartitionSpecs of arguments and results, for `jax.jit`.
             "constraints": also `with_sharding_constraint` at your lines, as a list and
             as a diff. "nnx", "linen", "maxtext": the same as names of dims and logical
             axis rules. "explicit": as sharding in types.
+
         Returns:
           The text of a module with `mesh`, `in_specs`, `out_specs`, `jit(fn, *args)`;
-          what a style cannot carry stands in its docstring.
+          its docstring lists what the style cannot express.
+
         Raises:
-          RhinoError: no such style, or the plan has stages; in one program, "specs"
-            says what they hold, and has a loop over layers that runs in them.
+          RhinoError: there is no such style, or the plan has stages; an SPMD pipeline
+            has the style "specs" alone, which lists the stages and contains a loop over
+            layers that runs in them.
           PlanFileError: the plan was read from a file, and the style needs your lines.
         """
         return code_of(self, style)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the predicted step for Perfetto or chrome://tracing: compute, the
-        collectives over each set of mesh axes, and memory.
+        """Write the predicted step as a trace for Perfetto or chrome://tracing.
+
+        Its tracks are compute, the collectives over each set of mesh axes, and memory.
 
         Args:
           path: ends in `.json`, or in `.json.gz` for a compressed file.
@@ -310,10 +329,11 @@ class Plan(Explored):
         save_trace(self, path)
 
     def diff(self, other: data.PlanData, *, worth: bool = True) -> PlanDiff:
-        """What changes from this plan to `other`; `print` it to read it.
+        """Compare this plan with `other`; `print` the result to read it.
 
         Args:
-          worth: as of `rhino.diff`.
+          other: the plan to compare with.
+          worth: as in `rhino.diff`.
         """
         return diff(self, other, worth=worth)
 

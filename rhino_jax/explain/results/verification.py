@@ -1,4 +1,4 @@
-"""What `plan.verify` returns: predicted beside compiled, and how they are shown."""
+"""The result of `plan.verify`: predictions compared with the compiled program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhino_jax.verify import verification as data
 
 
 class Verification(data.VerificationData):
-    """What the compiler made of a plan.
+    """Predictions of a plan compared with the compiled program.
 
     Its attributes are those of `rhino_jax.verify.verification.VerificationData`.
     """
@@ -21,11 +21,11 @@ class Verification(data.VerificationData):
 
     @classmethod
     def of(cls, found: data.VerificationData) -> Verification:
-        """The same, able to show itself."""
+        """Return a verification's data as this class."""
         return dressed(cls, found)
 
     def table(self, *, full: bool = False) -> str:
-        """Predicted beside compiled, as text at most 100 columns wide.
+        """Return predicted and compiled quantities as text at most 100 columns wide.
 
         Args:
           full: show every difference and collective.

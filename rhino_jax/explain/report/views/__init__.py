@@ -1,10 +1,10 @@
-"""What plans look like: drawings of HTML and SVG, without a library.
+"""Drawings of plans in HTML and SVG, without a library.
 
-Libraries that plot interactively in Jupyter bring megabytes of script or a network, and
+Interactive plotting libraries for Jupyter need megabytes of script or a network, and
 none works in Lab, classic, VS Code and a file alike; a few hundred lines of boxes do.
 
 In: a plan; or quantities of several, or many points, to compare.
-Out: `views.views_of`: sections with drawings, to stand in a report; `bars`, `scatter`.
+Out: `views.views_of`: sections with drawings for a report; `bars`, `scatter`.
 Order: `boxes` (colours, bars, escaping), `timeline`, `memory`, `treemap`, `regions` and
 `network` (one drawing of a plan each), `pipeline` (of one in stages), `bars`
 (verification, audit, diff), `scatter` (sweep), `script` (sorting, filtering, copying:

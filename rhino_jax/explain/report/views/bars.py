@@ -1,5 +1,7 @@
-"""Quantities of several sides as bars, one under the other: predicted and compiled, as
-written and as planned, plan A and plan B."""
+"""Quantities of several sides as bars, one below the other.
+
+Sides are predicted and compiled, baseline and planned, or plan A and plan B.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ if TYPE_CHECKING:
     from rhino_jax.plan.records import Collective, Predicted
 
 LONGEST = 66.0
-"""Percent of the width that the longest bar takes; its words stand in the rest."""
+"""Percent of the width that the longest bar takes; its label takes the rest."""
 
 LINE_EM = 1.7
-"""Height of a bar."""
+"""Height of a bar, in em."""
 
 STRENGTHS = (0.6, 0.3, 0.15, 0.45, 0.22)
-"""Of the parts of a bar, from the left: neighbours are told apart."""
+"""Opacities of the parts of a bar, from the left, so that neighbours differ visibly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Bar:
     """One side of a quantity.
 
     Attributes:
-      parts: (amount, what it is) from the left.
-      words: stand beside it.
+      parts: (amount, label) from the left.
+      words: label next to the bar.
     """
 
     parts: tuple[tuple[float, str], ...]
@@ -45,13 +47,13 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What is compared.
+    """A quantity to compare.
 
     Attributes:
-      name: as "peak memory".
-      unit: those of one unit are drawn to one scale.
-      bars: one for each side; None where a side does not have it.
-      first: which side the first bar is of.
+      name: for example "peak memory".
+      unit: quantities of one unit are drawn to one scale.
+      bars: one for each side; None if a side does not have it.
+      first: index of the side that the first bar belongs to.
     """
 
     name: str
@@ -63,7 +65,13 @@ class Quantity:
 def amount(
     name: str, values: Sequence[float | None], form: Callable[[float], str]
 ) -> Quantity:
-    """One number of each side, with how many times the first one the others are."""
+    """Return a quantity of one number per side, each with its ratio to the first.
+
+    Args:
+      name: name of the quantity.
+      values: one number per side; None if a side has none.
+      form: formats a number.
+    """
     first = values[0]
     found: list[Bar | None] = []
     for i, value in enumerate(values):
@@ -78,7 +86,7 @@ def amount(
 
 
 def step_of(sides: Sequence[Predicted | None]) -> Quantity:
-    """The step of each side, as compute and the communication that it does not hide."""
+    """Return the step time of each side, as compute and exposed communication."""
     whole = amount(
         "step time",
         [None if side is None else side.step_time_s for side in sides],
@@ -100,13 +108,13 @@ EXPOSED = "pale: communication that compute does not hide"
 
 
 def peak_of(sides: Sequence[Predicted | None]) -> Quantity:
-    """The peak memory of each side."""
+    """Return the peak memory of each side."""
     peaks = [None if side is None else side.peak_bytes for side in sides]
     return amount("peak memory", peaks, format_bytes)
 
 
 def wire_of(sides: Sequence[Iterable[Collective]]) -> list[Quantity]:
-    """What a device sends over each set of axes, the most first."""
+    """Return the bytes that a device sends over each set of axes, the most first."""
     sent: list[Mapping[tuple[str, ...], int]] = [_by_axes(side) for side in sides]
     every = {axes: max(s.get(axes, 0) for s in sent) for s in sent for axes in s}
     found = []
@@ -133,13 +141,14 @@ def bars(
     *,
     parts: Sequence[str] = ("", EXPOSED),
 ) -> str:
-    """A track for each quantity, in it a bar for each side; nothing of nothing.
+    """Draw a track for each quantity, in it a bar for each side; empty without
+    quantities.
 
     Args:
-      quantities: what is compared.
-      sides: their names.
-      parts: names of the parts of bars, from the left and the strongest; empty for
-        what needs none.
+      quantities: the quantities to compare.
+      sides: names of the sides.
+      parts: names of the parts of bars, from the left and the most opaque; empty for
+        parts without a legend entry.
     """
     most: dict[str, float] = {}
     for q in quantities:

@@ -1,7 +1,7 @@
 """Boxes of drawings: placed by percent, so that text keeps its size in any width.
 
-What places a box stands in the element, as viewers drop style sheets. Colours are laid
-thinly over the page's own, so that its text stays readable in light and dark.
+Positions are inline styles, as viewers drop style sheets. Colours are translucent over
+those of the page, so that its text stays readable in light and dark themes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from html import escape
 
 
 HUES = (210, 25, 140, 285, 50, 180, 330, 90)
-"""Degrees of hues that are told apart, in the order in which they are given."""
+"""Distinguishable hues, in degrees, in the order in which they are used."""
 
 _KEYS = re.compile(r"[^\W\d]\w*")
 
 CHARACTERS = 60
-"""Of a label of 12 px, in a drawing of 430 px, the narrowest that is meant; source:
+"""Characters of a 12 px label that fit in a drawing of 430 px, the narrowest; source:
 system-ui, 7 px a character on average."""
 
 
 def colour(hue: int | None, strength: float = 0.5) -> str:
-    """A colour for a background; without a hue, gray."""
+    """Return a CSS background colour; gray without a hue."""
     if hue is None:
         return f"rgba(128,128,128,{strength * 0.6:.2f})"
     return f"hsla({hue},70%,50%,{strength:.2f})"
@@ -38,7 +38,7 @@ def box(
     top: float = 0.0,
     height: float = 100.0,
 ) -> str:
-    """A box, all in percent of what it lies in; the label only where it has room."""
+    """Return a box, placed in percent of its container; the label only if it fits."""
     room = int(width / 100 * CHARACTERS) - 1
     shown = escape(next((x for x in _shorter(label, room) if len(x) <= room), ""))
     return (
@@ -50,8 +50,11 @@ def box(
 
 
 def _shorter(label: str, room: int) -> Iterator[str]:
-    """A label, and what is left of it where there is less room, in characters: the end
-    of a path, and as much of that as there is room for; a line without its function."""
+    """Yield a label, then shorter forms of it.
+
+    Of a path these are its last keys, then a truncated one; of a source line, the line
+    without its function.
+    """
     yield label
     yield label.partition(" (")[0]
     keys = _KEYS.findall(label) if "[" in label else []
@@ -62,8 +65,7 @@ def _shorter(label: str, room: int) -> Iterator[str]:
 
 
 def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) -> str:
-    """Words at the right of what ends at `left`, all in percent; they take what room
-    there is."""
+    """Return a label to the right of a box that ends at `left`, all in percent."""
     return (
         f'<div class="box" style="position:absolute;left:{left:.3f}%;'
         f"width:{100 - left:.3f}%;top:{top:.3f}%;height:{height:.3f}%;"
@@ -73,7 +75,7 @@ def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) 
 
 
 def row(label: str, inside: Sequence[str], height_em: float = 1.6) -> str:
-    """A line of boxes, with its name above where that is long, else at the left."""
+    """Return a track of boxes, with its name at the left."""
     return (
         '<div class="track" style="display:flex;text-align:left;margin:2px 0">'
         '<div class="name" style="flex:0 0 11em;overflow-wrap:anywhere">'
@@ -84,7 +86,7 @@ def row(label: str, inside: Sequence[str], height_em: float = 1.6) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """(background, words) of every colour."""
+    """Return the legend of (background, label) pairs."""
     parts = [
         f'<span class="key"><span class="swatch" style="display:inline-block;'
         f'width:.8em;height:.8em;background:{background}"></span>'

@@ -12,7 +12,7 @@ WIDTH = 1000
 
 
 def memory(step: DeviceStep, budget_bytes: int) -> str:
-    """What is held, from the start of the step to its end; empty where not known."""
+    """Draw live bytes over the step; empty if they are not known."""
     if not step.memory or not step.seconds:
         return ""
     peak_s, peak = max(step.memory, key=lambda point: point[1])
@@ -43,7 +43,7 @@ def _y(held: int, peak: int) -> str:
 
 
 def _few(step: DeviceStep) -> list[tuple[float, int]]:
-    """The largest of each pixel: a page needs no more points than it has pixels."""
+    """Return the largest point of each pixel, as more points cannot be seen."""
     found: dict[int, tuple[float, int]] = {}
     for point in step.memory:
         pixel = int(point[0] / step.seconds * WIDTH / 2)

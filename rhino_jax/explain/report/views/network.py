@@ -1,4 +1,4 @@
-"""The mesh as its devices, and what each sends over every axis."""
+"""The device mesh, and the bytes that each device sends over every axis."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
 
 MAX_DEVICES = 16
-"""Drawn along an axis."""
+"""Maximum number of devices drawn along an axis."""
 
 CELL = 26
 
 
 def network(plan: PlanData) -> str:
-    """Devices as a grid, its links as thick as what goes over them; bytes by axis."""
+    """Draw devices as a grid, with links as thick as their traffic, and bytes by
+    axis.
+    """
     names = [name for name, _ in plan.mesh_axes]
     sent = dict.fromkeys(names, 0.0)
     seconds = dict.fromkeys(names, 0.0)
     for c in plan.collectives:
         for name in c.axes:
-            # Of a collective over several axes each carries its part.
+            # A collective over several axes is split evenly among them.
             sent[name] = sent.get(name, 0.0) + c.bytes / len(c.axes)
             seconds[name] = seconds.get(name, 0.0) + c.seconds / len(c.axes)
     most = max(sent.values(), default=0.0)
@@ -53,7 +55,9 @@ _LABELLED = 40.0
 
 
 def _grid(plan: PlanData, sent: dict[str, float], most: float) -> str:
-    """The last two axes of a mesh; axes before them are said by number."""
+    """Draw the last two axes of a mesh; a note counts the devices of the axes
+    before.
+    """
     axes = plan.mesh_axes[-2:]
     if not axes:
         return ""

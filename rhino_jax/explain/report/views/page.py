@@ -1,4 +1,4 @@
-"""A plan as one file: its report, with what a script adds."""
+"""A plan as one HTML file: its report, with sorting and filtering by a script."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def plan_page(plan: PlanData) -> str:
-    """The page of a plan; needs no network."""
+    """Return the HTML page of a plan; it needs no network."""
     body = f"{to_html(plan)}\n<script>{SCRIPT}</script>"
     return page(body, title=f"plan of {plan.program_name}")

@@ -1,4 +1,4 @@
-"""A step of a pipeline as a timeline: what every stage does when."""
+"""A step of a pipeline as a timeline: the tasks of every stage over time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rhino_jax.units import format_seconds
 
 
 MAX_TASKS = 2000
-"""Drawn, each of some 300 bytes: pages with more are slow to open."""
+"""Maximum number of tasks drawn, each some 300 bytes: larger pages are slow to open."""
 
 COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
     "forward": (
@@ -21,11 +21,13 @@ COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
     "whole batch": (colour(HUES[3], 0.4), (PassKind.BETWEEN, PassKind.EXCHANGE)),
     "update": (colour(HUES[2], 0.5), (PassKind.UPDATE,)),
 }
-"""What tasks do → their colour, and their kinds."""
+"""Legend entry → colour, and the pass kinds that it stands for."""
 
 
 def pipeline(times: Times) -> str:
-    """A line of tasks for every stage; nothing where there are too many."""
+    """Draw a track of tasks for every stage; empty if there are more than
+    `MAX_TASKS`.
+    """
     graph = times.schedule.graph
     if not times.step_time_s or len(graph.tasks) > MAX_TASKS:
         return ""

@@ -1,4 +1,4 @@
-"""The program as its nested regions: lines, which unfold to ops with their specs."""
+"""The program as nested regions: source lines that unfold to ops with their specs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
 
 MAX_OPS = 1500
-"""Written in all: a page of a megabyte; what is larger is read in `str(program)`."""
+"""Maximum number of ops written, about a megabyte; `str(program)` shows all."""
 
 
 def regions(plan: PlanData) -> str:
-    """The planned program; empty of a plan that was read from a file."""
+    """Draw the planned program; empty for a plan that was read from a file, or has
+    stages.
+    """
     program = program_of(plan)
     if program is None or plan.has_tasks:
         return ""
@@ -41,7 +43,7 @@ class _Writer:
     written: Iterator[int]
 
     def region(self, region: Region) -> Iterator[str]:
-        """Ops of one line of the user's together."""
+        """Yield elements of a region, consecutive ops of one source line in one."""
         ops = [self.program.ops[i] for i in region.ops]
         for line, group in itertools.groupby(ops, key=lambda op: str(op.source)):
             members = list(group)

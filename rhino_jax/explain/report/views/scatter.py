@@ -1,4 +1,4 @@
-"""Points over two quantities, with those that no other beats in both."""
+"""Scatter plot of two quantities, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rhino_jax.explain.report.views.boxes import HUES, colour, legend
 
 
 WIDE = 8.0
-"""Largest to smallest value from which on an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which on an axis is logarithmic."""
 
 EDGE = 4.0
-"""Percent of the plot that stays free at its edges, so that no point is cut off."""
+"""Margin of the plot in percent, so that no point is clipped."""
 
 HEIGHT_EM = 17
 
@@ -24,10 +24,10 @@ class Dot:
     """One point.
 
     Attributes:
-      x, y: positive.
-      kind: what its colour says.
-      title: shown under the pointer.
-      is_marked: it is set off.
+      x, y: positive coordinates.
+      kind: category, shown by its colour.
+      title: tooltip.
+      is_marked: whether it is highlighted.
     """
 
     x: float
@@ -39,9 +39,11 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """Attributes:
-    name: of the quantity.
-    form: a value as text.
+    """One axis of a plot.
+
+    Attributes:
+      name: name of the quantity.
+      form: formats a value.
     """
 
     name: str
@@ -49,19 +51,19 @@ class PlotAxis:
 
 
 def scatter(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, *, marks: str) -> str:
-    """The plot, with a legend; nothing of fewer than two points.
+    """Draw the plot, with a legend; empty for fewer than two points.
 
     Args:
-      dots: the points; those without a positive place are left out.
-      x, y: what is drawn to the right, and upwards: the less the better.
-      marks: what it means to be set off.
+      dots: the points; those without positive coordinates are left out.
+      x, y: horizontal and vertical axis: the less the better.
+      marks: legend of highlighted points.
     """
     dots = [d for d in dots if 0 < d.x < math.inf and 0 < d.y < math.inf]
     if len(dots) < 2:
         return ""
     hues = _hues(sorted({d.kind for d in dots}))
     across, up = _Scale.of([d.x for d in dots]), _Scale.of([d.y for d in dots])
-    # What is set off lies above the rest.
+    # Highlighted points are drawn above the others.
     drawn = [
         _dot(d, hues[d.kind], across, up)
         for d in sorted(dots, key=lambda d: d.is_marked)
@@ -84,7 +86,7 @@ def scatter(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, *, marks: str) -> str
 
 
 def _hues(kinds: Sequence[str]) -> dict[str, int]:
-    """A hue for each; of many as far from one another as can be."""
+    """Return a hue for each category; for many categories evenly spaced ones."""
     if len(kinds) <= len(HUES):
         return dict(zip(kinds, HUES, strict=False))
     return {kind: 360 * i // len(kinds) for i, kind in enumerate(kinds)}
@@ -92,7 +94,7 @@ def _hues(kinds: Sequence[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From a value to percent of the plot, and back."""
+    """Linear or logarithmic scale from a value to percent of the plot."""
 
     low: float
     high: float
@@ -129,7 +131,7 @@ def _dot(d: Dot, hue: int, across: _Scale, up: _Scale) -> str:
 
 
 def _front(dots: Sequence[Dot], across: _Scale, up: _Scale) -> str:
-    """The steps of those that no other beats in what is drawn."""
+    """Draw the Pareto front as a step line."""
     best, points = math.inf, list[tuple[float, float]]()
     for d in sorted(dots, key=lambda d: (d.x, d.y)):
         if d.y < best:
@@ -169,5 +171,5 @@ def _ticks_across(scale: _Scale, axis: PlotAxis) -> str:
 
 
 _SHIFT = (25, 50, 75)
-"""Percent of its own width by which a tick stands left of its value, so that the outer
-ones stay beside the plot."""
+"""Percent of its own width by which a tick label is shifted left of its value, so that
+the outer ones stay next to the plot."""

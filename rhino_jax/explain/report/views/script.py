@@ -1,6 +1,6 @@
-"""The script of a page that stands alone: tables are sorted and filtered, paths copied.
+"""The script of a standalone page: sorts and filters tables, copies paths.
 
-Notebooks get none: they keep outputs of others for years, and show them untrusted.
+Notebooks get none: they store outputs of others for years, and show them untrusted.
 """
 
 SCRIPT = """
@@ -60,4 +60,4 @@ SCRIPT = """
   }
 })();
 """
-"""Nothing of it comes from a plan, so that nothing in it needs to be escaped."""
+"""Constant: nothing of it comes from a plan, so that nothing in it needs escaping."""

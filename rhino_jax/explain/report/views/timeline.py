@@ -12,18 +12,18 @@ from rhino_jax.units import format_bytes, format_flops, format_seconds
 
 
 MAX_BOXES = 300
-"""In one line: as many as a narrow page has room for pixels that are told apart."""
+"""Maximum number of boxes in one track: as many as a narrow page can show apart."""
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
 def hue_of(kind: str) -> int:
-    """The hue of a kind of collective."""
+    """Return the hue of a kind of collective, in degrees."""
     return HUES[1 + KINDS.index(kind)] if kind in KINDS else HUES[5]
 
 
 def timeline(step: DeviceStep) -> str:
-    """A line of compute, and one for each set of axes."""
+    """Draw a track of compute, and one of collectives for each set of axes."""
     if not step.seconds:
         return ""
     to_percent = 100 / step.seconds
@@ -49,7 +49,9 @@ def timeline(step: DeviceStep) -> str:
 
 
 def _few(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCompute]:
-    """Neighbours as one, where each alone would be too narrow to be seen."""
+    """Yield compute with adjacent entries merged where each alone is too narrow to be
+    seen.
+    """
     least_s = step.seconds / MAX_BOXES
     held: LineCompute | None = None
     for w in work:

@@ -1,4 +1,4 @@
-"""State and activations as areas, coloured by how they are cut."""
+"""State and activations as areas, coloured by the mesh axes that shard them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
 
 MOST = 60
-"""Areas; what is smaller is one, as it could not be told apart."""
+"""Maximum number of areas; the smaller ones are merged, as they could not be told
+apart."""
 
 ASPECT = 3.0
-"""Width of the drawing to its height, at the widths that pages have."""
+"""Ratio of the drawing's width to its height, at common page widths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What is held.
+    """Memory of one value or group of values.
 
     Attributes:
-      name: path, or what it is.
-      bytes: on one device.
-      cut: names of the mesh axes that cut it; None where that is not known.
-      spec: as text.
+      name: tree path, or description.
+      bytes: bytes on one device.
+      cut: names of the mesh axes that shard it; None if that is not known.
+      spec: spec as text.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Area:
 
 
 def treemap(plan: PlanData) -> str:
-    """Arguments, and what else is held at the peak."""
+    """Draw arguments, and what else is live at the peak, as a treemap."""
     areas = sorted(_areas(plan), key=lambda a: -a.bytes)
     rest = sum(a.bytes for a in areas[MOST:])
     areas = areas[:MOST]
@@ -75,7 +76,7 @@ def treemap(plan: PlanData) -> str:
 
 
 _LABELLED = 8.0
-"""Percent of the height that a line of text needs."""
+"""Percent of the height that a line of text needs; smaller areas have no label."""
 
 
 def _areas(plan: PlanData) -> Iterator[Area]:
@@ -98,7 +99,7 @@ def _areas(plan: PlanData) -> Iterator[Area]:
 def squarified(
     sizes: Sequence[float],
 ) -> list[tuple[float, float, float, float]]:
-    """(left, top, width, height) in percent of areas, the largest first.
+    """Return (left, top, width, height) of areas in percent, the largest first.
 
     Source: M. Bruls, K. Huizing, J. van Wijk, "Squarified Treemaps" (2000).
     """

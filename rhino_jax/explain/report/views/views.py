@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def views_of(plan: PlanData) -> tuple[Section, ...]:
-    """Those that there is something to draw for."""
+    """Return sections with the drawings of a plan, without those that have no data."""
     if plan.has_tasks:
         return (Section("what a device holds", drawing=treemap(plan)),)
     step = step_of(plan)
