@@ -1,14 +1,13 @@
-"""From what users ask for to plans: keywords read, mesh and hardware found, the search
-called, kept plans and other processes minded.
+"""From a user's request to a plan: keywords checked, mesh and hardware resolved, the
+search run, cached plans and other processes taken into account.
 
 In: a function with example arguments, and the keywords of `auto_shard`, `plan`,
 `plan_together` or `audit`.
 Out: what `explain.results` shows: a `Plan`, several of them, or an `Audit`.
 Order: `search` (one program on meshes), `variant_search` (one variant of it), `storage`
-(fused weights in blocks), `deferred_reductions`, `least_memory` and `cuts` (which
-variant), `staging` (several stages), `per_microbatch` (places by name), `notes` (on ops
-without a rule or left out, and on arguments), `like` (what stays as in another plan),
+(interleaved storage of fused weights), `deferred_reductions`, `least_memory` and `cuts`
+(choice of a variant), `staging` (pipeline stages), `per_microbatch` (places by name),
+`notes` (ops without a rule, arguments), `like` (layouts fixed by another plan),
 `meshes`, `searched` (one mesh or stages), `options` (one program planned), `origin`
-(planned again), and `audit`; `joint` (several programs that share state).
-`rhino_jax.api` calls this.
-"""
+(planning again from a plan), `audit`; `joint` (programs that share state).
+`rhino_jax.api` calls this."""

@@ -1,4 +1,4 @@
-"""The face of `rhino.audit`."""
+"""The public call `rhino.audit`."""
 
 from __future__ import annotations
 
@@ -35,25 +35,26 @@ def audit(
     progress: bool | Callable[[float | None, float | None], None] = True,
     **kwargs: Any,
 ) -> Audit:
-    """What a program that its user sharded by hand moves and holds, and could.
+    """Compare a program that its user sharded by hand with the plan that rhino makes of
+    it.
 
-    Compiles `fn(*args, **kwargs)` as it is and reads it back: every collective with
-    its line, and what the lines cost. Then plans the same function, free of all that
-    its user said about sharding, for the same mesh, and compiles that too. Allocates
-    and runs nothing; the hardware need not be there (`rhino.compile_target`).
+    Compiles `fn(*args, **kwargs)` as it is and reads the HLO back: every collective
+    with its source line, and the cost of each line. Then plans the same function,
+    without its user's sharding annotations, for the same mesh, and compiles that too.
+    Allocates and runs nothing; the hardware need not be there (`rhino.compile_target`).
 
     Args:
       fn: a `jax.jit` object, or a function. Constraints and `shard_map` inside are
         compiled as they are; in rhino's plan the constraints are left out.
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them, with
         `NamedSharding`s.
-      mesh: a mesh with devices, or a compile-only one; set as the mesh in context
-        while `fn` is traced, and arguments that are sharded over a mesh with the same
-        axes are taken over to it. None: the mesh of the arguments, of `in_shardings`,
-        or in context.
-      donate_argnums, donate_argnames, static_argnums, static_argnames: as in
-        `jax.jit`; a `jax.jit` object has its own.
-      Others: of rhino's plan, see `auto_shard`.
+      mesh: a mesh with devices, or a compile-only one; set as the mesh in context while
+        `fn` is traced, and arguments that are sharded over a mesh with the same axes
+        are moved to it. None: the mesh of the arguments, of `in_shardings`, or in
+        context.
+      donate_argnums, donate_argnames, static_argnums, static_argnames: as in `jax.jit`;
+        a `jax.jit` object has its own.
+      Others: options of rhino's plan, see `auto_shard`.
     Returns:
       The audit. A program that does not fit is a result too.
     Raises:

@@ -1,4 +1,4 @@
-"""Whether the loss of a program is worth being made in chunks."""
+"""Choice of the numbers of chunks in which to try a chunked loss."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from rhino_jax.planner.variant_search import Search
 
 
 CHUNK_COUNTS = (4, 16)
-"""Numbers of chunks that are tried: of the fewest, what is left of the logits of 50,000
-classes is about a layer's activations; more is worth a try where it is the peak still.
-Every chunk reads the weights of the head and adds to their gradient once more."""
+"""Numbers of chunks to try: with the fewest, the rest of the logits of 50,000 classes
+is about one layer's activations; more chunks are worth a try where the logits still
+make the peak. Every chunk reads the head's weights and accumulates their gradient once
+more."""
 
 MIN_SHARE = 0.05
-"""Of the peak that logits must have, were they cut over all devices."""
+"""Minimum share of the peak that the logits must have, were they sharded over all
+devices."""
 
 
 def counts_of_chunks(search: Search, peak_bytes: int) -> list[int]:
-    """In how many chunks the loss is worth a try; none where it makes no rows that
-    matter to the peak, or cannot be cut.
+    """Return the numbers of chunks in which the loss is worth a try; empty where its
+    rows do not matter to the peak, or cannot be chunked.
 
     Args:
-      search: of the program.
-      peak_bytes: of one device.
+      search: the search of the program.
+      peak_bytes: the peak of one device.
     """
     running = search.running
     cut = may_chunk(running.closed_jaxpr, running.program, CHUNK_COUNTS[0])

@@ -1,9 +1,10 @@
-"""Which passes a program is planned with: micro-batches, recompute, open sums.
+"""Choice of the passes of a program: micro-batches, rematerialization, deferred
+reductions.
 
-What needs none of them is planned once, as it is. Where that does not fit, or would be
-faster with more memory, variants that hold less are planned too (`variants`), each with
-shardings of its own, and the one with the shortest predicted step that fits is kept.
-"""
+A program that needs none of them is planned once, as it is. Where it does not fit, or
+would be faster with more memory, variants that hold less are planned too (`variants`),
+each with its own shardings, and the one with the shortest predicted step that fits is
+taken."""
 
 from __future__ import annotations
 
@@ -36,15 +37,17 @@ def best_cut(
     storage: str | Stored = "as written",
     places: tuple[str, ...] = (),
 ) -> PlanData:
-    """The plan of the variant of a program that is predicted fastest within memory.
+    """Return the plan of the variant that is predicted to be fastest within the memory
+    budget.
 
     Args:
-      search: of the program as its user wrote it.
-      microbatches, recompute, storage: as of `auto_shard`; or what is stored in blocks.
-      places: as of `auto_shard`, there `per_microbatch`.
+      search: the search of the user's program.
+      microbatches, recompute, storage: see `auto_shard`; `storage` may also be the
+        inputs in interleaved storage.
+      places: `per_microbatch` of `auto_shard`.
     Raises:
-      InfeasiblePlanError: nothing fits, whatever is done.
-      MicrobatchError: the program has no batch that can be cut as it is asked to be.
+      InfeasiblePlanError: nothing fits, whatever the passes.
+      MicrobatchError: the program has no batch that can be split as requested.
     """
     if storage == IN_BLOCKS:
         search = best_stored(search)
@@ -56,7 +59,7 @@ def best_cut(
         search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
     found = first = search.find()
-    # Has the recipes of the program as it is written, where that fits.
+    # The recipes are those of the user's program, where that fits.
     typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
     explorer = Explorer(
@@ -88,10 +91,10 @@ def best_cut(
 
 
 def _least_memory(explorer: Explorer) -> VariantCandidate:
-    """The variant with the smallest peak.
+    """Return the variant with the smallest peak.
 
     Raises:
-      InfeasiblePlanError: it does not fit, and so none does.
+      InfeasiblePlanError: it does not fit, and so no variant does.
     """
     least = LeastMemory(
         explorer.search,
@@ -108,15 +111,17 @@ def _least_memory(explorer: Explorer) -> VariantCandidate:
 
 
 def as_asked(search: Search, recompute: str) -> Search:
-    """The search of the program without `jax.checkpoint`, where that was asked for."""
+    """Return the search of the program without `jax.checkpoint` if `recompute` is
+    "none"; else the search as given."""
     if recompute == "none" and has_remat(search.traced.program):
         return search.after([KEPT_INSTEAD])
     return search
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> PlanData:
-    """What the compiler makes fastest, of the plans of the variant that is predicted to
-    be, and of the program as it is written where it fits, plain recipes among them."""
+    """Return the plan that the compiler makes fastest: of the plans of the variant that
+    is predicted to be fastest, and of the user's program where it fits, with plain
+    recipes among them."""
     searches = [replace(chosen.asking(has_recipes=True), refine=refine)]
     if written is not None and written.transforms != chosen.transforms:
         searches.append(written)
@@ -124,6 +129,7 @@ def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> Pl
 
 
 def _compiled_s(plan: PlanData) -> float:
-    """Of the fastest that fits, which is the plan; infinite where none does."""
+    """Return the compiled step time in seconds of a plan's fastest candidate that fits,
+    which is the plan; infinite where none fits."""
     fitting = [c.compiled_s for c in plan.refined if c.is_fitting]
     return min(fitting, default=math.inf)

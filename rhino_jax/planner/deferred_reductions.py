@@ -1,4 +1,5 @@
-"""Plans in which partial sums stay open: sites found in a first plan, planned again."""
+"""Plans with deferred reductions: sites found in a first plan, which is then planned
+again."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from rhino_jax.planner.variant_search import Search
 
 
 MIN_GAIN = 0.005
-"""Share of the predicted step that open sums must gain: plans at level "best" are
-proved to within 0.4 % (`bench plan`)."""
+"""Share of the predicted step time that deferred reductions must gain: plans at level
+"best" are proved to within 0.4 % (`bench plan`)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class PlannedPrices:
         return {op.id: self._cut(op) for op in self.program.ops if op.rule}
 
     def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
-        """The axes that cut every factor, as the op reads its operands."""
+        """Return, for each factor of an op's rule, the mesh axes that shard it, as the
+        op reads its operands."""
         assert op.rule is not None
         found: dict[int, tuple[int, ...]] = {}
         for i, layout in enumerate(op.rule.operands):
@@ -65,8 +67,8 @@ class PlannedPrices:
         return spec if spec is not None and len(spec) == rank else replicated(rank)
 
     def _made(self, value: int, axes: Sequence[int]) -> tuple[Spec, float]:
-        """How a value is laid out while it is a sum over mesh axes, and the bytes of it
-        on one device."""
+        """Return the spec of a value while it is unreduced over mesh axes, and its
+        bytes on one device."""
         spec = without(self._spec(value), axes)
         whole = self.program.values[value]
         return spec, whole.bytes * share_of(spec, whole.shape, self.mesh.sizes)
@@ -101,22 +103,24 @@ class PlannedPrices:
 
 
 def sites_of(program: Program, found: SearchResult, target: Target) -> list[Site]:
-    """Where a plan of a program sums what could stay open; the most useful first."""
+    """Return the sites where a plan reduces values that could stay unreduced, most
+    useful first."""
     mesh = lay_out(target, found.mesh_axes)
     return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
 
 
 def with_open_sums(search: Search, found: SearchResult) -> tuple[Search, SearchResult]:
-    """The plan in which partial sums stay open, where one is predicted to be faster.
+    """Plan with deferred reductions, where that is predicted to be faster.
 
-    Sums that the plan has are left open by it; sums of loops whatever it has, since a
-    plan that sums in every trip has none.
+    Reductions of the given plan are deferred where it has them; those of loops in any
+    case, since a plan that reduces in every trip has none left to defer.
 
     Args:
-      search: what was searched.
-      found: what was found.
+      search: the search of the program.
+      found: its result.
     Returns:
-      The search of the program with open sums, and what it found; or what was given.
+      The search of the program with deferred reductions, and its result; or the
+        arguments.
     """
     program, sizes = search.running.program, [size for _, size in found.mesh_axes]
     variants = _Variants(search.on(found.mesh_axes), found)
@@ -131,11 +135,11 @@ def with_open_sums(search: Search, found: SearchResult) -> tuple[Search, SearchR
 
 @dataclass(slots=True, eq=False)
 class _Variants:
-    """A program with some sums open.
+    """Variants of a program with deferred reductions.
 
     Attributes:
-      search, first: of the program, and what was found of it.
-      found: searches of variants, and what they found briefly.
+      search, first: the search of the program, and its result.
+      found: the searches of variants, and their brief results.
     """
 
     search: Search
@@ -143,8 +147,12 @@ class _Variants:
     found: list[tuple[Search, SearchResult]] = field(default_factory=list)
 
     def find(self, sites: Sequence[Site]) -> tuple[Program, SearchResult] | None:
-        """Search with the sums of these sites open; None where nothing fits, or where
-        they are estimated to save less than they must gain."""
+        """Search with the reductions of these sites deferred.
+
+        Returns:
+          The program and its result; None where nothing fits, or where the sites are
+            estimated to save less than `MIN_GAIN`.
+        """
         if sum(s.saved_s for s in sites) < MIN_GAIN * self.first.step_s:
             return None
         choice = as_text(site.group for site in sites)
@@ -157,14 +165,15 @@ class _Variants:
         return search.running.program, found
 
     def best(self) -> tuple[Search, SearchResult] | None:
-        """The fastest, searched as it is asked for; None where none gains enough."""
+        """Return the fastest variant, searched with the request's own level; None where
+        none gains enough."""
         if not self.found:
             return None
         search, found = min(self.found, key=lambda f: f[1].step_s)
         if found.step_s >= self.first.step_s:
             return None
         if found.step_s >= (1 - MIN_GAIN) * self.first.step_s:
-            # Variants are searched briefly: they are compared to as brief a search.
+            # Variants are searched briefly, so the baseline is too.
             if search.request.level == "fast":
                 return None
             written_s = brief_step_s(self.first, self.search.request)
@@ -176,7 +185,8 @@ class _Variants:
 def _axes_of_pieces(
     program: Program, found: SearchResult, count: int
 ) -> tuple[int, ...]:
-    """The mesh axes by which most of what is summed over `count` pieces is cut."""
+    """Return the mesh axes that shard most of the partial sums stacked in `count`
+    parts, by bytes."""
     weights: Counter[tuple[int, ...]] = Counter()
     values, held = program.values, found.decisions().values
     for op in program.ops:

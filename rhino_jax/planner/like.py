@@ -1,4 +1,4 @@
-"""`like=`: another function's plan, whose mesh and state layout are kept."""
+"""`like=`: another function's plan, whose mesh and state layout are taken over."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Like = ShardedFunction | PlanData
 
 @dataclass(frozen=True, slots=True)
 class KeptSpecs:
-    """What a plan keeps of another.
+    """Specs, stages and storage that a plan takes over from another plan.
 
     Attributes:
-      source: what it is kept of, for people.
-      mesh: the mesh of both.
-      specs: position of an argument array → the spec that it keeps.
-      is_asked: the user said `like=`; else it is the function's own last plan.
-      places: of every stage of the plan, along the axis of the stages.
-      stored: which of them are stored in blocks, and how.
-      stages: position of an argument array → the stages that have it there.
+      source: the plan that they come from, for messages.
+      mesh: the mesh of both plans.
+      specs: position of an argument array → its fixed spec.
+      is_asked: the user gave `like=`; else the source is the function's own last plan.
+      places: number of places of each stage of the source along the stage axis.
+      stored: argument arrays in interleaved storage, and how.
+      stages: position of an argument array → the stages that hold it.
     """
 
     source: str
@@ -53,7 +53,14 @@ class KeptSpecs:
     def of(
         cls, plan: PlanData, traced: Traced, mesh: Any, what: str, *, is_asked: bool
     ) -> KeptSpecs:
-        """
+        """Return what a plan of a traced function takes over from another plan.
+
+        Args:
+          plan: the other plan.
+          traced: the function to plan.
+          mesh: the mesh that the user gave; None: the other plan's.
+          what: the public call, for messages.
+          is_asked: see the attribute.
         Raises:
           MeshError: `mesh` is given and has other axes than the plan's.
         """
@@ -76,7 +83,7 @@ class KeptSpecs:
         return cls(source, mesh, specs, is_asked, plan.places, stored, stages)
 
     def and_of(self, other: PlanData | None, program: Program) -> KeptSpecs:
-        """The same, and what else another plan on this mesh has."""
+        """Return these specs with those that only another plan on this mesh has."""
         if other is None or other.mesh_axes != axes_of_mesh(self.mesh):
             return self
         mine = self.specs.keys()
@@ -92,12 +99,13 @@ class KeptSpecs:
         )
 
     def beside(self, pins: ResolvedPins) -> KeptSpecs:
-        """What is kept where the user pins nothing."""
+        """Return the specs without those of inputs that the user pins."""
         left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
         return replace(self, specs=left)
 
     def told_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
-        """The plan with what was kept told in a note, not as the user's pins."""
+        """Return the plan with a note on the fixed specs, and without them among the
+        user's pins."""
         kept = {program.inputs[i].path for i in self.specs}
         count = sum(not entry.is_const for entry in program.inputs)
         note = (
@@ -114,7 +122,8 @@ class KeptSpecs:
 
 
 def check_like(like: Any, what: str) -> None:
-    """
+    """Refuse a `like=` of a wrong type.
+
     Raises:
       RhinoError: `like` is neither a sharded function nor a plan.
     """
@@ -129,7 +138,7 @@ def check_like(like: Any, what: str) -> None:
 
 
 def plan_of_like(like: Like | None, what: str) -> PlanData | None:
-    """The plan that is meant; of a function its last one.
+    """Return the plan that `like=` refers to; of a function its last plan.
 
     Raises:
       RhinoError: the function has not been planned yet.
@@ -151,12 +160,12 @@ def plan_of_like(like: Like | None, what: str) -> PlanData | None:
 def like_is_in_the_way(
     error: InfeasiblePlanError, kept: KeptSpecs, freely: Callable[[], PlanData]
 ) -> InfeasiblePlanError:
-    """The error to raise where nothing fits with what `like=` keeps.
+    """Return the error to raise where nothing fits with the specs that `like=` fixes.
 
     Args:
-      error: what planning with it raised.
-      kept: what was kept.
-      freely: plans without.
+      error: the error of planning with them.
+      kept: the fixed specs.
+      freely: plans without them.
     """
     try:
         free = freely()
@@ -177,10 +186,10 @@ def like_is_in_the_way(
 
 
 def hardware_of_like(like: Like | None) -> str | Path | Target | None:
-    """The hardware that the other was planned for; None: that of the mesh."""
+    """Return the hardware that `like=` was planned for; None: the mesh's own."""
     if not isinstance(like, PlanData):
         return None if like is None else like.hardware
     try:
         return load_target(like.hardware)
-    except HardwareError:  # of a file that the user gave then
+    except HardwareError:  # The user gave a file then.
         return None

@@ -1,10 +1,9 @@
-"""The meshes that are compared: of all devices, or of groups of them.
+"""Candidate meshes: of all devices, or of the submeshes of pipeline stages.
 
-Of several stages the outermost axis is `stage`. Groups of equal size have a place each
-along it. Those of unequal size have as many as they are larger: four, two and two
-devices are 2 + 1 + 1 places of two devices, in a mesh stage=4, x=2. A group's own mesh
-is its part of that: the other axes are those of all groups.
-"""
+With several stages, the outermost axis is `stage`. Submeshes of equal size have one
+place each along it; submeshes of unequal size have places in proportion: four, two and
+two devices are 2 + 1 + 1 places of two devices, in a mesh stage=4, x=2. A stage's own
+mesh is its part of that: the other axes are common to all stages."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ MeshAxes = tuple[tuple[str, int], ...]
 
 
 def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
-    """`stages=`, checked: how many, "auto", or the devices of every group."""
+    """Check `stages=`: a number of stages, "auto", or the number of devices of each
+    stage."""
     if isinstance(value, list | tuple) and value:
         sizes = tuple(n for x in value if (n := whole(x)) is not None and n > 0)
         if len(sizes) == len(value):
@@ -45,18 +45,18 @@ def places_of(
     *,
     on_torus: bool = False,
 ) -> tuple[int, ...]:
-    """Of every stage, how many places along the axis of the stages it has; "auto": as
-    many stages as a mesh has places by name, or one.
+    """Return the number of places along the stage axis of each stage; "auto": one stage
+    for each place of the mesh's stage axis, or one stage where it has no such axis.
 
     Args:
-      asked: of the user.
-      axes: of the mesh that was given, if any.
-      devices: how many there are.
-      on_torus: whether they are TPUs, which do not run collectives in groups of any
-        size.
+      asked: the user's `stages=`, as read by `read_stages`.
+      axes: (name, size) of the given mesh's axes; None: no mesh is given.
+      devices: the number of devices.
+      on_torus: whether the devices are TPUs, whose collectives do not run in groups of
+        arbitrary size.
     Raises:
-      StageError: the mesh has none of these, or groups are not of all devices, or do
-        not tile the torus.
+      StageError: the mesh has no such stage axis, or the submeshes do not sum up to all
+        devices, or they do not tile the torus.
     """
     of_mesh = dict(axes or ()).get(STAGE_AXIS)
     if isinstance(asked, tuple):
@@ -105,8 +105,9 @@ def _check_sizes(sizes: tuple[int, ...], devices: int, on_torus: bool) -> None:
 
 
 def _near(sizes: tuple[int, ...], devices: int) -> list[int]:
-    """Sizes of as many groups that divide the number of all devices and sum up to it,
-    nearest to these; empty where there are none."""
+    """Return the sizes of as many submeshes, each a divisor of the number of devices
+    and together all devices, that are nearest to the requested sizes; empty where there
+    are none."""
     choices = _divisors(devices)
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for size in sizes:
@@ -143,9 +144,10 @@ def _unequal(sizes: tuple[int, ...], axes: MeshAxes | None) -> tuple[int, ...]:
 
 
 def check_in_stages(storage: str | Stored, stages: int) -> None:
-    """
+    """Refuse interleaved storage together with pipeline stages.
+
     Raises:
-      StageError: state is to be stored in blocks, and in several stages.
+      StageError: `storage=` asks for interleaved storage, and there are several stages.
     """
     if storage and storage != "as written":
         raise StageError(
@@ -159,13 +161,17 @@ def check_in_stages(storage: str | Stored, stages: int) -> None:
 def candidates(
     traced: Traced, target: Target, count: int, places: tuple[int, ...] = (1,)
 ) -> list[MeshAxes]:
-    """Meshes of `count` devices: the one for which the program itself has code
-    (`shard_map`), or else all that the topology has; with stages, outermost.
+    """Return the candidate meshes of `count` devices: the one that the program's own
+    `shard_map` code is written for, or else all that the topology has; with several
+    stages, the stage axis is outermost.
 
     Args:
-      places: of every stage along its axis.
+      traced: the traced function.
+      target: the hardware.
+      count: the number of devices.
+      places: the number of places of each stage along the stage axis.
     Raises:
-      StageError: groups would not be equal.
+      StageError: the devices do not make equal submeshes.
     """
     if len(places) > 1:
         return _staged(target, count, sum(places))
@@ -210,17 +216,19 @@ def _nearly_equal(devices: int, stages: int) -> list[int]:
 
 
 def own_mesh(mesh_axes: MeshAxes, places: int) -> MeshAxes:
-    """Of one group."""
+    """Return the axes of one stage's submesh, which has `places` places on the stage
+    axis."""
     return tuple((n, places if n == STAGE_AXIS else size) for n, size in mesh_axes)
 
 
 def where_pins_hold(
     every: Iterable[MeshAxes], pinned: Mapping[str, Any], program: Program
 ) -> tuple[list[MeshAxes], ResolvedPins]:
-    """The meshes on which all pins hold, and the pins on the last of them.
+    """Return the meshes on which all pins hold, and the pins resolved on the last of
+    them.
 
     Raises:
-      PinError: there is none.
+      PinError: there is no such mesh.
     """
     meshes: list[MeshAxes] = []
     resolved: ResolvedPins | None = None
@@ -229,7 +237,7 @@ def where_pins_hold(
         try:
             resolved = resolve_pins(pinned, program, axes)
         except PinError as failed:
-            # The last has the most axes, so what it says is the most useful.
+            # The last mesh has the most axes, so its error is the most useful.
             error = failed
             continue
         meshes.append(axes)

@@ -1,5 +1,5 @@
-"""What users are told of ops without a rule, of rules without an op, of ops that
-micro-batches leave out, and of arguments that take more memory than they need."""
+"""Notes and warnings on ops without a rule, rules without an op, ops left out of
+micro-batches, and arguments that take more memory than necessary."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rhino_jax.units import format_bytes, format_share
 
 
 LARGE_SHARE = 0.05
-"""Share of FLOPs, or of result bytes, from which an op without a rule is warned of; and
-of the peak, from which a note tells of memory."""
+"""Minimum share of FLOPs, or of result bytes, of an op without a rule for a warning;
+and minimum share of the peak for a note on memory."""
 
 _TOLD: set[tuple[str, str]] = set()
 
@@ -28,8 +28,7 @@ _TOLD: set[tuple[str, str]] = set()
 def warn_of_uncovered(program: Program) -> None:
     """Warn of large ops without a rule, once for each name and function.
 
-    The warning stands at the user's line.
-    """
+    The warning points at the user's line."""
     for found in uncovered(program):
         key = (program.name, found.name)
         if max(found.flops, found.bytes) <= LARGE_SHARE or key in _TOLD:
@@ -49,9 +48,9 @@ def warn_of_uncovered(program: Program) -> None:
 
 
 def warn_of_left_out(program: Program, plan: PlanData) -> None:
-    """Warn of ops that give nothing, as `jax.debug.print`, where the batch is cut in
-    time: what runs then is what results need. Once for each line and function.
-    """
+    """Warn of ops without results, such as `jax.debug.print`, where the batch is split
+    into micro-batches: only what the results depend on runs then. Once for each line
+    and function."""
     if plan.microbatches <= 1:
         return
     for op in (program.ops[o] for o in program.body.ops):
@@ -70,7 +69,8 @@ def warn_of_left_out(program: Program, plan: PlanData) -> None:
 
 
 def _advice(name: str) -> str:
-    """How to give an op a rule; many kernels share the name of their primitive."""
+    """Return how to give an op a rule; many kernels share the name of their
+    primitive."""
     if name in KERNELS:
         return (
             "Give the kernel a name, and say under it how it may be cut:"
@@ -82,7 +82,8 @@ def _advice(name: str) -> str:
 
 
 def notes_of_rules(program: Program) -> tuple[str, ...]:
-    """Notes on rules that were registered under names that no program has had."""
+    """Return notes on rules that were registered under names that no program has
+    had."""
     names = unmet_rules()
     if not names:
         return ()
@@ -97,14 +98,15 @@ def notes_of_arguments(program: Program, plan: PlanData) -> tuple[str, ...]:
     """Return notes on state that is not donated, and on a batch that does not divide.
 
     Args:
-      program: as its user wrote it.
+      program: the user's program.
       plan: its plan.
     """
     return (*_not_donated(program, plan), *_uneven(program, plan))
 
 
 def _not_donated(program: Program, plan: PlanData) -> Iterator[str]:
-    """State is held twice where it comes back and is not donated."""
+    """Yield a note on state that is returned without being donated, which a device
+    holds twice."""
     inputs = program.inputs
     back = sorted({o.state_of for o in program.outputs if o.state_of is not None})
     kept = [i for i in back if not (inputs[i].is_donated or inputs[i].is_const)]
@@ -122,7 +124,8 @@ def _not_donated(program: Program, plan: PlanData) -> Iterator[str]:
 
 
 def _uneven(program: Program, plan: PlanData) -> Iterator[str]:
-    """Arguments are cut evenly or not at all."""
+    """Yield a note on batch arguments that are replicated because their rows do not
+    divide: arguments are sharded evenly or not at all."""
     axes = [(name, size) for name, size in plan.mesh_axes if size > 1]
     data = [plan.inputs[i] for i in data_inputs(program)]
     counts = Counter(leaf.shape[0] for leaf in data)
@@ -130,7 +133,7 @@ def _uneven(program: Program, plan: PlanData) -> Iterator[str]:
     if not axes or not counts or plan.num_stages > 1:
         return
     if len(counts) > 1 and not has_state:
-        return  # these may be parameters
+        return  # These inputs may be parameters.
     rows = counts.most_common(1)[0][0]
     widest = max(size for _, size in axes)
     batch = [leaf for leaf in data if leaf.shape[0] == rows and not any(leaf.spec)]

@@ -1,4 +1,4 @@
-"""From what a user asks for to a plan: keywords checked, mesh and hardware read."""
+"""From a user's options to a plan: keywords checked, mesh and hardware resolved."""
 
 from __future__ import annotations
 
@@ -79,17 +79,16 @@ AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
 SCHEDULES = (AUTO, *TABLE, IN_ONE_PROGRAM)
 CUTS = ("microbatches", "recompute", "stages", "schedule")
-"""Keywords that say how a program is cut; "auto" where nothing was said."""
+"""Keywords that say how a program is split; "auto" where the user gave no value."""
 AS_WRITTEN = "as written"
 STORAGE = (AS_WRITTEN, "blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user asked for; see `auto_shard`.
+    """The options of a plan; see `auto_shard`.
 
-    Numbers may be given as text with a unit; here they are what was read of it.
-    """
+    Numbers may be given as text with a unit; the fields hold the parsed numbers."""
 
     hardware: str | Path | Target | None
     memory_budget_bytes: Any
@@ -134,10 +133,12 @@ class Wishes:
             object.__setattr__(self, name, value)
 
     def beside(self, said: Wishes, is_elsewhere: bool) -> Wishes:
-        """These, and of others what is not said here.
+        """Return these options, completed by others where these have the default.
 
         Args:
-          is_elsewhere: on another mesh or hardware, which `like` would contradict.
+          said: the other options.
+          is_elsewhere: this plan is for another mesh or hardware, which the other
+            `like` would contradict.
         """
         names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
         names += [*CUTS, "storage", "per_microbatch", "while_trips"]
@@ -162,8 +163,10 @@ class Wishes:
         """Plan a traced function, on this mesh or on the best that rhino finds.
 
         Args:
+          traced: the traced function.
+          mesh: the mesh; None: rhino chooses.
           before: the function's last plan, for another signature; its mesh and its
-            arguments' sharding are kept where that fits.
+            arguments' shardings are taken over where that fits.
         """
         program = with_stated_trips(self.what, traced.program, self.while_trips)
         if program is not traced.program:
@@ -207,7 +210,8 @@ class Wishes:
         basis: KeptSpecs | None,
         before: tuple[int, ...] = (),
     ) -> tuple[data.PlanData, KeptSpecs | None]:
-        """The plan without trees and mesh, and what it keeps of another."""
+        """Return the plan without trees and mesh, and the specs that it takes over from
+        another plan."""
         target = self.target_of(mesh)
         pinned = expand_pins(self.pins, traced)
         axes = None if mesh is None else axes_of_mesh(mesh)
@@ -221,7 +225,7 @@ class Wishes:
                 pins = replace(pins, inputs={**basis.specs, **pins.inputs})
         else:
             meshes, pins = self.meshes_of(traced, target, pinned, places)
-        # State that there is already is stored as it is.
+        # Existing state keeps its storage.
         storage = self.storage if basis is None else basis.stored
         program = traced.program
         wished = self._asked(mesh, meshes, target, pins)
@@ -230,7 +234,7 @@ class Wishes:
 
         def make() -> data.PlanData:
             def searched() -> data.PlanData:
-                # The solver takes a second to import; who loads plans need not wait.
+                # The solver takes a second to import; loading a plan does not need it.
                 from rhino_jax.planner.searched import (
                     SearchRequest,
                     search_for,
@@ -244,12 +248,12 @@ class Wishes:
                 return with_own_variant(found)
 
             if self.dump is not None:
-                return searched()  # a kept plan has no passes to show
+                return searched()  # A cached plan has no passes to dump.
             return kept(
                 cache_key(program, target, asked),
                 searched,
                 belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
-                # On a machine that is less busy it would be another.
+                # A less busy machine would find another plan.
                 is_worth_keeping=lambda p: not data.is_cut_by_clock(p),
             )
 
@@ -265,8 +269,8 @@ class Wishes:
     def places_on(
         self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Of every stage its places: as of a plan on this mesh (`before`), unless the
-        user says how many stages."""
+        """Return the number of places of each stage along the stage axis: those of a
+        plan on this mesh (`before`), unless the user gives the number of stages."""
         if before and self.stages == AUTO:
             return before
         on_torus = any(tier.topology == "torus" for tier in target.tiers)
@@ -274,10 +278,11 @@ class Wishes:
         return places_of(self.stages, axes, count, on_torus=on_torus)
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
-        """Those that must have the same plan; empty: this one plans for itself."""
+        """Return the ids of the processes that must have the same plan; empty: this one
+        plans alone."""
         if is_alone():
             return ()
-        if mesh is None:  # all of them have as many devices
+        if mesh is None:  # All candidate meshes have the same number of devices.
             mesh = make_mesh(meshes[0], self.what)
         return processes_of_mesh(mesh)
 
@@ -288,12 +293,13 @@ class Wishes:
         target: Target,
         pins: ResolvedPins,
     ) -> tuple[object, ...]:
-        """All that a plan depends on beside program and target."""
+        """Return everything that a plan depends on in addition to its program and
+        target."""
         asked: tuple[object, ...] = (
             meshes,
             sorted(pins.inputs.items()),
             sorted(pins.outputs.items()),
-            # A `rhino.pin` is a part of the program, wherever it stands.
+            # A `rhino.pin` is part of the program, wherever its line is.
             sorted(
                 (v, p.spec, "" if p.is_in_program else p.key)
                 for v, p in pins.values.items()
@@ -310,7 +316,7 @@ class Wishes:
         )
         if not self.refine:
             return asked
-        # Compiled on the mesh itself where its devices are there.
+        # Plans are compiled for the mesh itself where its devices are present.
         devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
         return (*asked, self.refine, sorted({str(d.device_kind) for d in devices}))
 
@@ -341,11 +347,11 @@ class Wishes:
         )
 
     def count_of(self, target: Target) -> int:
-        """Devices, where no mesh says how many."""
+        """Return the number of devices, where no mesh gives it."""
         return target.num_devices or len(devices_here(self.what))
 
     def count_on(self, target: Target, axes: MeshAxes | None) -> int:
-        """Devices of a mesh; None: of the hardware."""
+        """Return the number of devices of a mesh; None: of the hardware."""
         if axes is None:
             return self.count_of(target)
         return math.prod(size for _, size in axes)
@@ -361,13 +367,14 @@ class Wishes:
         pinned: Mapping[str, Any],
         places: tuple[int, ...] = (1,),
     ) -> tuple[list[MeshAxes], ResolvedPins]:
-        """The meshes to compare: those on which all pins hold."""
+        """Return the candidate meshes: those on which all pins hold, and the pins on
+        the last."""
         every = candidates(traced, target, self.count_of(target), places)
         return where_pins_hold(every, pinned, traced.program)
 
 
 def _told(found: data.PlanData, program: Program, target: Target) -> data.PlanData:
-    """The plan with what is said of the program as its user wrote it."""
+    """Return the plan with the notes and FLOPs of the user's program."""
     warn_of_left_out(program, found)
     notes = (
         *notes_of_arguments(program, found),

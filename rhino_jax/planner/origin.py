@@ -1,12 +1,11 @@
-"""What a plan was made of, to plan again from there: `plan.with_`, `plan.recipe`,
-`plan.why`.
+"""The origin of a plan, from which it is changed or explained: `plan.with_`,
+`plan.recipe`, `plan.why`.
 
-A plan that was made in this process has its traced function and what was asked for at
-hand. The problems that were solved last are kept too (`MAX_KEPT`, since those of large
-programs are large); of other plans, as of those that the cache had, the problem of
-their mesh is solved once more when it is first asked for. A plan from a file has none
-of this.
-"""
+A plan made in this process refers to its traced function and to the options that it was
+requested with. The most recent solved problems are cached as well (`MAX_KEPT`, since
+those of large programs are large); for any other plan, such as one from the plan cache,
+the problem on its mesh is solved again when it is first needed. A plan from a file has
+no origin."""
 
 from __future__ import annotations
 
@@ -41,22 +40,25 @@ if TYPE_CHECKING:
 
 
 MAX_KEPT = 2
-"""Solved problems that are kept: a plan's, and that of the one made of it."""
+"""Maximum number of cached solved problems: a plan's, and that of the plan derived from
+it."""
 
 _SOLVED: deque[PlanOrigin] = deque()
 
 
 @dataclass(slots=True, eq=False)
 class PlanOrigin:
-    """What a plan was made of.
+    """The function, options and solved problem that a plan was made from.
 
     Attributes:
-      wishes: what was asked for (`rhino_jax.planner.options.Wishes`).
-      traced: the function.
-      mesh: as it was given; None: rhino chose.
-      basis: what the plan keeps of another, if anything.
-      solved: the problem and its solution, while it is kept: `search.Solved`, or of
-        several stages `staging.again.SolvedStages`, or `SolvedInOne` in one program.
+      wishes: the options that the plan was requested with
+        (`rhino_jax.planner.options.Wishes`).
+      traced: the traced function.
+      mesh: the mesh as the user gave it; None: rhino chose it.
+      basis: the specs that the plan takes over from another plan; None: none.
+      solved: the problem and its solution, while cached: `variant_search.Solved`; for
+        pipeline stages `staging.again.SolvedStages`, or `SolvedInOne` for an SPMD
+        pipeline; None: not solved yet, or dropped from the cache.
     """
 
     wishes: Any
@@ -131,8 +133,9 @@ class PlanOrigin:
         return asking.why(key, spec)
 
     def worth(self, plan: data.PlanData, held: Mapping[str, Spec]) -> dict[str, float]:
-        """How much longer the step is with one argument held in another layout,
-        everything else solved again, in seconds; for each path by itself."""
+        """Return the change of the step time, in seconds, with one argument fixed to
+        another layout and everything else solved again; one entry for each path, each
+        on its own."""
         from rhino_jax.explain.holding import steps_held
 
         solved = self.solved_for(plan)
@@ -140,7 +143,7 @@ class PlanOrigin:
             return steps_held(solved.found, _now(solved.search).request, held, report)
 
     def solved_for(self, plan: data.PlanData) -> Any:
-        """The problem that gave a plan, solved once more where it is not kept."""
+        """Return the problem that gave a plan, solved again if it is not cached."""
         found = self.solved
         if found is None:
             found = self.solved = self._solve(plan)
@@ -185,7 +188,8 @@ class PlanOrigin:
         return Solved(search, found, written, typed).alone()
 
     def _and_pins(self, more: Any) -> dict[str, Any]:
-        """The pins of the plan, and others in any form; what is said later holds."""
+        """Return the plan's pins merged with further pins in any form; the latter
+        override."""
         every: dict[str, Any] = {}
         for pins in (self.wishes.pins, check_pins("`plan.with_`", more)):
             every.update(expand_pins(pins, self.traced))
@@ -194,9 +198,15 @@ class PlanOrigin:
     def _pins(
         self, wishes: Any, plan: data.PlanData, program: Program | None = None
     ) -> tuple[ResolvedPins, Mapping[str, Any]]:
-        """
+        """Resolve the pins of a request on the plan's mesh.
+
         Args:
-          program: of which values are pinned; by default as the user wrote it.
+          wishes: the options that hold the pins.
+          plan: gives the mesh and the number of stages.
+          program: the program whose values are pinned; None: the user's own.
+        Returns:
+          The resolved pins with the specs of `basis` added, and the pins as expanded to
+            paths.
         """
         pinned = expand_pins(wishes.pins, self.traced)
         pinned, _ = without_stages(pinned, plan.num_stages)
@@ -206,10 +216,10 @@ class PlanOrigin:
         return pins, pinned
 
     def _again(self, plan: data.PlanData, wishes: Any) -> Plan | None:
-        """The plan with other pins or another budget, of the program with the passes
-        of the plan at hand; None where nothing fits so."""
+        """Plan with other pins or another budget, with the passes of the plan
+        unchanged; None where nothing fits."""
         if wishes.processes(plan.mesh, []):
-            return None  # they must agree
+            return None  # All processes must agree on a plan.
         solved = self.solved_for(plan)
         program = solved.search.running.program
         pins, pinned = self._pins(wishes, plan, program)
@@ -231,7 +241,8 @@ class PlanOrigin:
         return self._finished(made, plan, wishes, again)
 
     def _again_in_one(self, plan: data.PlanData, wishes: Any) -> Plan | None:
-        """The same of a plan in one program."""
+        """Plan an SPMD pipeline with other pins or another budget, with its passes
+        unchanged; None where nothing fits."""
         if wishes.processes(plan.mesh, []):
             return None
         solved = self.solved_for(plan)
@@ -244,8 +255,8 @@ class PlanOrigin:
         return found and self._finished(found[0], plan, wishes, found[1])
 
     def _again_in_stages(self, plan: data.PlanData, wishes: Any) -> Plan | None:
-        """The same of a plan of several stages, with other pins of layouts; None where
-        it might better be cut otherwise."""
+        """Plan pipeline stages with other layout pins and the same stage cuts; None
+        where the budget or stage pins differ, so that other cuts may be better."""
         said = (w.memory_budget_bytes for w in (wishes, self.wishes))
         stages = (self._stage_pins(w, plan) for w in (wishes, self.wishes))
         is_cut_alike = len(set(said)) == 1 and operator.eq(*stages)
@@ -266,7 +277,8 @@ class PlanOrigin:
     def _finished(
         self, made: data.PlanData, plan: data.PlanData, wishes: Any, solved: Any
     ) -> Plan:
-        """A plan that was made of the problem at hand, as those of the planner are."""
+        """Return the `Plan` of a plan derived from the solved problem, with the notes
+        and trees that the planner gives to every plan."""
         from rhino_jax.planner.storage import told_of_storage
 
         notes = (*made.notes, *notes_of_places(made.transforms))
@@ -283,12 +295,12 @@ class PlanOrigin:
 def with_origin(
     plan: Plan, wishes: Any, traced: Traced, mesh: Any, basis: KeptSpecs | None
 ) -> Plan:
-    """The plan, able to be planned again; of a function that lives in an outer trace,
-    which must not be held, as it is.
+    """Attach an origin to a plan; a function that lives in an outer trace gets none,
+    since its tracers must not outlive that trace.
 
     Args:
-      plan: its origin is what solved it, or None.
-      wishes, traced, mesh, basis: as of `PlanOrigin`.
+      plan: the plan; its `origin` is the solved problem, or None.
+      wishes, traced, mesh, basis: see `PlanOrigin`.
     """
     if traced.has_captured_tracers:
         return replace(plan, origin=None)
@@ -298,9 +310,10 @@ def with_origin(
 
 
 def _check_one_mesh(plan: data.PlanData, what: str) -> None:
-    """
+    """Refuse a plan with several stages.
+
     Raises:
-      StageError: the plan has several stages, each of a program of its own.
+      StageError: the plan has several stages, each a program of its own.
     """
     if not plan.is_one_mesh:
         raise StageError(
@@ -315,7 +328,7 @@ def _check_one_mesh(plan: data.PlanData, what: str) -> None:
 
 
 def _keep(origin: PlanOrigin) -> None:
-    """Keep what was solved, and let go of what was solved longest ago."""
+    """Cache a solved problem, and evict the least recently used beyond `MAX_KEPT`."""
     if origin.solved is None:
         return
     if origin in _SOLVED:
@@ -326,6 +339,6 @@ def _keep(origin: PlanOrigin) -> None:
 
 
 def _now(search: Search) -> Search:
-    """The search with the time that it has from now on."""
+    """Return the search with its time limit counted from now."""
     limit = search.request.time_limit_s or math.inf
     return search.asking(deadline=time.monotonic() + limit)

@@ -1,4 +1,4 @@
-"""Statistics of each micro-batch: the places that were named, found and told of."""
+"""Statistics of each micro-batch: checks of the named places, and notes on them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ KEYWORD = "per_microbatch"
 
 
 def read_microbatches(what: str, value: Any) -> int | str:
-    """`microbatches=`, checked."""
+    """Check `microbatches=`."""
     return read_count_or(what, "microbatches", value, AUTO)
 
 
 def read_places(what: str, value: Any) -> tuple[str, ...]:
-    """Names of places, one or several.
+    """Return the names of places as a tuple; `value` is one name or several.
 
     Raises:
-      MicrobatchError: they are none.
+      MicrobatchError: they are no names.
     """
     names = [value] if isinstance(value, str) else value
     if isinstance(names, list | tuple) and all(
@@ -41,10 +41,10 @@ def read_places(what: str, value: Any) -> tuple[str, ...]:
 
 
 def check_places(what: str, names: Iterable[str], program: Program) -> None:
-    """Refuse names of nothing.
+    """Refuse names that match no op.
 
     Raises:
-      MicrobatchError: a name is of no op of the program.
+      MicrobatchError: a name matches no op of the program.
     """
     for name in names:
         is_there = at_place(name)
@@ -67,7 +67,8 @@ def _parts(source: Any) -> set[str]:
 
 
 def notes_of_places(transforms: Sequence[Transform]) -> tuple[str, ...]:
-    """What a plan says of statistics that are not the whole batch's."""
+    """Return a plan's notes on statistics that are taken over each micro-batch instead
+    of the whole batch."""
     for transform in transforms:
         if transform.name == MICROBATCHES and transform.choice:
             names = transform.chosen.get(KEYWORD, ())

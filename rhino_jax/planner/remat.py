@@ -1,4 +1,4 @@
-"""What to make again in the backward pass, given the shardings of a brief plan."""
+"""Rematerialization under the shardings of a brief plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rhino_jax.planner.variant_search import Search
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchedProgram:
-    """A program in micro-batches.
+    """A program that will run in micro-batches.
 
     Attributes:
-      count: how many.
-      least_bytes: the least that any plan of it was found to hold.
+      count: the number of micro-batches.
+      least_bytes: the smallest peak, in bytes per device, found for any plan of it.
     """
 
     count: int
@@ -25,23 +25,26 @@ class MicrobatchedProgram:
 
 
 ROOMS = (4.0, 1.25)
-"""Memory of the plans whose shardings are taken, as times the least that any plan of
-the program holds with all of it kept: little communication needs more of it. The second
-is for where nothing can be made of the first, and takes up to ten times as long."""
+"""Memory budgets of the plans whose shardings are taken, in multiples of the smallest
+peak of any plan of the program with all residuals saved: little communication needs
+more memory. The second is for programs where no choice fits under the first, and takes
+up to ten times as long."""
 
 SHARES = (0.97, 0.85)
-"""Of the budget that is asked for, one after the other until a plan fits: a plan of the
-changed program holds a little more than the choice says, since it has other kernels."""
+"""Shares of the requested budget, tried one after the other until a plan fits: a plan
+of the rematerialized program has a slightly higher peak than the choice predicts, since
+its kernels differ."""
 
 SECONDS = 2.0
-"""For one choice of what is made again."""
+"""Time limit in seconds for one choice of what to recompute."""
 
 
 def with_room(search: Search, found: SearchResult) -> Iterator[SearchResult]:
-    """Brief plans of a program with the memory that it needs.
+    """Yield brief plans of a program with as much memory as it needs.
 
     Args:
-      search, found: of the program with all of it kept, which need not fit.
+      search, found: the search, and its result, of the program with all residuals
+        saved, which need not fit.
     """
     if found.fits and not found.is_bound_by_memory:
         yield found
@@ -57,12 +60,13 @@ def with_room(search: Search, found: SearchResult) -> Iterator[SearchResult]:
 
 @dataclass(frozen=True, slots=True)
 class RematSite:
-    """Something that could be made again.
+    """A candidate for rematerialization.
 
     Attributes:
-      name: for people.
-      transform: that does it.
-      step_s, peak_bytes: as estimated, before it is planned.
+      name: for messages.
+      transform: the pass that applies it.
+      step_s, peak_bytes: step time in seconds and peak per device in bytes, as
+        estimated before it is planned.
     """
 
     name: str
@@ -74,17 +78,18 @@ class RematSite:
 def made_again(
     wide: SearchResult, budget_bytes: float, cut: MicrobatchedProgram | None
 ) -> list[RematSite]:
-    """What may be made again so that a program fits under the shardings of a plan, the
-    cheapest first; nothing where all fits, or none would do.
+    """Return choices of what to recompute so that a program fits under the shardings of
+    a plan, cheapest first; empty where everything fits as it is, or no choice fits.
 
     Args:
       wide: a plan that need not fit.
-      budget_bytes: of one device.
-      cut: in how many micro-batches the program will run, which hold too much as well.
+      budget_bytes: the memory budget of one device.
+      cut: the micro-batches that the program will run in, which exceed the budget as
+        well; None: the whole batch at once.
     """
     solved = wide.solved[0]
     if cut is not None:
-        # A byte less in a micro-batch is one less in each of the whole's.
+        # One byte less in a micro-batch is `count` bytes less in the whole batch.
         less = cut.count * (cut.least_bytes - budget_bytes)
         budget_bytes = solved.solution.peak - less
     found = recompute_choices(solved, budget_bytes, seconds=SECONDS)

@@ -1,4 +1,4 @@
-"""From wishes that are checked to a plan: on one mesh, or in stages."""
+"""From checked options to a plan: on one mesh, or in pipeline stages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rhino_jax.planner.variant_search import Search
 
 
 class Wished(Protocol):
-    """Of `planner.options.Wishes`, what a search reads."""
+    """The part of `planner.options.Wishes` that a search reads."""
 
     @property
     def what(self) -> str: ...
@@ -66,16 +66,17 @@ class Wished(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRequest:
-    """What is planned, whatever the mesh.
+    """A function to plan, whatever the mesh.
 
     Attributes:
-      traced: the function.
-      mesh: the mesh that was asked for; None: the best that is found.
+      traced: the traced function.
+      mesh: the mesh that the user gave; None: the best that is found.
       target: the hardware.
       pinned: the user's pins.
       storage: how fused weights are stored.
       stage_pins: key → stage.
-      kept: input → stages that have it in another plan, whose cut is kept.
+      kept: input → stages that hold it in another plan, whose stage cuts are taken
+        over.
     """
 
     traced: Traced
@@ -94,7 +95,7 @@ def search_for(
     pins: ResolvedPins,
     places: tuple[int, ...],
 ) -> PlanData:
-    """Search, and report how long all that was compared took; see `_search_for`."""
+    """Search, and report the time of the whole comparison; see `_search_for`."""
     started = time.monotonic()
     plan = _search_for(wishes, asked, meshes, pins, places)
     report = replace(plan.search, seconds=time.monotonic() - started)
@@ -108,15 +109,15 @@ def _search_for(
     pins: ResolvedPins,
     places: tuple[int, ...],
 ) -> PlanData:
-    """Search.
+    """Search on one mesh, in pipeline stages, or both.
 
     Args:
-      wishes: what the user asked for.
-      asked: what is planned.
-      meshes: those to compare.
-      pins: on these.
-      places: of every stage along its axis; one stage where nobody said: then more are
-        compared where they may be faster.
+      wishes: the user's options.
+      asked: the function to plan.
+      meshes: the candidate meshes.
+      pins: the pins, resolved on the last of these.
+      places: number of places of each stage along the stage axis; a single stage where
+        the user gave no number: then more stages are compared where they may be faster.
     Raises:
       InfeasiblePlanError, MicrobatchError, StageError, ScheduleError.
     """
@@ -149,13 +150,13 @@ def _search_for(
             on_one = _on_one_mesh(wishes, search, asked.storage)
         except InfeasiblePlanError as error:
             if (error.divided_peak_bytes or 0) > request.memory_budget_bytes:
-                raise  # stages hold no less
+                raise  # Stages cannot lower the evenly divided peak.
             on_one = error
 
         def plan_in(groups: tuple[int, ...], enough_s: float) -> PlanData:
             own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, groups)
             request = wishes.request_of(target, on_own)
-            # Within the time that the user gave for all.
+            # All searches share the time limit that the user gave.
             first = search.request
             request = replace(request, watch=first.watch, deadline=first.deadline)
             more = replace(search, meshes=own, request=request)
@@ -167,8 +168,8 @@ def _search_for(
 
 
 def with_own_variant(plan: PlanData) -> PlanData:
-    """Give the chosen variant the plan's own step and peak; it was compared by those of
-    a brief search."""
+    """Give the chosen variant the plan's own step time and peak; it was compared by
+    those of a brief search."""
     cost = plan.predicted
     variants = tuple(
         replace(v, step_time_s=cost.step_time_s, peak_bytes=cost.peak_bytes)
@@ -180,7 +181,7 @@ def with_own_variant(plan: PlanData) -> PlanData:
 
 
 def _noted(wishes: Wished, plan: PlanData) -> PlanData:
-    """With a note on a schedule that was asked for where nothing runs by one."""
+    """Add a note on a requested schedule that has no effect on a plan of one stage."""
     if wishes.schedule == AUTO or plan.num_stages > 1:
         return plan
     said = f"schedule={wishes.schedule!r} has no say: the plan has one stage."
@@ -188,7 +189,7 @@ def _noted(wishes: Wished, plan: PlanData) -> PlanData:
 
 
 def _may_have_stages(wishes: Wished, asked: SearchRequest) -> bool:
-    """Whether the number of stages is rhino's to choose."""
+    """Whether the planner may choose the number of stages."""
     return (
         wishes.stages == AUTO
         and asked.mesh is None
@@ -211,7 +212,8 @@ def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> PlanD
 def _as_kept(
     wishes: Wished, search: Search, places: tuple[int, ...], asked: SearchRequest
 ) -> PlanData:
-    """In stages, cut as another plan is where the program may still be cut so."""
+    """Plan stages with the cuts of another plan, where the program may still be cut
+    so."""
     pins = asked.stage_pins
     if asked.kept:
         try:

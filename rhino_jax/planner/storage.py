@@ -1,4 +1,4 @@
-"""Whether fused weights are stored in blocks, and in how many."""
+"""Choice of interleaved (block-cyclic) storage for fused weights."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rhino_jax.planner.variant_search import Search
 
 
 def stored_as(search: Search, stored: Stored) -> Search:
-    """The search of a program with these inputs in blocks."""
+    """Return the search of the program with these inputs in interleaved storage."""
     choice = as_text(stored)
     return search.after([Transform(BLOCKS, 0, 0, choice)]) if choice else search
 
 
 def best_stored(search: Search) -> Search:
-    """The search of the program with its fused weights in blocks, as many as some axes
-    of the mesh have devices, where that is predicted to be faster; else as given.
+    """Return the search of the program with its fused weights in interleaved storage,
+    in as many blocks as some mesh axes have devices, where that is predicted to be
+    faster; else the search as given.
 
     Args:
-      search: of the program as its user wrote it.
+      search: the search of the user's program.
     """
     plain = replace(search, refine=0)
     briefly = plain.asking(level="fast", has_recipes=False)
@@ -47,7 +48,7 @@ def best_stored(search: Search) -> Search:
     choice = min(found, key=lambda c: found[c])
     written_s, best_s = first.step_s, found[choice]
     if search.request.level != "fast":
-        # A quick search misses more than there often is to gain.
+        # A fast search misses more than interleaved storage often gains.
         asked = [plain.on(axes), stored_as(plain, from_text(choice)).on(axes)]
         written_s, best_s = (each.find().step_s for each in asked)
     if best_s >= (1 - MIN_GAIN) * written_s:
@@ -56,8 +57,8 @@ def best_stored(search: Search) -> Search:
 
 
 def _counts(sizes: Sequence[int]) -> Iterator[int]:
-    """The devices of every choice of mesh axes, fewest first: of layouts that cost the
-    same, that with the longest runs of columns is taken."""
+    """Yield the number of devices of every subset of mesh axes, fewest first: among
+    layouts of equal cost, the one with the longest runs of columns is taken."""
     counts = {
         math.prod(some)
         for n in range(1, len(sizes) + 1)
@@ -67,7 +68,7 @@ def _counts(sizes: Sequence[int]) -> Iterator[int]:
 
 
 def told_of_storage(plan: PlanData) -> PlanData:
-    """The plan, with what is stored in blocks told in a note."""
+    """Return the plan with a note on which inputs are in interleaved storage."""
     stored = stored_in_blocks(plan.transforms)
     if not stored:
         return plan

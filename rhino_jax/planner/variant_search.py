@@ -1,4 +1,4 @@
-"""One search: a program, as its user wrote it or with passes done to it, on meshes."""
+"""One search: the user's program, with or without passes applied, on meshes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ from rhino_jax.verify.refine import judge_of, refine
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """What is planned, and how.
+    """A program with its passes, the candidate meshes, the hardware and the search
+    options.
 
     Attributes:
-      traced: the function, as its user wrote it.
-      mesh: the mesh that was asked for; None: the best of `meshes`.
-      meshes: (name, size) of the axes of those that are compared.
+      traced: the user's function, traced.
+      mesh: the mesh that the user gave; None: the best of `meshes`.
+      meshes: (name, size) of the axes of each candidate mesh.
       target: the hardware.
-      request: budget, pins and limits.
-      pinned: the user's pins; those of values inside are found in every variant anew.
-      refine: how many plans to compile; 0: none.
-      what: the call that asks, for messages.
-      report: is told of progress.
-      transforms: the passes that are done before, by name and choice.
+      request: memory budget, pins and limits of the search.
+      pinned: the user's pins; those of intermediate values are resolved again in every
+        variant.
+      refine: how many plans to compile and compare; 0: none.
+      what: the public call, for messages.
+      report: callback for progress.
+      transforms: the passes applied so far, by name and choice.
     """
 
     traced: Traced
@@ -55,30 +57,31 @@ class Search:
 
     @property
     def running(self) -> Traced:
-        """What is planned: the function with the passes done."""
+        """Return the planned function: the user's function with the passes applied."""
         return remade(self.traced, self.transforms)
 
     def after(self, transforms: Iterable[Transform]) -> Search:
-        """The same, with these passes done as well, after all others."""
+        """Return the search with these passes applied in addition, after all others."""
         found = replace(self, transforms=(*self.transforms, *transforms))
         program = found.running.program
         pins = resolve_pins(self.pinned, program, self.meshes[-1])
         return replace(found, request=replace(self.request, value_pins=pins.values))
 
     def asking(self, **changes: Any) -> Search:
-        """The same, with another level, budget, or the like."""
+        """Return the search with other options of its request, such as a level or a
+        budget."""
         return replace(self, request=replace(self.request, **changes))
 
     def on(self, mesh_axes: tuple[tuple[str, int], ...]) -> Search:
-        """The same on one mesh alone."""
+        """Return the search on one mesh alone."""
         return replace(self, meshes=[mesh_axes])
 
     def on_any(self, meshes: Iterable[tuple[tuple[str, int], ...]]) -> Search:
-        """Search the best of some meshes."""
+        """Return the search on the best of some meshes."""
         return replace(self, meshes=list(meshes))
 
     def find(self) -> SearchResult:
-        """Search, and read nothing back."""
+        """Search, and read no plan back."""
         return find(
             self.running.program,
             self.meshes,
@@ -88,12 +91,12 @@ class Search:
         )
 
     def again(self, found: SearchResult) -> SearchResult:
-        """What was found of this program on its best mesh, searched as it is asked for
-        now, from there on."""
+        """Continue a search on its best mesh, with this search's request."""
         return search_again(found, self.request, progress=self.report)
 
     def plan(self, found: SearchResult | None = None) -> PlanData:
-        """The plan of what was found; None: search, and compile where that was asked.
+        """Return the plan of a search result; None: search, and compile where `refine`
+        says so.
 
         Raises:
           InfeasiblePlanError: nothing fits.
@@ -105,13 +108,14 @@ class Search:
         return self.told(plan)
 
     def told(self, plan: PlanData) -> PlanData:
-        """A plan of this program, for whoever has the function as its user wrote it."""
+        """Return the plan with the fingerprint and source lines of the user's
+        function."""
         mine = fingerprint(self.traced.program, plan.mesh_axes)
         program = remade(self.traced, plan.transforms).program
         return with_lines(replace(plan, fingerprint=mine), program)
 
     def _refined(self) -> PlanData:
-        """The plan that the compiler makes fastest, of the most promising ones."""
+        """Return the most promising plan that the compiler makes fastest."""
         found = make_candidates(
             self.running.program,
             self.meshes,
@@ -135,8 +139,8 @@ class Search:
         return replace(candidate, plan=on_mesh(candidate.plan, self.mesh))
 
     def held(self, found: SearchResult) -> SearchResult:
-        """What was found of this program on its best mesh, searched with this one's
-        pins and budget; see `search_held`."""
+        """Search again on the best mesh of a result, with this search's pins and
+        budget; see `search_held`."""
         return search_held(found, self.request, progress=self.report)
 
     def _within(self, budget_bytes: int) -> PlanCandidate | None:
@@ -150,12 +154,12 @@ class Search:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
-    """The search that gave a plan, and that of the recipes beside it.
+    """The search that gave a plan, and that of the recipes that it is compared with.
 
     Attributes:
-      search, found: of the plan.
-      typed_search, typed: of the program whose recipes stand beside it: as it is
-        written where that fits.
+      search, found: the search of the plan, and its result.
+      typed_search, typed: the search of the program that the recipes are applied to,
+        and its result: the user's program where that fits.
     """
 
     search: Search
@@ -164,7 +168,8 @@ class Solved:
     typed: SearchResult
 
     def alone(self) -> Solved:
-        """The same with what holds of the best mesh only, and nobody to tell."""
+        """Return the two searches limited to the best mesh, without progress
+        reports."""
         found = replace(self.found, solved=self.found.solved[:1])
         typed = found
         if self.typed is not self.found:
@@ -181,4 +186,4 @@ def _quiet(search: Search, found: SearchResult) -> Search:
 
 
 def tell_nobody(best: float | None, bound: float | None) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""Variants of a program that hold less memory, each planned briefly."""
+"""Variants of a program with a smaller memory peak, each planned briefly."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from rhino_jax.units import format_bytes
 
 
 MAX_COUNTS = 8
-"""Doublings of the number of micro-batches that are tried: up to 256."""
+"""Maximum number of doublings of the number of micro-batches: up to 256."""
 
 MIN_GAIN = 0.03
-"""Share of the predicted step that a variant must gain over a program that fits as it
-is written. Of nine pairs of suite full (`--methods best,auto`) and GPT 7B in frontier,
-all four on TPU that were to gain 4 % and more gained 7 to 11 % once compiled, and those
-below 2 % gained up to 1 %. On H100 four that were to gain 7 to 12 % gained 4, 4, -2 and
--5 %, which no threshold tells apart. A tiny GPT that was to be 6 % faster compiled 5 %
-slower on v5e:2x4: XLA joined sums of its gradients with those of two norms' scales into
-one all-reduce of six arrays, which is not split again."""
+"""Share of the predicted step time that a variant must gain over a baseline program
+that fits. Of nine pairs of suite full (`--methods best,auto`) and GPT 7B in frontier,
+all four on TPU predicted to gain 4 % and more gained 7 to 11 % once compiled, and those
+below 2 % gained up to 1 %. On H100 four that were predicted to gain 7 to 12 % gained 4,
+4, -2 and -5 %, which no threshold tells apart. A tiny GPT predicted to be 6 % faster
+compiled 5 % slower on v5e:2x4: XLA combined reductions of its gradients with those of
+two norms' scales into one all-reduce of six arrays, which is not split again."""
 
 NEAR = EFFORTS["fast"].near
-"""Share of the step that brief plans leave open: policies are planned whose estimates
-are as near to the best plan."""
+"""Share of the step time by which brief plans may be off: remat policies are planned
+whose estimates are this close to the best plan."""
 
 KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
-"""Nothing is made again that `jax.checkpoint` would have."""
+"""The pass that drops `jax.checkpoint`: everything that it would recompute is saved."""
 
 
 def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
-    """The batch, cut into so many micro-batches.
+    """Return the pass that splits the batch into micro-batches.
 
     Args:
-      count: how many.
-      places: where sums over the batch are of each micro-batch.
+      count: the number of micro-batches.
+      places: places where sums over the batch are taken over each micro-batch.
     """
     own = {"per_microbatch": list(places)} if places else {}
     return chosen(MICROBATCHES, {"count": count, **own})
@@ -61,12 +61,12 @@ def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantCandidate:
-    """One variant, searched briefly.
+    """A variant, searched briefly.
 
     Attributes:
-      name: what was done to the program, for people.
-      search: of it, as it is asked for.
-      found: what a brief search found.
+      name: the passes applied to the program, for messages.
+      search: the search of the variant, with the request's own level.
+      found: the result of a brief search.
     """
 
     name: str
@@ -79,7 +79,7 @@ class VariantCandidate:
         return int(solution.peak if self.found.fits else solution.smallest_peak)
 
     def is_better(self, other: VariantCandidate) -> bool:
-        """Whether it is faster, or nearer to fitting where neither does."""
+        """Whether it is faster, or nearer to fitting where neither fits."""
         if self.found.fits or other.found.fits:
             return self.found.step_s < other.found.step_s
         return self.peak_bytes < (1 - MIN_GAIN) * other.peak_bytes
@@ -87,20 +87,23 @@ class VariantCandidate:
 
 @dataclass(slots=True, eq=False)
 class Explorer:
-    """Variants that hold less memory than the program as it is.
+    """Search for the best variant of a program that holds less memory.
 
     Attributes:
-      search: of the program as it is.
-      first: what was found of that.
-      may_cut, may_recompute: whether micro-batches, and recompute, are free to choose.
-      has_wish: the program says `jax.checkpoint`.
-      places: where micro-batches have sums over the batch of their own.
-      least: the variant with the smallest peak, where the program as it is does not
-        fit; planned where no other variant fits.
-      tried: all that was searched.
-      estimated: policies of recompute, by name, and passes that are done before.
-      written_s: step of the program as it is, searched as briefly as variants are.
-      is_as_written: the best variant, searched as it is asked for, is no faster.
+      search: the search of the program without further passes.
+      first: its result.
+      may_cut, may_recompute: whether the planner may choose micro-batches, and
+        rematerialization.
+      has_wish: the program uses `jax.checkpoint`.
+      places: places where sums over the batch are taken over each micro-batch.
+      least: the variant with the smallest peak, where the program without passes does
+        not fit; planned where no other variant fits.
+      tried: all variants searched so far.
+      estimated: name → remat policy that is estimated only, and the passes before it.
+      written_s: step time in seconds of the program without passes, searched as briefly
+        as variants are.
+      is_as_written: the best variant is no faster once it is searched with the
+        request's own level.
     """
 
     search: Search
@@ -126,7 +129,8 @@ class Explorer:
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
 
     def best(self) -> tuple[Search, SearchResult]:
-        """The search of the best variant, and what it found, as it is asked for.
+        """Return the search of the best variant, and its result with the request's own
+        level.
 
         Raises:
           InfeasiblePlanError: nothing fits.
@@ -135,8 +139,8 @@ class Explorer:
         self.tried.append(written)
         self.written_s = self.first.step_s
         if self.first.fits and self.search.request.level != "fast":
-            # Variants are searched briefly: they are compared to as brief a search, so
-            # that no level passes over what another takes.
+            # Variants are searched briefly, so the baseline is too: otherwise one level
+            # would reject a variant that another level takes.
             self.written_s = brief_step_s(self.first, self.search.request)
         kept = written
         if self.may_recompute and self.has_wish:
@@ -171,13 +175,13 @@ class Explorer:
         return best.search, found
 
     def _again(self, tried: VariantCandidate) -> SearchResult:
-        """What was found briefly, as it is asked for; with recipes if those of the
-        program as it is written do not fit."""
+        """Search a variant with the request's own level, from its brief result; with
+        recipes if the program without passes does not fit."""
         has_recipes = not self.first.fits
         return tried.search.asking(has_recipes=has_recipes).again(tried.found)
 
     def _chosen(self) -> VariantCandidate:
-        """The fastest, or what is as its user wrote it, if that is hardly slower."""
+        """Return the fastest variant, or the baseline if that is hardly slower."""
         written, best = self.tried[0], min(self.tried, key=lambda t: t.found.step_s)
         if self.is_as_written:
             return written
@@ -185,7 +189,8 @@ class Explorer:
         return best if is_faster or not written.found.fits else written
 
     def variants(self) -> tuple[Variant, ...]:
-        """All that was tried, for people."""
+        """Return the rows of the plan's table of variants: all that were tried or
+        estimated."""
         best = self._chosen()
         written = self.tried[0]
         tried = tuple(
@@ -204,9 +209,10 @@ class Explorer:
         )
 
     def _try_policies(self) -> None:
-        """Those that may be better than what has been planned of recompute."""
+        """Plan the estimated remat policies that may be better than those planned so
+        far."""
         if not any(t.name.startswith(SOME) for t in self.tried):
-            return  # estimates that nothing was scaled by are no nearer
+            return  # Estimates that no plan has calibrated are too rough to follow.
         for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
             planned_s = min(t.found.step_s for t in self.tried)
             if (1 - NEAR) * again.step_s >= min(self._worth_s(), planned_s):
@@ -215,11 +221,13 @@ class Explorer:
             self._try(again.name, [*done, again.transform])
 
     def _worth_s(self) -> float:
-        """A step below which a variant is better than the program as it is written."""
+        """Return the step time in seconds below which a variant is worth taking over
+        the baseline."""
         return (1 - MIN_GAIN) * self.written_s
 
     def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
-        """With the loss in more and more chunks, while that is of use."""
+        """Try the loss in more and more chunks, while that helps; return the best
+        variant."""
         before, best = self._done(kept), kept
         for count in counts_of_chunks(kept.search, kept.peak_bytes):
             chunks = chosen(CHUNKS, {"count": count})
@@ -230,11 +238,11 @@ class Explorer:
         return best
 
     def _done(self, tried: VariantCandidate) -> tuple[Transform, ...]:
-        """The passes of a variant."""
+        """Return the passes of a variant that the explored program does not have."""
         return tried.search.transforms[len(self.search.transforms) :]
 
     def _cut_in_time(self, kept: VariantCandidate) -> None:
-        """More and more micro-batches, while that is of use."""
+        """Try more and more micro-batches, while that helps."""
         chunks = [t for t in self._done(kept) if t.name == CHUNKS]
         words = ", the loss in chunks" if chunks else ""
         peaks: list[int] = []
@@ -257,9 +265,9 @@ class Explorer:
                 return
 
     def _is_hopeless(self, peaks: Sequence[int]) -> bool:
-        """Whether more micro-batches cannot fit: with each doubling half as much goes
-        as with the one before, so at most as much again, and here twice as much, as
-        estimates go."""
+        """Whether more micro-batches cannot fit: each doubling saves half as much as
+        the one before, so all further ones together at most as much again; twice as
+        much is allowed for, as these are estimates."""
         if len(peaks) < 2:
             return False
         saved = max(0, peaks[-2] - peaks[-1])
@@ -278,7 +286,12 @@ class Explorer:
     def _recompute(
         self, kept: VariantCandidate, cut: MicrobatchedProgram | None = None
     ) -> list[VariantCandidate | None]:
-        """With some of it made again, for different shardings."""
+        """Try selective remat under several shardings; return the variants tried.
+
+        Args:
+          kept: the variant whose residuals are all saved.
+          cut: the micro-batches that it will run in; None: the whole batch at once.
+        """
         pieces = f"{cut.count} micro-batches, " if cut else ""
         done = self._done(kept)
         if any(t.name == CHUNKS for t in done):
@@ -309,10 +322,12 @@ class Explorer:
     def _note(
         self, every: Sequence[RematSite], done: Sequence[Transform], scale: float = 1.0
     ) -> None:
-        """Keep the estimates of policies.
+        """Record the estimates of remat policies.
 
         Args:
-          scale: what shardings of its own made of the estimate of another choice.
+          every: the candidates.
+          done: the passes applied before them.
+          scale: planned over estimated step time of another choice, to calibrate these.
         """
         for again in every:
             again = replace(again, step_s=scale * again.step_s)
@@ -321,7 +336,7 @@ class Explorer:
                 self.estimated[again.name] = again, done
 
     def _there(self, search: Search) -> Search:
-        """On the mesh of the first plan, where there is one."""
+        """Return the search on the mesh of the first plan, where there is one."""
         if not self.first.fits:
             return search
         return search.on(self.first.mesh_axes)
@@ -340,7 +355,7 @@ class Explorer:
         return self.tried[-1]
 
     def _nothing_fits(self) -> InfeasiblePlanError:
-        """The error of the variant that comes nearest to the budget."""
+        """Return the error of the variant that comes nearest to the budget."""
         nearest = min(self.tried, key=lambda t: t.peak_bytes)
         others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in self.tried)
         try:

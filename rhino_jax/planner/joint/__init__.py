@@ -1,7 +1,6 @@
 """Several programs that share state, planned as one problem.
 
 In: functions with example arguments by name, their weights, and keywords of `plan`.
-Out: a plan of each, in which shared state has one layout.
-Order: `programs` (what is asked), `layout` (which inputs are shared), `shared` (a
-search on one mesh, a plan made of each), `together` (the call).
-"""
+Out: a plan of each program, with one layout of the shared state.
+Order: `programs` (the request), `layout` (which inputs are shared), `shared` (the
+search on one mesh, and the plan of each program), `together` (the public call)."""

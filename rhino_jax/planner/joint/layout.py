@@ -1,4 +1,5 @@
-"""The mesh, and the layout of what several programs share: searched, and agreed on."""
+"""The mesh and the layout of the state that several programs share: search and
+agreement of processes."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 def decided_layout(
     programs: JointPrograms, target: Target, shared: list[list[Slot]]
 ) -> SharedLayout:
-    """The mesh and the layout of what is shared: found here, or by the first of the
-    processes that plan together.
+    """Return the mesh and the layout of the shared state: searched here, or received
+    from the first of the processes that plan together.
 
     Args:
-      programs: what is planned.
+      programs: the programs to plan.
       target: the hardware.
-      shared: inputs that are one array.
+      shared: for each shared array, its (program, input) slots.
     Raises:
-      InfeasiblePlanError: nothing fits.
-      ProcessError: processes plan something else, or one is lost.
+      InfeasiblePlanError: no layout fits the memory budget.
+      ProcessError: processes plan different programs, or one is lost.
     """
     first = next(iter(programs.wishes.values()))
 
@@ -71,8 +72,8 @@ def _search(
     shared: list[list[Slot]],
     report: Callable[[float | None, float | None], None],
 ) -> tuple[MeshAxes, SharedSolution]:
-    """The best mesh, and the best layout on it."""
-    # The solver takes a second to import; who only loads plans need not wait.
+    """Return the best mesh, and the best layout on it."""
+    # The solver takes a second to import, which loading a plan need not wait for.
     from rhino_jax.analysis.program_analysis import ProgramAnalysis
     from rhino_jax.planner.search.compare import COMPARED
     from rhino_jax.planner.search.driver import distinct_meshes

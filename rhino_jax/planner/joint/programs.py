@@ -1,4 +1,4 @@
-"""Programs that share state, and what is asked of them."""
+"""Programs that share state, with the options of each."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 WHAT = "`rhino.plan_together`"
 
 MAX_AXES = 2
-"""Axes of the meshes that are compared where no mesh is given; a third seldom gains."""
+"""Maximum number of axes of candidate meshes where no mesh is given; a third axis
+seldom gains."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointPrograms:
-    """The programs, and what is asked of them.
+    """Programs that share state, with the options of each.
 
     Attributes:
-      traced: name → the function, traced.
-      weights: name → how often it runs, beside the others.
-      wishes: name → what its user asked for.
-      mesh: the mesh of all; None: rhino chooses.
+      traced: name → the traced function.
+      weights: name → how often it runs, relative to the others.
+      wishes: name → the options of its plan.
+      mesh: the mesh of all programs; None: rhino chooses.
       started: when planning began, in seconds of `time.monotonic`.
     """
 
@@ -57,7 +58,7 @@ class JointPrograms:
         return [t.program for t in self.traced.values()]
 
     def meshes(self, target: Target) -> list[MeshAxes]:
-        """The meshes to compare: those on which the pins of all programs hold."""
+        """Return the candidate meshes: those on which the pins of all programs hold."""
         if self.mesh is not None:
             return [axes_of_mesh(self.mesh)]
         every = []
@@ -109,7 +110,7 @@ class JointPrograms:
     def _pins_of_all(
         self, pins: Sequence[ResolvedPins], shared: list[list[Slot]], axes: MeshAxes
     ) -> list[dict[int, Spec]]:
-        """A pin of a shared array holds in all programs.
+        """Extend a pin of a shared array to all programs.
 
         Raises:
           PinError: two programs pin it differently.

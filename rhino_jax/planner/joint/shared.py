@@ -1,4 +1,4 @@
-"""Programs that share state, searched on one mesh, and a plan made of each."""
+"""Plans of programs that share state, on one mesh."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 GOOD_ENOUGH = 1e-3
-"""Share above what all would take alone at which no other layout is tried."""
+"""Share above the sum of the programs' own best steps at which no other layout is
+tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Together(JointPrograms):
-    """Programs that share state, and the plans that are made of them."""
+    """Programs that share state, and their plans."""
 
     def plans(self) -> Plans[Plan]:
         wishes = next(iter(self.wishes.values()))
@@ -68,7 +69,8 @@ class Together(JointPrograms):
         specs: Sequence[Mapping[int, Spec]],
         mesh: Any,
     ) -> dict[str, int]:
-        """What stays of the other programs while each runs, per device."""
+        """Return the bytes per device of the other programs' state that stay allocated
+        while each program runs."""
         found = dict.fromkeys(self.names, 0)
         sizes = [size for _, size in axes_of_mesh(mesh)]
         for m, name in enumerate(self.names):
@@ -90,7 +92,8 @@ class Together(JointPrograms):
         shared: list[list[Slot]],
         known: Mapping[str, Plan] | None = None,
     ) -> dict[str, Plan]:
-        """A plan of each program, in which what is shared is as given."""
+        """Return a plan of each program, with the layout of the shared state as
+        given."""
         found = {}
         for m, (name, traced) in enumerate(self.traced.items()):
             if known is not None and name in known:
@@ -126,7 +129,7 @@ class Together(JointPrograms):
         shared: list[list[Slot]],
         members: Sequence[Member],
     ) -> tuple[dict[str, Plan], dict[str, int], dict[str, float | None]]:
-        """The best of what was found and of each program's own best layout."""
+        """Return the better of the joint layout and each program's own best layout."""
         alone: dict[str, Plan] = {}
         for name, traced in self.traced.items():
             try:
@@ -155,7 +158,8 @@ class Together(JointPrograms):
         shared: list[list[Slot]],
         members: Sequence[Member],
     ) -> tuple[dict[str, Plan], dict[str, int]] | None:
-        """Plans in which one program is as it would be alone; None: nothing fits."""
+        """Return plans in which one program has the layout that it would have alone;
+        None where nothing fits."""
         first = self.names.index(name)
         specs: list[dict[int, Spec]] = [{} for _ in self.names]
         for place in shared:

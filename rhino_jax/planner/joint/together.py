@@ -1,4 +1,4 @@
-"""The face of `rhino.plan_together`: programs that share state, planned as one."""
+"""The public call `rhino.plan_together`: programs that share state, planned as one."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ def plan_together(
     """Plan programs that share state as one problem; allocates and runs nothing.
 
     Arguments of equal tree path and shape (or of equal structure, where that is
-    unambiguous) have one sharding in all programs, and the mesh is one. What is made
-    least is the weighted sum of their steps. While one runs, what the others need later
-    is held: all but the last argument of each, unless it is fed back. Where no mesh is
-    given, those of one and two axes are compared.
+    unambiguous) have one sharding in all programs, and there is one mesh. The objective
+    is the weighted sum of the programs' step times. While one program runs, the state
+    that the others need later stays allocated: all but the last argument of each,
+    unless it is fed back. Where no mesh is given, meshes of one and two axes are
+    compared.
 
     Args:
       programs: name → (function, args) or (function, args, kwargs), arrays or
-        `jax.ShapeDtypeStruct`s. What is donated or static is said by `jax.jit` or
-        `auto_shard` around the function; all else that `auto_shard` was told (mesh,
-        pins, budget) is said here.
-      weights: name → how often it runs, beside the others; 1 where nothing is said.
-      pins: name → pins of that program, as of `auto_shard`.
+        `jax.ShapeDtypeStruct`s. Donated and static arguments are declared by `jax.jit`
+        or `auto_shard` around the function; all other options of `auto_shard` (mesh,
+        pins, budget) are given here instead.
+      weights: name → how often it runs, relative to the others; 1 where a name is
+        absent.
+      pins: name → pins of that program, as for `auto_shard`.
       Others: see `auto_shard`.
     Returns:
       A mapping of name to `Plan`; `print` it to read it.
@@ -98,10 +100,10 @@ def plan_together(
 def _by_name(
     keyword: str, given: Mapping[str, Any] | None, programs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is said of each program.
+    """Check a keyword that maps program names to values.
 
     Raises:
-      RhinoError: no mapping, or it names a program that there is not.
+      RhinoError: it is no mapping, or it names an unknown program.
     """
     if not isinstance(programs, Mapping) or not programs:
         raise RhinoError(

@@ -1,4 +1,4 @@
-"""Places whose sums over the batch keep it from being cut into micro-batches."""
+"""Places whose sums over the batch keep it from being split into micro-batches."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from rhino_jax.planner.least_memory.variants import LeastMemory
 
 
 MAX_PLACES = 4
-"""How often the places that the last refusal names are added, until a batch is cut."""
+"""Maximum number of rounds in which the places of the last refusal are added until the
+batch can be split."""
 
 
 def freed(least: LeastMemory) -> tuple[tuple[str, ...], LeastMemory] | None:
-    """Return the places whose sums, taken over each micro-batch, leave the batch free
-    to be cut, and the search of its variants then; None where no such places are known.
+    """Return the places whose sums must be taken over each micro-batch to make the
+    batch divisible, and the search of the variants that this allows; None where no such
+    places are known.
 
     Args:
-      least: a search in which the batch was not cut.
+      least: a search in which the batch could not be split into micro-batches.
     """
     places, refused = least.places, least.refused
     running = least.search.running

@@ -13,12 +13,12 @@ from rhino_jax.units import format_bytes
 
 
 def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
-    """Return the error of the variant with the smallest peak, with what held others
-    back and the keyword that frees them.
+    """Return the error of the variant with the smallest peak, with the reason why
+    further variants were refused and the keyword that allows them.
 
     Args:
-      least: the search for the smallest peak, done.
-      best: what it found.
+      least: the completed search for the smallest peak.
+      best: its result.
     """
     search = best.search
     try:
@@ -56,7 +56,8 @@ def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
 
 
 def _freed(least: LeastMemory, best: VariantCandidate) -> list[str]:
-    """The keyword that lets rows that meet be cut, where that lowers the peak."""
+    """Return the keyword that makes a coupled batch divisible, where that lowers the
+    peak."""
     found = freed(least)
     if found is None:
         return []

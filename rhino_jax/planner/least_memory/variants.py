@@ -1,8 +1,7 @@
-"""The variant of a program with the smallest memory peak, whatever its step takes.
+"""The variant of a program with the smallest memory peak, whatever its step time.
 
-A budget below the peak that is found is refused, and one above it has a plan. Nothing
-here depends on the budget but which copies are too small to be counted.
-"""
+A budget below that peak is refused, and one above it has a plan. The budget has no
+influence here except on which copies are too small to be counted."""
 
 from __future__ import annotations
 
@@ -26,21 +25,22 @@ from rhino_jax.planner.variants import (
 
 
 MAX_MESHES = 2
-"""Meshes on which variants are tried: those with the smallest peaks of the program as
-it is written."""
+"""Maximum number of meshes on which variants are tried: those with the smallest peaks
+of the baseline program."""
 
 Passes = tuple[Transform, ...]
 
 
 @dataclass(slots=True, eq=False)
 class LeastMemory:
-    """Searches variants for the smallest peak.
+    """Search for the variant with the smallest peak.
 
     Attributes:
-      search: of the program as it is.
-      may_cut, may_recompute, has_wish, places: as of `planner.variants.Explorer`.
-      tried: the variants so far, each with the plan of its smallest peak.
-      refused: why the batch is not cut into micro-batches.
+      search: the search of the user's program.
+      may_cut, may_recompute, has_wish, places: see `planner.variants.Explorer`.
+      tried: the variants so far, each with its plan of the smallest peak.
+      refused: why the batch cannot be split into micro-batches; None: it can, or this
+        is unknown yet.
     """
 
     search: Search
@@ -66,7 +66,8 @@ class LeastMemory:
         return min(self.tried, key=lambda t: t.peak_bytes)
 
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
-        """Passes without micro-batches: none, and the policies that save least."""
+        """Yield passes without micro-batches: none, and the remat policies that save
+        least."""
         yield ()
         if not self.may_recompute:
             return
@@ -78,7 +79,8 @@ class LeastMemory:
                 yield (*before, Transform(RECOMPUTE, 0, 0, str(least.choice)))
 
     def _cut(self, before: Passes) -> None:
-        """From the largest number of micro-batches down, while the peak gets lower."""
+        """Try numbers of micro-batches from the largest down, while the peak gets
+        lower."""
         last: VariantCandidate | None = None
         for count in self._counts():
             done = (*before, cut_in(count, self.places))
@@ -100,7 +102,7 @@ class LeastMemory:
         return [count for count in counts if count <= cut.rows]
 
     def _in_chunks(self) -> None:
-        """The best so far with the loss in chunks."""
+        """Try the best variant so far with a chunked loss."""
         best = min(self.tried, key=lambda t: t.peak_bytes)
         cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
         for count in counts_of_chunks(self.search, best.peak_bytes)[-1:]:
@@ -132,7 +134,7 @@ class LeastMemory:
 
 
 def _name(done: Sequence[Transform]) -> str:
-    """Name the passes, for people."""
+    """Return the name of some passes, for messages."""
     words = [
         f"{t.chosen['count']} micro-batches" for t in done if t.name == MICROBATCHES
     ]

@@ -19,13 +19,13 @@ from rhino_jax.utils.cache import Memo
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the programs.
+    """A program that shares state with others.
 
     Attributes:
-      program: what is planned.
-      request: what is asked for; the budget is the same for all.
-      weight: how often it runs, beside the others.
-      stays: inputs that stay in memory while the others run.
+      program: the program to plan.
+      request: the options of its search; the budget is the same for all programs.
+      weight: how often it runs, relative to the others.
+      stays: inputs that stay allocated while the others run.
     """
 
     program: Program
@@ -36,7 +36,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adding:
-    """Adds the programs' costs and memory up."""
+    """Add up the costs and the memory of several programs.
+
+    Attributes:
+      members: the programs.
+      mesh_problem: the problem of each, on the same mesh.
+      shared: for each shared array, its (program, input) slots.
+      node: for each program, the joint node of each orbit, [orbits].
+      picks: for each program and orbit, its own option of each option of the joint
+        node.
+    """
 
     members: Sequence[Member]
     mesh_problem: Sequence[MeshProblem]
@@ -123,7 +132,8 @@ class Adding:
                 self._hold(problem, k, m, start, start + folded.end)
 
     def _hold(self, problem: Problem, k: int, m: int, start: int, stop: int) -> None:
-        """What member k needs later stays while m runs, unless m takes it too."""
+        """Add the inputs that member k needs later to the memory of member m's time,
+        except those that m takes too."""
         taken = taken_with(self.shared, k, m)
         d, inputs = self.mesh_problem[k], input_nodes(self.mesh_problem[k])
         nodes = {n for s, n in inputs.items() if s in self.members[k].stays - taken}
@@ -138,7 +148,8 @@ class Adding:
 def _part(
     memo: Memo, table: np.ndarray, rows: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
-    """The rows and columns of a table that are picked; itself where all are."""
+    """Return the picked rows and columns of a table; the table itself where all are
+    picked."""
     if table.shape == (len(rows), len(columns)):
         is_all = (rows == np.arange(len(rows))).all()
         if is_all and (columns == np.arange(len(columns))).all():
@@ -151,6 +162,6 @@ def _picked(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def input_nodes(mesh_problem: MeshProblem) -> dict[int, int]:
-    """Input → node; scalars have none."""
+    """Return input slot → node id; scalars have no node."""
     nodes = mesh_problem.model.graph.nodes
     return {n.slot: n.id for n in nodes if n.kind is NodeKind.INPUT}

@@ -1,11 +1,11 @@
-"""Plans whose predicted step is near the best one's: what the compiler is asked about.
+"""Plans whose predicted step time is near the best one's, for the compiler to compare.
 
-The model's errors are mostly in what communication costs, so besides the recipes the
-runners-up are the best choices where communication is dearer and cheaper than the
-model says. One recipe is annotated as people do it, around matmuls only: where
-annotating every value misleads the compiler, that one shows it. And beyond the number
-that is asked for, data parallelism, ZeRO-1 and FSDP always come along as most people
-type them: what is kept is then never slower, once compiled, than these.
+The model's errors are mostly in the cost of communication, so in addition to the
+recipes the runners-up are the best choices where communication is more and less
+expensive than the model says. One recipe is annotated as people do it, around matmuls
+only: where annotating every value misleads the compiler, that candidate shows it. And
+beyond the requested number, data parallelism, ZeRO-1 and FSDP are always compiled as
+most people write them: the chosen plan is then never slower, once compiled, than these.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PlanCandidate:
 
     Attributes:
       name: "best", a recipe, "fsdp@matmul" (a recipe that is annotated around matmuls
-        only), "fsdp@batch" (of which only parameters, optimizer state and the batch
-        are), "less communication", "more communication", or "best on 2x4" (another
-        mesh).
+        only), "fsdp@batch" (one whose parameters, optimizer state and batch alone are
+        annotated), "less communication", "more communication", or "best on 2x4"
+        (another mesh).
       plan: the plan.
     """
 
@@ -43,17 +43,17 @@ class PlanCandidate:
 def candidates_of(
     found: Sequence[SolvedMesh], around_matmuls: MeshProblem, effort: Effort, count: int
 ) -> list[tuple[str, SolvedMesh]]:
-    """The choices with the shortest predicted steps that differ, at most `count`.
+    """Return the distinct choices with the shortest predicted steps, at most `count`.
 
-    First is the best. The best recipe, annotated around matmuls only, comes along
+    The best choice is first. The best recipe, annotated around matmuls only, follows
     wherever it fits, then the others by their predicted step.
 
     Args:
       found: the searched meshes, best first; there is a plan for the first.
-      around_matmuls: the first mesh, priced for programs that are annotated around
+      around_matmuls: the first mesh, with costs of programs that are annotated around
         matmuls only.
-      effort: for runners-up.
-      count: most choices to return.
+      effort: search effort for runners-up.
+      count: maximum number of choices.
     """
     best = found[0]
     annotated = [
@@ -79,14 +79,15 @@ def candidates_of(
 def plain_of(
     best: SolvedMesh, plain: MeshProblem
 ) -> tuple[list[tuple[str, SolvedMesh]], list[str]]:
-    """The recipes as most people type them that may be faster once compiled.
+    """Return the recipes, annotated as most people write them, that may be faster once
+    compiled.
 
     Args:
-      best: what was found.
-      plain: the mesh, with plain recipes of density "batch".
+      best: the best solution.
+      plain: its mesh, with plain recipes of density "batch".
     Returns:
-      Those that fit and whose predicted step is within `LIMITS.prediction_error` of
-      the best plan's, and notes on the others.
+      Recipes that fit and whose predicted step is within `LIMITS.prediction_error` of
+        the best plan's, and notes on the others.
     """
     kept: list[tuple[str, SolvedMesh]] = []
     left_out: list[str] = []
@@ -129,7 +130,7 @@ def _shape(found: SolvedMesh) -> str:
 
 
 def _recipes(found: SolvedMesh) -> list[tuple[str, SolvedMesh]]:
-    """The recipes that fit."""
+    """Return the recipes that fit."""
     return [
         (name, chosen(found, labels))
         for name, labels in found.mesh_problem.recipes.items()
@@ -143,7 +144,7 @@ def _fits(found: SolvedMesh, labels: Labels) -> bool:
 
 
 def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
-    """Another choice in the same model, under the same bound."""
+    """Return another choice in the same model, under the same bound."""
     overlap = found.mesh_problem.overlap
     peak = overlap.problem.peak(labels)
     solution = replace(
@@ -153,7 +154,7 @@ def chosen(found: SolvedMesh, labels: Labels) -> SolvedMesh:
 
 
 def _reweighted(found: SolvedMesh, effort: Effort) -> list[tuple[str, SolvedMesh]]:
-    """The best choices where communication costs more, and less."""
+    """Return the best choices where communication costs more, and less."""
     symmetry, folded = found.mesh_problem.symmetry, found.mesh_problem.folded
     assert found.solution.labels is not None
     best = symmetry.contract(found.solution.labels)
@@ -162,7 +163,7 @@ def _reweighted(found: SolvedMesh, effort: Effort) -> list[tuple[str, SolvedMesh
         problem = _with_weight(folded.problem, folded.compute.costs, weight)
         labels = solve(problem, [best], effort).labels
         if labels is None:
-            continue  # only repeats that choose differently fit
+            continue  # It fits only if repeated nodes choose differently.
         name = "less communication" if weight > 1 else "more communication"
         named.append((name, chosen(found, symmetry.expand(labels))))
     return named

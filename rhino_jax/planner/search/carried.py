@@ -1,4 +1,4 @@
-"""What was chosen for one program, in another that is nearly the same."""
+"""A solution of one program, mapped to another that is nearly the same."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rhino_jax.solver.problem import Labels
 
 
 def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
-    """A choice of all nodes of a problem, from what was chosen on the same mesh of a
-    program with most of its lines: of another number of micro-batches, say, or with a
-    loop in two.
+    """Map a solution to the problem of another program on the same mesh that has most
+    of the same source lines: one with another number of micro-batches, say, or with a
+    loop split in two.
 
-    The nth node that is of a line does what the nth one of that line did. One that
-    cannot, or has no counterpart, does what costs the least by itself: the choice is
-    where a search begins, no more.
+    The nth node of a source line takes the strategy of the nth node of that line. A
+    node that cannot, or that has no counterpart, takes its cheapest strategy on its
+    own: the choice is only a start for the search.
 
     Args:
-      solved: the search of the other program.
+      solved: the solution of the other program.
       mesh_problem: the problem, on the same mesh.
     Returns:
-      None where nothing was found.
+      The labels of all nodes; None where the other program has no solution.
     """
     labels, before = solved.solution.labels, solved.mesh_problem.model
     if labels is None:
@@ -41,7 +41,7 @@ def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
     found = np.zeros(len(model.graph.nodes), dtype=np.int64)
     for node in model.graph.nodes:
         line, options = _line(model.graph, node), model.options[node.id]
-        # Options are shared by all nodes that have the same.
+        # Nodes with equal options share one object.
         place = places.get(id(options))
         if place is None:
             place = {s: k for k, s in enumerate(options.strategies)}
@@ -55,8 +55,8 @@ def carried(solved: SolvedMesh, mesh_problem: MeshProblem) -> Labels | None:
 
 
 def _line(graph: Graph, node: Node) -> Hashable:
-    """What a node is, whatever the sizes of its values: an op of a line of the user's
-    code, or a value on its way from or to one."""
+    """Return a key of a node that does not depend on the sizes of its values: the op
+    and its source line, or for other nodes those of the nearest op."""
     rank = graph.program.values[node.value].rank
     near = node
     if node.kind is not NodeKind.OP:

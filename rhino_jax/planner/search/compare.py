@@ -1,11 +1,10 @@
-"""Compares meshes: all of them briefly, then those that may be the best.
+"""Comparison of meshes: all of them briefly, then those that may be the best.
 
-A climb from the recipes' choices takes a fraction of the time of a search, and ends
-above what that finds by about the same share on all meshes of a program that have as
-many axes: 0 to 1.5 % for most, 12 to 15 % and 16 to 23 % for two tiny ones. Of each
-number of axes the mesh that looks best is searched, and those that may be better if
-their climb ended as far above.
-"""
+A local search from the recipes' choices takes a fraction of the time of a full search,
+and ends above it by about the same share on all meshes of a program with the same
+number of axes: 0 to 1.5 % for most programs, 12 to 15 % and 16 to 23 % for two tiny
+ones. Of each number of axes the mesh that looks best is searched in full, and those
+that may be better if their local search ended as far above."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
 """Effort by which the best meshes are compared; the best is searched again."""
 
 BRIEF = replace(COMPARED, max_rounds=0, max_weights=1, max_prices=0)
-"""Effort by which all meshes are compared first: climbs alone."""
+"""Effort by which all meshes are compared first: local search alone."""
 
 MeshAxes = Sequence[tuple[str, int]]
 
 
 @dataclass(slots=True, eq=False)
 class Comparison:
-    """Meshes that are compared.
+    """A comparison of meshes.
 
     Attributes:
       analysis: the program.
@@ -66,7 +65,7 @@ class Comparison:
                     found = self._briefly(axes)
                     most = (1 + LIMITS.prediction_error) * self._best_s
                     brief = [f for f in [*brief, found] if _step_s(f) <= most]
-            excess = math.inf  # until a search has told
+            excess = math.inf  # Unknown until the first full search.
             for found in sorted(brief, key=_step_s):
                 if math.isinf(excess) or _step_s(found) < excess * self._best_s:
                     searched = self._further(found)
@@ -87,8 +86,8 @@ class Comparison:
         return min(self.objectives.values(), default=math.inf)
 
     def _briefly(self, axes: MeshAxes) -> SolvedMesh:
-        """Climb on one mesh; search where memory binds, or no recipe says where to
-        climb from."""
+        """Run a local search on one mesh; a full search where memory binds, or no
+        recipe gives a start."""
         mesh_problem = build_mesh_problem(self.analysis, axes, self.request)
         starts = first_choices(mesh_problem)
         if not starts:
@@ -104,11 +103,11 @@ class Comparison:
         return self._solve(mesh_problem, COMPARED, starts)
 
     def _further(self, brief: SolvedMesh) -> SolvedMesh:
-        """Search a mesh from what was found on it, until it is proved not to be the
+        """Search a mesh in full from its brief result, until it is proved not to be the
         best."""
         known = brief.solution.labels
         if known is None or brief.solution.bound > 0:
-            return brief  # which was searched
+            return brief  # It was searched in full already.
         effort = replace(COMPARED, cutoff_s=self._best_s)
         return self._solve(brief.mesh_problem, effort, [known])
 
@@ -126,7 +125,8 @@ class Comparison:
         return found
 
     def _take(self, *found: SolvedMesh) -> None:
-        """Keep the best few; what was found first of a mesh stands for it."""
+        """Add results to the best few meshes; the first result of a mesh is the one
+        recorded."""
         known = {f.mesh_problem.model.mesh.signature for f in self.solved}
         new = [f for f in found if f.mesh_problem.model.mesh.signature not in known]
         every = sorted([*self.solved, *new], key=_step_s)
@@ -138,5 +138,5 @@ def _step_s(found: SolvedMesh) -> float:
 
 
 def _is_bound(found: SolvedMesh) -> bool:
-    """Whether memory binds."""
+    """Whether memory limits the choice on this mesh."""
     return found.solution.labels is None or found.solution.dual is not None

@@ -1,4 +1,4 @@
-"""The one visible driver: program and target in, plan out."""
+"""The driver of the search: program and target in, plan out."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 
 LIKE = replace(EFFORTS["fast"], max_rounds=0, max_fusions=0)
-"""How a program is searched that is nearly another one: by climbing from that one's
-choice, and from recipes (from that one alone: 3 % dearer for a T5 of four times the
-batch, with recipes 0.3 %, with ten rounds of messages 2 %)."""
+"""Effort for a program that is nearly another one: local search from that program's
+solution and from recipes (from that solution alone: 3 % slower for a T5 of four times
+the batch, with recipes 0.3 %, with ten rounds of messages 2 %)."""
 
 
 def make_plan(
@@ -47,7 +47,7 @@ def make_plan(
     """Plan a program on one mesh.
 
     Args:
-      program: what to plan.
+      program: the program to plan.
       mesh_axes: (name, size), major first.
       target: the hardware.
       request: budget, pins, level and limits.
@@ -69,10 +69,9 @@ def choose_plan(
 ) -> PlanData:
     """Plan a program on the best of several meshes.
 
-    Each is searched fast, the best of them then as asked for. Those of three and more
-    axes are left out where the axis before gained little or the search would take long
-    (`Limits.axis_gain`, `Limits.meshes_s`), which the notes say.
-    """
+    Each mesh is searched briefly, the best one then with the requested level. Meshes of
+    three and more axes are left out where the axis before gained little or the search
+    would take long (`Limits.axis_gain`, `Limits.meshes_s`), which the notes say."""
     return find(program, meshes, target, request, progress=progress).plan()
 
 
@@ -87,13 +86,14 @@ def find(
     like: SearchResult | None = None,
     is_estimate: bool = False,
 ) -> SearchResult:
-    """What `choose_plan` finds, before it is read back.
+    """Search as `choose_plan` does, and read no plan back.
 
     Args:
-      like: what was found for a program that is nearly the same; on its mesh alone, the
-        search climbs from there and from recipes, and proves nothing.
-      is_estimate: of several meshes, the best is not searched beyond what it took to
-        compare them.
+      program, meshes, target, request, progress: see `choose_plan` and `make_plan`.
+      like: the result of a program that is nearly the same; on its mesh alone, local
+        search starts from there and from recipes, and proves nothing.
+      is_estimate: where there are several meshes, stop at their comparison and do not
+        search the best one further.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -107,10 +107,12 @@ def find(
 def search_again(
     found: SearchResult, request: Request, *, progress: Progress | None = None
 ) -> SearchResult:
-    """The best mesh of what was found, searched as another request says, from there.
+    """Search the best mesh of a result again, under another request, from the known
+    solution.
 
     Args:
-      request: with the pins of before; level, memory and limits may be others.
+      found: the result.
+      request: must have the same pins; level, memory and limits may differ.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -128,7 +130,8 @@ def search_again(
 
 
 def brief_step_s(found: SearchResult, request: Request) -> float:
-    """Return the step that level "fast" finds on the best mesh of what was found."""
+    """Return the step time in seconds that level "fast" finds on the best mesh of a
+    result."""
     request = _with_deadline(replace(request, level="fast"), time.monotonic())
     mesh_problem = found.solved[0].mesh_problem
     starts = first_choices(mesh_problem)
@@ -146,11 +149,13 @@ def make_candidates(
     *,
     progress: Progress | None = None,
 ) -> tuple[PlanCandidate, ...]:
-    """The plan of `choose_plan`, and others of nearly its predicted step to compile.
+    """Return the plan of `choose_plan`, and others of nearly its predicted step time,
+    to be compiled.
 
     Args:
-      count: most plans to give, fewer where fewer differ; besides plain recipes, as
-        most people type them.
+      program, meshes, target, request, progress: see `choose_plan` and `make_plan`.
+      count: maximum number of plans, fewer where fewer differ; plain recipes, as most
+        people write them, are added to these.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -188,12 +193,12 @@ def make_recipe_plans(
     target: Target,
     request: Request,
 ) -> dict[str, PlanData | None]:
-    """The experts' recipes at their best, as plans of their own.
+    """Return the best plan within each expert's recipe.
 
-    Whether they fit or not; None where the program does not allow a recipe. Each is
-    the cheapest plan within the recipe under the request's density (all values, or
-    those around matmuls); with density "batch" it is as most people type it.
-    """
+    Plans are returned whether they fit or not; None where the program does not allow a
+    recipe. Each is the cheapest plan within the recipe under the request's density (all
+    values, or those around matmuls); with density "batch" it is annotated as most
+    people write it."""
     started = time.monotonic()
     mesh_problem = build_mesh_problem(
         ProgramAnalysis.of(program, target), mesh_axes, request
@@ -231,12 +236,12 @@ def _search(
     """Search all meshes that are worth it.
 
     Returns:
-      What was found, the best first; where there are several meshes, shapes and
-      objectives of those that were searched; notes.
+      The solved meshes, best first; where there are several meshes, the shapes and
+        objectives of those searched; notes.
     """
     begun, watch = time.monotonic(), request.watch
     analysis = ANALYSE.run(watch, INLINE.run(watch, program), target)
-    # To make a plan of what is found takes about as long as this did.
+    # Reading the plan back takes about as long as the analysis.
     analysis_s = time.monotonic() - begun
     request = replace(request, deadline=request.deadline - analysis_s)
     effort = EFFORTS[request.level]
@@ -285,7 +290,8 @@ def _on_one_mesh(
 def distinct_meshes(
     meshes: Sequence[Sequence[tuple[str, int]]], target: Target
 ) -> list[Sequence[tuple[str, int]]]:
-    """Meshes that differ only in the names of their axes have the same plans."""
+    """Drop meshes that differ from another only in the names of their axes: their plans
+    are the same."""
     found: dict[frozenset[object], Sequence[tuple[str, int]]] = {}
     for axes in meshes:
         found.setdefault(lay_out(target, axes).signature, axes)
@@ -293,13 +299,14 @@ def distinct_meshes(
 
 
 def _with_deadline(request: Request, started: float) -> Request:
-    """The request with the time at which it is over."""
+    """Return the request with a deadline from its time limit."""
     deadline = started + (request.time_limit_s or math.inf)
     return replace(request, deadline=min(request.deadline, deadline))
 
 
 def _recipe_effort(request: Request) -> Effort:
-    """Of the recipes, which leave time for the search that starts from them."""
+    """Return the effort for recipes, which leaves time for the search that starts from
+    them."""
     left = LIMITS.recipes_share * (request.deadline - time.monotonic())
     deadline = time.monotonic() + max(0.0, left)
     return replace(RECIPE_EFFORTS[request.level], deadline=deadline)

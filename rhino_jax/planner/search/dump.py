@@ -1,4 +1,4 @@
-"""Every form between a program and its plan, written to a folder as text."""
+"""Text dumps of every intermediate form between a program and its plan."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from rhino_jax.planner.search.passes import TRACE, Pass
 
 
 class Dump:
-    """Writes what each pass gives to a file of its own, as `03_price.txt`.
+    """Write the result of each pass to a file of its own, such as `03_price.txt`.
 
-    Files are numbered in the order in which the passes ran. Those of an earlier run
-    are overwritten where they have the same name, and nothing else is touched.
+    Files are numbered in the order in which the passes ran. Those of an earlier run are
+    overwritten where they have the same name, and nothing else is touched.
 
     Attributes:
-      folder: where they are written; made if need be, but not what it lies in.
+      folder: the folder of the files; created if missing, but not its parents.
     """
 
     def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
-        """
+        """Create the folder.
+
+        Args:
+          folder: path of the folder.
+          what: the public call, for messages.
         Raises:
-          RhinoError: the folder cannot be made.
+          RhinoError: the folder cannot be created.
         """
         self.folder = Path(folder)
         self._what = what
@@ -38,7 +42,7 @@ class Dump:
     def of_traced(
         cls, folder: str | os.PathLike[str], traced: Traced, what: str
     ) -> Dump:
-        """One that has the program already."""
+        """Return a dump that has written the traced program already."""
         found = cls(folder, what)
         found(TRACE, traced)
         return found

@@ -1,8 +1,7 @@
-"""What each pass gives, as text: one node, option or value per line.
+"""The results of the passes as text: one node, option or value per line.
 
 Nodes are `n0`, `n1`, …, values `%0`, `%1`, … as in the text of a program. The same
-program, mesh and request give the same text on every host.
-"""
+program, mesh and request give the same text on every host."""
 
 from __future__ import annotations
 
@@ -21,13 +20,14 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 def graph_text(graph: Graph) -> str:
-    """Nodes in the order in which they run, and what each of them reads."""
+    """Print the nodes in the order in which they run, and the nodes that each of them
+    reads."""
     return "\n".join(["graph", *(_node_line(graph, n) for n in graph.run_order)])
 
 
 def analysis_text(analysis: ProgramAnalysis) -> str:
-    """Of every node what is known on any mesh: what waits for its collectives, which
-    dims are one index range, and whether its result is held in memory."""
+    """Print the facts of every node that hold on any mesh: the dim classes of its
+    results, and what waits for its collectives."""
     graph = analysis.graph
     lines = ["analysis"]
     for node in graph.run_order:
@@ -41,7 +41,8 @@ def analysis_text(analysis: ProgramAnalysis) -> str:
 
 
 def model_text(model: MeshModel) -> str:
-    """All options of every node with their seconds, and the size of every edge."""
+    """Print all options of every node with their seconds, and the size of every
+    edge."""
     mesh, graph = model.mesh, model.graph
     axes = " × ".join(f"{a.name}={a.size}" for a in mesh.axes)
     limit = format_bytes(model.problem.limit)
@@ -62,7 +63,7 @@ def model_text(model: MeshModel) -> str:
 
 
 def folded_text(mesh_problem: MeshProblem) -> str:
-    """Which nodes choose alike, and what is left to solve."""
+    """Print which nodes are one orbit, and the size of the folded problem."""
     symmetry, problem = mesh_problem.symmetry, mesh_problem.folded.problem
     members: dict[int, list[int]] = {}
     for node, orbit in enumerate(symmetry.orbits.tolist()):
@@ -80,7 +81,7 @@ def folded_text(mesh_problem: MeshProblem) -> str:
 
 
 def recipes_text(mesh_problem: MeshProblem) -> str:
-    """The seconds of every recipe at its best."""
+    """Print the seconds of every recipe at its best."""
     lines = ["recipes"]
     for name, labels in mesh_problem.recipes.items():
         what = "the program has nothing that it could cut"
@@ -91,7 +92,7 @@ def recipes_text(mesh_problem: MeshProblem) -> str:
 
 
 def solution_text(found: SolvedMesh) -> str:
-    """The option that every node takes, with what it costs."""
+    """Print the option that every node takes, with its cost."""
     model, solution = found.mesh_problem.model, found.solution
     lines = [
         f"solution  {format_seconds(solution.objective)}"
@@ -110,7 +111,7 @@ def solution_text(found: SolvedMesh) -> str:
 
 
 def plan_text(plan: PlanData) -> str:
-    """How every value is held, and where it is read otherwise."""
+    """Print the spec of every value, and the reads and outputs with another spec."""
     names, decisions = [name for name, _ in plan.mesh_axes], plan.decisions
     lines = [f"plan  {format_seconds(plan.predicted.step_time_s)}"]
     for value, spec in sorted(decisions.values.items()):
@@ -131,7 +132,8 @@ def plan_text(plan: PlanData) -> str:
 
 
 def strategy_text(strategy: Strategy, names: Sequence[str]) -> str:
-    """What it reads and makes, as `P('x'), P() -> P('x')`."""
+    """Print the specs of a strategy's operands and results, as `P('x'), P() ->
+    P('x')`."""
     reads = ", ".join(_specs(strategy.operands, names))
     makes = ", ".join(_specs(strategy.results, names))
     text = f"{reads} -> {makes}" if reads else makes

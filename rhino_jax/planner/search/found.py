@@ -1,4 +1,4 @@
-"""What a search found, before it is read back."""
+"""The result of a search, before a plan is read back from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rhino_jax.planner.search.records import Request, SolvedMesh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchResult:
-    """What a search found, to be read back as a plan.
+    """The result of a search, from which a plan can be read back.
 
     Attributes:
       solved: the searched meshes, the best first.
-      compared: where there are several, shapes and objectives of those searched.
-      notes: on what was left out.
-      target, request: as of `choose_plan`.
+      compared: where there are several meshes, shapes and objectives of those searched.
+      notes: on meshes and recipes left out.
+      target, request: see `choose_plan`.
       started: `time.monotonic()` when the search began.
     """
 
@@ -39,12 +39,13 @@ class SearchResult:
 
     @property
     def step_s(self) -> float:
-        """Predicted step of the best; infinite where nothing fits."""
+        """Predicted step time of the best mesh in seconds; infinite where nothing
+        fits."""
         return self.solved[0].solution.objective if self.fits else math.inf
 
     @property
     def compute_s(self) -> float:
-        """Compute of the best, which fits."""
+        """Compute time of the best mesh in seconds; a plan must fit."""
         best = self.solved[0]
         assert best.solution.labels is not None, "nothing fits"
         return best.mesh_problem.overlap.compute.objective(best.solution.labels)
@@ -66,17 +67,18 @@ class SearchResult:
         return [tuple((a.name, a.size) for a in mesh.axes) for mesh in meshes]
 
     def decisions(self) -> Decisions:
-        """The specs of the plan, where there is one."""
+        """Return the specs of the plan, where there is one."""
         labels = self.solved[0].solution.labels
         assert labels is not None, "nothing fits"
         return said_by(self.solved[0].mesh_problem, labels, self.request)
 
     def recipes(self) -> dict[str, Predicted | None]:
-        """What the recipes do, those of them that the program allows."""
+        """Return the predictions for the recipes that the program allows."""
         return recipes_of(self.solved[0].mesh_problem)
 
     def plan(self) -> PlanData:
-        """
+        """Read the plan of the best mesh back.
+
         Raises:
           InfeasiblePlanError: nothing fits; says what conflicts and what would help.
         """

@@ -1,4 +1,4 @@
-"""The problem of a mesh with other pins than it was solved with, solved again."""
+"""The problem of a mesh, solved again with other pins."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def search_held(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
-    """The best mesh of what was found, with other pins or another budget.
+    """Solve the best mesh of a result with other pins or another budget.
 
-    The program is not analysed again, and the search starts from the plan that there
-    is. Recipes are not searched.
+    The program is not analysed again, and the search starts from the known solution.
+    Recipes are not searched.
 
     Args:
-      found: of the same program.
-      request: its pins take the place of those of before.
-      effort: limits; by default those of the request's level.
+      found: a result of the same program.
+      request: its pins replace those of the result.
+      effort: limits of the search; None: those of the request's level.
+      progress: called with new best objectives and bounds, in seconds.
     Raises:
-      PinError: an op cannot make what is pinned.
+      PinError: an op cannot produce what is pinned.
     """
     started = time.monotonic()
     deadline = started + (request.time_limit_s or math.inf)
@@ -62,10 +63,10 @@ def search_held(
 
 
 def carried_over(before: MeshModel, after: MeshModel, labels: Labels) -> Labels:
-    """A choice of one model in another of the same program and mesh: each node keeps
-    its strategy where it has it, and else takes what is cheapest beside the others."""
+    """Map labels of one model to another of the same program and mesh: each node keeps
+    its strategy where it exists, and else takes the cheapest one given the others."""
     chosen = np.zeros(len(labels), dtype=np.int64)
-    # Equal nodes share one object of options.
+    # Nodes with equal options share one object.
     places: dict[int, dict[object, int]] = {}
     lost: list[int] = []
     for n, label in enumerate(labels.tolist()):

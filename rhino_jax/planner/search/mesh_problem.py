@@ -1,4 +1,4 @@
-"""A program on one mesh: its priced model, folded, and the recipes' choices in it."""
+"""A program on one mesh: its cost model, folded, and the recipes' choices in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def build_mesh_problem(
     mesh_axes: Sequence[tuple[str, int]],
     request: Request,
 ) -> MeshProblem:
-    """Enumerate and price the options on one mesh; recipes are left for later."""
+    """Enumerate the options on one mesh and estimate their costs; recipes are left for
+    later."""
     pinned = pinned_nodes(analysis.graph, request)
     mesh = lay_out(analysis.target, mesh_axes)
     if request.density != "all":
@@ -42,7 +43,7 @@ def build_mesh_problem(
 
 
 def pinned_nodes(graph: Graph, request: Request) -> dict[int, NodePin]:
-    """Node → what is pinned of it."""
+    """Return node → its pinned (result, spec) pairs."""
     pinned: dict[int, NodePin] = {
         n.id: ((0, spec),)
         for n in graph.nodes
@@ -84,10 +85,11 @@ def _on(
 
 
 def _seeds(analysis: ProgramAnalysis, mesh: LaidMesh, request: Request) -> list[Seed]:
-    """Plans of meshes in which axes are taken together: of each the best, and all
-    recipes of the first. Pins are not kept there, since they may name one of them."""
+    """Return plans of coarser meshes, in which several axes are joined into one: the
+    best of each, and all recipes of the first. Pins do not apply there, since they may
+    name one of the joined axes."""
     seeds: list[Seed] = []
-    request = replace(request, watch=None)  # of all meshes, only those asked for
+    request = replace(request, watch=None)  # Only candidate meshes are dumped.
     effort = replace(EFFORTS["fast"], seed=request.seed, deadline=request.deadline)
     for places in groupings(len(mesh.long)):
         groups = tuple(tuple(mesh.long[k] for k in group) for group in places)

@@ -1,4 +1,4 @@
-"""The plan of a program that holds the least memory, whatever its step takes."""
+"""The plan of a program with the smallest memory peak, whatever its step time."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ def find_minimum_memory(
     """Return the choice with the smallest peak on each mesh, the smallest first.
 
     Args:
-      program: what to plan.
+      program: the program to plan.
       meshes: (name, size) of the axes of each; where there are several, those of more
         than `LIMITS.minimum_axes` axes are left out.
       target: the hardware.
-      request: pins; its memory budget limits nothing, and says what is too small to
-        be counted (`PRICING.small_share`).
+      request: pins; its memory budget is no limit here, and only says which values are
+        too small to be counted (`PRICING.small_share`).
     Returns:
       Choices of all nodes with their peaks, under no memory limit.
     """
     started = time.monotonic()
     analysis = ANALYSE.run(None, INLINE.run(None, program), target)
-    # What is too small to be counted depends on the budget, and on no larger one.
+    # Which values are too small to be counted depends on the budget; one above the
+    # device's memory must not raise that threshold.
     budget = min(request.memory_budget_bytes, target.hbm_bytes)
     free = replace(request, memory_budget_bytes=budget, watch=None)
     every = distinct_meshes(meshes, target)
@@ -63,11 +64,11 @@ def _on(
 
 
 def refused(found: SearchResult, request: Request) -> SearchResult:
-    """Return the same as a search that no plan fits.
+    """Return the result as one in which no plan fits, for its error.
 
     Args:
-      found: of `find_minimum_memory`.
-      request: with a memory budget below the smallest peak.
+      found: a result of `find_minimum_memory`.
+      request: the request, with a memory budget below the smallest peak.
     """
     limit = request.memory_budget_bytes
     solved = [
@@ -82,10 +83,10 @@ def refused(found: SearchResult, request: Request) -> SearchResult:
 
 def divided_peak(found: SearchResult) -> float:
     """Return the peak in bytes if every value were divided evenly over all devices: a
-    bound on what stages of the same program hold.
+    lower bound on the memory of pipeline stages of the same program.
 
     Args:
-      found: of `find_minimum_memory`.
+      found: a result of `find_minimum_memory`.
     """
     one = found.solved[0]
     labels = one.solution.labels

@@ -1,4 +1,4 @@
-"""Whether meshes of three and more axes are worth their time."""
+"""The decision whether meshes of three and more axes are worth their time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rhino_jax.planner.search.records import Request, SolvedMesh
 
 @dataclass(slots=True)
 class MoreAxes:
-    """Whether meshes of three and more axes are worth trying.
+    """Decide whether meshes of three and more axes are worth trying.
 
     Attributes:
-      left_s: what is left of the time that they may take.
+      left_s: remaining seconds that they may take.
       cells: number of axes → pairs of options of the largest folded problem.
-      best: number of axes → the best objective of such a mesh.
-      left_out: why → how many meshes.
-      untimely: how many meshes, of any number of axes, there was no time for.
+      best: number of axes → the best objective of such a mesh, in seconds.
+      left_out: reason → number of meshes left out.
+      untimely: number of meshes, of any number of axes, for which no time was left.
     """
 
     left_s: float

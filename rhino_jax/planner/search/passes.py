@@ -2,16 +2,16 @@
 
     trace     function            → program      frontend
     inline    program             → graph        regions entered in place
-    analyse   graph               → analysis     what holds on every mesh
-    price     analysis, mesh      → model        options, and what they cost
-    fold      model               → problem      repeats choose alike
+    analyse   graph               → analysis     facts on every mesh
+    price     analysis, mesh      → model        options, and their costs
+    fold      model               → problem      repeated nodes share a choice
     recipes   problem             → problem      with the experts' choices in it
     solve     problem             → solution     one option per node
     read back solution            → plan         specs, predictions, reasons
 
-Each is an object, so that what comes out of it can be seen: `Watch` is called after
-every pass with what it gave, as passes of xDSL and reductions of cvxpy are watched.
-Where no mesh is given, `price` to `solve` run for every mesh that is compared.
+Each is an object, so that its result can be inspected: `Watch` is called after every
+pass with the form that it returned, like hooks on passes of xDSL and reductions of
+cvxpy. Where no mesh is given, `price` to `solve` run for every candidate mesh.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Form = TypeVar("Form")
 
 @dataclass(frozen=True, slots=True)
 class Pass(Generic[P, Form]):
-    """One step from a program to its plan.
+    """A step from a program to its plan.
 
     Attributes:
       name: a word or two.
-      reads, gives: the forms before and after it.
-      apply: the form after it, of the one before.
-      text: that form as text; the same on every host.
-      undo: a choice made in the form after it → the same choice in the form before;
-        None where both have the same nodes and options, or there is no choice yet.
+      reads, gives: the names of its input and output forms.
+      apply: computes the output form from the input form.
+      text: prints the output form; the same on every host.
+      undo: maps labels of the output form to labels of the input form; None where both
+        have the same nodes and options, or no labels exist yet.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Pass(Generic[P, Form]):
     undo: Callable[[Form, Labels], Labels] | None = None
 
     def run(self, watch: Watch | None, *args: P.args, **kwargs: P.kwargs) -> Form:
-        """Apply it, and show what it gave."""
+        """Apply the pass, and show its result to `watch`."""
         form = self.apply(*args, **kwargs)
         if watch is not None:
             watch(self, form)
@@ -84,4 +84,4 @@ SOLVE = Pass("solve", "problem", "solution", solve_on_mesh, forms.solution_text)
 READ_BACK = Pass("read back", "solution", "plan", assemble, forms.plan_text)
 
 PASSES = (TRACE, INLINE, ANALYSE, PRICE, FOLD, RECIPES, SOLVE, READ_BACK)
-"""In the order in which they run."""
+"""All passes, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""What the recipes choose of a problem on one mesh."""
+"""The recipes' choices in the problem of one mesh."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def with_recipes(
     worth: float = math.inf,
     every: Sequence[Recipe] | None = None,
 ) -> MeshProblem:
-    """The same with the cheapest plan within each recipe.
+    """Return the problem with the cheapest plan within each recipe.
 
     Args:
-      mesh_problem: what to search.
-      effort, worth: as of `cheapest_restricted`.
-      every: the recipes; by default all that the mesh allows.
+      mesh_problem: the problem.
+      effort, worth: see `cheapest_restricted`.
+      every: the recipes; None: all that the mesh allows.
     """
     if every is None:
         every = recipes_for(mesh_problem.model.mesh)
@@ -48,7 +48,7 @@ def with_recipes(
 
 
 def first_choices(mesh_problem: MeshProblem) -> list[Labels]:
-    """A choice of all nodes within every recipe, found without a search."""
+    """Return one choice of all nodes within each recipe, found without a search."""
     _, left = _allowed(mesh_problem, recipes_for(mesh_problem.model.mesh))
     if left is None:
         return []
@@ -61,7 +61,8 @@ def first_choices(mesh_problem: MeshProblem) -> list[Labels]:
 def _allowed(
     mesh_problem: MeshProblem, every: Sequence[Recipe]
 ) -> tuple[list[Recipe], Restrictions | None]:
-    """The recipes that have a meaning, and what they leave the orbits to choose."""
+    """Return the recipes that apply to the program, and the options that they leave
+    each orbit; None where no recipe applies."""
     recipes = [r for r in every if mesh_problem.book.allows(r)]
     return recipes, mesh_problem.book.restrict(
         recipes, _nodes(mesh_problem)
@@ -69,10 +70,11 @@ def _allowed(
 
 
 def _to_the_letter(mesh_problem: MeshProblem, left: Restrictions) -> Labels:
-    """What recipes' names say: every orbit is cut by as many mesh axes as it may."""
+    """Return the recipes taken literally: every orbit is sharded over as many mesh axes
+    as the recipe allows."""
     return mesh_problem.book.most_cut(_nodes(mesh_problem), left)
 
 
 def _nodes(mesh_problem: MeshProblem) -> list[Node]:
-    """The first of every orbit."""
+    """Return the first node of every orbit."""
     return [mesh_problem.model.graph.nodes[n] for n in mesh_problem.symmetry.first]

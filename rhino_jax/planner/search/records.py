@@ -1,4 +1,4 @@
-"""What the search is asked for, and what it carries from step to step."""
+"""The request of a search, and the records that its passes exchange."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rhino_jax.units import format_bytes, format_share
 
 
 Watch = Callable[[Any, Any], None]
-"""Called with a pass and the form that it gave: see `passes`."""
+"""Called with a pass and the form that it returned: see `passes`."""
 
 Progress = Callable[[float | None, float | None], None]
 """Called with new best objectives and bounds, in seconds."""
@@ -27,26 +27,26 @@ Progress = Callable[[float | None, float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for, besides program, mesh and target.
+    """The options of a search, other than program, mesh and target.
 
     Attributes:
-      memory_budget_bytes: that a plan may hold by prediction, per device.
-      reserve_share: share of the whole budget that is not part of that, as of
+      memory_budget_bytes: maximum predicted peak of a plan, per device.
+      reserve_share: share of the whole budget that is held back from that, see
         `hardware.target.Device`.
       pins: input slot → spec.
       output_pins: output slot → spec.
-      value_pins: value id → pin of a value inside of the program.
+      value_pins: value id → pin of an intermediate value.
       level: "fast" or "best".
       time_limit_s: wall-clock limit of the search, or None.
-      deadline: `time.monotonic()` at which the search gives what it has; of a request
-        that may call for several searches.
-      seed: of CP-SAT.
-      density: how much of programs plans annotate, "all", "matmul" or "batch", and
-        are priced by; see `rhino_jax.plan.density`.
-      has_recipes: whether recipes are searched, to be told beside the plan; else their
-        first choices only start the search, as for a variant of what has been planned.
+      deadline: `time.monotonic()` at which the search returns its best so far; shared
+        by all searches of a request.
+      seed: seed of CP-SAT.
+      density: which values of a program are annotated, and costed so: "all", "matmul"
+        or "batch"; see `rhino_jax.plan.density`.
+      has_recipes: whether recipes are searched, for the plan's table; else only their
+        first choices start the search, as for a variant of a planned program.
       names_pins: whether the error where nothing fits names the pins without which less
-        would do, each tried by itself; not where no user wrote them.
+        memory would do, each tried on its own; not where no user wrote them.
       watch: called after every pass, or None.
     """
 
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def whole_budget_bytes(self) -> int:
-        """The budget as its user gave it, with what is kept in reserve."""
+        """The budget as its user gave it, including the reserve."""
         return int(round(self.memory_budget_bytes / (1 - self.reserve_share), 3))
 
     @property
@@ -88,18 +88,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshProblem:
-    """A priced model on one mesh, and the recipes' choices in it.
+    """A cost model on one mesh, and the recipes' choices in it.
 
     Attributes:
       model: options and costs of every node.
-      overlap: what of the model's costs can hide.
-      book: what recipes allow.
-      symmetry: which nodes choose alike.
+      overlap: the problem with the communication that compute can hide.
+      book: the options that recipes allow.
+      symmetry: the orbits of nodes that share a choice.
       folded: `overlap` of the orbits.
-      recipes: name → choice of all nodes, or None where it is not allowed; empty
-        until they are asked for.
-      is_cut: the time was over before these were at their best.
-      density: as of `Request`.
+      recipes: name → labels of all nodes, or None where the recipe does not apply;
+        empty until `with_recipes` fills it.
+      is_cut: the deadline passed before the recipes were at their best.
+      density: see `Request`.
     """
 
     model: MeshModel
@@ -112,7 +112,7 @@ class MeshProblem:
     density: str = "all"
 
     def within(self, limit: float) -> MeshProblem:
-        """The same with another memory limit; what was priced stays as it is."""
+        """Return the problem with another memory limit, its costs unchanged."""
         if limit == self.model.problem.limit:
             return self
         problem = self.model.problem.within(limit)
@@ -129,10 +129,10 @@ class SolvedMesh:
     """A searched model.
 
     Attributes:
-      mesh_problem: what was searched.
-      solution: what was found.
-      is_fallback: the time was over before the search.
-      is_cut: the time was over before the search was.
+      mesh_problem: the searched problem.
+      solution: its solution.
+      is_fallback: the deadline passed before the search began.
+      is_cut: the deadline passed before the search was done.
     """
 
     mesh_problem: MeshProblem

@@ -20,7 +20,7 @@ def solve_on_mesh(
     progress: Progress | None,
     starts: Sequence[Labels] = (),
 ) -> SolvedMesh:
-    """Search, from the recipes and other known choices."""
+    """Search from the recipes and other known choices."""
     problem = mesh_problem.model.problem
     known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
     if is_over(request):
@@ -36,7 +36,7 @@ def solve_on_mesh(
 
 
 def is_over(request: Request) -> bool:
-    """Whether the request's time is."""
+    """Whether the request's deadline has passed."""
     return time.monotonic() > request.deadline
 
 
@@ -45,7 +45,7 @@ def _best_start(mesh_problem: MeshProblem, starts: list[Labels]) -> Solution:
 
 
 def as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:
-    """A known choice, of which nothing is proved."""
+    """Return a known choice as a solution with no proved bound."""
     peak, count = (
         mesh_problem.model.problem.peak(labels),
         len(mesh_problem.model.graph.nodes),

@@ -1,14 +1,13 @@
 """Several programs that share state, searched as one problem on one mesh.
 
-The problem has the nodes of all programs; what makes a shared array is one node, whose
-choice all of them read. Costs count by the programs' weights. One program runs after
-the other: each has its own time in memory, during which what the others need later is
-held as well.
+The problem has the nodes of all programs; a shared array is produced by one node, whose
+choice all of them read. Costs are weighted by the programs' weights. The programs run
+one after the other: each has its own time in memory, during which the state that the
+others need later is live as well.
 
-What hides behind compute is added up over all programs, which overestimates it where
-one has collectives to hide and another the compute; plans that are made of the result
-are priced each by itself.
-"""
+The communication that compute hides is added up over all programs, which overestimates
+it where one has collectives to hide and another the compute; the plans made of the
+result are costed one by one."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ from rhino_jax.solver.solve import solve_overlapped
 
 @dataclass(frozen=True, slots=True)
 class SharedSolution:
-    """What was found for the inputs that are shared or stay.
+    """The layout of the inputs that are shared or stay allocated.
 
     Attributes:
-      specs: of every member, input → spec.
-      objective_s, bound_s: weighted sum of steps, and what it is at least.
-      smallest_peak_bytes: of all choices that were met.
-      fits: whether any is within the budget.
+      specs: for each member, input → spec.
+      objective_s, bound_s: weighted sum of step times in seconds, and its lower bound.
+      smallest_peak_bytes: the smallest peak of all choices visited.
+      fits: whether any choice is within the budget.
     """
 
     specs: tuple[Mapping[int, Spec], ...]
@@ -61,16 +60,17 @@ def search_layout(
     *,
     is_brief: bool = False,
 ) -> SharedSolution:
-    """The layout of shared state that makes the weighted sum of all steps least.
+    """Return the layout of shared state that minimizes the weighted sum of all step
+    times.
 
     Args:
       members: the programs.
-      analyses: of them.
-      shared: inputs that are one array, at least two each.
+      analyses: their analyses.
+      shared: for each shared array, its (program, input) slots, at least two.
       mesh_axes: (name, size), major first.
       effort: limits of the search.
       report: called with new best objectives and bounds, in seconds.
-      is_brief: begin from the recipes as they are first met, not at their best.
+      is_brief: start from the recipes' first choices instead of searching the recipes.
     """
     problems = [
         build_mesh_problem(analysis, mesh_axes, member.request)
@@ -106,14 +106,14 @@ def _first_recipes(mesh_problem: MeshProblem) -> dict[str, Labels | None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """The problem of all programs.
+    """The joint problem of all programs.
 
     Attributes:
-      mesh_problem: each by itself.
-      told: of every member, inputs whose specs are wanted.
-      node: of every member, [orbits], the joint node.
-      picks: of every member and orbit, [options of the joint node], its own option.
-      overlap: the problem, and what of it can hide.
+      mesh_problem: the problem of each program.
+      told: for each member, the inputs whose specs are returned.
+      node: for each member, the joint node of each orbit, [orbits].
+      picks: for each member and orbit, its own option of each option of the joint node.
+      overlap: the problem with the communication that compute can hide.
     """
 
     mesh_problem: Sequence[MeshProblem]
@@ -138,7 +138,7 @@ class Joint:
         return cls(mesh_problem, told, node, picks, overlap)
 
     def labels_of(self, member: int, labels: Labels) -> Labels:
-        """A member's choice of all of its nodes."""
+        """Return a member's labels of all of its nodes."""
         own = [
             pick[labels[j]]
             for pick, j in zip(self.picks[member], self.node[member], strict=True)
@@ -154,7 +154,8 @@ class Joint:
         }
 
     def starts(self) -> list[Labels]:
-        """The recipes that all programs have; shared arrays as the first has them."""
+        """Return the recipes that all programs have as joint labels; the first program
+        decides the shared arrays."""
         names = [n for n, x in self.mesh_problem[0].recipes.items() if x is not None]
         found = []
         for name in names:
@@ -165,7 +166,7 @@ class Joint:
         return found
 
     def join(self, labels: Sequence[Labels]) -> Labels:
-        """One choice of the members' own; the first member decides what is shared."""
+        """Join the members' own labels; the first member decides the shared arrays."""
         joint = np.zeros(len(self.overlap.problem.costs), dtype=np.int64)
         for member in reversed(range(len(self.mesh_problem))):
             own = self.mesh_problem[member].symmetry.contract(labels[member])
@@ -181,7 +182,8 @@ class Joint:
 def _join_nodes(
     mesh_problem: Sequence[MeshProblem], shared: Sequence[Sequence[Slot]]
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Joint nodes of all orbits, and which of its own options each orbit takes."""
+    """Return the joint node of every orbit, and each orbit's own option of every joint
+    option."""
     first = [0, *itertools.accumulate(len(d.symmetry.first) for d in mesh_problem)]
     root = np.arange(first[-1])
     inputs = [input_nodes(d) for d in mesh_problem]
@@ -218,6 +220,6 @@ def _join_nodes(
 
 
 def _specs(mesh_problem: MeshProblem, orbit: int) -> list[Spec]:
-    """Of an orbit of inputs, the spec of each option."""
+    """Return the spec of each option of an orbit of inputs."""
     options = mesh_problem.model.options[int(mesh_problem.symmetry.first[orbit])]
     return [s.results[0] for s in options.strategies]

@@ -1,8 +1,8 @@
-"""Repeats, as a model's layers are, solved once.
+"""Repeated structure, such as the layers of a model, solved once.
 
-In: the priced problem of one mesh (`rhino_jax.planner.search.mesh_problem`).
+In: the problem of one mesh, with its costs (`rhino_jax.planner.search.mesh_problem`).
 Out: its solution, with a choice for every node.
-Order: `symmetry` (nodes that look alike, in surroundings that do, choose alike), `fold`
-(one node stands for all of them), `solve_folded`, `unfold` (repeats that choose
-differently, where memory binds).
+Order: `symmetry` (equivalent nodes in equivalent surroundings share a choice), `fold`
+(one node represents all of them), `minimum` (the choice with the smallest peak),
+`solve_folded`, `unfold` (repeated nodes that choose differently, where memory binds).
 """

@@ -1,4 +1,4 @@
-"""Repeats of a priced model folded."""
+"""The folded problem of a cost model: one node for each orbit of repeated nodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rhino_jax.recipes.recipe_book import RecipeBook
 
 
 def fold(model: MeshModel, density: str) -> MeshProblem:
-    """The model with its repeats found, where a search of all takes long; recipes are
-    left for later.
+    """Return the problem of a model, folded where a search of all nodes would take
+    long; recipes are left for later.
 
     Args:
-      density: as of `Request`.
+      model: the cost model on one mesh.
+      density: see `Request`.
     """
     overlap, book = overlap_of(model), RecipeBook.of(model)
     if LIMITS.search_s(overlap.problem) <= LIMITS.unfolded_s:

@@ -1,4 +1,4 @@
-"""The choice of a mesh problem that holds the least memory, whatever the budget."""
+"""The choice of a mesh problem with the smallest memory peak, whatever the budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def minimum_memory(mesh_problem: MeshProblem) -> Labels:
     """Return the choice of all nodes with the smallest peak that is found.
 
     Args:
-      mesh_problem: the priced program; its memory limit has no influence.
+      mesh_problem: the problem; its memory limit has no influence.
     """
     symmetry, whole = mesh_problem.symmetry, mesh_problem.model.problem
     worth = 1 + LIMITS.unlike_gain

@@ -19,15 +19,15 @@ def solve_mesh_problem(
     effort: Effort,
     report: Report = lambda best, bound: None,
 ) -> Solution:
-    """Search the folded problem, and the whole one where only that fits the limit.
+    """Search the folded problem, and the unfolded one where only that fits the limit.
 
     Args:
-      mesh_problem: what to search.
+      mesh_problem: the problem.
       starts: known choices of all nodes.
-      effort: limits.
-      report: called with new best objectives and bounds.
+      effort: limits of the search.
+      report: called with new best objectives and bounds, in seconds.
     Returns:
-      A choice of all nodes; None where nothing fits.
+      A choice of all nodes; its labels are None where nothing fits.
     """
     symmetry, whole = mesh_problem.symmetry, mesh_problem.overlap
     contracted = [symmetry.contract(s) for s in starts]

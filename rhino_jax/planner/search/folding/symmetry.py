@@ -1,23 +1,23 @@
-"""Repeats folded: nodes that look alike, in surroundings that do, choose alike.
+"""Folding by colour refinement: equivalent nodes in equivalent surroundings share a
+choice.
 
 Layers that are unrolled in the program, forward, backward and update, are many copies
-of a few nodes. Every node begins with a colour, which says what it can choose and what
-that costs; in each round its new colour is made of its own, its edges' tables and its
-neighbours' colours. After some rounds nodes of one colour have equal surroundings as
-far as that many steps, and become one orbit with one choice. First and last layers
-differ only near their borders, and every second layer folds with every second.
+of a few nodes. Every node starts with a colour that encodes its options and their
+costs; in each round its new colour is a hash of its own, its edges' tables and its
+neighbours' colours. After k rounds nodes of one colour have equal surroundings up to
+distance k, and become one orbit with one choice. First and last layers differ only near
+their borders, and every second layer folds with every second.
 
-How many rounds, the program says. The first tell apart what nodes do, each fewer than
-the one before. Once that is done, what is still told apart is how far a node is from
-where repeats begin and end, from more such places each round. The first round that
-tells no fewer orbits apart than the one before is the last.
+The number of rounds follows from the program. The first rounds tell nodes with
+different functions apart, each fewer than the one before. After that, rounds only tell
+apart how far a node is from where repeats begin and end, from more such places each
+round. The first round that splits off no fewer orbits than the one before is the last.
 
 The folded problem's objective and memory are those of the plan in which every node
-does as its orbit: nothing is approximated but that repeats choose alike.
+takes its orbit's choice: the only approximation is that repeated nodes share a choice.
 
 Source: Weisfeiler and Leman (1968); Grohe, Kersting, Mladenov, Selman, "Dimension
-reduction via colour refinement", ESA 2014.
-"""
+reduction via colour refinement", ESA 2014."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rhino_jax.utils.unique_ids import groups, number, number_objects, number_ro
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Symmetry:
-    """Which nodes choose alike.
+    """A partition of nodes into orbits that share a choice.
 
     Attributes:
       orbits: node → orbit.
@@ -53,27 +53,28 @@ class Symmetry:
 
     @classmethod
     def none(cls, num_nodes: int) -> Symmetry:
-        """Every node chooses on its own."""
+        """Return the partition in which every node is its own orbit."""
         return cls(np.arange(num_nodes), np.arange(num_nodes))
 
     @property
     def is_identity(self) -> bool:
-        """Whether every node chooses on its own."""
+        """Whether every node is its own orbit."""
         return len(self.first) == len(self.orbits)
 
     def expand(self, labels: Labels) -> Labels:
-        """The choice in which every node does as its orbit."""
+        """Return the labels of all nodes in which each takes its orbit's label."""
         return labels[self.orbits]
 
     def contract(self, labels: Labels) -> Labels:
-        """The choice in which every orbit does as its first node."""
+        """Return the labels of all orbits in which each takes its first node's
+        label."""
         return labels[self.first]
 
     def overlap(self, whole: Overlap) -> Overlap:
-        """The folded problem, with what can hide of it.
+        """Return the folded problem, with the communication that compute can hide.
 
         Args:
-          whole: of all nodes; those of an orbit have equal costs and slack.
+          whole: the problem of all nodes; those of an orbit have equal costs and slack.
         """
         problem, memo = whole.problem, Memo()
         counts = np.bincount(self.orbits).tolist()
@@ -132,7 +133,7 @@ class Symmetry:
                 both = EdgeUsage(a, b, pair.usage, pair.start, pair.stop)
                 folded.edge_usages.append(both)
                 continue
-            # An orbit that reads its own kind holds what it would choose for both.
+            # An edge within an orbit has the same label at both ends.
             if id(pair.usage) not in own:
                 own[id(pair.usage)] = np.diagonal(pair.usage).copy()
             mine = NodeUsage(a, own[id(pair.usage)], pair.start, pair.stop)
@@ -140,11 +141,12 @@ class Symmetry:
 
 
 def marks_of(book: RecipeBook) -> np.ndarray:
-    """[nodes], equal where options, their costs, and what recipes see of them are."""
+    """Return marks, [nodes], equal where options, their costs and the recipes' views of
+    nodes are equal."""
     model = book.model
     nodes, values = model.graph.nodes, model.graph.program.values
     return number_rows(
-        # Equal nodes share one object of options; a border node's says no type.
+        # Nodes with equal options share one object, without a dtype for border nodes.
         number_objects(model.options),
         number(values[node.value].dtype for node in nodes),
         np.array([node.count for node in nodes], dtype=np.int64),
@@ -153,10 +155,10 @@ def marks_of(book: RecipeBook) -> np.ndarray:
 
 
 def find_symmetry(overlap: Overlap, marks: np.ndarray) -> Symmetry:
-    """Find the nodes that choose alike.
+    """Find the orbits of nodes that share a choice.
 
     Args:
-      overlap: the whole problem; equal tables are one array.
+      overlap: the problem of all nodes; equal tables are one array.
       marks: [nodes], equal numbers where nodes may be of one orbit: see `marks_of`.
     """
     own = number_rows(marks, np.array(overlap.slack.nodes))
@@ -177,7 +179,7 @@ def find_symmetry(overlap: Overlap, marks: np.ndarray) -> Symmetry:
         before, split, count = split, len(first) - count, len(first)
         if not split or split >= before:
             break
-    # Orbits in the program's order, so that neighbours stay close together.
+    # Orbits are numbered in program order, so that neighbours stay close together.
     order = np.argsort(first)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -185,11 +187,10 @@ def find_symmetry(overlap: Overlap, marks: np.ndarray) -> Symmetry:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Scrambles 64 bits: sums of scrambled numbers tell sets of numbers apart.
+    """Scramble 64-bit numbers, so that their sums tell sets of numbers apart.
 
-    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-    OOPSLA 2014, figure 17 (mix64variant13).
-    """
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA
+    2014, figure 17 (mix64variant13)."""
     x = values + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

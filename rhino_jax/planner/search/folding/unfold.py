@@ -1,9 +1,8 @@
-"""Repeats that choose differently, where memory binds.
+"""Repeated nodes that choose differently, where memory binds.
 
-Nodes that choose alike hold memory all or none: a budget that half of the layers would
-have to save for, all save for. Choices of the orbits that are cheapest at the best
-prices of memory, of which some fit and some do not, are merged node by node.
-"""
+Nodes of one orbit save memory all or none: where half of the layers would have to save,
+all do. Choices of the orbits that are cheapest at the best Lagrange multipliers of
+memory, of which some fit and some do not, are merged node by node."""
 
 from __future__ import annotations
 
@@ -25,14 +24,16 @@ from rhino_jax.solver.solve import Solution
 def unfold(
     whole: Overlap, symmetry: Symmetry, found: Solution, effort: Effort
 ) -> Solution:
-    """The solution of all nodes: that of the orbits expanded, or a better one. Its
-    bound is that of plans in which repeats do alike, unless it is below that.
+    """Return the solution of all nodes: the orbits' solution expanded, or a better one.
+
+    Its bound is that of plans in which repeated nodes share a choice, unless the
+    solution is below it.
 
     Args:
-      whole: of all nodes.
+      whole: the problem of all nodes.
       symmetry: their orbits.
-      found: of the orbits, which may have nothing that fits.
-      effort: limits.
+      found: the solution of the orbits, of which none may fit.
+      effort: limits of the search.
     """
     known = None if found.labels is None else symmetry.expand(found.labels)
     tied = replace(found, labels=known)
@@ -50,7 +51,7 @@ def unfold(
         return tied
     bound = found.bound
     if objective <= bound:
-        # What bounds plans of repeats that do alike is no bound any more.
+        # The bound on plans in which repeated nodes share a choice does not hold here.
         bound = min(_bound(whole, found.dual.prices, labels, effort), objective)
     return replace(
         tied,
@@ -64,7 +65,7 @@ def unfold(
 
 
 def _bound(whole: Overlap, prices: TimePrices, labels: Labels, effort: Effort) -> float:
-    """What no choice of all nodes that fits is below."""
+    """Return a lower bound on the objective of all choices of all nodes that fit."""
     rounds = min(effort.max_rounds, LONG_ROUNDS)
     brief = replace(effort, max_rounds=rounds, max_fusions=0, deterministic_s=0.0)
     priced = whole.weighted(prices.weight).priced(prices.memory)

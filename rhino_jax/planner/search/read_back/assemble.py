@@ -1,4 +1,4 @@
-"""A choice read back as a Plan."""
+"""The plan of a solution."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ def assemble(
     started: float,
     meshes: tuple[tuple[tuple[int, ...], float], ...],
 ) -> PlanData:
-    """The plan of what was found on one mesh.
+    """Return the plan of the solution on one mesh.
 
     Args:
+      target: the hardware.
+      request: the options of the search.
+      found: the solved mesh.
       started: `time.monotonic()` when the search began.
-      meshes: shapes and objectives of the meshes that were compared.
+      meshes: shapes and objectives of the candidate meshes.
     Raises:
       InfeasiblePlanError: nothing fits.
     """
@@ -94,7 +97,7 @@ def assemble(
 
 
 def said_by(mesh_problem: MeshProblem, labels: Labels, request: Request) -> Decisions:
-    """The specs of the values that are annotated: all, or as few as was asked for, and
+    """Return the specs of the annotated values: all, or as few as the density says, and
     those that are pinned."""
     model = mesh_problem.model
     every = decisions = decisions_of(model, labels)
@@ -109,7 +112,8 @@ def said_by(mesh_problem: MeshProblem, labels: Labels, request: Request) -> Deci
 
 
 def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
-    """What the recipes cost; None for those that the program does not allow."""
+    """Return the predictions for the recipes; None for those that the program does not
+    allow."""
     symmetry, folded = mesh_problem.symmetry, mesh_problem.folded
     traffic = ChoiceTraffic.folded(mesh_problem.model, symmetry)
     return {
@@ -123,10 +127,11 @@ def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
 def costs_of(
     mesh_problem: MeshProblem, labels: Labels
 ) -> tuple[Predicted, tuple[Collective, ...], int]:
-    """What a choice costs, what it sends, and when it holds most memory."""
+    """Return the predictions of a choice, its collectives, and the time of its memory
+    peak."""
     model, symmetry = mesh_problem.model, mesh_problem.symmetry
     overlap, choice = mesh_problem.folded, symmetry.contract(labels)
-    # Where repeats choose alike, one of each says it all.
+    # Where repeated nodes share a choice, one node of each orbit is enough.
     if (symmetry.expand(choice) == labels).all():
         traffic = ChoiceTraffic.folded(model, symmetry)
     else:
@@ -141,7 +146,8 @@ def costs_of(
 def _only_stage(
     mesh_axes: tuple[tuple[str, int], ...], decisions: Decisions, predicted: Predicted
 ) -> StagePlan:
-    """All of the program, on all devices."""
+    """Return the single stage of a plan without pipelining: the whole program on all
+    devices."""
     return StagePlan(
         mesh_axes=mesh_axes,
         devices=tuple(range(math.prod(size for _, size in mesh_axes))),
@@ -167,7 +173,7 @@ def _report(found: SolvedMesh, request: Request, started: float) -> SearchReport
 
 
 def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Decisions:
-    """What is pinned is annotated, however little else is."""
+    """Add the specs of pinned values, which are annotated at any density."""
     annotated = {v: every.values[v] for v in request.value_pins if v in every.values}
     return replace(decisions, values={**decisions.values, **annotated})
 
@@ -175,7 +181,7 @@ def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Deci
 def pins_text(
     program: Program, request: Request, names: Sequence[str]
 ) -> dict[str, str]:
-    """The user's pins: tree path, source line or scope → spec."""
+    """Return the user's pins as text: tree path, source line or scope → spec."""
     shown = {
         program.inputs[slot].path: format_spec(spec, names)
         for slot, spec in request.pins.items()

@@ -1,4 +1,4 @@
-"""A solution read back: specs of all values, predictions, memory."""
+"""Specs of all values, predictions and memory of a solution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rhino_jax.solver.slack import Wait
 
 
 def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
-    """The specs of all values and uses under a choice."""
+    """Return the specs of all values and uses under a choice."""
     graph, program = model.graph, model.graph.program
     every = zip(model.options, labels.tolist(), strict=True)
     chosen = [options.strategies[label] for options, label in every]
@@ -66,7 +66,8 @@ def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
 def _copies_before(
     graph: Graph, chosen: list[Strategy], edge: Edge
 ) -> tuple[Spec, ...]:
-    """The specs of the shared copies that an op reads through, where they are new."""
+    """Return the specs of the shared copies that an op reads through, where they are
+    new."""
     found: list[Spec] = []
     while (node := graph.nodes[edge.source.node]).kind is NodeKind.COPY:
         found.insert(0, chosen[node.id].results[0])
@@ -76,7 +77,7 @@ def _copies_before(
 
 
 def _waypoints(model: MeshModel, chosen: list[Strategy]) -> dict[int, tuple[Spec, ...]]:
-    """Where partial sums pass through on the way to how they are held."""
+    """Return, by value, the specs that partial sums pass through to its own spec."""
     found: dict[int, tuple[Spec, ...]] = {}
     for node, strategy in zip(model.graph.nodes, chosen, strict=True):
         if node.op is not None:
@@ -87,13 +88,13 @@ def _waypoints(model: MeshModel, chosen: list[Strategy]) -> dict[int, tuple[Spec
 def waypoints_of(
     op: Op, strategy: Strategy, lowering: LoweringPolicy
 ) -> dict[int, tuple[Spec, ...]]:
-    """Return the specs that results of an op pass through on the way from partial sums
-    to how they are held, by value.
+    """Return the specs that an op's results pass through from partial sums to their own
+    specs, by value.
 
     Args:
       op: the op.
-      strategy: how it is run.
-      lowering: of the compiler.
+      strategy: its strategy.
+      lowering: the compiler's lowering policy.
     """
     if not strategy.partial:
         return {}
@@ -106,7 +107,7 @@ def waypoints_of(
 
 
 def led_by_batch(model: MeshModel) -> frozenset[int]:
-    """The values whose leading dim is the batch's."""
+    """Return the values whose leading dim is the batch."""
     graph, dim_classes = model.graph, model.analysis.dim_classes
     batch, found = model.analysis.roles.batch, set()
     for value, port in graph.held.items():
@@ -117,7 +118,7 @@ def led_by_batch(model: MeshModel) -> frozenset[int]:
 
 
 def overlap_of(model: MeshModel) -> Overlap:
-    """What the target can hide of the model's collectives."""
+    """Return the problem with the share of its collectives that the target can hide."""
     target = model.builder.target
     return Overlap.of(
         model.problem,
@@ -133,8 +134,8 @@ def overlap_of(model: MeshModel) -> Overlap:
 
 
 def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Predicted:
-    """Time, memory and arithmetic of a choice, per device: of all nodes, or of orbits
-    where overlap and traffic are folded."""
+    """Return time, memory and arithmetic of a choice per device; labels are of all
+    nodes, or of orbits where overlap and traffic are folded."""
     step_time_s = overlap.step_s(labels)
     exposed_s = traffic.seconds(labels) - overlap.hidden_s(labels)
     communication_s = max(exposed_s, 0.0)
@@ -151,7 +152,7 @@ def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Pr
 def live_at(
     model: MeshModel, labels: Labels, time: int, most: int = 50
 ) -> tuple[PeakValue, ...]:
-    """What is in memory at a time, largest first."""
+    """Return the largest values that are live at a time, at most `most`."""
     problem = model.problem
     held: dict[tuple[str, str, str], float] = defaultdict(float)
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
@@ -176,10 +177,9 @@ def live_at(
 
 
 def _place(model: MeshModel, node: Node) -> tuple[str, str]:
-    """The user's line, and the scopes around it.
+    """Return the user's line of a node, and the scopes around it.
 
-    Where nothing names scopes (NNX does not), the argument that the op reads.
-    """
+    Where nothing names scopes (NNX does not), the argument that the op reads."""
     if node.op is None:
         return "", ""
     program, source = model.graph.program, node.op.source

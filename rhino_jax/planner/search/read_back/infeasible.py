@@ -1,4 +1,5 @@
-"""Why nothing fits: the culprits, the smallest peak, and the nearest fix."""
+"""The error where nothing fits: the culprits, the smallest peak, and the nearest
+fix."""
 
 from __future__ import annotations
 
@@ -58,9 +59,10 @@ def explain(
 def _costly_pins(
     model: MeshModel, request: Request, peak: float
 ) -> tuple[list[str], list[str]]:
-    """Pins without which the smallest peak is lower, the costliest first."""
+    """Return pins without which the smallest peak is lower, the costliest first, and
+    fixes."""
     if model.is_narrowed or not request.names_pins:
-        return [], []  # narrowed: all options are too many to be tried for every pin
+        return [], []  # Narrowed models have too many options to try every pin.
     budget, pinned = model.problem.limit, model.builder.pinned
     found: list[tuple[float, str]] = []
     for name, nodes in list(_nodes_of_pins(model, request).items())[: LIMITS.most_pins]:
@@ -78,7 +80,7 @@ def _costly_pins(
 
 
 def _nodes_of_pins(model: MeshModel, request: Request) -> dict[str, set[int]]:
-    """What each pin is called → the nodes that it pins."""
+    """Return the text of each pin → the nodes that it pins."""
     graph, names = model.graph, model.mesh.names
     found: dict[str, set[int]] = defaultdict(set)
     for node in graph.nodes:

@@ -22,9 +22,8 @@ def line_times(
 ) -> tuple[LineTime, ...]:
     """Return the seconds of a step by line; together they are the predicted step.
 
-    Seconds of compute that no op has (copies between layouts on one device) stand
-    without a line.
-    """
+    Seconds of compute that belong to no op (copies between layouts on one device) have
+    an empty line."""
     lines = [*_compute(model, labels)]
     rest_s = predicted.compute_s - sum(line.seconds for line in lines)
     lines.append(LineTime("", memory_s=max(rest_s, 0.0)))
@@ -59,7 +58,8 @@ def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
 
 
 def _arithmetic_s(model: MeshModel, node: Node, label: int) -> float:
-    """Seconds of a product at the rate of the matrix unit, padding counted."""
+    """Return the seconds of a matmul at the rate of the matrix unit, including
+    padding."""
     op, options, target = node.op, model.options[node.id], model.builder.target
     assert op is not None and op.rule is not None
     dtype = model.graph.program.values[op.operands[0]].dtype

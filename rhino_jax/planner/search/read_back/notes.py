@@ -1,4 +1,4 @@
-"""What a plan tells its reader beside its figures: what is odd, or was left out."""
+"""Notes of a plan on what is unusual or was left out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from rhino_jax.planner.search.records import SolvedMesh
 def notes_of(
     target: Target, found: SolvedMesh, decisions: Decisions, unknown: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """The notes of the plan of what was found on one mesh.
+    """Return the notes of the plan of a solved mesh.
 
     Args:
-      decisions: what the plan says of the program.
-      unknown: primitive without a rule → how many ops.
+      target: the hardware.
+      found: the solved mesh.
+      decisions: the specs of the plan.
+      unknown: primitive without a rule → number of ops.
     """
     model = found.mesh_problem.model
     program = model.graph.program
@@ -66,7 +68,7 @@ def _without_a_rule(unknown: Mapping[str, int]) -> list[str]:
 
 
 def _constrained(program: Program) -> list[str]:
-    """That the plan takes the place of constraints in the program."""
+    """Note that the plan replaces constraints in the program."""
     own = sum(op.name == USERS_CONSTRAINT for op in program.ops)
     if not own:
         return []
@@ -78,7 +80,7 @@ def _constrained(program: Program) -> list[str]:
 
 
 def _by_hand(program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> list[str]:
-    """What is not known of code that its user cut by hand."""
+    """Note what is not known of code that its user sharded with `shard_map`."""
     notes = []
     for op in program.ops:
         if op.manual is None:

@@ -1,10 +1,9 @@
-"""Why a collective is there, in words that its user knows: the tree paths of arguments,
-their dims, the batch, gradients.
+"""Reasons of collectives in the user's terms: tree paths of arguments, their dims, the
+batch, gradients.
 
-A value is called by the argument that it is, perhaps in another type or shape; by the
-argument whose gradient it becomes; failing both, by the op that makes it, with a line.
-A dim that is summed over is the batch or a dim of an argument.
-"""
+A value is named after the argument that it is, perhaps in another type or shape; after
+the argument whose gradient it becomes; failing both, after its op, with a line. A dim
+that is summed over is the batch or a dim of an argument."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ _MOVES = {"all-gather": "gathers", "all-to-all": "cuts anew", PERMUTE: "reorders
 
 @dataclass(slots=True, eq=False)
 class Reasons:
-    """Says why something is sent under a choice.
+    """Explain why something is sent under a choice.
 
     Attributes:
-      model: the search model.
+      model: the cost model.
     """
 
     model: MeshModel
@@ -44,7 +43,8 @@ class Reasons:
     _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
 
     def of_op(self, node: Node, strategy: Strategy, step: ReshardStep) -> str:
-        """Of what an op sends after its compute, in one step of a strategy."""
+        """Explain a collective that an op sends after its compute, in one step of a
+        strategy."""
         op = node.op
         assert op is not None and op.rule is not None
         if op.manual is not None:
@@ -66,7 +66,7 @@ class Reasons:
         return f"{how}, going backward" if _is_backward(op) else how
 
     def of_edge(self, edge: Edge, step: ReshardStep, have: Spec, want: Spec) -> str:
-        """Of what is sent to read a value in another layout than it is held in."""
+        """Explain a collective that reshards a value for one of its readers."""
         names = self.model.mesh.names
         return (
             f"{_MOVES.get(step.kind, step.kind)} {self.name(edge.source)}:"
@@ -74,7 +74,7 @@ class Reasons:
         )
 
     def name(self, port: Port) -> str:
-        """What people call the value that a port holds."""
+        """Return the name of a port's value for users."""
         path = self._path(port)
         if path is not None:
             return path
@@ -90,7 +90,8 @@ class Reasons:
         return f"the result of {node.op.name}{kind} {array} at {place}"
 
     def _path(self, port: Port) -> str | None:
-        """Of the argument that a value is, whatever its type and shape now are."""
+        """Return the path of the argument that a value is, whatever its type and shape
+        now are; None where it is none."""
         if port.id not in self._paths:
             self._paths[port.id] = self._find_path(port)
         return self._paths[port.id]
@@ -108,7 +109,8 @@ class Reasons:
         return None
 
     def _gradient(self, port: Port) -> str | None:
-        """Of a value of the backward pass: whose gradient, or which result, it is."""
+        """Name the gradient or result that a value of the backward pass becomes; None
+        where it is neither."""
         if port.id not in self._gradients:
             self._gradients[port.id] = self._find_gradient(port)
         return self._gradients[port.id]
@@ -123,7 +125,7 @@ class Reasons:
             at = queue.popleft()
             for edge in graph.readers[at.id]:
                 reader = graph.nodes[edge.target]
-                if reader.kind is NodeKind.INPUT:  # what it is the next state of
+                if reader.kind is NodeKind.INPUT:  # It is this input's next state.
                     if reader.slot in roles.params:
                         path = graph.program.inputs[reader.slot].path
                         return f"gradient of {path}"
@@ -135,12 +137,12 @@ class Reasons:
         return None
 
     def _passes(self, edge: Edge, reader: Node) -> bool:
-        """Whether a gradient that an op reads may be what it makes."""
+        """Whether a gradient that an op reads may be its result."""
         if reader.kind is not NodeKind.OP:
             return True
         op, values = reader.op, self.model.graph.program.values
         assert op is not None
-        if op.traits.kind is OpKind.REDUCTION:  # of dims of one, as of broadcast biases
+        if op.traits.kind is OpKind.REDUCTION:  # Of dims of size 1: broadcast biases.
             return math.prod(values[edge.value].shape) == math.prod(
                 values[op.results[0]].shape
             )
@@ -150,7 +152,7 @@ class Reasons:
         return op.is_fusible and values[op.results[0]].shape == shape
 
     def _over(self, node: Node, factors: Sequence[int]) -> str:
-        """The dims that factors are, as "the batch and dim 1 of tokens"."""
+        """Name the dims of some factors, as "the batch and dim 1 of tokens"."""
         return _and(dict.fromkeys(self._dim(node, f) for f in factors))
 
     def _dim(self, node: Node, factor: int) -> str:
@@ -168,7 +170,8 @@ class Reasons:
         return _dim_of_operand(self.model.graph.program, op, factor)
 
     def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
-        """By class: (whether a parameter, path, dim) of the arguments that have one."""
+        """Return dim class → (whether it is a parameter, path, dim) of the arguments
+        with that class."""
         if self._dims is None:
             self._dims = {}
             for element, place in self._every_dim():
@@ -187,7 +190,7 @@ class Reasons:
 
 
 def _dim_of_operand(program: Program, op: Op, factor: int) -> str:
-    """Return a dim of what an op reads, as "dim 0 of f32[64,128]"."""
+    """Name a dim of an op's operand, as "dim 0 of f32[64,128]"."""
     assert op.rule is not None
     for value, dims in zip(op.operands, op.rule.operands, strict=False):
         for d, factors in enumerate(dims):
@@ -197,7 +200,7 @@ def _dim_of_operand(program: Program, op: Op, factor: int) -> str:
 
 
 def _keeps_name(node: Node) -> bool:
-    """Whether what a node makes still goes by the name of what it reads."""
+    """Whether a node's result still has the name of its operand."""
     if node.kind is NodeKind.OP:
         return node.op is not None and _keeps_data(node.op)
     return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
@@ -208,7 +211,7 @@ def _keeps_data(op: Op) -> bool:
 
 
 def _reduction(op: Op, factors: Sequence[int]) -> str:
-    """How partial results over these factors combine, in a word."""
+    """Name the reduction of partial results over some factors, in a word."""
     assert op.rule is not None
     if op.traits.kind is OpKind.LOOKUP:
         return "look-up"

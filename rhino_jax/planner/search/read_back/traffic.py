@@ -1,4 +1,4 @@
-"""What a choice sends: its collectives one by one, and the seconds of them all."""
+"""The collectives of a choice, and their seconds."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from rhino_jax.utils.unique_ids import groups, number_objects, number_rows
 
 
 class PricedStep(NamedTuple):
-    """A collective, and its seconds in one run of what sends it."""
+    """A collective, and its seconds in one run of its op or edge."""
 
     step: ReshardStep
     seconds: float
 
 
 class SendSite(NamedTuple):
-    """Where something may be sent.
+    """A place where a collective may be sent.
 
     Attributes:
       every: a node, after its compute, or an edge, and those that send the same.
-      source, target: whose options decide, by position in the labels; of a node both
-        are its own.
+      source, target: positions in the labels of the nodes whose options decide; for a
+        node both are its own.
     """
 
     every: Sequence[Node] | Sequence[Edge]
@@ -48,23 +48,22 @@ class SendSite(NamedTuple):
 
     @property
     def at(self) -> Node | Edge:
-        """The first of them."""
+        """The first of `every`."""
         return self.every[0]
 
     @property
     def runs(self) -> int:
-        """In a step, of all together."""
+        """Number of runs in a step, of all of `every` together."""
         return len(self.every) * self.at.count
 
 
 @dataclass(slots=True)
 class ChoiceTraffic:
-    """The collectives of a model's choices. Those of equal nodes, and of equal changes
-    of layout, are found once.
+    """The collectives of a model's choices, cached by node options and by reshard.
 
     Attributes:
-      model: the search model.
-      sites: all nodes and edges, or one of each that are folded.
+      model: the cost model.
+      sites: all nodes and edges, or one of each orbit.
     """
 
     model: MeshModel
@@ -86,20 +85,20 @@ class ChoiceTraffic:
 
     @classmethod
     def of(cls, model: MeshModel) -> ChoiceTraffic:
-        """Of choices of all nodes."""
+        """Return the traffic of choices of all nodes."""
         sites = [SendSite([n], n.id, n.id) for n in model.graph.nodes]
         sites += [SendSite([e], e.source.node, e.target) for e in model.graph.edges]
         return cls(model, sites)
 
     @classmethod
     def folded(cls, model: MeshModel, symmetry: Symmetry) -> ChoiceTraffic:
-        """Of choices of orbits: what repeats is looked at once."""
+        """Return the traffic of choices of orbits: each orbit is looked at once."""
         graph, orbits, columns = model.graph, symmetry.orbits, model.graph.columns
         sites = [
             SendSite([graph.nodes[n] for n in members.tolist()], c, c)
             for c, members in enumerate(groups(orbits))
         ]
-        # Edges between the same orbits that share a table send the same.
+        # Edges between the same orbits with the same table send the same.
         source = orbits[columns.maker[columns.source]]
         target = orbits[columns.target]
         tables = number_objects([e.table for e in model.problem.edges])
@@ -109,7 +108,7 @@ class ChoiceTraffic:
         return cls(model, sites)
 
     def seconds(self, labels: Labels) -> float:
-        """Of all collectives of a choice, hidden or not."""
+        """Return the seconds of all collectives of a choice, hidden or not."""
         return sum(
             place.runs * priced.seconds
             for place, steps in self._sending(labels)
@@ -117,7 +116,7 @@ class ChoiceTraffic:
         )
 
     def flops(self, labels: Labels) -> float:
-        """Floating-point operations of a choice on one device."""
+        """Return the floating-point operations of a choice on one device."""
         if self._flops is None:
             nodes = [(p, at) for p in self.sites if isinstance(at := p.at, Node)]
             sources = [p.source for p, _ in nodes]
@@ -128,7 +127,7 @@ class ChoiceTraffic:
         return float(counts @ lookups.entries(labels))
 
     def collectives(self, labels: Labels) -> tuple[Collective, ...]:
-        """All collectives of a choice, the most expensive first."""
+        """Return all collectives of a choice, the most expensive first."""
         chosen = labels.tolist()
         found = [
             self._record(at, priced, chosen[place.source], chosen[place.target])
@@ -141,7 +140,7 @@ class ChoiceTraffic:
     def _sending(
         self, labels: Labels
     ) -> Iterator[tuple[SendSite, tuple[PricedStep, ...]]]:
-        """The sites that send something, and what."""
+        """Yield the sites with collectives, and these."""
         model, chosen = self.model, labels.tolist()
         for place in self.sites:
             at, source, target = place.at, chosen[place.source], chosen[place.target]
@@ -154,9 +153,9 @@ class ChoiceTraffic:
                 yield place, steps
 
     def _after(self, node: Node, label: int) -> tuple[PricedStep, ...]:
-        """What a node sends after its compute."""
+        """Return the collectives of a node after its compute."""
         options, model = self.model.options[node.id], self.model
-        # Equal nodes share one object of options.
+        # Nodes with equal options share one object.
         key = id(options), label
         found = self._own.get(key)
         if found is None:
@@ -183,7 +182,8 @@ class ChoiceTraffic:
     def _price(
         self, steps: tuple[ReshardStep, ...], is_combined: bool
     ) -> tuple[PricedStep, ...]:
-        """Collectives that are combined pay their latency together."""
+        """Estimate the seconds of collectives; those that the compiler combines share
+        their latency."""
         mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
         found = []
         for step in steps:
@@ -196,10 +196,12 @@ class ChoiceTraffic:
     def _record(
         self, at: Node | Edge, priced: PricedStep, source: int, target: int
     ) -> Collective:
-        """
+        """Return the record of a collective for the plan.
+
         Args:
-          at, priced: what is sent where.
-          source, target: what is chosen at both ends of it.
+          at, priced: the node or edge that sends it, and the collective with its
+            seconds.
+          source, target: the labels at both ends.
         """
         model, step = self.model, priced.step
         if isinstance(at, Node):
@@ -218,7 +220,7 @@ class ChoiceTraffic:
             line = _line_by_hand(op.manual, step) or line
         return Collective(
             kind=step.kind,
-            # In the mesh's order, as the compiler's are: the order says nothing.
+            # In mesh order, as the compiler prints them: the order has no meaning.
             axes=tuple(model.mesh.axes[a].name for a in sorted(step.axes)),
             bytes=round(per_run * step.runs * at.count),
             count=step.runs * at.count,
@@ -230,7 +232,8 @@ class ChoiceTraffic:
 
 
 def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
-    """Where the user's code asks for what it sends."""
+    """Return the user's line of a collective in a `shard_map`; empty where none
+    matches."""
     for c in manual.collectives:
         have = c.kind, len(c.axes), float(c.local_bytes), c.runs
         if have == (step.kind, len(step.axes), step.local_bytes, step.runs):
@@ -239,7 +242,7 @@ def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
 
 
 def name_of(model: MeshModel, port: Port) -> str:
-    """What people call the value that a port holds."""
+    """Return the name of a port's value for the table of live values."""
     program, node = model.graph.program, model.graph.nodes[port.node]
     if node.kind is NodeKind.INPUT:
         return program.inputs[node.slot].path

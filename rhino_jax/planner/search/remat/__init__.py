@@ -1,10 +1,9 @@
-"""What a planned step keeps for its backward pass, and what it had better make again.
+"""The choice of residuals that a planned step saves, recomputes or offloads.
 
 In: a `records.SolvedMesh`, which need not fit, and a budget.
-Out: a `passes.remat.choice.RematChoice` for the pass "recompute", and what it costs.
+Out: a `passes.remat.choice.RematChoice` for the pass "recompute", and its cost.
 Order: `candidates` reads values, bytes, seconds and times off the model into `rows`;
-`choice` asks `rhino_jax.solver.remat`, with `parts` of loops apart, and says the
-answer in value ids; `policies` are known answers, by name; `stacked` asks what loops
-stack where that costs time, `in_flight` asks for stages, whose `tasks` are each
-compiled on their own.
-"""
+`choice` calls `rhino_jax.solver.remat`, with `parts` of loops apart, and returns the
+answer in value ids; `policies` are known answers, by name; `stacked` chooses the
+residuals of loops where stacking costs time; `in_flight` chooses for pipeline stages,
+whose `tasks` are compiled separately."""

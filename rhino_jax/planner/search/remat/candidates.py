@@ -1,9 +1,8 @@
-"""What a planned step keeps for its backward pass, with prices.
+"""The residuals of a planned step as candidates for rematerialization, with costs.
 
-Values and times are those of the model that was planned: bytes are of one device under
-the chosen specs, seconds those of the ops' strategies with their collectives and the
-reshards of what they read, all to be paid again.
-"""
+Values and times are those of the planned model: bytes are per device under the chosen
+specs; seconds are those of the ops' strategies with their collectives and the reshards
+of their operands, all of which recomputation repeats."""
 
 from __future__ import annotations
 
@@ -35,19 +34,21 @@ def candidates_of(
     symmetry: Symmetry | None = None,
     host_bytes_per_s: float | None = None,
 ) -> RematQuestion:
-    """What a plan keeps for the backward pass, at the top of the program.
+    """Return the remat problem of a plan: the residuals at the top level of the
+    program.
 
     Args:
-      model: the program on a mesh, priced.
-      labels: what every node chooses.
-      symmetry: which nodes are of equal layers.
-      host_bytes_per_s: of the link to the host's memory, if values may wait there.
+      model: the cost model of the program on a mesh.
+      labels: the choice of every node.
+      symmetry: the orbits of nodes of equivalent layers; None: layers are not matched.
+      host_bytes_per_s: bandwidth of the link to host memory; None: nothing is
+        offloaded.
     """
     return ResidualReader(model, labels, symmetry, host_bytes_per_s).asked()
 
 
 class ResidualReader:
-    """Reads candidates off a model."""
+    """Read candidates for rematerialization off a model."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class ResidualReader:
         return halves_of(self.blocks.top)
 
     def asked(self) -> RematQuestion:
-        """The question."""
+        """Return the remat problem."""
         stored = [v for v in self._kept() if self._is_stored(v)]
         sources = self._sources(stored)
         kept = {*stored, *sources, *self.bound}
@@ -112,7 +113,8 @@ class ResidualReader:
         )
 
     def _together_s(self, remade: Collection[int], kept: Collection[int]) -> float:
-        """See `RematQuestion`."""
+        """Return the seconds to recompute several values together; see
+        `RematQuestion`."""
         found = 0.0
         plain = [v for v in remade if v not in self.stacks]
         stay = {*kept, *self.bound}
@@ -129,7 +131,7 @@ class ResidualReader:
         return max(found, 0.0)
 
     def _repeatable(self, values: list[int]) -> list[int]:
-        """Those of the block that may be made again."""
+        """Return the values that may be recomputed."""
         lines, maker = self.block.lines, self.block.maker
         return [v for v in values if may_run_again(self.program, lines[maker[v]].op)]
 
@@ -149,7 +151,8 @@ class ResidualReader:
         return [v for v in self.halves.late_uses if v not in self.bound]
 
     def _sources(self, stored: Collection[int]) -> list[int]:
-        """Values that no late line reads, and that others may be made again of."""
+        """Return values that the backward pass does not read, and of which others may
+        be recomputed."""
         return []
 
     def _is_stored(self, value: int) -> bool:
@@ -161,7 +164,7 @@ class ResidualReader:
         return stored[port.id] or not is_op
 
     def _is_in_memory(self, value: int) -> bool:
-        """Whether what all of a plan takes counts it."""
+        """Whether the plan's memory profile counts the value."""
         return True
 
     def _again(self, value: int, kept: set[int]) -> Rerun:
@@ -195,7 +198,7 @@ class ResidualReader:
             tuple(sorted(uses)),
             self._needs(remade),
             sum(map(self._line_s, lines)) if lines else None,
-            None,  # see `passes.remat.offload`
+            None,  # Not offloaded: see `passes.remat.offload`.
             None,
             *self._layer(port.node),
             work=self._work(lines),
@@ -216,13 +219,13 @@ class ResidualReader:
         ]
         can = bool(lines) and stack.inside not in carries
         pass_s = self._pass_s(stack)
-        # Priced as it is now, where it is written into the stack.
+        # Its cost in the plan includes the write into the stack.
         remake_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
         return RematRow(
             (stack.loop, 1 + body.maker.get(stack.inside, -1)),
             stack.value,
             self._bytes(stack.value),
-            self._times(forward)[0],  # its memory is there when the loop starts
+            self._times(forward)[0],  # It is allocated when the loop starts.
             tuple(sorted(uses)),
             tuple(needs),
             remake_s if can else None,
@@ -233,20 +236,22 @@ class ResidualReader:
         )
 
     def _pass_s(self, stack: ResidualStack) -> float:
-        """Seconds to write a stack whose slices would else stay in registers; of what
-        goes through memory anyway, as results of matmuls do, none."""
+        """Return the seconds to write a stack whose slices would otherwise stay in
+        registers; 0 for values that go through memory anyway, such as results of
+        matmuls."""
         port = self.model.graph.held.get(stack.inside)
         if port is None or not self.model.graph.nodes[port.node].is_fusible:
             return 0.0
         return self._memory_s(self._bytes(stack.value))
 
     def _memory_s(self, size: int) -> float:
-        """Seconds to write, or to read, so many bytes."""
+        """Return the seconds to write, or to read, `size` bytes."""
         device = self.model.analysis.target.device
         return size / (device.hbm_bytes_per_s * device.memory_efficiency)
 
     def _carried(self, rows: list[RematRow]) -> list[RematRow]:
-        """What forward loops carry, and would stack for others to be made of."""
+        """Return carries of forward loops that would have to be stacked for other
+        values to be recomputed from."""
         known = {row.value for row in rows}
         found: dict[int, RematRow] = {}
         for row in rows:
@@ -290,7 +295,7 @@ class ResidualReader:
         return self.nodes.get(op.id, [])
 
     def _times(self, line: RegionOp) -> tuple[int, int]:
-        """When a line starts and ends."""
+        """Return the times at which an equation starts and ends."""
         graph = self.model.graph
         times: list[int] = []
         for op in _within(self.program, line.op):
@@ -317,7 +322,8 @@ class ResidualReader:
     def _base(
         self, rows: list[RematRow], found: tuple[SavedValue, ...]
     ) -> tuple[tuple[int, int], ...]:
-        """Memory of all else, at its most between two times of candidates."""
+        """Return the memory of everything else, as its maximum between two times of
+        candidates."""
         profile = np.array(self.model.problem.profile(self.labels), dtype=float)
         for row, c in zip(rows, found, strict=True):
             if c.uses and self._is_in_memory(row.value):
@@ -331,7 +337,7 @@ class ResidualReader:
 
 
 def _within(program: Program, op: Op) -> Iterator[Op]:
-    """An op, and those inside of it."""
+    """Yield an op, and those inside of it."""
     yield op
     for region in op.call.regions if op.call is not None else ():
         for inner in region.ops:
@@ -339,7 +345,8 @@ def _within(program: Program, op: Op) -> Iterator[Op]:
 
 
 def _seconds(model: MeshModel, labels: Labels) -> np.ndarray:
-    """[nodes], seconds of each in all its runs, with the reshards of what it reads."""
+    """Return the seconds of each node in all its runs, [nodes], with the reshards of
+    its operands."""
     problem = model.problem
     found = np.array([c[k] for c, k in zip(problem.costs, labels, strict=True)])
     for edge in problem.edges:

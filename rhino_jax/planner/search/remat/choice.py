@@ -1,4 +1,4 @@
-"""What to make again so that a plan fits."""
+"""Choice of the values to recompute so that a plan fits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ SOME = "some made again"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Attributes:
-    name: of a policy; "some made again" of what the engine found.
-    choice: for the pass "recompute".
-    answer: what it costs and holds.
+    """A choice of what to recompute or offload.
+
+    Attributes:
+      name: the name of a policy; "some made again" for a solver's choice.
+      choice: the choice, for the pass "recompute".
+      answer: its cost and memory.
     """
 
     name: str
@@ -39,13 +41,13 @@ class Chosen:
 def recompute_choices(
     solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
 ) -> list[Chosen]:
-    """What to make again so that a plan fits: what the engine finds, and policies by
-    name, the cheapest first.
+    """Return choices under which a plan fits: the solver's, and policies by name,
+    cheapest first.
 
     Args:
       solved: a plan, which need not fit.
-      budget_bytes: of one device.
-      seconds: for each search.
+      budget_bytes: the memory budget of one device.
+      seconds: time limit of each search.
     """
     labels = solved.solution.labels
     assert labels is not None, "there is no plan to change"
@@ -71,8 +73,8 @@ def recompute_choices(
 
 
 def least_choice(solved: SolvedMesh) -> Chosen | None:
-    """Return the policy for all layers under which a plan holds the least memory, what
-    it saves in the host's memory if that holds less; None where there is nothing to
+    """Return the policy for all layers under which a plan has the smallest peak, with
+    its saved values offloaded if that lowers the peak; None where there is nothing to
     recompute or to offload.
 
     Args:
@@ -98,7 +100,7 @@ def least_choice(solved: SolvedMesh) -> Chosen | None:
 
 
 def _offloaded(asked: RematQuestion, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """Offload what is saved, where it can be offloaded."""
+    """Offload the saved values, where they can be offloaded."""
     pairs = zip(asked.question.candidates, choices, strict=True)
     return tuple(
         OFFLOAD if what == KEEP and c.uses and c.offload_s is not None else what
@@ -126,12 +128,12 @@ def _cheapest(
 def choice_of(
     asked: RematQuestion, answer: RematAnswer, first: tuple[tuple[int, int], ...] = ()
 ) -> RematChoice:
-    """An answer as a choice for the pass "recompute".
+    """Return an answer as a choice for the pass "recompute".
 
     Args:
-      asked: what was asked.
-      answer: what the engine found.
-      first: (forward loop, slices of its stacks that wait).
+      asked: the remat problem.
+      answer: the solver's answer.
+      first: (forward loop, number of first slices of its stacks that are saved).
     """
     chosen = list(zip(asked.values, answer.choices, strict=True))
     gone = {i for i, (_, what) in enumerate(chosen) if what == REMAKE}

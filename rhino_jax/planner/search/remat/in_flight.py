@@ -1,8 +1,8 @@
-"""What forward tasks of a stage had better leave for its backward tasks.
+"""Choice of the activations that a stage saves, recomputes or offloads between its
+forward and backward tasks.
 
-A stage holds what they leave of every micro-batch in flight, what is made again of one,
-and what waits in the host's memory of those on their way.
-"""
+A stage holds the saved residuals of every micro-batch in flight, the recomputed values
+of one, and the offloaded values of those in transfer."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from rhino_jax.solver.remat.question import (
 
 
 MUCH_BYTES = 1 << 60
-"""Memory that is no limit."""
+"""A memory budget that is no limit."""
 
 
 def choices_in_flight(
     solved: SolvedMesh, tasks: Tasks, less_bytes: int, *, seconds: float
 ) -> list[Chosen]:
-    """What to make again, or to have in the host's memory, so that a stage takes less,
-    the cheapest first; nothing where no choice does.
+    """Return choices of values to recompute or offload that lower a stage's peak,
+    cheapest first; empty where no choice does.
 
     Args:
-      solved: its plan, with all of it kept.
-      tasks: of the program.
-      less_bytes: by how much its peak has to fall.
-      seconds: for the search.
+      solved: the stage's plan, with all residuals saved.
+      tasks: the tasks of its program.
+      less_bytes: bytes by which its peak has to fall.
+      seconds: time limit of the search.
     """
     labels = solved.solution.labels
     assert labels is not None, "there is no plan to change"
@@ -66,14 +66,15 @@ def choices_in_flight(
 def faster_in_flight(
     solved: SolvedMesh, tasks: Tasks, least_s: float, seconds: float
 ) -> Chosen | None:
-    """What to make again so that a stage takes less time, memory left aside: what loops
-    stack is written and read. None where nothing saves so much.
+    """Return the choice of values to recompute that shortens a stage's step, memory
+    left aside: stacked residuals of loops are written and read. None where nothing
+    saves enough.
 
     Args:
-      solved: its plan, with all of it kept.
-      tasks: of the program.
-      least_s: seconds of a step.
-      seconds: for the search.
+      solved: the stage's plan, with all residuals saved.
+      tasks: the tasks of its program.
+      least_s: seconds of a step that it has to save.
+      seconds: time limit of the search.
     """
     labels = solved.solution.labels
     assert labels is not None, "there is no plan to change"
@@ -99,7 +100,8 @@ def faster_in_flight(
 
 
 def _coarse(question: Question) -> Question:
-    """With few late times. What values are made of follows one another between two."""
+    """Merge late times into a few, and drop `extra_bytes`: operands that are recomputed
+    within a merged time are live one after the other."""
     few = coarse(question, LIMITS.late_times)
     if few is question:
         return question

@@ -1,4 +1,5 @@
-"""Questions in which the first slices of a loop's stacks wait, whatever is chosen."""
+"""Remat problems in which the first slices of a loop's stacked residuals are always
+saved."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from rhino_jax.solver.remat.question import Question
 def parted(
     asked: RematQuestion,
 ) -> Iterator[tuple[tuple[tuple[int, int], ...], Question, float]]:
-    """The question, and those where the first slices of the largest stacks wait, with
-    what these cost."""
+    """Yield the remat problem, and those in which the first slices of the largest
+    stacks are saved in any case, with the cost of saving these in seconds."""
     yield (), asked.question, 0.0
     candidates = asked.question.candidates
     if not asked.loops:
@@ -35,7 +36,8 @@ def parted(
 def _with_first(
     question: Question, members: tuple[int, ...], count: int, length: int
 ) -> Question:
-    """Of stacks that are read late, so many slices wait whatever is chosen."""
+    """Return the problem in which the first `count` of `length` slices of stacked
+    residuals are saved in any case."""
     rest, candidates = (length - count) / length, list(question.candidates)
     changes: list[tuple[int, int]] = []
     for i in members:

@@ -1,16 +1,15 @@
-"""What people type to have less kept, as choices among others: policies by name.
+"""Common remat policies by name, as choices in addition to the solver's.
 
-    nothing saved              all of a layer but what enters it is made again
-    products saved             what needs no product is (`dots_saveable`)
-    products of weights saved  so are products with a batch, as attention's scores
-                               (`dots_with_no_batch_dims_saveable`)
+    nothing saved              all of a layer is recomputed from its inputs
+    products saved             ops other than matmuls are recomputed (`dots_saveable`)
+    products of weights saved  so are matmuls with a batch dim, such as attention's
+                               scores (`dots_with_no_batch_dims_saveable`)
 
-Each may hold for all layers or for the last of them, while the first keep all, as
-Galvatron has it. What a policy costs and holds is read off the question that the engine
-is asked; where that is too large for it, policies are all that is known.
+Each may hold for all layers or for the last of them, while the first save all, as in
+Galvatron. A policy's cost and memory are evaluated in the remat problem that the solver
+gets; where that is too large to solve, policies are the only candidates.
 
-Source: `jax.checkpoint_policies`; Miao et al., Galvatron (VLDB 2022), section 3.
-"""
+Source: `jax.checkpoint_policies`; Miao et al., Galvatron (VLDB 2022), section 3."""
 
 from __future__ import annotations
 
@@ -30,17 +29,18 @@ POLICIES: dict[str, RerunWork] = {
     "products saved": RerunWork.SMALL,
     "products of weights saved": RerunWork.BATCHED,
 }
-"""Name → the most that is done again for a value."""
+"""Name → the most work that is repeated for a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy that fits.
+    """A policy with its cost and memory.
 
     Attributes:
-      name: with the share of layers that keep all, if any do.
-      answer: what it costs and holds.
-      first: (forward loop, slices of its stacks that wait), as of `Choice`.
+      name: with the share of layers that save all, if any do.
+      answer: its cost and memory.
+      first: (forward loop, number of first slices of its stacks that are saved), see
+        `RematChoice`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Policy:
 
 
 def fitting(asked: RematQuestion, budget_bytes: float) -> list[Policy]:
-    """The cheapest that fits of every name, if one does."""
+    """Return the cheapest variant that fits of each policy, if one does."""
     found: list[Policy] = []
     for name, most in POLICIES.items():
         tried = [p for p in _of(asked, name, most) if _fits(p, budget_bytes)]
@@ -59,13 +59,14 @@ def fitting(asked: RematQuestion, budget_bytes: float) -> list[Policy]:
 
 
 def whole(asked: RematQuestion, name: str) -> RematAnswer | None:
-    """Of a policy that holds for all layers; None where it does not apply."""
+    """Return the cost and memory of a policy for all layers; None where it does not
+    apply."""
     answer = evaluate(asked.question, _choices(asked, POLICIES[name], 0))
     return answer and counted_once(asked, answer)
 
 
 def of_all(asked: RematQuestion) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Policies for all layers: name, and what it does with every candidate."""
+    """Yield the policies for all layers: name, and the choice for every candidate."""
     for name, most in POLICIES.items():
         yield name, _choices(asked, most, 0)
 
@@ -92,10 +93,12 @@ def _of(asked: RematQuestion, name: str, most: RerunWork) -> Iterator[Policy]:
 def counted_once(
     asked: RematQuestion, answer: RematAnswer, first: tuple[tuple[int, int], ...] = ()
 ) -> RematAnswer:
-    """An answer whose cost counts once what several values are made again of.
+    """Return an answer whose cost counts equations that recompute several values once.
 
     Args:
-      first: (forward loop, slices of its stacks that wait).
+      asked: the remat problem.
+      answer: an answer to it.
+      first: (forward loop, number of first slices of its stacks that are saved).
     """
     several = {0: [i for i, c in enumerate(answer.choices) if c == REMAKE]}
     share = 1.0
@@ -126,10 +129,13 @@ def _named(name: str, parts: int) -> str:
 
 
 def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ...]:
-    """Under a policy; layers before `first` keep all. What later layers are made of, as
-    the terms of a residual stream, is kept: else all would be made again at once."""
+    """Return the choices under a policy; layers before `first` save all.
+
+    Values from which later layers are recomputed, such as the terms of a residual
+    stream, are saved: otherwise all would be recomputed at once."""
     candidates = asked.question.candidates
-    # Like values are counted, so that layers that begin otherwise are one off.
+    # Equivalent values are numbered by layer; where a first layer differs, numbers are
+    # off by one.
     enters = {
         j
         for c in candidates

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it is about."""
+"""Remat problems with the value ids of their candidates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rhino_jax.solver.remat.question import Question, SavedValue
 
 
 class RerunWork(IntEnum):
-    """The most that ops which run again do: no product, products of which every one has
-    a batch, as attention's scores, others, as those of weights, or whole loops."""
+    """The largest kind of work that recomputing ops repeats: no matmul; matmuls that
+    all have a batch dim, such as attention's scores; other matmuls, such as those with
+    weights; or whole loops."""
 
     SMALL = 0
     BATCHED = 1
@@ -21,7 +22,7 @@ class RerunWork(IntEnum):
 
     @classmethod
     def of(cls, op: Op) -> RerunWork:
-        """Of one op, whatever is in its regions."""
+        """Return the kind of one op, whatever is in its regions."""
         if op.call is not None and op.call.trip_count > 1:
             return cls.LOOP
         if not op.traits.is_contraction or op.rule is None:
@@ -33,18 +34,18 @@ class RerunWork(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RematQuestion:
-    """A question of the engine, and what it is about.
+    """A remat problem, and the values that it is about.
 
     Attributes:
-      question: what may wait, and what else memory holds.
-      values: of every candidate the value id: of a stack that of the loop's result, of
-        what would have to be stacked that of the loop's body.
-      loops: forward loop → (how often it runs, candidates that it stacks).
-      together_s: of values that are made again and of those that are, seconds: what
-        several are made of is counted once, where candidates each count it.
-      work: of every candidate, what making it again repeats: see `RerunWork`.
-      followers: value that is kept but never stored, as compilers make it where it is
-        read → candidates that it is made of.
+      question: candidates that may be saved, and the rest of memory.
+      values: the value id of each candidate: for a stack that of the loop's result, for
+        a value that would have to be stacked that in the loop's body.
+      loops: forward loop → (trip count, candidates that it stacks).
+      together_s: seconds to recompute the first values, given the second ones:
+        equations that several need count once, where each candidate counts them.
+      work: for each candidate, the work that recomputing it repeats: see `RerunWork`.
+      followers: residual that is never stored, since compilers compute it where it is
+        read → candidates that it is computed from.
     """
 
     question: Question
@@ -57,7 +58,8 @@ class RematQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RematRow:
-    """A candidate that names values where candidates name each other by position."""
+    """A candidate that refers to values by id, where `SavedValue` refers to
+    positions."""
 
     place: tuple[int, int]
     value: int

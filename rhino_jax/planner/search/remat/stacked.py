@@ -1,5 +1,5 @@
-"""What loops had better stack for the backward pass where to stack it costs time, be
-there memory or not: as where stacks are copied from loop to loop."""
+"""Choice of the residuals that loops stack for the backward pass where stacking costs
+time, whether or not memory suffices: where stacks are copied from loop to loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rhino_jax.solver.remat.question import KEEP, Question, RematAnswer, evaluat
 
 @dataclass(frozen=True, slots=True)
 class Stacking:
-    """Choices of what the loops of a planned step stack.
+    """Choices of the residuals that the loops of a planned step stack.
 
     Attributes:
-      asked: what there is to choose; what is in stacks costs nothing there to keep.
-      ordered: as of `Choice`.
+      asked: the remat problem; saving a stacked residual costs no time in it.
+      ordered: see `RematChoice`.
     """
 
     asked: RematQuestion
@@ -28,9 +28,10 @@ class Stacking:
 
     @classmethod
     def of(cls, solved: SolvedMesh) -> Stacking:
-        """
+        """Return the choices of a planned step.
+
         Args:
-          solved: the step with all of it kept.
+          solved: the step, with all residuals saved.
         """
         problem, labels = solved.mesh_problem, solved.solution.labels
         assert labels is not None, "there is no plan to change"
@@ -40,32 +41,33 @@ class Stacking:
         return cls(asked, device.defers_gradients)
 
     def all_kept(self) -> Chosen | None:
-        """As the step is."""
+        """Return the choice that saves all residuals, as the step does."""
         question = self.asked.question
         answer = evaluate(question, (KEEP,) * len(question.candidates))
         return None if answer is None else self._chosen("all kept", answer)
 
     def nothing_saved(self) -> Chosen | None:
-        """Of a layer what enters it, as `jax.checkpoint` has it."""
+        """Return the choice that saves only the inputs of each layer, as
+        `jax.checkpoint` does."""
         answer = whole(self.asked, NOTHING_SAVED)
         return None if answer is None else self._chosen(NOTHING_SAVED, answer)
 
     def cheapest(
         self, per_byte_s: float, budget_bytes: float, seconds: float
     ) -> Chosen | None:
-        """What costs the least; None where nothing is found.
+        """Return the cheapest choice; None where none is found.
 
         Args:
-          per_byte_s: seconds that each byte in a stack costs.
-          budget_bytes: that memory holds at every time.
-          seconds: for the search.
+          per_byte_s: cost of each stacked byte in seconds.
+          budget_bytes: the memory budget at every time.
+          seconds: time limit of the search.
         """
         of = _kept_at(self.asked, per_byte_s)
         answer = choose(of, int(budget_bytes), seconds=seconds)
         return None if answer is None else self._chosen(SOME, answer)
 
     def stacked_bytes(self, chosen: Chosen) -> int:
-        """What loops stack."""
+        """Return the bytes that loops stack."""
         pairs = zip(self.asked.question.candidates, chosen.answer.choices, strict=True)
         stacks = _stacks(self.asked)
         return sum(
@@ -84,7 +86,8 @@ def _stacks(asked: RematQuestion) -> set[int]:
 
 
 def _kept_at(asked: RematQuestion, per_byte_s: float) -> Question:
-    """The question where each byte in a stack costs so many seconds."""
+    """Return the remat problem in which each stacked byte costs `per_byte_s`
+    seconds."""
     stacks = _stacks(asked)
     candidates = tuple(
         replace(c, keep_s=c.bytes * per_byte_s) if i in stacks else c

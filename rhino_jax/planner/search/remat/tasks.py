@@ -1,8 +1,8 @@
-"""What forward tasks leave for backward tasks, with prices.
+"""The residuals between forward and backward tasks as candidates for rematerialization,
+with costs.
 
-A task is compiled on its own: all that another reads of it is written, though it would
-stay in registers in a program that is one.
-"""
+A task is compiled separately: every value that another task reads is written to memory,
+even if it would stay in registers in a single program."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Tasks:
 
     Attributes:
       before: op ids of the calls that run before all forward passes.
-      forward: of those whose values may be made again.
-      sums: results of these that are of all micro-batches so far.
+      forward: op ids of the calls whose values may be recomputed.
+      sums: results of these that are accumulated over micro-batches.
       received: inputs of the program that are of a micro-batch as well.
-      in_flight: micro-batches of which these are held.
-      keeps_stacks: whether what loops stack stays, as where backward passes are split.
-      hosted: results of the program's calls, and inputs, that may wait in the host's
-        memory.
-      host_bytes_per_s: of a device's link to it, one way.
+      in_flight: number of micro-batches whose residuals are live.
+      keeps_stacks: whether stacked residuals of loops stay, as where backward passes
+        are split.
+      hosted: results of the program's calls, and inputs, that may be offloaded.
+      host_bytes_per_s: bandwidth of a device's link to host memory, one way.
     """
 
     before: frozenset[int]
@@ -49,8 +49,10 @@ class Tasks:
 
 
 class AskingTasks(ResidualReader):
-    """All that crosses from task to task is stored, and may be made again if a forward
-    task makes it."""
+    """Read candidates off the tasks of a stage.
+
+    Every value that crosses from task to task is stored, and may be recomputed if a
+    forward task computes it."""
 
     def __init__(self, model: MeshModel, labels: Labels, tasks: Tasks) -> None:
         self.tasks, self.beside = tasks, dict[int, int]()
@@ -68,8 +70,8 @@ class AskingTasks(ResidualReader):
         self.hosted &= self.free | tasks.received
 
     def _sources(self, stored: Collection[int]) -> list[int]:
-        """Results of products, which are in memory anyway: as attention's scores, of
-        which its exponentials are made."""
+        """Return results of matmuls, which are in memory anyway: such as attention's
+        scores, from which its exponentials are recomputed."""
         known, found = {*stored, *self.bound}, dict[int, None]()
         for v in stored:
             if v not in self.free or v in self.stacks:
@@ -86,14 +88,15 @@ class AskingTasks(ResidualReader):
 
     @property
     def most_saved_s(self) -> float:
-        """What it takes to write and read all that loops stack, and what would stay in
-        registers but for the border between tasks."""
+        """Seconds to write and read all stacked residuals, and all values that would
+        stay in registers but for the border between tasks."""
         stacks = [s for s in self.stacks.values() if self._may_go(s)]
         plain = (v for v in self._kept() if v in self.free and v not in self.stacks)
         return 2 * (sum(map(self._pass_s, stacks)) + sum(map(self._border_s, plain)))
 
     def _border_s(self, value: int) -> float:
-        """Seconds to write a value, in all runs, that would else stay in registers."""
+        """Return the seconds to write a value, in all runs, that would otherwise stay
+        in registers."""
         port = self.model.graph.held.get(value)
         if port is None or port.id not in self.model.analysis.liveness.handed:
             return 0.0
@@ -103,7 +106,7 @@ class AskingTasks(ResidualReader):
         return stack.value in self.free and not self.tasks.keeps_stacks
 
     def _pass_s(self, stack: ResidualStack) -> float:
-        # Other seconds, too, are of all micro-batches.
+        # All micro-batches are counted, as in other seconds.
         within = self.block.lines[stack.loop].within
         task = within[0].call if within else None
         times = task.trip_count if task is not None else 1
@@ -126,8 +129,8 @@ class AskingTasks(ResidualReader):
         return replace(found, question=question)
 
     def _beside_s(self) -> float:
-        """Of all micro-batches, seconds of the shorter pass: what goes to the host
-        beside one, and comes back beside the other, may take that long each way."""
+        """Return the seconds of the shorter pass of all micro-batches: the time that
+        offload and fetch may each take concurrently with compute."""
         if not self.hosted:
             return 0.0
         passes = [0.0, 0.0]
@@ -140,8 +143,8 @@ class AskingTasks(ResidualReader):
         return min(passes)
 
     def _sent(self, row: RematRow) -> RematRow:
-        """A candidate that may wait in the host's memory: it is written as ever, and
-        copies read and write the device's memory, whatever runs beside."""
+        """Return a candidate that may be offloaded: it is written to device memory
+        first, and copies read and write that, whatever runs concurrently."""
         if row.value not in self.hosted:
             return replace(row, offload_s=None)
         size = self.micro_batches * self._bytes(row.value)
@@ -151,12 +154,13 @@ class AskingTasks(ResidualReader):
 
     @property
     def micro_batches(self) -> int:
-        """How often calls of forward tasks run."""
+        """Number of runs of the calls of forward tasks."""
         ops = (self.program.ops[i] for i in self.tasks.forward)
         return max((o.call.trip_count for o in ops if o.call is not None), default=1)
 
     def _held(self, c: SavedValue, beside: int) -> SavedValue:
-        """A task's arguments are in memory from its start to its end."""
+        """Return a candidate as a task's argument, which is live from the task's start
+        to its end."""
         own = c.bytes if c.remade_bytes is None else c.remade_bytes
         always, moving = (
             count * c.bytes
@@ -172,13 +176,14 @@ class AskingTasks(ResidualReader):
         )
 
     def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
-        """The largest of what is in memory while a value is made again of it."""
+        """Return the bytes of the largest intermediate value that is live while a value
+        is recomputed."""
         made = {v for k in lines for v in self.block.lines[k].makes} - {value}
         stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
         return max(map(self._bytes, stored), default=0)
 
     def _is_of_one(self, value: int) -> bool:
-        """Whether it is of one micro-batch: so are values of loops' bodies."""
+        """Whether it is of one micro-batch, as values of loops' bodies are."""
         is_inside = value not in self.block.maker and value not in self.block.inputs
         return is_inside or value in self.free | self.tasks.received
 
@@ -202,10 +207,10 @@ class AskingTasks(ResidualReader):
             lines = self._again(value, kept - {value}).lines
             gone_s = self._gone_s(self.block, lines, self.block.outputs)
             self.beside[value] = self._beside_bytes(value, lines)
-            # Priced as it is now, where it is written.
+            # Its cost in the plan includes the write to memory.
             remake_s = max(row.remake_s - gone_s - border_s, 0.0)
             row = replace(row, remake_s=remake_s)
-        # Made again it is made where it is read, as in a program that is one.
+        # A recomputed value is computed where it is read, as in a single program.
         is_held = self._is_in_memory(value)
         return self._sent(row if is_held else replace(row, remade_bytes=0))
 
@@ -227,12 +232,14 @@ class AskingTasks(ResidualReader):
     def _gone_s(
         self, block: FlatRegion, lines: Sequence[int], outputs: Collection[int]
     ) -> float:
-        """Seconds of lines that early ones need not run where late ones do again.
+        """Return the seconds of equations that need not run in the forward pass once
+        they run in the backward pass.
 
         Args:
-          block: whose lines.
-          lines: that run again.
-          outputs: what early lines are for, beside values that are made again.
+          block: the region of the equations.
+          lines: equations that run in the backward pass.
+          outputs: values that the forward equations are for, other than recomputed
+            ones.
         """
         readers = self._early_readers(block)
         needed, gone = {*outputs}, set[int]()
@@ -264,8 +271,8 @@ class AskingTasks(ResidualReader):
         }
 
     def _received(self, rows: Collection[RematRow]) -> list[RematRow]:
-        """What values are made again of, and nothing else late reads; and what may wait
-        in the host's memory."""
+        """Return inputs that only recomputation reads in the backward pass; and inputs
+        that may be offloaded."""
         read = {v for row in rows for v in row.needs} & self.tasks.received
         late: dict[int, set[int]] = {}
         for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
