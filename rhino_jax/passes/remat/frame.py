@@ -106,7 +106,7 @@ class Frame:
         return literals[value] if value in literals else self.early[value]
 
     def read_late(self, value: int) -> Any:
-        """Return a value as late ops read it: recomputed, from the host, or unchanged."""
+        """Return the array that late ops read: recomputed, from the host, or as is."""
         if value in self.late:
             return self.late[value]
         if self.remade is not None and value in self.remade.again.values:

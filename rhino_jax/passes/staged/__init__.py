@@ -1,13 +1,14 @@
-"""A step cut into stages: the tasks that groups of devices run, and what they send.
+"""A step cut into pipeline stages: tasks of stage submeshes, and what they send.
 
-In: a closed jaxpr and its `Program`, micro-batches, a stage for every forward op.
-Out: `step.DeviceStep`, tasks of groups as functions to be traced; `group.GroupProgram`,
-the tasks of a group as one program to be planned.
-Order: `layers`, `parts` and `stacks` (loops over layers in parts), `apart` (before, in
-and after the loop over micro-batches), `lines` (equations to be run in parts), `sides`
-(forward and backward pass, and what belongs together), `labels` (which op runs where),
-`loops` (in two) and `shared_sums`, `between` (what couples micro-batches), `after` and
-`updates` (what follows them), `names`, `staging` (all of these as a `step` of tasks),
-`in_slices` (the same, slice by slice of its sequences), `remat` (what is made again),
-`holding` (what a group holds between them, and what may wait on its host), `group`.
+In: a closed jaxpr and its `Program`, a number of micro-batches, a stage for every
+forward op.
+Out: `step.StagedStep`, tasks of submeshes as functions to be traced;
+`group.GroupProgram`, the tasks of a submesh as one program to be planned.
+Order: `layers`, `parts` and `stacks` (layer scans split by stage), `apart` (before, in
+and after the loop over micro-batches), `lines` (equations to be run in subsets),
+`sides` (forward and backward pass), `labels` (which equation runs where), `loops`
+(backward scans split in two) and `shared_sums`, `between` (what couples micro-batches),
+`after` and `updates` (optimizer), `names`, `step` and `staging` (all of these as
+tasks), `in_slices` (by sequence slices), `remat`, `holding` (live values between tasks,
+host offload), `group`.
 """

@@ -1,4 +1,4 @@
-"""What follows the micro-batches, by groups: updates, and what couples all groups."""
+"""Equations after the micro-batches, by submesh: updates, and what couples them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from rhino_jax.passes.staged.lines import Lines
 
 
 LIGHT_BYTES = 4096
-"""Values of up to this many bytes are made on every group that reads them, once what
-they are made of was exchanged; larger ones where most of that is."""
+"""Largest size, in bytes, of values that every reader computes for itself.
+
+Their operands are exchanged first; larger values are computed where most of their
+operands are.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSend:
-    """A value that is made on one group and read on another, once a step.
+    """A value that one submesh computes and another one reads, once a step.
 
     Attributes:
-      value: its number.
-      source, target: groups.
-      round: after which of the source's updates it is there; -1: before all of them.
+      value: its id.
+      source, target: submeshes.
+      round: round of the source's updates after which it is available; -1: before all
+        of them.
     """
 
     value: int
@@ -32,18 +36,19 @@ class StepSend:
 
 @dataclass(slots=True)
 class After:
-    """Equations after the loop, on groups and in rounds.
+    """Equations after the loop, by submesh and round.
 
-    In a round a group does all that needs nothing of others beyond what these sent
-    after earlier rounds. Without clipping by a global norm, say, one round does.
+    In a round a submesh runs all equations that need nothing of other submeshes beyond
+    what these sent after earlier rounds. Without clipping by a global norm, say, one
+    round suffices.
 
     Attributes:
-      lines: of the program after the loop: the step's inputs, then what all
-        micro-batches left.
-      homes: value → the group that makes it, None for every one that reads it.
-      rounds: value → in which it is made.
-      equations: (group, round) → what runs there.
-      sent: what goes from group to group.
+      lines: equations of the program after the loop; its inputs are the step's inputs,
+        then the accumulated outputs of all micro-batches.
+      homes: value → the submesh that computes it, None: every submesh that reads it.
+      rounds: value → round in which it is computed.
+      equations: (submesh, round) → equations that run there.
+      sent: values sent between submeshes.
     """
 
     lines: Lines
@@ -60,11 +65,13 @@ class After:
         left: Mapping[int, int],
         ties: Sequence[tuple[int, int]],
     ) -> After:
-        """Args:
-        lines: of the program.
-        known: inputs of the step whose groups are known, by number.
-        left: what micro-batches left → the group that has it.
-        ties: (result, input) that are on the same group: state.
+        """Assign the equations to submeshes and rounds.
+
+        Args:
+          lines: equations of the program after the loop.
+          known: input of the step, by value id → its submesh, where that is known.
+          left: output of the micro-batches, by value id → the submesh that holds it.
+          ties: (result, input) that are on one submesh: optimizer state.
         """
         after = cls(lines, _homes(lines, {**known, **left}, ties))
         after._rounds(frozenset(left))
@@ -80,7 +87,7 @@ class After:
         return after
 
     def home(self, value: int) -> int:
-        """Where a result is; one that any group could make is on the first."""
+        """Return the submesh of a result; the first one where any could compute it."""
         return self.homes.get(value) or 0
 
     def _want(
@@ -114,13 +121,13 @@ class After:
 def _homes(
     lines: Lines, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
 ) -> dict[int, int | None]:
-    """Follow what is known through the ops: an update is where its parameter is."""
+    """Propagate known submeshes through the ops: an update is with its parameter."""
     homes: dict[int, int | None] = dict(known)
     for v in lines.inputs:
         if v not in homes and _is_light(lines, v):
             homes[v] = None
     _tie(homes, ties)
-    # What a new state is made of alone is best made where that state is.
+    # Values that only a new state depends on are best computed where that state is.
     for i in reversed(range(len(lines.eqns))):
         home = homes.get(lines.makes[i][0])
         for v in lines.reads[i]:
@@ -147,8 +154,11 @@ def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
 
 
 def _own_bytes(lines: Lines) -> dict[int, int]:
-    """Value → how much of it is its own: of what is broadcast, as the scale of clipping
-    is to the shape of a gradient, no more than it is made of."""
+    """Return how many bytes of each value are its own.
+
+    A broadcast value, as the scale of clipping in the shape of a gradient, has no more
+    than its operands.
+    """
     found = {v: lines.bytes(v) for v in lines.inputs}
     for reads, makes in zip(lines.reads, lines.makes, strict=True):
         most = sum(found.get(v, 0) for v in reads)
@@ -169,7 +179,8 @@ def _follow(
         for v in (*makes, *heavy):
             homes.setdefault(v, home)
     elif all(v in homes for v in reads):
-        # The scale of clipping, a scalar from elsewhere, has no say in where a bias is.
+        # The scale of clipping, a scalar from elsewhere, must not decide where a bias
+        # is.
         most = max((own.get(v, 0) for v in reads), default=0)
         of = {homes[v] for v in reads if own.get(v, 0) == most} - {None}
         home = next(iter(of)) if len(of) == 1 else None

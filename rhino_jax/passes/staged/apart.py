@@ -1,8 +1,8 @@
-"""A step in micro-batches as programs: before the loop, a piece, and after it.
+"""A micro-batched step as three programs: before the loop, its body, and after it.
 
 Where the rows of the batch meet once (contrastive logits, a balancing loss), a step has
-two loops. The second does again what the first did, and what needs values of all rows:
-as one piece it is done once, and waits in its midst for what couples the micro-batches.
+two loops. The second recomputes what the first did, and then what needs values of all
+rows: as one body it runs once, and waits midway for what couples the micro-batches.
 """
 
 from __future__ import annotations
@@ -49,26 +49,29 @@ MAX_LOOPS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apart:
-    """A step whose batch runs in equal pieces.
+    """A step whose batch runs in equal micro-batches, as separate programs.
 
     Attributes:
-      cut: what runs where.
-      before: closed jaxpr; the step's inputs → what a piece reads (`entering`): whole
-        values as they are, data as [.., rows of a piece, pieces, ..].
-      piece: closed jaxpr; number of the piece, `entering` → what it leaves.
-      after: closed jaxpr; the step's inputs, what all pieces left together → results.
-      entering, leaving: what crosses the loop's border.
-      sources: of everything that enters, the positions of the step's inputs that it is
-        made of; of what is coupled, none.
+      cut: which ops run in and outside of the loop.
+      before: closed jaxpr; the step's inputs → inputs of a micro-batch (`entering`):
+        whole values as they are, data as [.., rows of a micro-batch, micro-batches,
+        ..].
+      piece: closed jaxpr of a micro-batch; its number, `entering` → its outputs.
+      after: closed jaxpr; the step's inputs, accumulated outputs of all micro-batches →
+        results.
+      entering, leaving: values that cross the loop's border.
+      sources: for every value that enters, positions of the step's inputs that it
+        depends on; empty for what is coupled.
       data: positions of the inputs that hold the batch.
-      between: closed jaxpr; the step's inputs, what all pieces left early together →
-        `coupled`.
-      early: how many of what leaves, the first of them, is wanted between; 0 where
+      between: closed jaxpr; the step's inputs, accumulated early outputs of all
+        micro-batches → `coupled`.
+      early: how many of the outputs, the first ones, are read by `between`; 0 where
         micro-batches are not coupled.
-      coupled: what a piece reads, after all of `entering`, that is made of these.
-      captured: the step's last inputs, as it captured them.
-      at: of every equation of the piece in which chunk it runs, None where that is not
-        known; empty where it is told from what equations read.
+      coupled: inputs of a micro-batch, after all of `entering`, that `between`
+        computes.
+      captured: constants that the step captured, its last inputs.
+      at: for every equation of `piece` the chunk in which it runs, None where that is
+        not known; empty where it follows from what equations read.
     """
 
     cut: MicrobatchCut
@@ -86,7 +89,7 @@ class Apart:
     at: tuple[int | None, ...] = ()
 
     def sum_type(self, position: int) -> Any:
-        """Of what all pieces leave together; sums of narrow floats are float32."""
+        """Return the type of an accumulated output: at least float32 for float sums."""
         crossing = self.leaving[position]
         aval = open_jaxpr(self.piece).outvars[position].aval
         shape, dtype = aval.shape, aval.dtype
@@ -97,14 +100,21 @@ class Apart:
         return jax.core.ShapedArray(shape, dtype)
 
     def start(self, position: int) -> Any:
-        """What is there before the first piece."""
+        """Return the initial value of an accumulated output."""
         aval, crossing = self.sum_type(position), self.leaving[position]
         how = "sum" if crossing.is_added else crossing.how
         fill = identity(how, aval.dtype) if how in COMBINE else 0
         return lax.full(aval.shape, fill, aval.dtype)
 
     def combined(self, position: int, so_far: Any, part: Any, index: Any) -> Any:
-        """What the pieces so far leave, with one more."""
+        """Accumulate the output of one more micro-batch.
+
+        Args:
+          position: of the output.
+          so_far: accumulated output of the micro-batches before.
+          part: output of this micro-batch.
+          index: number of the micro-batch.
+        """
         how = self.leaving[position].how
         if how == "stacked":
             return lax.dynamic_update_index_in_dim(so_far, part, index, 0)
@@ -112,7 +122,7 @@ class Apart:
         return part if how == "unchanged" else COMBINE[how](so_far, part)
 
     def finished(self, position: int, x: Any, dtype: Any) -> Any:
-        """What all pieces left, as the undivided step would have it."""
+        """Convert an accumulated output to its value in the step without the loop."""
         crossing = self.leaving[position]
         if crossing.how == "stacked":
             split = Split.of(self.cut.rows, self.cut.count)
@@ -123,7 +133,7 @@ class Apart:
 def cut_for_stages(
     closed: Any, program: Program, choice: MicrobatchChoice, *, is_even: bool = False
 ) -> tuple[MicrobatchCut, FlowResult]:
-    """See `find_cut`; what it refuses, with the way out of it that stages leave."""
+    """Call `find_cut`; its errors suggest what stages allow instead."""
     try:
         return find_cut(closed, program, choice, is_even=is_even)
     except MicrobatchError as error:
@@ -149,16 +159,17 @@ def take_apart(
     *,
     kept: float = KEPT,
 ) -> Apart:
-    """A step as what is done before, in and after the loop over its micro-batches.
+    """Divide a step into programs before, in and after its loop over micro-batches.
 
     Args:
       closed: a closed jaxpr.
       program: imported from it.
-      count: micro-batches.
-      places: where sums over the batch are those of a micro-batch.
+      count: number of micro-batches.
+      places: as `MicrobatchChoice.per_microbatch`: ops whose sums over the batch are
+        those of a micro-batch.
       kept: as of `MicrobatchChoice`.
     Raises:
-      MicrobatchError: it cannot be cut so, or not into two loops.
+      MicrobatchError: the batch cannot be divided so, or needs more than two loops.
     """
     choice = MicrobatchChoice(
         count, most_loops=MAX_LOOPS, kept=kept, per_microbatch=places, least=1
@@ -204,7 +215,7 @@ class _Parts:
 
     @cached_property
     def loop(self) -> MicrobatchLoop:
-        """All loops as one; what is done in both is done once."""
+        """All loops as one; ops of both run once."""
         loops, met = self.cut.loops, self._met
         return MicrobatchLoop(
             tuple(sorted({op for loop in loops for op in loop.ops})),
@@ -218,17 +229,17 @@ class _Parts:
 
     @cached_property
     def coupled(self) -> tuple[LoopCrossing, ...]:
-        """What enters the last loop and is made of what the one before left."""
+        """Inputs of the last loop that depend on outputs of the one before."""
         return tuple(c for c in self.cut.loops[-1].entering if c.value in self._met)
 
     @property
     def early(self) -> int:
-        """How much of what leaves does so before the last loop."""
+        """Number of outputs of the loops before the last one."""
         return sum(len(loop.leaving) for loop in self.cut.loops[:-1])
 
     @cached_property
     def _met(self) -> frozenset[int]:
-        """Values that are there once all micro-batches left what they leave early."""
+        """Values available once all micro-batches have produced their early outputs."""
         left = {c.value for loop in self.cut.loops[:-1] for c in loop.leaving}
         ops = [self.cut.program.ops[i] for i in self._between]
         return frozenset(left.union(*(op.results for op in ops)))
@@ -269,8 +280,11 @@ class _Parts:
         return [self._read(env, v) for v in self.found.flat.top.outputs]
 
     def _known(self, arrays: Sequence[Any]) -> dict[int, Any]:
-        """Of the step's inputs and of what was left, all that is made before the last
-        loop, and that itself."""
+        """Return all values that are available before the last loop.
+
+        Args:
+          arrays: the step's inputs, then outputs of all micro-batches.
+        """
         inputs = self.found.flat.top.inputs
         env = dict(zip(inputs, arrays, strict=False))
         left = arrays[len(inputs) :]
@@ -300,7 +314,7 @@ class _Parts:
 
 
 def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
-    """Of every result the positions of the inputs that it is made of."""
+    """Return for every result the positions of the inputs that it depends on."""
     of: dict[Any, frozenset[int]] = {
         v: frozenset({i}) for i, v in enumerate(jaxpr.invars)
     }

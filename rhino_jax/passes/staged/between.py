@@ -1,9 +1,9 @@
-"""Tasks between all forward and all backward passes: what couples micro-batches; or
-between what is ahead of forward passes, and backward passes.
+"""Tasks that compute what couples micro-batches, once a step.
 
-Every group whose backward passes read such values makes them for itself, of what the
-forward passes left: that is little (embeddings of the batch, sums over it), and groups
-would else wait for one another.
+They run between all forward and all backward passes, or between AHEAD tasks and
+backward passes. Every submesh whose backward passes read such values computes them for
+itself, of outputs of the forward passes: that is little (embeddings of the batch, sums
+over it), and submeshes would else wait for one another.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ hide_frames(__file__)
 
 
 def between(apart: Apart, labels: Labels, names: ValueNames) -> list[StagedTask]:
-    """The tasks, one for every group that has any.
+    """Return the BETWEEN tasks, one for every submesh that reads coupled values.
 
     Args:
       apart: the step.
       labels: of its micro-batches.
-      names: of its values.
+      names: keys of its values.
     """
     read: dict[int, set[int]] = {}
     for label, values in enumerate(labels.reads):
@@ -69,7 +69,7 @@ def _task(apart: Apart, names: ValueNames, group: int, values: list[int]) -> Sta
 def sends_between(
     tasks: list[StagedTask], labels: Labels, kinds: Mapping[int, TaskKind]
 ) -> list[TaskSend]:
-    """What forward passes left on one group, and these tasks of another read.
+    """Return what BETWEEN tasks read of forward passes on other submeshes.
 
     Args:
       tasks: of `between`.

@@ -1,4 +1,4 @@
-"""A group's tasks as one program: what is planned, and of which each is compiled."""
+"""The tasks of a submesh as one program, to be planned; each is compiled by itself."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ hide_frames(__file__)
 
 @dataclass(frozen=True, eq=False)
 class GroupProgram:
-    """What a group does for one micro-batch, and once a step.
+    """The tasks of a submesh, each once: of a micro-batch, and once a step.
 
     Attributes:
       closed: closed jaxpr: one call (`jit`) for every task.
-      program: imported from it; calls of tasks that run for every micro-batch run so
-        often.
-      tasks: of every equation.
-      arguments: what its arguments are.
-      results: what its results are.
+      program: imported from it; calls of tasks that run for every micro-batch have the
+        number of micro-batches as trip count.
+      tasks: the task of every equation.
+      arguments: keys of its arguments.
+      results: keys of its results.
       places: ids of ops of forward tasks → positions in `Sides.forward` of the forward
-        ops that they are, where one op is one of them.
+        ops that they are, where the op is the only one with that position.
     """
 
     closed: Any
@@ -45,11 +45,11 @@ class GroupProgram:
 
 
 def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram:
-    """The program of one group.
+    """Trace and import the program of one submesh.
 
     Args:
       step: all tasks.
-      group: which.
+      group: index of the submesh.
       before: the step's program, whose inputs and outputs have paths.
     """
     tasks = step.tasks[group]
@@ -107,7 +107,7 @@ def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram
 
 
 def _untagged(closed: Any) -> tuple[Any, list[list[str | None]]]:
-    """The program without marks in its calls; for every call, those of its ops."""
+    """Return the program with untagged calls, and for every call its ops' tags."""
     calls, tags = [], []
     for eqn in open_jaxpr(closed).eqns:
         (body,) = closed_region_jaxprs(eqn)
@@ -118,7 +118,7 @@ def _untagged(closed: Any) -> tuple[Any, list[list[str | None]]]:
 
 
 def _places(program: Program, tags: list[list[str | None]]) -> dict[int, int]:
-    """Op → the forward op that it is; of one that became several, none."""
+    """Return op → the forward op that it is; ops that became several are left out."""
     found: dict[int, int] = {}
     for call, of_call in zip(program.body.ops, tags, strict=True):
         count = Counter(of_call)
@@ -149,8 +149,7 @@ def _path(key: ValueKey, before: Program) -> str:
 def _repeated(
     program: Program, step: StagedStep, tasks: tuple[StagedTask, ...]
 ) -> Program:
-    """The program with tasks that are compiled alone, those of micro-batches run as
-    often as these."""
+    """Mark the calls of a program as compiled alone, and set their trip counts."""
     ops = list(program.ops)
     for op_id, task in zip(program.body.ops, tasks, strict=True):
         times = step.micro_batches if task.is_per_micro_batch else 1

@@ -1,4 +1,4 @@
-"""What a group holds between its tasks, from which to which; what its host may hold."""
+"""Values that a submesh holds between its tasks, and which may be on its host."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from rhino_jax.passes.staged.step import StagedTask, TaskKind, ValueKey, ValueKi
 FIXED = frozenset(
     {ValueKind.INPUT, ValueKind.ENTERING, ValueKind.SUM, ValueKind.COUPLED}
 )
-"""Values of the whole step."""
+"""Kinds of values that are live for the whole step."""
 
 
 @dataclass(frozen=True, eq=False)
 class TaskResiduals:
-    """What the tasks of a group leave for one another.
+    """Residuals that tasks of a submesh save for later ones.
 
     Attributes:
-      left: of a micro-batch, what forward passes make or receive, there or elsewhere,
-        and later tasks read → the first chunk that has it.
-      late: chunk → what its gradients of weights read, where these are a task apart.
-      ahead: what forward passes have.
+      left: residual of a micro-batch, which a forward pass computes or receives, here
+        or elsewhere, and a later task reads → the first chunk that has it.
+      late: chunk → what its WEIGHTS task reads, where gradients of weights are a task
+        of their own.
+      ahead: values of forward passes.
     """
 
     left: dict[ValueKey, int]
@@ -36,10 +37,13 @@ class TaskResiduals:
     def of(
         cls, tasks: Sequence[StagedTask], received: Collection[ValueKey] = ()
     ) -> TaskResiduals:
-        """Args:
-        tasks: of a group, in an order in which they can run.
-        received: of forward passes of other groups. Where none of this group reads
-          it, a backward pass does: it is there from when it would be read.
+        """Collect the residuals of a submesh's tasks.
+
+        Args:
+          tasks: of a submesh, in an order in which they can run.
+          received: values received from forward passes of other submeshes. One that no
+            forward pass here reads counts for the chunk of the first backward pass that
+            does.
         """
         ahead: dict[ValueKey, int] = {}
         read: set[ValueKey] = set()
@@ -60,19 +64,22 @@ class TaskResiduals:
     def of_chunk(
         self, chunk: int
     ) -> tuple[Set[ValueKey], Set[ValueKey], Set[ValueKey]]:
-        """What a chunk's tasks leave for one another, of a micro-batch.
+        """Return the residuals of a chunk, per micro-batch.
 
         Returns:
-          What its forward pass leaves; what of that its gradients of weights read,
-          where these are a task apart; what they read beyond.
+          Residuals of its forward pass; those that its WEIGHTS task reads, where there
+            is one; what that task reads in addition.
         """
         left = {key for key, at in self.left.items() if at == chunk}
         late = self.late.get(chunk, frozenset())
         return left, left & late, late - self.ahead
 
     def held(self, task: StagedTask) -> list[ValueKey]:
-        """What of a task's arguments and results is held whether or not it runs: from
-        before it, after it, or from its start on. The rest is its own while it runs."""
+        """Return the arguments and results of a task that are live beyond its run.
+
+        They are live before it, after it, or from its start on. The other ones are
+        temporaries of the task.
+        """
         late = frozenset[ValueKey]().union(*self.late.values())
         inside = self.left.keys() | late
         keys = dict.fromkeys((*task.reads, *task.makes))
@@ -80,14 +87,19 @@ class TaskResiduals:
 
 
 def is_once(task: StagedTask) -> bool:
-    """Whether it runs when nothing of micro-batches is held: at a step's start or end,
-    and not between forward and backward passes."""
+    """Whether a task runs while no residuals of micro-batches are live.
+
+    That is at a step's start or end, and not between forward and backward passes.
+    """
     return not task.is_per_micro_batch and task.kind is not TaskKind.BETWEEN
 
 
 def earlier_results(tasks: Sequence[StagedTask], task: StagedTask) -> list[ValueKey]:
-    """What tasks before this one made once a step, and it does not read: results, and
-    what other groups or later rounds read, are held until the step ends."""
+    """Return results of earlier once-a-step tasks that are live and not read by a task.
+
+    Results of the step, and what other submeshes or later rounds read, are live until
+    the step ends.
+    """
     before = tasks[: tasks.index(task)]
     made = dict.fromkeys(k for t in before for k in t.makes)
     return [k for k in made if k.kind is ValueKind.AFTER and k not in task.reads]
@@ -96,12 +108,14 @@ def earlier_results(tasks: Sequence[StagedTask], task: StagedTask) -> list[Value
 def may_wait(
     tasks: Sequence[StagedTask], received: Collection[ValueKey]
 ) -> frozenset[ValueKey]:
-    """What the forward task of a chunk makes or receives of a micro-batch, and of the
-    group's other tasks the backward task of the same chunk alone has.
+    """Return the residuals that may be offloaded between forward and backward.
+
+    The forward task of a chunk computes or receives them for a micro-batch, and only
+    the backward task of the same chunk reads them on this submesh.
 
     Args:
-      tasks: of a group.
-      received: of forward tasks of other groups.
+      tasks: of a submesh.
+      received: keys received from forward tasks of other submeshes.
     """
     users: dict[ValueKey, set[tuple[TaskKind, int]]] = {}
     made: set[ValueKey] = {*received}
@@ -122,5 +136,5 @@ def may_wait(
 
 
 def is_plain(aval: jax.core.ShapedArray) -> bool:
-    """Whether a value is numbers: keys of random bits stay on the device."""
+    """Whether a value is numbers: random keys stay on the device."""
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)

@@ -1,11 +1,10 @@
-"""A step whose sequences run in slices, as tasks: a chunk for every slice and part of
-the model.
+"""A step whose sequences run in slices, as tasks: a chunk per slice and model part.
 
-A slice reads what slices before it made in the same part of the model or an earlier
-one. So chunks are numbered slice by slice, those of one along the model: then each
-reads of none after it, and backward passes the other way round. What slices of one part
-leave for one another (keys and values, gradients of these, sums of gradients of
-weights) is between chunks of one group, which holds it.
+A slice reads values of earlier slices in the same part of the model or an earlier one.
+So chunks are numbered slice by slice, those of one slice along the model: then each
+reads of no later chunk, and backward passes the other way round. What slices of one
+part pass on (keys and values, gradients of these, sums of gradients of weights) is
+between chunks of one submesh, which holds it.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ def staged_in_slices(
     remade: StagedRemat = NOTHING,
     together: Sequence[Collection[int]] = (),
 ) -> StagedStep:
-    """The tasks of a step, a slice of its sequences after the other.
+    """Return the tasks of a step whose sequences run in slices.
 
     Args:
       apart: the step.
-      stages: of every forward equation of a whole micro-batch its part of the model,
-        from 0 on; each reads only what is made in its own part or an earlier one.
-      group_of: of every part its group.
+      stages: for every forward equation of a whole micro-batch its part of the model,
+        from 0 on; each reads only values of its own part or an earlier one.
+      group_of: for every part its submesh.
       lengths: of the slices, in tokens.
-      remade: what backward passes make again of forward passes; by chunks.
+      remade: what backward passes recompute; by chunks.
       together: as of `staged`.
     Raises:
-      ScheduleError: a later slice may change what an earlier one makes, or the lengths
-        are not those of a sequence.
+      ScheduleError: a later slice may change values of an earlier one, or the lengths
+        do not add up to the sequence.
     """
     cut = sliced(apart, lengths)
     own = replace(apart, piece=cut.piece)
@@ -62,11 +61,12 @@ def _check_order(step: StagedStep, parts: int, name: str) -> None:
 
     Args:
       step: the tasks.
-      parts: of the model; the tasks of a part are so many chunks apart.
+      parts: how many parts the model has; the tasks of a part are that many chunks
+        apart.
       name: of the program.
     Raises:
-      TokenSliceError: a part reads what a part after it makes of another slice (going
-        backward: a part before it), for which it would not wait.
+      TokenSliceError: a part reads what a later part computes of another slice (going
+        backward: an earlier part), for which it would not wait.
     """
     for kind, turn in ((TaskKind.FORWARD, 1), (TaskKind.BACKWARD, -1)):
         tasks = [t for of in step.tasks for t in of if t.kind is kind]
@@ -81,16 +81,17 @@ def _check_order(step: StagedStep, parts: int, name: str) -> None:
 def chunks_of(
     whole: Sides, stages: Sequence[int], cut: SlicedBody, sides: Sides, parts: int
 ) -> list[int | None]:
-    """Of every equation in slices its chunk: what a slice has of one is where that was.
+    """Return the chunk of every equation of a sliced micro-batch.
 
-    What is made of weights alone is where it is read first; in backward passes, where
-    that is, is not said.
+    It is the part of the model of the equation that it is a slice of. Equations on
+    weights alone are where they are read first; for backward passes the chunk of these
+    is None.
 
     Args:
-      whole, stages: a whole micro-batch, and of its forward equations their parts of
+      whole, stages: a whole micro-batch, and for its forward equations their parts of
         the model.
-      cut, sides: the same in slices.
-      parts: of the model.
+      cut, sides: the same micro-batch in slices.
+      parts: how many parts the model has.
     """
     lines = sides.lines
     placed = whole.placed(dict(zip(whole.forward, stages, strict=True)))

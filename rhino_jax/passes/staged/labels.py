@@ -1,4 +1,4 @@
-"""At which label every op of a micro-batch runs: chunks forward, then back again."""
+"""The label (chunk and direction) at which every op of a micro-batch runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhino_jax.passes.staged.sides import Sides
 
 
 def made_at(lines: Lines, of: Sequence[int | None]) -> dict[int, int]:
-    """Value → the label of the equation that makes it; none of free ones."""
+    """Return value → label of its equation; values of free equations are left out."""
     return {
         v: label
         for made, label in zip(lines.makes, of, strict=True)
@@ -22,28 +22,31 @@ def made_at(lines: Lines, of: Sequence[int | None]) -> dict[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Labels 0 to C - 1 are the chunks' forward passes, C to 2C - 1 the backward passes
-    of the same chunks the other way round, and 2C to 3C - 1, where these are split,
-    what of them no other chunk waits for, once more the other way round. An op reads
-    what has its own label or a lower one.
+    """Labels of a micro-batch's equations, in the order in which they may run.
 
-    The backward pass of a chunk that is recomputed makes again what it reads of the
-    forward pass, of what that read: for all in-flight micro-batches only this is kept
-    (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198). Or it
-    does so with some of the values alone (`remade`), of what it reads besides.
-    Where what couples micro-batches is made ahead (`twice`), the labels of that come
+    Labels 0 to C - 1 are the chunks' forward passes, C to 2C - 1 the backward passes of
+    the same chunks in reverse order, and 2C to 3C - 1, where backward passes are split,
+    the part of them that no other chunk waits for, again in reverse order. An op reads
+    values of its own label or a lower one.
+
+    The backward pass of a chunk that is recomputed recomputes what it reads of its
+    forward pass from that pass's inputs: for in-flight micro-batches only these are
+    saved (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198). Or
+    it recomputes some of the values alone (`remade`), from what it reads anyway. Where
+    what couples micro-batches is computed ahead (`twice`), the labels of that come
     before all of these: 0 to C - 1, and the others C higher.
 
     Attributes:
       sides: of a micro-batch.
-      group_of: of every chunk its group.
-      of: of every equation its label; None of free ones.
-      is_split: whether backward passes are.
+      group_of: for every chunk its submesh.
+      of: for every equation its label; None of free ones.
+      is_split: whether backward passes are split.
       recomputed: chunks whose forward passes run again in their backward passes.
-      remade: values of other chunks that are made again there.
-      kept: values that are there for that, though nothing else of it reads them.
-      is_twice: whether a forward pass is run once more, ahead, up to what couples
-        micro-batches.
+      remade: values of other chunks that are recomputed there.
+      kept: values that are saved to recompute these, though nothing else of the
+        backward pass reads them.
+      is_twice: whether a forward pass up to what couples micro-batches runs ahead, and
+        again.
     """
 
     sides: Sides
@@ -68,22 +71,25 @@ class Labels:
         kept: Collection[tuple[int, int]] = (),
         at: Sequence[int | None] = (),
     ) -> Labels:
-        """Args:
-        sides: of a micro-batch.
-        stages: of every forward equation its chunk, from 0 on.
-        group_of: of every chunk; its own unless said.
-        is_split: whether to split backward passes.
-        recomputed: chunks whose forward passes run again in their backward passes,
-          where these are whole: of a split pass both parts would run them, or the
-          second one would wait with all of it in memory.
-        remade: (forward equation, by its place among them, which of its results) of
-          other chunks, likewise; in each part of a split pass that reads them.
-        kept: of what is kept to make these of.
-        at: as `Apart.at`. Then what is made of weights alone is made in every chunk
-          that reads it: of sequences in slices there would else be a copy of weights.
+        """Label the equations, given the chunks of the forward ones.
+
+        Args:
+          sides: of a micro-batch.
+          stages: for every forward equation its chunk, from 0 on.
+          group_of: for every chunk its submesh; empty: each chunk has its own.
+          is_split: whether to split backward passes.
+          recomputed: chunks whose forward passes run again in their backward passes,
+            where these are whole: of a split pass both parts would run them, or the
+            second one would wait with all of it in memory.
+          remade: values of other chunks to recompute, as (position among the forward
+            equations, index of the result); in each part of a split pass that reads
+            them.
+          kept: values saved to recompute these, likewise.
+          at: as `Apart.at`. Then equations on weights alone run in every chunk that
+            reads them: of sequences in slices there would else be a copy of weights.
         """
         assert not (is_split and recomputed), "split passes are not recomputed"
-        # The last chunks may have no forward op.
+        # The last chunks may have no forward op of their own.
         chunks = max(1 + max(stages, default=0), len(group_of))
         placed = (
             _placed(sides, at)
@@ -106,10 +112,10 @@ class Labels:
         return cls(sides, groups, tuple(of), is_split, chosen, values, there)
 
     def twice(self, early: int) -> Labels:
-        """With what couples micro-batches made ahead of all, and again.
+        """Return labels with what couples micro-batches computed ahead, and again.
 
         Args:
-          early: how many results of a piece are that, the first of them.
+          early: how many results of a micro-batch couple, the first ones.
         """
         ahead = [self.of[i] for i in sorted(self.sides.ahead)]
         rest = [None if at is None else at + self.chunks for at in self.of]
@@ -134,8 +140,11 @@ class Labels:
         return 1 + max(self.group_of)
 
     def turn(self, label: int) -> int:
-        """0 of forward passes, 1 of backward passes, 2 of what is split off these; -1
-        of what is ahead."""
+        """Return the pass of a label.
+
+        That is 0 for forward passes, 1 for backward passes, 2 for what is split off
+        these; -1 for what runs ahead.
+        """
         return label // self.chunks - self.is_twice
 
     def chunk(self, label: int) -> int:
@@ -147,30 +156,33 @@ class Labels:
 
     @cached_property
     def made_at(self) -> dict[int, int]:
-        """Value → the label at which it is made; none of free ones."""
+        """Value → the label at which it is computed; none for free equations."""
         return made_at(self.lines, self.of)
 
     @cached_property
     def waited_for(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Of whole backward passes the equations, and the values, that others need."""
+        """Equations, and values, of whole backward passes that other labels need."""
         return _waited_for(self.lines, self.of, self.chunks)
 
     @cached_property
     def left_at(self) -> tuple[int, ...]:
-        """Of everything that a piece leaves, the label at which it does."""
+        """Labels at which each output of a micro-batch is produced."""
         last = self.chunks - 1
         return tuple(
             last if v is None else self.made_at.get(v, last) for v in self.lines.outputs
         )
 
     def leaves(self, label: int) -> list[int]:
-        """Positions of what a piece leaves at a label."""
+        """Return positions of the outputs that a micro-batch produces at a label."""
         return [k for k, at in enumerate(self.left_at) if at == label]
 
     @cached_property
     def equations(self) -> tuple[frozenset[int], ...]:
-        """Of every label its equations, and among them free ones that it needs, and
-        those of its chunk's forward pass that it runs again."""
+        """Equations of every label.
+
+        Among them are free ones that it needs, and those of its chunk's forward pass
+        that it runs again.
+        """
         found = []
         for label in range(self.count):
             mine = [i for i, at in enumerate(self.of) if at == label]
@@ -181,15 +193,18 @@ class Labels:
         return tuple(found)
 
     def ordered(self, label: int) -> list[int]:
-        """The equations of a label as they run: what is made again, late."""
+        """Return a label's equations in order of execution: recomputed ones late."""
         mine = self.equations[label]
         others = {i for i in mine if self.of[i] != label}
         is_again = any(self.of[i] is not None for i in others)
         return self.lines.late(mine, others if is_again else ())
 
     def _known(self, label: int) -> set[int]:
-        """Values that a label makes, or finds made by others."""
-        # Callbacks are not in a micro-batch: they run where all of the batch is there.
+        """Return the values that a label does not recompute.
+
+        Its own equations compute them, or they are saved or received.
+        """
+        # Micro-batches have no callbacks: these run where the whole batch is available.
         known = set(self.made_at)
         if self.turn(label) <= 0:
             return known
@@ -205,7 +220,7 @@ class Labels:
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:
-        """Of every label the values that it reads of inputs and of other labels."""
+        """Values that every label reads of inputs and of other labels."""
         found = []
         for label, equations in enumerate(self.equations):
             made = {v for i in equations for v in self.lines.makes[i]}
@@ -215,7 +230,7 @@ class Labels:
         return tuple(found)
 
     def gives(self, label: int) -> list[int]:
-        """What a label makes that others read."""
+        """Return the values of a label that others read."""
         others = [reads for at, reads in enumerate(self.reads) if at != label]
         wanted = frozenset[int]().union(*others)
         return sorted(v for v in wanted if self.made_at.get(v) == label)
@@ -226,9 +241,11 @@ class Labels:
 
 
 def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
-    """Of every equation its chunk; where that is not known, and of a backward op never
-    after, the earliest of what it reads of its own pass. None of free ones, and of
-    those that read weights alone."""
+    """Return the chunk of every equation; None if free or of weights alone.
+
+    Where a chunk is not known, it is the earliest one of what the equation reads of its
+    own pass; a backward op runs at no later chunk than that.
+    """
     found: list[int | None] = []
     maker, back, of_weights = sides.lines.maker, sides.is_backward, sides.of_weights
     for i, reads in enumerate(sides.lines.reads):
@@ -247,7 +264,7 @@ def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
 def _waited_for(
     lines: Lines, of: Sequence[int | None], chunks: int
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Of backward passes the equations, and the values, that another label needs."""
+    """Return equations, and values, of backward passes that other labels need."""
     made = made_at(lines, of)
     wanted: dict[int, set[int]] = {}
     for reads, label in zip(lines.reads, of, strict=True):
@@ -265,8 +282,10 @@ def _waited_for(
 
 
 def _split(lines: Lines, of: Sequence[int | None], chunks: int) -> list[int | None]:
-    """Labels with what of backward passes no other label waits for at one of its own:
-    gradients of weights, mostly, and what only these read."""
+    """Move what no other label waits for of backward passes to labels of its own.
+
+    That is gradients of weights, mostly, and what only these read.
+    """
     waited_for, _ = _waited_for(lines, of, chunks)
     return [
         at if at is None or at < chunks or i in waited_for else at + chunks

@@ -1,4 +1,4 @@
-"""Loops over layers: which arrays are stacks of the same layers, by what reads them."""
+"""Layer scans: which arrays are stacks of the same layers, by what reads them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rhino_jax.utils.union_find import DisjointSets
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers that loops run one after the other.
+    """Layers that scans run one after the other.
 
     Attributes:
-      length: how many.
-      slots: positions of the step's inputs that are stacks of them, one layer after the
-        other along dim 0: weights, and what optimizers keep of them.
-      loops: ids of the loops over them, there and back.
-      after: positions, among all layers of the step, of those whose forward loops come
-        before: what these make, the loops over these layers read.
+      length: number of layers.
+      slots: positions of the step's inputs that stack them along dim 0: weights, and
+        optimizer state.
+      loops: ids of the scans over them, forward and backward.
+      after: positions, among all `Layers` of the step, of those whose forward scans
+        come before, as the scans over these layers read their results.
     """
 
     length: int
@@ -31,14 +31,14 @@ class Layers:
 
 
 def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...]:
-    """All layers of a step, in the order of their first stacks.
+    """Return all layers of a step, in the order of their first stacks.
 
-    Two stacks are of the same layers where one loop goes through both, or an op does
-    the same to both layer by layer, as an optimizer does to weights and gradients.
+    Two stacks are of the same layers where one scan goes through both, or an op works
+    on both layer by layer, as an optimizer does on weights and gradients.
 
     Args:
       program: the step.
-      data: values of inputs that hold the batch: a loop over time is none over layers.
+      data: values of inputs that hold the batch: a scan over time is none over layers.
     """
     flow = _Flow(program)
     flow.walk(program.body)
@@ -65,10 +65,10 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
 
 
 class _Flow:
-    """Unites dims of values that are one index range; layers are such sets.
+    """Union-find over dims of values that are one index range; layers are such sets.
 
     Attributes:
-      loops: each with a value that it goes through.
+      loops: (op id of a scan, a value that it goes through).
     """
 
     def __init__(self, program: Program) -> None:
@@ -92,7 +92,7 @@ class _Flow:
             )
 
     def _same(self, a: Sequence[int], b: Sequence[int]) -> None:
-        """Pairs of values that are one."""
+        """Unite the dims of pairs of equal values."""
         for x, y in zip(a, b, strict=True):
             for dim in range(self.program.values[x].rank):
                 self._unite(iter([(x, dim), (y, dim)]))
@@ -134,7 +134,7 @@ def _places(layout: Layout, factor: int) -> Iterator[int]:
 
 
 def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int]]:
-    """Of all layers those whose forward loops theirs need."""
+    """Return for all layers the layers whose forward scans theirs depend on."""
     at = {of: k for k, of in enumerate(order)}
     needs: dict[int, frozenset[int]] = {}
     found: list[set[int]] = [set() for _ in order]

@@ -1,4 +1,4 @@
-"""The equations of a jaxpr, to be run in parts."""
+"""The equations of a jaxpr with numbered values, to be run in subsets."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Lines:
 
     Attributes:
       eqns: the equations.
-      operands: of every equation, numbers of values; None of literals.
-      makes: of every equation, numbers of values.
-      inputs: numbers.
-      outputs: numbers; None of literals.
-      atoms: what the results are, literals too.
-      avals: of every value, by number; None of numbers that no value has.
-      consts: of constants that the jaxpr captured, by number.
+      operands: for every equation, value ids; None of literals.
+      makes: for every equation, value ids of its results.
+      inputs: value ids.
+      outputs: value ids; None of literals.
+      atoms: variables of the results, literals too.
+      avals: abstract value of every value, by id; None of ids that no value has.
+      consts: constants that the jaxpr captured, by value id.
     """
 
     eqns: tuple[Any, ...]
@@ -53,10 +53,12 @@ class Lines:
 
     @classmethod
     def of(cls, closed: Any, numbers: Sequence[tuple[int, ...]] | None = None) -> Lines:
-        """Args:
-        closed: a closed jaxpr.
-        numbers: of the results of every equation, above those of all else; in their
-          order unless said.
+        """Number the values of a closed jaxpr.
+
+        Args:
+          closed: a closed jaxpr.
+          numbers: for every equation, ids of its results, above those of all inputs and
+            constants; None: in order of the equations.
         """
         jaxpr = open_jaxpr(closed)
         number: dict[Any, int] = {}
@@ -90,19 +92,23 @@ class Lines:
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """Of every equation the numbers of the values that it reads."""
+        """Value ids read by each equation."""
         return tuple(tuple(v for v in of if v is not None) for of in self.operands)
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """Value → position of the equation that makes it."""
+        """Value → position of the equation that computes it."""
         return {v: i for i, made in enumerate(self.makes) for v in made}
 
     def with_copies(
         self, equations: Collection[int], positions: Collection[int]
     ) -> Lines:
-        """The same with some equations twice: copies of them come first, in their
-        order, and read one another; of these are the results at some positions."""
+        """Return the jaxpr with copies of some equations ahead of all.
+
+        Args:
+          equations: positions of the equations to copy; copies read one another.
+          positions: of the outputs that are results of copies.
+        """
         first = sorted(equations)
         made = [v for i in first for v in self.makes[i]]
         copy = {v: len(self.avals) + k for k, v in enumerate(made)}
@@ -140,7 +146,8 @@ class Lines:
         """Run some equations, in this order.
 
         Args:
-          env: what is known, by number; gains what is made.
+          equations: positions.
+          env: known arrays, by value id; results are added.
           tags: of equations, for `_compat.untagged`.
         """
         for i in equations:
@@ -151,8 +158,11 @@ class Lines:
             env.update(zip(self.makes[i], results, strict=True))
 
     def late(self, equations: Iterable[int], again: Collection[int]) -> list[int]:
-        """Some equations in an order in which those of `again` come just before the
-        first other one that needs them: what they make is not in memory before."""
+        """Return equations in an order in which recomputed ones run late.
+
+        Those of `again` come just before the first other equation that needs them:
+        their results are not live before.
+        """
         ordered = sorted(equations)
         needed: dict[int, int] = {}
         for i in reversed(ordered):
@@ -165,7 +175,13 @@ class Lines:
         return sorted(ordered, key=lambda i: (needed[i], i not in again, i))
 
     def bound(self, equation: int, env: dict[int, Any], given: dict[int, Any]) -> Any:
-        """The only result of an equation with some operands in place of others."""
+        """Return the only result of an equation, some of its operands replaced.
+
+        Args:
+          equation: position.
+          env: known arrays, by value id.
+          given: index of an operand → array in its place.
+        """
         eqn = self.eqns[equation]
         args = self.arguments(equation, env)
         for place, x in given.items():
@@ -175,12 +191,12 @@ class Lines:
         return result
 
     def arguments(self, equation: int, env: dict[int, Any]) -> list[Any]:
-        """What an equation reads, literals too."""
+        """Return the arrays that an equation reads, literals too."""
         pairs = zip(self.eqns[equation].invars, self.operands[equation], strict=True)
         return [v.val if n is None else self.read(n, env) for v, n in pairs]
 
     def number(self, var: Any) -> int:
-        """Of a variable of the jaxpr."""
+        """Return the id of a variable of the jaxpr."""
         return self._number[var]
 
     def read(self, value: int, env: dict[int, Any]) -> Any:
@@ -196,14 +212,14 @@ class Lines:
     def needed(
         self, values: Iterable[int], known: Iterable[int]
     ) -> tuple[set[int], set[int]]:
-        """The equations that make values of others.
+        """Return the equations that compute some values from others.
 
         Args:
-          values: wanted.
-          known: values that need not be made.
+          values: ids of the values to compute.
+          known: ids of values that are available.
         Returns:
-          The equations; what of `known`, and of the jaxpr's inputs, they read or is
-          wanted itself.
+          The equations; which of `known`, and of the jaxpr's inputs, they read or are
+            wanted themselves.
         """
         have, queue = set(known), list(values)
         equations: set[int] = set()

@@ -1,8 +1,8 @@
-"""Loops of a backward pass in two: what is waited for, and gradients of weights.
+"""Backward scans split in two: what is waited for, and gradients of weights.
 
-A scan over layers, differentiated, makes in each turn the gradient that the next one
+A scan over layers, differentiated, computes in each step the gradient that the next one
 reads, and those of the layer's weights, which nothing reads. As one op both would be
-waited for. In two, the first loop goes on with the gradient that is passed along, and
+waited for. Split in two, the first scan computes the gradient that is passed along, and
 stacks what the second one reads of it.
 """
 
@@ -34,7 +34,7 @@ hide_frames(__file__)
 
 
 def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
-    """The step with such loops in two; None where there are none.
+    """Return the step with backward scans split in two; None where there are none.
 
     Args:
       apart: the step.
@@ -68,12 +68,12 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
 
 
 class _SplitScan:
-    """A scan, and which of its results come from the first of two loops.
+    """A scan, and which of its results come from the first of two scans.
 
     Attributes:
-      body: of one turn.
-      early: positions of results, carries first, that the first loop makes.
-      saved: values of a turn that the second loop reads of the first.
+      body: of one step.
+      early: positions of results, carries first, that the first scan computes.
+      saved: values of a step that the second scan reads of the first.
     """
 
     def __init__(self, eqn: Any, wanted: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class _SplitScan:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the second loop has products in it."""
+        """Whether the second scan has matmuls or convolutions."""
         names = {self.body.eqns[i].primitive.name for i in self.second}
         return bool(names & {"dot_general", "conv_general_dilated"})
 
@@ -101,7 +101,7 @@ class _SplitScan:
         return self.body.inputs[self.consts + position]
 
     def _early(self, wanted: Sequence[int]) -> list[int]:
-        """With what wanted results need of turns before."""
+        """Return the results of the first scan: wanted ones, and carries for them."""
         found = set(wanted)
         while True:
             outs = [v for k in found if (v := self.body.outputs[k]) is not None]
@@ -166,8 +166,11 @@ def _is_call(eqn: Any) -> bool:
 
 
 def _flat(eqn: Any) -> Lines:
-    """A loop's body, calls in it taken apart. What a layer recomputes it does in the
-    first loop alone: the second reads what it needs of it."""
+    """Return a scan's body with calls inlined.
+
+    The recomputation in a layer under `jax.checkpoint` runs in the first scan alone:
+    the second reads what it needs of it from stacks.
+    """
     (closed,) = closed_region_jaxprs(eqn)
     opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
 

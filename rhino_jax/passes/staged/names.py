@@ -1,4 +1,4 @@
-"""Keys of the values of a step, by where they stand in its three programs."""
+"""Keys of the values of a step, by their places in its programs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from rhino_jax.passes.staged.step import ValueKey, ValueKind
 
 @dataclass(frozen=True, eq=False)
 class ValueNames:
-    """Attributes:
-    apart: the step.
-    piece: lines of a micro-batch.
-    types: abstract values of the keys that were given.
+    """Keys of the values of a step, and their types.
+
+    Attributes:
+      apart: the step.
+      piece: equations of a micro-batch.
+      types: abstract values of the keys that were handed out.
     """
 
     apart: Apart
@@ -37,7 +39,7 @@ class ValueNames:
 
     @property
     def inputs(self) -> int:
-        """How many inputs the step has."""
+        """Number of inputs of the step."""
         return len(self.before.inputs)
 
     def _given(self, key: ValueKey, aval: Any) -> ValueKey:
@@ -50,26 +52,26 @@ class ValueNames:
 
     @cached_property
     def of_piece(self) -> dict[int, int]:
-        """Value → its position among the piece's inputs."""
+        """Value → its position among the inputs of a micro-batch."""
         return {v: i for i, v in enumerate(self.piece.inputs)}
 
     @cached_property
     def of_after(self) -> dict[int, int]:
-        """Value → its position among the inputs of what comes after."""
+        """Value → its position among the inputs of the program after the loop."""
         return {v: i for i, v in enumerate(self.after.inputs)}
 
     def step_input(self, value: int) -> ValueKey:
-        """Of an input, by its number in the program before the loop."""
+        """Return the key of a step input, by its id in the program before the loop."""
         return self._given(
             ValueKey(ValueKind.INPUT, self._of_before[value]), self.before.avals[value]
         )
 
     def is_made_before(self, position: int) -> bool:
-        """Whether what enters at a position is no input of the step as it is."""
+        """Whether the input of micro-batches at a position is no input of the step."""
         return self.before.outputs[position] not in self._of_before
 
     def entering(self, position: int) -> ValueKey:
-        """Of what enters a piece."""
+        """Return the key of an input of micro-batches, by its position among these."""
         value = self.before.outputs[position]
         if value is not None and value in self._of_before:
             return self.step_input(value)
@@ -77,7 +79,7 @@ class ValueNames:
         return self._given(ValueKey(ValueKind.ENTERING, position), aval)
 
     def inside(self, value: int) -> ValueKey:
-        """Of what a piece reads or makes, by number."""
+        """Return the key of a value that a micro-batch reads or computes, by its id."""
         at, aval = self.of_piece.get(value), self.piece.avals[value]
         if at is None:
             return self._given(ValueKey(ValueKind.INSIDE, value), aval)
@@ -87,22 +89,22 @@ class ValueNames:
         return self.entering(at - 1) if coupled < 0 else self.coupled(coupled)
 
     def coupled(self, position: int) -> ValueKey:
-        """Of what is made between forward and backward passes."""
+        """Return the key of a value computed between forward and backward passes."""
         aval = self.between.atoms[position].aval
         return self._given(ValueKey(ValueKind.COUPLED, position), aval)
 
     def left(self, position: int) -> ValueKey:
-        """Of what all pieces leave together."""
+        """Return the key of an accumulated output of all micro-batches."""
         return self._given(
             ValueKey(ValueKind.SUM, position), self.apart.sum_type(position)
         )
 
     def is_left(self, value: int) -> bool:
-        """Whether a value after the loop is what pieces left."""
+        """Whether a value of the program after the loop is an accumulated output."""
         return self.of_after.get(value, -1) >= self.inputs
 
     def read_after(self, value: int) -> ValueKey:
-        """Of what is read after the loop, by number."""
+        """Return the key of a value that is read after the loop, by its id."""
         at = self.of_after.get(value)
         if at is None:
             return self.made_after(value)
@@ -111,9 +113,9 @@ class ValueNames:
         return self.left(at - self.inputs)
 
     def made_after(self, value: int) -> ValueKey:
-        """Of what is made after the loop, or finished of what was left."""
+        """Return the key of a value computed, or output converted, after the loop."""
         return self._given(ValueKey(ValueKind.AFTER, value), self.after.avals[value])
 
     def result(self, value: int) -> ValueKey:
-        """Of a result of the step."""
+        """Return the key of a result of the step."""
         return self.made_after(value) if self.is_left(value) else self.read_after(value)

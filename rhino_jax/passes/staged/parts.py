@@ -1,4 +1,4 @@
-"""A jaxpr run with some of its values in parts along a dim."""
+"""Run a jaxpr with some of its values split into parts along a dim."""
 
 from __future__ import annotations
 
@@ -33,27 +33,29 @@ PARALLEL = FactorKind.PARALLEL
 
 @dataclass(frozen=True, slots=True)
 class ValueParts:
-    """A value in parts along a dim."""
+    """A value split into arrays along a dim."""
 
     dim: int
     arrays: tuple[Any, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of every part along the dim."""
+        """Sizes of the parts along the dim."""
         return tuple(jax.numpy.shape(x)[self.dim] for x in self.arrays)
 
 
 @dataclass(slots=True, eq=False)
 class Uniform:
-    """The result of an op that is the same at every index of some dims, as a broadcast
-    is: a part of it along these is made as such, and never cut from the whole.
+    """A result that is the same at every index of some dims, as a broadcast is.
+
+    A part of it along these is computed at its own size, and never sliced from the
+    whole.
 
     Attributes:
-      op, eqn: that make it.
+      op, eqn: that compute it.
       args: operands, of which some may be uniform.
-      dims: along which it is.
-      array: the whole, once it was wanted.
+      dims: dims along which it is uniform.
+      array: the whole array; None until it is needed.
     """
 
     op: Op
@@ -65,7 +67,7 @@ class Uniform:
 
 @dataclass(frozen=True, eq=False)
 class InParts:
-    """Runs a jaxpr with some of its values in parts.
+    """Runs a jaxpr with some of its values split into parts.
 
     Attributes:
       program: imported from the jaxpr.
@@ -83,7 +85,7 @@ class InParts:
         return lax.concatenate(x.arrays, x.dim) if isinstance(x, ValueParts) else x
 
     def parts(self, x: Any, dim: int, sizes: Sequence[int]) -> ValueParts:
-        """A value in parts of such sizes along a dim."""
+        """Split a value into parts of some sizes along a dim."""
         if isinstance(x, ValueParts) and x.dim == dim and x.sizes == tuple(sizes):
             return x
         if isinstance(x, Uniform) and dim in x.dims:
@@ -110,7 +112,10 @@ class InParts:
         return [read(v) for v in jaxpr.outvars]
 
     def _uniform(self, op: Op, eqn: Any, args: Sequence[Any]) -> Uniform | None:
-        """The result of an op that is uniform, as its operands are, or is broadcast."""
+        """Return an op's result as `Uniform`, if it is; None where it is not.
+
+        It is along a dim where its operands are, or that is broadcast.
+        """
         rule = op.rule
         if rule is None or op.call is not None or len(rule.results) != 1:
             return None
@@ -131,7 +136,7 @@ class InParts:
         return Uniform(op, eqn, tuple(args), frozenset(found)) if found else None
 
     def _of_size(self, x: Uniform, dim: int, size: int) -> Any:
-        """Make a uniform value with another size of one of its dims."""
+        """Compute a uniform value with another size of one of its dims."""
         assert x.op.rule is not None  # see `_uniform`
         rule = x.op.rule
         (factor,) = rule.results[0][dim]
@@ -170,7 +175,7 @@ class InParts:
         return self.block(call.regions[0], open_jaxpr(body), jaxpr_consts(body), args)
 
     def _scan(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
-        """A loop for each part, one after the other."""
+        """Run a scan as one scan per part, one after the other."""
         call = op.call
         if call is None or call.kind is not RegionKind.SCAN:
             return None
@@ -197,7 +202,7 @@ class InParts:
         ]
 
     def _by_factor(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
-        """Part by part, where the dim in parts is a factor of the op."""
+        """Run an op part by part, where the split dim is a factor of it."""
         rule = op.rule
         if rule is None or op.call is not None:
             return None
@@ -256,7 +261,11 @@ class InParts:
 
 
 def _place(layout: Layout, factor: int) -> int | None:
-    """The dim that is a factor; -1: none; None: it is a part of one, or of several."""
+    """Return the dim that is exactly a factor.
+
+    It is -1 where no dim has the factor, None where it is a part of a dim, or in
+    several.
+    """
     found = [d for d, dim in enumerate(layout) if factor in dim]
     if not found:
         return -1

@@ -1,4 +1,4 @@
-"""What backward passes of stages make again of their forward passes."""
+"""Values of forward passes that backward passes of stages recompute."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from rhino_jax.passes.staged.step import ValueKind
 
 
 Place = tuple[int, int]
-"""Of a value: which of the forward ops makes it (`Sides.forward`), as which result."""
+"""A value, as (index of its forward op in `Sides.forward`, index of the result)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRemat:
-    """What backward passes make again.
+    """Values and chunks that backward passes recompute.
 
     Attributes:
-      chunks: those whose forward passes run again as a whole.
-      values: group → a `RematChoice` of values of the forward passes of its other
-      chunks, as
-        text. Ids are of `Sides.program`. What these values need is made again, too,
-        down to what the backward pass reads anyway and what the choice keeps for that;
-        others wait in the host's memory.
+      chunks: chunks whose forward passes run again as a whole.
+      values: submesh → a `RematChoice`, as text, of values of the forward passes of its
+        other chunks. Ids are of `Sides.program`. What these values depend on is
+        recomputed too, down to what the backward pass reads anyway and what the choice
+        saves for that; others are offloaded to host memory.
     """
 
     chunks: frozenset[int] = frozenset()
@@ -45,9 +44,12 @@ class StagedRemat:
 
     @classmethod
     def of(cls, chunks: Iterable[int], choices: Iterable[str]) -> StagedRemat:
-        """Args:
-        chunks: whose forward passes run again.
-        choices: of every group; empty where it makes none of its values again.
+        """Collect the choices of a step.
+
+        Args:
+          chunks: chunks whose forward passes run again.
+          choices: for every submesh, a `RematChoice` as text; empty where it recomputes
+            none of its values.
         """
         texts = {g: text for g, text in enumerate(choices) if text}
         return cls(frozenset(chunks), texts)
@@ -56,13 +58,13 @@ class StagedRemat:
         return replace(self, chunks=self.chunks | chunks)
 
     def with_values(self, group: int, choice: str) -> StagedRemat:
-        """With another choice for a group; none, if it is empty."""
+        """Return it with another choice for a submesh; an empty one removes it."""
         rest = {g: text for g, text in self.values.items() if g != group}
         return replace(self, values={**rest, group: choice} if choice else rest)
 
     @property
     def choice(self) -> RematChoice:
-        """Of all groups."""
+        """The choice of all submeshes together."""
         each = [RematChoice.parse(text) for _, text in sorted(self.values.items())]
         return RematChoice(
             tuple(v for c in each for v in c.recompute),
@@ -74,16 +76,16 @@ class StagedRemat:
 def applied(
     sides: Sides, apart: Apart, choice: RematChoice, asked: Sides
 ) -> tuple[Sides, frozenset[Place], frozenset[Place]]:
-    """A micro-batch whose loops stack no longer what is made again, slice by slice.
+    """Apply a choice to a micro-batch: its scans no longer stack recomputed values.
 
     Args:
-      sides: of it.
+      sides: of the micro-batch.
       apart: the step.
-      choice: what is made again.
+      choice: values to recompute.
       asked: whose ids the choice has: the same forward ops.
     Returns:
-      The micro-batch: the same equations, with the same numbers of values; what else is
-      made again; what is kept to make that of.
+      The micro-batch: the same equations, with the same ids of values; which other
+        values to recompute; which are saved to recompute these.
     """
     if sides is not asked:
         choice = _in_ids_of(sides, choice, asked)
@@ -110,11 +112,11 @@ def applied(
 def offloaded(
     sides: Sides, remade: StagedRemat, asked: Sides
 ) -> dict[int, frozenset[int]]:
-    """Numbers of what waits in the host's memory, of every group that has any.
+    """Return ids of offloaded values, for every submesh that has any.
 
     Args:
       sides, asked: as of `applied`.
-      remade: what every group does.
+      remade: choices of all submeshes.
     """
     number = dict(_numbered(sides))
     found = {}
@@ -127,15 +129,17 @@ def offloaded(
 
 
 def _numbered(sides: Sides) -> Iterator[tuple[int, int]]:
-    """Ids of what forward ops make, and their numbers."""
+    """Yield (id in the program, id in `Sides.lines`) of results of forward ops."""
     for i, results in zip(sides.forward, _results(sides), strict=True):
         yield from zip(results, sides.lines.makes[i], strict=True)
 
 
 def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
-    """Of the results of every equation, once loops stack other values. A number of a
-    value that was not stacked before depends on that value alone: groups that are
-    planned already know values by number."""
+    """Return value ids of the results of every equation, once scans stack other values.
+
+    The id of a value that was not stacked before depends on that value alone: submeshes
+    that are planned already know values by their ids.
+    """
     lines, found = sides.lines, list(sides.lines.makes)
     for k in decided.stacks.keys() | decided.added.keys():
         call = decided.block.lines[k].op.call
@@ -149,12 +153,13 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
 
 
 def _in_ids_of(sides: Sides, choice: RematChoice, asked: Sides) -> RematChoice:
-    """A choice of values of another program with the same forward ops.
+    """Translate a choice of values of another program with the same forward ops.
 
-    Values that have no counterpart, as of a loop whose body was traced with other
+    Values that have no counterpart, as of a scan whose body was traced with other
     constants, are left out: they are then saved, which is right whatever else is
     recomputed, as only values that the backward pass would read change where they come
-    from. What this takes is not hidden: groups are planned from the tasks that result.
+    from. The memory of this is not hidden: submeshes are planned from the tasks that
+    result.
     """
     ids: dict[int, int] = {}
     before, now = asked.program, sides.program
@@ -169,18 +174,20 @@ def _op(sides: Sides, equation: int) -> Op:
 
 
 def _results(sides: Sides) -> Iterator[tuple[int, ...]]:
-    """Ids of the results of every forward op."""
+    """Yield ids of the results of every forward op."""
     for i in sides.forward:
         yield _op(sides, i).results
 
 
 def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
-    """A choice of values of a group's program, as one of a piece's; as text.
+    """Translate a choice from ids of a submesh's program to ids of a micro-batch.
 
     Args:
-      choice: values that its forward tasks make, or receive.
-      of: the group's program.
-      sides: of a piece.
+      choice: values that its forward tasks compute or receive.
+      of: the submesh's program.
+      sides: of a micro-batch.
+    Returns:
+      A `RematChoice` as text.
     """
     made = {number: v for v, number in _numbered(sides)}
     ids = {
@@ -194,7 +201,7 @@ def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
     alias = FlatRegions(sides.program).top.alias
     outside = {alias.get(v, v): v for results in _results(sides) for v in results}
     recompute = [ids[v] for v in choice.recompute if v in ids]
-    # What it receives is there anyway.
+    # Received values are available anyway.
     received = {end.value for end in of.program.inputs}
     keep = tuple(ids[v] for v in choice.keep if v in ids.keys() - received)
     sent = [ids[v] for v in choice.offload if v in ids]

@@ -1,7 +1,7 @@
-"""Sums over micro-batches of what two groups make: each keeps its own part.
+"""Sums over micro-batches of terms of two submeshes: each accumulates its own.
 
 The gradient of a weight that is read in two places is a sum of two. Where these are on
-different groups, one of them would be sent for every micro-batch; as two sums, it is
+different submeshes, one of them would be sent for every micro-batch; as two sums, it is
 sent once a step.
 """
 
@@ -36,17 +36,20 @@ LINEAR = frozenset({
     "convert_element_type", "copy", "div", "mul", "neg", "reshape", "reduce_sum",
     "transpose",
 })  # fmt: skip
-"""Ops of a sum that are the sum of these ops of its terms, where all else that they
-read is the same in all micro-batches or free; of `div`, of its first operand."""
+"""Ops through which a sum may be split into terms.
+
+They are linear where all else that they read is the same in all micro-batches or free;
+`div` in its first operand.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A sum of two, and what is done to it.
+    """A sum of two terms, and the linear ops on it.
 
     Attributes:
-      terms: values.
-      chain: (equation, which of its operands), from the add on.
+      terms: value ids.
+      chain: (equation, index of its operand), from the add on.
     """
 
     terms: tuple[int, ...]
@@ -54,7 +57,7 @@ class _Shared:
 
 
 def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
-    """The step with such sums as two; None where there are none.
+    """Return the step with shared sums split by submesh; None where there are none.
 
     Args:
       apart: the step.
@@ -86,7 +89,7 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
 
 
 def _shared(labels: Labels, position: int) -> _Shared | None:
-    """The add of what two groups make, behind a sum over micro-batches."""
+    """Find the add of terms of two submeshes behind a sum over micro-batches."""
     lines, sides = labels.lines, labels.sides
     value = lines.outputs[position]
     chain: list[tuple[int, int]] = []
@@ -94,10 +97,10 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
         at = lines.maker[value]
         readers = sides.readers.get(value, ())
         wanted = lines.outputs.count(value)
-        # What is read elsewhere as well has to be made whole in any case.
+        # A value that is read elsewhere as well is needed whole in any case.
         if len(readers) + wanted > 1 or at in (i for i, _ in chain):
             return None
-        # Of forward ops there have to be as many as were cut into stages.
+        # The number of forward ops must not change: stages were chosen for them.
         if not sides.is_backward[at]:
             return None
         name, eqn = lines.eqns[at].primitive.name, lines.eqns[at]
@@ -125,8 +128,10 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
 def _piece(
     apart: Apart, lines: Lines, found: Mapping[int, _Shared]
 ) -> tuple[Any, tuple[int | None, ...]]:
-    """A piece that leaves the terms; and where its equations run, as far as that is
-    known: what is done to a term runs where that is."""
+    """Return a micro-batch that outputs the terms, and chunks of its equations.
+
+    Chunks are as of `Apart.at`: equations on a term run where the term is computed.
+    """
 
     def term(value: int, chain: Sequence[tuple[int, int]], env: dict[int, Any]) -> Any:
         x = env[value]
@@ -154,7 +159,7 @@ def _piece(
 
 
 def _after(apart: Apart, terms: Sequence[range]) -> Any:
-    """What comes after, of the terms of sums."""
+    """Return the program after the loop, with terms as inputs in place of sums."""
     opened, consts = open_jaxpr(apart.after), jaxpr_consts(apart.after)
     count = len(opened.invars) - len(terms)
     inputs, sums = opened.invars[:count], opened.invars[count:]

@@ -1,4 +1,4 @@
-"""The ops of a micro-batch: of the data alone, of the forward pass, of the backward."""
+"""The ops of a micro-batch by pass: forward, backward, or free (of the data alone)."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rhino_jax.passes.staged.lines import Lines
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """A piece's ops, by their positions in its jaxpr, and values, by numbers.
+    """A micro-batch's ops, by their positions in its jaxpr, divided by pass.
 
-    What reads values that couple micro-batches, and all that reads of it, waits for
+    What reads values that couple micro-batches, and all that depends on it, waits for
     the forward passes of all of them: it is in the backward pass.
 
-    Free ops read data, numbers of pieces and scalars alone and contract nothing: they
-    run wherever what they make is read, and are in neither pass.
+    Free ops read data, numbers of micro-batches and scalars alone and contract nothing:
+    they run wherever their results are read, and are in neither pass.
 
     Attributes:
-      lines: of a piece.
+      lines: equations of a micro-batch.
       program: imported from it; `program.body.ops[i]` is equation i.
-      is_free: of every equation.
-      is_backward: of every equation.
-      parameters: numbers of the inputs that are made of other arrays than the data:
-        weights, converted or not. Scalars and keys of random numbers are not.
-      coupled: numbers of the inputs that are made of all micro-batches.
-      ahead: equations that make what these are made of.
+      is_free: for every equation.
+      is_backward: for every equation.
+      parameters: ids of the inputs that depend on other arrays than the data: weights,
+        converted or not. Scalars and random keys are not.
+      coupled: ids of the inputs that depend on all micro-batches.
+      ahead: equations that the coupled values depend on.
     """
 
     lines: Lines
@@ -54,9 +54,15 @@ class Sides:
         return any(self.readers.get(v) for v in self.coupled)
 
     def twice(self, early: int) -> Sides:
-        """With `ahead` twice: copies of it come first, of which is what a piece leaves
-        early (that many results); and again in the forward pass, of which the backward
-        pass is. The program is still that of a piece as it was."""
+        """Return it with copies of `ahead` first.
+
+        Early outputs are results of the copies; the backward pass reads the equations
+        that run again in the forward pass. The program is still that of the original
+        micro-batch.
+
+        Args:
+          early: number of early outputs.
+        """
         count = len(self.ahead)
         first = sorted(self.ahead)
         return replace(
@@ -89,7 +95,7 @@ class Sides:
         return {v: tuple(readers) for v, readers in found.items()}
 
     def is_free_value(self, value: int) -> bool:
-        """Whether every group has it, or makes it for itself."""
+        """Whether every submesh has a value, or computes it for itself."""
         at = self.lines.maker.get(value)
         if at is not None:
             return self.is_free[at]
@@ -97,8 +103,7 @@ class Sides:
 
     @cached_property
     def of_weights(self) -> frozenset[int]:
-        """Values that are made of parameters alone, and by no contraction: layers'
-        parts of stacks."""
+        """Values of parameters alone, by no contraction: slices of layer stacks."""
         found = set(self.parameters)
         for i, op_id in enumerate(self.program.body.ops):
             op, reads = self.program.ops[op_id], self.lines.reads[i]
@@ -109,17 +114,18 @@ class Sides:
 
     @cached_property
     def homes(self) -> tuple[int | None, ...]:
-        """Of every equation the forward equation that it belongs to; None of free
-        ones."""
+        """The forward equation that each equation belongs to; None of free ones."""
         return self.placed({i: i for i in self.forward})
 
     @cached_property
     def not_before(self) -> frozenset[tuple[int, int]]:
-        """(home, forward equation): if the second were in an earlier stage than the
-        first, a backward equation would not be where its home is, but there. So it is
-        of layers under `jax.checkpoint`, whose backward pass is one equation, and waits
-        for that of the layers that read what it makes. Only of equations with regions,
-        and without those of which the second needs the first anyway."""
+        """Pairs (home, forward equation): the second may not be in an earlier stage.
+
+        Else a backward equation would not be where its home is, but with the second. So
+        it is for layers under `jax.checkpoint`, whose backward pass is one equation,
+        and waits for that of the layers that read its results. Only of equations with
+        regions, and without pairs of which the second depends on the first anyway.
+        """
         ops = [self.program.ops[i] for i in self.program.body.ops]
         if all(ops[i].call is None for i in self.backward):
             return frozenset()
@@ -148,18 +154,18 @@ class Sides:
         )
 
     def placed(self, rank: Mapping[int, int]) -> tuple[int | None, ...]:
-        """The ranks of all equations, given those of the forward pass.
+        """Return the ranks of all equations, given those of the forward pass.
 
         A backward op comes as early as what it reads of the backward pass, and no
-        earlier than the last forward op that reads, or else makes, what it reads: so
-        gradients of weights are where the weights are. What reads nothing of the
+        earlier than the last forward op that reads, or else computes, what it reads: so
+        gradients of weights are where the weights are. An op that reads nothing of the
         backward pass is where its results are read.
 
         Args:
-          rank: forward equation → what rises along the forward pass, and falls along
-            the backward pass.
+          rank: forward equation → a rank that rises along the forward pass, and falls
+            along the backward pass.
         Returns:
-          Of every equation its rank; None of free ones.
+          For every equation its rank; None of free ones.
         """
         top = max(rank.values(), default=0)
         of: list[int | None] = [None] * len(self.lines.reads)
@@ -186,7 +192,7 @@ class Sides:
     def _limits(
         self, value: int, of: Sequence[int | None], rank: Mapping[int, int]
     ) -> Iterator[int]:
-        """The highest rank of a backward op that reads this, if it has one."""
+        """Yield the highest rank, if any, that a backward reader of it may have."""
         if self.is_free_value(value):
             return
         at = self.lines.maker.get(value)
@@ -215,16 +221,18 @@ def apart_as_planned(
     places: tuple[str, ...],
     planned: tuple[int, bool],
 ) -> Apart:
-    """A step that is planned, taken apart as it was then: also before rows of earlier
-    loops were kept to save one (`passes.microbatch.choice.MicrobatchChoice.kept`).
+    """Divide a planned step as it was when it was planned.
+
+    That may be as before rows of earlier loops were saved to avoid one
+    (`passes.microbatch.choice.MicrobatchChoice.kept`).
 
     Args:
       closed, program, count, places: as of `take_apart`.
-      planned: how many forward ops the plan puts into stages, and whether
-        micro-batches are coupled there.
+      planned: how many forward ops the plan puts into stages, and whether micro-batches
+        are coupled there.
     Raises:
-      MicrobatchError: it cannot be cut so.
-      PlanFileError: it is not the step that was planned.
+      MicrobatchError: the batch cannot be divided so.
+      PlanFileError: the step is not the one that was planned.
     """
 
     def found(apart: Apart) -> tuple[int, bool]:
@@ -250,11 +258,11 @@ def apart_as_planned(
 
 
 def sides_of(apart: Apart) -> Sides:
-    """Tell a piece's passes apart; of the last few pieces that is known.
+    """Divide a micro-batch's ops by pass; results for the last few steps are cached.
 
     Backward is what reverse differentiation made (JAX marks its ops in their name
-    stacks), what is coupled, and all that reads of these; but for all of which values
-    are made that couple micro-batches.
+    stacks), what is coupled, and all that depends on these; except ops that the coupled
+    values depend on.
     """
     return _sides_of(
         apart.piece,

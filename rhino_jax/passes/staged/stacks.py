@@ -1,12 +1,12 @@
-"""Stacks of layers in parts: a step whose layers are one loop, as a loop for each part.
+"""Layer stacks split by stage: a step with one scan over layers, as a scan per stage.
 
-A loop over L layers reads their weights as stacks `[L, …]`. To be cut into stages, it
-becomes several loops one after the other, and every stack several arrays: weights, what
-the forward pass leaves for the backward pass, gradients, and what optimizers keep of
-them. Ops on stacks are done part by part; what sums over layers adds up the parts.
+A scan over L layers reads their weights as stacks `[L, …]`. To be cut into stages, it
+becomes several scans one after the other, and every stack several arrays: weights,
+residuals, gradients, and optimizer state. Ops on stacks run part by part; reductions
+over layers add up the parts.
 
-A stack of one loop may have other parts than that of another, and lie on other stages:
-an encoder's on the first two, a decoder's on the last two.
+The stack of one scan may be split differently from that of another, and lie on other
+stages: an encoder's on the first two, a decoder's on the last two.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ hide_frames(__file__)
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """Arrays of the same layers, to be in parts along dim 0.
+    """Arrays of the same layers, to be split along dim 0.
 
     Attributes:
       slots: positions of the step's inputs.
-      sizes: layers of every part; the parts are on stages one after the other.
-      first: the stage of the first of them; None: any.
+      sizes: number of layers of every part; the parts are on consecutive stages.
+      first: the stage of the first part; None: any.
     """
 
     slots: frozenset[int]
@@ -49,11 +49,11 @@ class LayerStack:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An input or result of the step in parts.
+    """An input or result of the split step.
 
     Attributes:
-      whole: position of the input or result that it is of.
-      part: which part of it along dim 0; None: it is that itself.
+      whole: position of the input or result of the original step.
+      part: which part of it along dim 0; None: it is not split.
     """
 
     whole: int
@@ -62,13 +62,13 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Unstacked:
-    """A step with its stacks in parts.
+    """A step with its layer stacks split.
 
     Attributes:
-      closed: closed jaxpr of the arguments in parts.
+      closed: closed jaxpr with the split arguments.
       program: imported from it.
-      inputs, outputs: what each input and result is.
-      stacks: that are in parts.
+      inputs, outputs: the original of each input and result.
+      stacks: the stacks that are split.
     """
 
     closed: Any
@@ -79,7 +79,7 @@ class Unstacked:
 
     @classmethod
     def none(cls, closed: Any, program: Program) -> Unstacked:
-        """The step as it is."""
+        """Return the step unchanged."""
         inputs = tuple(map(End, range(len(program.inputs))))
         return cls(
             closed, program, inputs, tuple(map(End, range(len(program.outputs)))), ()
@@ -89,10 +89,10 @@ class Unstacked:
     def of(
         cls, closed: Any, program: Program, stacks: Sequence[LayerStack]
     ) -> Unstacked:
-        """The step with these stacks in parts; without any, as it is.
+        """Return the step with these stacks split; without any, unchanged.
 
         Its equations no longer name the mesh in which they were traced: they run on
-        parts of that.
+        submeshes of that.
         """
         with without_mesh():
             closed = in_current_mesh(closed)
@@ -102,8 +102,10 @@ class Unstacked:
 
     @cached_property
     def together(self) -> tuple[frozenset[int], ...]:
-        """Positions of the inputs of every part of every stack: weights of some layers,
-        and what optimizers save of them."""
+        """All positions of the inputs of every part of every stack.
+
+        These are weights of some layers, and their optimizer state.
+        """
         of = {slot: k for k, stack in enumerate(self.stacks) for slot in stack.slots}
         found: dict[tuple[int, int], set[int]] = {}
         for i, end in enumerate(self.inputs):
@@ -113,7 +115,7 @@ class Unstacked:
 
     @cached_property
     def sizes(self) -> Mapping[int, tuple[int, ...]]:
-        """Of every input that was a stack, the layers of its parts."""
+        """Layers of the parts, for every input that was a stack."""
         return _sizes(self.stacks)
 
 
@@ -122,7 +124,7 @@ def _sizes(stacks: Sequence[LayerStack]) -> dict[int, tuple[int, ...]]:
 
 
 def unstacked(closed: Any, program: Program, stacks: Sequence[LayerStack]) -> Unstacked:
-    """A step with stacks in parts.
+    """Split the layer stacks of a step.
 
     Args:
       closed: a closed jaxpr without constants.

@@ -1,4 +1,4 @@
-"""From a step that is apart, and stages of its forward pass, to tasks of groups."""
+"""From a divided step, and stages of its forward pass, to tasks of submeshes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _KINDS = {
     1: TaskKind.BACKWARD,
     2: TaskKind.WEIGHTS,
 }
-"""By the turn of a label."""
+"""Task kinds by the turn of a label."""
 
 NOTHING = StagedRemat()
-"""All is kept."""
+"""Nothing is recomputed: all residuals are saved."""
 
 
 def staged(
@@ -55,21 +55,22 @@ def staged(
     is_twice: bool = False,
     together: Sequence[Collection[int]] = (),
 ) -> StagedStep:
-    """The tasks of a step.
+    """Return the tasks of a step.
 
     Args:
       apart: the step.
-      stages: of every forward equation (`Sides.forward`) its chunk, from 0 on; each
-        reads only what is made in its own chunk or an earlier one.
-      group_of: of every chunk its group; its own unless said.
-      is_split: whether what nothing waits for of backward passes is in tasks apart.
-      remade: what backward passes make again of forward passes, and what of them waits
-        in the host's memory; where they are split no whole passes, and nothing that
-        loops stack.
-      is_twice: whether what couples micro-batches is made ahead of all forward passes,
-        and these run again: then backward passes wait for none but their own.
-      together: positions of the step's inputs that lie on one group: a weight, and what
-        optimizers save of it (`Unstacked.together`).
+      stages: for every forward equation (`Sides.forward`) its chunk, from 0 on; each
+        reads only values of its own chunk or an earlier one.
+      group_of: for every chunk its submesh; empty: each chunk has its own.
+      is_split: whether what no other task waits for of backward passes is in WEIGHTS
+        tasks.
+      remade: what backward passes recompute, and which residuals are offloaded to host
+        memory; where backward passes are split, no whole passes, and nothing that scans
+        stack.
+      is_twice: whether what couples micro-batches is computed ahead of all forward
+        passes, and these run again: then backward passes wait for none but their own.
+      together: positions of the step's inputs that lie on one submesh: a weight, and
+        its optimizer state (`Unstacked.together`).
     """
     asked = sides_of(apart)
     sides = asked
@@ -91,7 +92,7 @@ def staged(
             break
         apart, before = parted, sides
         sides = sides_of(apart)
-        # Where `apart.at` says it, it says it of every equation.
+        # `apart.at`, where there is one, has the chunk of every equation.
         stages = stages if apart.at else _stages_of(sides, before, stages)
     sent = offloaded(sides, remade, asked)
     if remade.values:
@@ -112,11 +113,12 @@ def staged(
 
 
 def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
-    """The chunk of every forward equation of a piece that was traced once more.
+    """Return the chunk of every forward equation of a retraced micro-batch.
 
     Args:
-      sides: of the piece as it is now.
-      before, stages: of the piece as it was, and of its forward equations their chunks.
+      sides: of the micro-batch as it is now.
+      before, stages: of the micro-batch before, and for its forward equations their
+        chunks.
     """
     ids: dict[int, int] = {}
     now, then = sides.program, before.program
@@ -138,8 +140,7 @@ def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
 def with_split_loops(
     apart: Apart, stages: Sequence[int], group_of: Sequence[int] = ()
 ) -> Apart:
-    """The step with loops of its backward passes in two, where that splits them; see
-    `staged`."""
+    """Return the step with backward scans split in two, where `is_split` needs it."""
     labels = Labels.at(sides_of(apart), stages, group_of)
     return apart_loops(apart, labels) or apart
 
@@ -169,7 +170,7 @@ class _Staging:
             *sends_between(middle, self.labels, _KINDS),
             *self._sends_after(),
         )
-        # A task that would make nothing is none, and gets nothing.
+        # Tasks without results are left out, and so is what is sent to them.
         read = {(key, task.group) for of in tasks for task in of for key in task.reads}
         sent = {(s.key, s.target): s for s in sends if (s.key, s.target) in read}
         return StagedStep(
@@ -212,7 +213,7 @@ class _Staging:
         )
 
     def _start(self, group: int) -> StagedTask:
-        """What micro-batches of a group read, and sums of nothing."""
+        """Return the START task of a submesh: its entering values and zeroed sums."""
         names, lines, labels = self.names, self.names.before, self.labels
         read = self._read_by(group) & names.of_piece.keys()
         read -= labels.sides.coupled
@@ -241,7 +242,7 @@ class _Staging:
         )
 
     def _read_by(self, group: int) -> set[int]:
-        """What the micro-batches of a group read of inputs and of other labels."""
+        """Return what micro-batches of a submesh read of inputs and of other labels."""
         labels = self.labels
         mine = [at for at in range(labels.count) if labels.group(at) == group]
         return set().union(*(labels.reads[at] for at in mine))
@@ -255,7 +256,8 @@ class _Staging:
         if stacks and index not in reads:
             reads = [index, *reads]
 
-        # Copies that run ahead come first, and are of no place among what is chosen.
+        # Copies that run ahead come first, and have no place in `Sides.forward` of the
+        # choice.
         copies = len(labels.sides.ahead) if labels.is_twice else 0
         forward = [i for i in labels.sides.forward if i >= copies]
         is_forward = labels.turn(label) == 0
@@ -340,7 +342,7 @@ class _Staging:
     def _homes(
         self, tasks: Iterable[Iterable[StagedTask]]
     ) -> tuple[tuple[int, ...], frozenset[tuple[int, int]]]:
-        """Of every input its group, and where else it is read."""
+        """Return the submesh of every input, and (input, submesh) of other readers."""
         users: dict[int, set[int]] = {}
         for group, mine in enumerate(tasks):
             for key in (k for task in mine for k in task.reads):

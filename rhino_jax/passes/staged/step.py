@@ -1,4 +1,4 @@
-"""A step as tasks of groups of devices: which runs what, reads what, and makes what."""
+"""A step as tasks of stage submeshes: what each runs, reads and computes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 
 class ValueKind(enum.StrEnum):
-    """What a value of a step is.
+    """Kinds of values of a step.
 
-    INPUT: of the step, by position. PIECE: the number of the micro-batch. ENTERING:
-    what a micro-batch reads, made once of inputs. INSIDE: of one micro-batch. SUM: what
-    all micro-batches so far left. COUPLED: what backward passes read, made once of what
-    all forward passes left. AFTER: made once, after them.
+    INPUT: of the step, by position. PIECE: the number of the micro-batch. ENTERING: an
+    input of micro-batches, computed once from inputs. INSIDE: of one micro-batch. SUM:
+    an accumulated output of micro-batches. COUPLED: read by backward passes, computed
+    once from outputs of all forward passes. AFTER: computed once, after them.
     """
 
     INPUT = "input"
@@ -27,19 +27,22 @@ class ValueKind(enum.StrEnum):
 
 
 class ValueKey(NamedTuple):
-    """Names a value of a step: what it is, and its number among such."""
+    """Names a value of a step: its kind, and its number among such."""
 
     kind: ValueKind
     number: int = 0
 
 
 class TaskKind(enum.StrEnum):
-    """START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch.
-    WEIGHTS: what of the backward pass nothing waits for, where that is apart. BETWEEN:
-    once, after the forward passes of all micro-batches and before any of their backward
-    passes, where the rows of the batch meet. AHEAD: of a chunk, for every micro-batch:
-    what BETWEEN reads, where that does not wait for forward passes, which make it
-    again. UPDATE: once, after them, in rounds."""
+    """Kinds of tasks.
+
+    START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch. WEIGHTS:
+    the part of the backward pass that nothing waits for, where that is split off.
+    BETWEEN: once, after the forward passes of all micro-batches and before any of their
+    backward passes, where the rows of the batch meet. AHEAD: of a chunk, for every
+    micro-batch: what BETWEEN reads, where that does not wait for forward passes, which
+    compute it again. UPDATE: once, after them, in rounds.
+    """
 
     START = "start"
     AHEAD = "ahead"
@@ -57,16 +60,16 @@ PER_MICRO_BATCH = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedTask:
-    """One program that a group runs.
+    """One program that a submesh runs.
 
     Attributes:
-      kind: what it is.
-      group: which.
+      kind: its kind.
+      group: index of the submesh.
       place: the chunk of tasks that run for every micro-batch, the round of an UPDATE.
-      reads, makes: values, in the order of arguments and results of `run`.
-      run: a function of flat arrays, to be traced. Of a forward pass it marks
-        (`_compat.tagged`) what it runs of the forward ops of a micro-batch with their
-        positions in `Sides.forward`.
+      reads, makes: keys of the arguments and results of `run`, in order.
+      run: a function of flat arrays, to be traced. In forward passes it tags
+        (`_compat.tagged`) the forward ops of a micro-batch with their positions in
+        `Sides.forward`.
     """
 
     kind: TaskKind
@@ -89,12 +92,12 @@ class StagedTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskSend:
-    """A value that tasks of another group read.
+    """A value that one submesh sends to another.
 
     Attributes:
-      key: what.
-      source, target: groups.
-      kind, place: of the task of the source that makes it.
+      key: the value.
+      source, target: submeshes.
+      kind, place: of the task of the source that computes it.
     """
 
     key: ValueKey
@@ -105,7 +108,7 @@ class TaskSend:
 
 
 def received(sends: Iterable[TaskSend], group: int) -> frozenset[ValueKey]:
-    """See `StagedStep.received`."""
+    """Return `StagedStep.received` from sends alone."""
     return frozenset(
         s.key
         for s in sends
@@ -117,21 +120,21 @@ def received(sends: Iterable[TaskSend], group: int) -> frozenset[ValueKey]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedStep:
-    """All that runs in a step.
+    """All tasks of a step, and what is sent between them.
 
     Attributes:
-      groups: how many.
-      chunks: of every chunk its group.
-      micro_batches: how many.
-      tasks: of every group, each after those of it whose results it reads.
-      sends: between groups.
-      home: of every input of the step, the group that takes it.
-      copies: (input, group): read there too.
-      outputs: of every result of the step: its group and its key; None where it is a
+      groups: number of submeshes.
+      chunks: for every chunk its submesh.
+      micro_batches: number of micro-batches.
+      tasks: for every submesh, each after those whose results it reads.
+      sends: between submeshes.
+      home: for every input of the step, the submesh that takes it.
+      copies: (input, submesh): read there too.
+      outputs: for every result of the step its submesh and key; its value where it is a
         literal.
-      types: of every value, its shape and dtype (an abstract value of JAX).
-      offloaded: of every group, what its forward tasks leave for its backward tasks
-        that waits in the host's memory; empty where nothing does.
+      types: for every value, its shape and dtype (an abstract value of JAX).
+      offloaded: for every submesh, residuals of its forward tasks that are in host
+        memory until its backward tasks; empty where nothing is.
     """
 
     groups: int
@@ -146,12 +149,12 @@ class StagedStep:
     offloaded: tuple[frozenset[ValueKey], ...] = ()
 
     def waits_on_host(self, group: int) -> frozenset[ValueKey]:
-        """What of a micro-batch a group has in the host's memory in between."""
+        """Return residuals of a micro-batch that a submesh offloads to host memory."""
         return self.offloaded[group] if self.offloaded else frozenset()
 
     @property
     def offloading(self) -> tuple[int, ...]:
-        """Chunks whose forward tasks leave something there."""
+        """Chunks whose forward tasks offload something."""
         return tuple(
             task.place
             for group, of in enumerate(self.tasks)
@@ -162,21 +165,20 @@ class StagedStep:
 
     @property
     def met(self) -> tuple[TaskSend, ...]:
-        """What is sent when all forward passes are done, for tasks between these and
-        backward passes."""
+        """Values sent when all forward passes are done, for BETWEEN tasks."""
         between = (t for of in self.tasks for t in of if t.kind is TaskKind.BETWEEN)
         wanted = {(key, task.group) for task in between for key in task.reads}
         return tuple(s for s in self.sends if (s.key, s.target) in wanted)
 
     def sent(self, group: int) -> tuple[ValueKey, ...]:
-        """What others read that a group makes."""
+        """Return the values that a submesh sends to others."""
         return tuple(dict.fromkeys(s.key for s in self.sends if s.source == group))
 
     def received(self, group: int) -> frozenset[ValueKey]:
-        """Of a micro-batch, what forward passes of other groups make and it reads."""
+        """Return what forward passes of others send to a submesh, per micro-batch."""
         return received(self.sends, group)
 
     def inputs(self, group: int) -> tuple[ValueKey, ...]:
-        """Inputs of the step that tasks of a group read."""
+        """Return the inputs of the step that tasks of a submesh read."""
         made = {key for task in self.tasks[group] for key in task.reads}
         return tuple(sorted(k for k in made if k.kind is ValueKind.INPUT))

@@ -1,4 +1,4 @@
-"""Tasks after the micro-batches: what each group does in each round."""
+"""UPDATE tasks, after the micro-batches: what each submesh runs in each round."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ hide_frames(__file__)
 
 
 def updates(apart: Apart, names: ValueNames, after: After) -> list[StagedTask]:
-    """The tasks, in the order of their rounds.
+    """Return the UPDATE tasks, in the order of their rounds.
 
     Args:
       apart: the step.
-      names: of its values.
+      names: keys of its values.
       after: which equations run where.
     """
     results = {v for v in names.after.outputs if v is not None}
-    # What micro-batches left may be a result as it is, but for its type.
+    # An accumulated output may be a result itself, up to its type.
     left = {v for v in results if names.is_left(v)}
     turns = {*after.equations, *((after.home(v), 0) for v in left)}
     found = []
