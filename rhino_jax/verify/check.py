@@ -139,8 +139,9 @@ def check(
 
 
 def _of_stages(plan: PlanData) -> tuple[Transform, ...]:
-    """Return the plan's passes with the pipeline's micro-batches as one more.  Empty
-    where no statistics are computed per micro-batch.
+    """Return the plan's passes with the pipeline's micro-batches as one more.
+
+    Empty where no statistics are computed per micro-batch.
     """
     pipeline = plan.pipeline
     if pipeline is None or not pipeline.per_microbatch:

@@ -20,6 +20,7 @@ TOLERANCES = {
     "bfloat16": 5e-2,
 }
 """Largest `ComparedLeaf.relative` that another order of summation may cause, by dtype.
+
 Integers, bools and random keys must be equal.
 """
 
@@ -33,9 +34,10 @@ NOISE = 1e-8
 """Absolute differences up to this are rounding errors of a zero."""
 
 ROUNDINGS = 8.0
-"""A planned run may differ by this multiple of the rounding noise of one device: the
-difference of two runs there, one of which rounds to 16 bits between all ops. The
-planned run rounds the partial sums of devices, too.
+"""Multiple of one device's rounding noise by which a planned run may differ.
+
+The noise is the difference of two runs on one device, one of which rounds to 16 bits
+between all ops. The planned run rounds the partial sums of devices, too.
 """
 
 
@@ -155,7 +157,7 @@ def _rounding(single: np.ndarray, rounded: Any) -> float:
 
 
 def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
-    """Return this process's shards of an array and their indices, every element once."""
+    """Return this process's shards of an array with indices, every element once."""
     if planned.is_fully_addressable:
         return [((slice(None),) * planned.ndim, planned)]
     seen: dict[str, tuple[tuple[slice, ...], Any]] = {}
@@ -165,7 +167,7 @@ def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
 
 
 def _scale(whole: np.ndarray) -> float:
-    """Return the largest finite magnitude of an array; 0 for integers and bools."""
+    """Return an array's largest finite magnitude; 0 for integers and bools."""
     if whole.dtype.kind in "biu" or not whole.size:
         return 0.0
     size = np.abs(_wide(whole))

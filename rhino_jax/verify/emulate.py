@@ -37,10 +37,9 @@ _THREADS_PER_DEVICE = 4
 
 
 def emulated_mesh(mesh_axes: Mapping[str, int] | Sequence[tuple[str, int]]) -> Mesh:
-    """Return a mesh of CPU devices to compile for, with Auto axes.  This process's own
-    devices where there are enough, in the order of `jax.make_mesh`.
+    """Return a mesh of CPU devices to compile for, with Auto axes.
 
-    This process's own where they are enough, in the order of `jax.make_mesh`.
+    This process's own devices where there are enough, in the order of `jax.make_mesh`.
 
     Args:
       mesh_axes: axis name → size, major first.

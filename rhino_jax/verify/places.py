@@ -1,4 +1,4 @@
-"""Choose the mesh that a plan is compiled for: real, compile-only or emulated devices."""
+"""Choose what a plan is compiled for: real, compile-only or emulated devices."""
 
 from __future__ import annotations
 

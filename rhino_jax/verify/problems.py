@@ -36,7 +36,7 @@ def problems_of(
     planned: Iterable[Collective],
     repeated_sums: Sequence[RepeatedSum] = (),
 ) -> list[str]:
-    """Return the reasons why a plan does not hold, as sentences; see `Verification.ok`."""
+    """Return why a plan does not hold, as sentences; see `Verification.ok`."""
     budget = plan.memory_budget_bytes
     if out_of_memory is not None or compiled is None:
         needed = None if out_of_memory is None else out_of_memory.needed_bytes

@@ -31,11 +31,9 @@ Judge = Callable[[PlanData], Reading]
 
 def judge_of(traced: Traced, what: str, target: Target) -> Judge:
     """Return a judge that compiles plans of a traced function for their own hardware.
+
     It compiles on the plan's own mesh where its devices are of that kind, else on a
     compile-only one. Plans that lower to the same program are compiled once.
-
-    On the plan's own mesh where its devices are of that kind, else on a compile-only
-    one. Plans that make the same program are compiled once.
     """
     known: dict[str, Compilation] = {}
 
@@ -62,8 +60,7 @@ MARGIN = 0.97
 """Safety factor on the smaller budget that a new plan is made for."""
 
 MAX_TIGHTER = 2
-"""How many new plans with a smaller budget are made where nothing fits once compiled.
-"""
+"""How many plans with a smaller budget are tried where nothing fits once compiled."""
 
 
 def refine(
@@ -73,12 +70,10 @@ def refine(
     plan_within: Callable[[int], PlanCandidate | None],
     deadline: float = math.inf,
 ) -> PlanData:
-    """Return the candidate with the fastest compiled program within the budget.  Where
-    none fits once compiled, plans for a smaller budget are tried: smaller by the ratio
-    of compiled to predicted peak memory.
+    """Return the candidate with the fastest compiled program within the budget.
 
-    Where none fits once compiled, plans for a smaller budget are tried: smaller by
-    what the compiler needed beyond the prediction.
+    Where none fits once compiled, plans for a smaller budget are tried: smaller by the
+    ratio of compiled to predicted peak memory.
 
     Args:
       candidates: plans, the most promising first; at least one.
@@ -132,9 +127,7 @@ def _compiled(
     budget_bytes: int,
     deadline: float,
 ) -> tuple[Seen, list[str]]:
-    """Compile the candidates; return those that compile, and notes on compiler
-    failures.
-    """
+    """Return the candidates that compile, and notes on compiler failures."""
     seen: Seen = []
     failures: list[str] = []
     first: Exception | None = None

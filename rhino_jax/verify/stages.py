@@ -158,9 +158,7 @@ def own_bytes(
 
 
 def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
-    """Return the cost of a chunk with its tasks as compiled; its residuals are as
-    planned.
-    """
+    """Return a chunk's cost with its tasks as compiled and residuals as planned."""
     seconds: Mapping[TaskKind, float] = {
         kind: sum(c.predicted.step_time_s for c in tasks if c.task.kind is kind)
         for kind in TaskKind

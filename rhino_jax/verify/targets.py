@@ -33,13 +33,10 @@ _WHAT = "`compile_target`"
 
 def compile_target(name: str | Path, mesh: Any = None) -> Mesh:
     """Return a mesh of devices that programs can be compiled for, but not run on.
+
     Needs no such hardware, only its compiler: `pip install 'rhino_jax[tpu]'` or
     `'rhino_jax[gpu]'`. Without an accelerator, set JAX_PLATFORMS=cpu, or JAX warns at
     start that these plugins find none, which is harmless.
-
-    Needs no such hardware, only its compiler: `pip install 'rhino_jax[tpu]'` or
-    `'rhino_jax[gpu]'`. Where there is no accelerator, set JAX_PLATFORMS=cpu, or JAX
-    complains when it starts that these plugins find none; nothing else comes of it.
 
     Args:
       name: hardware with its topology, as for `load_target`: "v5e:4x4" (chips),

@@ -1,6 +1,4 @@
-"""Choose the usual topology for a number of devices, among those that can be compiled
-for.
-"""
+"""Choose the usual topology for a number of devices."""
 
 from __future__ import annotations
 
@@ -27,16 +25,12 @@ def devices_per_chip(target: Target) -> int:
 
 def topology_for(hardware: str | Path, num_devices: int) -> str:
     """Return the name of hardware with its usual topology for a number of devices.
+
     TPU: of the slices that libtpu can describe, one with wrap-around links in all dims
     if there is one, then the most cubic, then the one on fewest hosts: ("v5e", 16) →
     "v5e:4x4", ("v5p", 16) → "v5p:2x2x4". More devices than one slice has use the fewest
     slices. GPU: as many GPUs per host as divide the number evenly: ("h100", 64) →
     "h100:8x8".
-
-    TPU: of the slices that libtpu can describe, one with rings in all dims if there is
-    one, then the most cubic, then the one on fewest hosts: ("v5e", 16) → "v5e:4x4",
-    ("v5p", 16) → "v5p:2x2x4". What one slice cannot hold, the fewest slices do. GPU:
-    hosts as full as they can be evenly: ("h100", 64) → "h100:8x8".
 
     Args:
       hardware: a name or file without its topology, as for `load_target`.
@@ -73,9 +67,7 @@ def _hosts(target: Target, num_devices: int) -> tuple[int, ...] | None:
 
 
 def _slices(torus: Tier, chip_devices: int, num_devices: int) -> tuple[int, ...] | None:
-    """Return the number of slices, if there are several, and each slice's dims in
-    chips.
-    """
+    """Return the number of slices, if several, and each slice's dims in chips."""
     chips = num_devices // chip_devices
     largest = chips if torus.size is None else torus.size // chip_devices
     if chips <= largest:

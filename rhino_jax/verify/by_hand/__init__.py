@@ -1,5 +1,4 @@
-"""Programs that their users sharded by hand: their communication and memory use, next
-to rhino's plan of the same function.
+"""Audit programs that their users sharded by hand, and compare them with rhino's plan.
 
 In: a function with shardings, constraints or `shard_map`, and its arguments.
 Out: `audit.AuditData`.

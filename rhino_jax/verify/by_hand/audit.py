@@ -39,8 +39,7 @@ from rhino_jax.verify.verification import VerificationData, verification_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditData:
-    """Communication, memory use and time of a hand-sharded program, next to rhino's
-    plan.
+    """Cost and memory use of a hand-sharded program, next to rhino's plan.
 
     Attributes:
       program_name: name of the audited function.
@@ -85,8 +84,7 @@ class AuditData:
 
     @property
     def gain(self) -> float | None:
-        """Step time of the unchanged program ÷ step time of rhino's plan, both as
-        compiled.
+        """Compiled step time of the unchanged program ÷ that of rhino's plan.
 
         Above 1, rhino's is faster; infinite where only rhino's fits, 0 where only the
         user's does; None where neither does or there is no plan.
@@ -112,8 +110,7 @@ def audit(
     memory_budget_bytes: int | None,
     **calling: Any,
 ) -> AuditData:
-    """Compile a hand-sharded program unchanged, read its HLO, and compare it with a
-    plan.
+    """Compile a hand-sharded program unchanged and compare it with rhino's plan.
 
     See `rhino.audit`, which documents the arguments.
 
@@ -196,8 +193,10 @@ def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culpri
 def _with_rhino(
     program: HandSharded, parameters: Parameters, planner: Planner, place: CompilePlace
 ) -> tuple[PlanData | None, VerificationData | None, list[str]]:
-    """Plan the same function on the same mesh and compile it.  Returns rhino's plan,
-    its verification (both None where there is no plan), and notes.
+    """Plan the same function on the same mesh and compile it.
+
+    Returns rhino's plan, its verification (both None where there is no plan), and
+    notes.
     """
     free = replace(parameters, fn=without_constraints(parameters.fn))
     sharded = ShardedFunction(free, planner, program.mesh, "`rhino.audit`")

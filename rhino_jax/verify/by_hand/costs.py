@@ -74,7 +74,7 @@ def costs_of(
 def why(
     collective: Collective, evidence: Evidence, culprits: Culprits | None = None
 ) -> str:
-    """Explain a collective by the sharding that causes it, as far as its op name tells."""
+    """Explain a collective by the sharding that causes it, as its op name tells."""
     (entry,) = Ledger.of([collective]).entries
     found = rematerialisation_of(entry, evidence)
     if found:
@@ -133,8 +133,7 @@ def _broadcast(axes: str, by: str, where: str) -> str:
 
 
 _ASKED_FOR = ("all-gather", "all-to-all", "collective-permute")
-"""Kinds that a sharding choice requests; a reduction follows from the contracted dims.
-"""
+"""Kinds that a sharding requests; a reduction follows from the contracted dims."""
 
 _SENTENCES = {
     "all-gather": _all_gather,

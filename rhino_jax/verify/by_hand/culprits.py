@@ -185,8 +185,9 @@ def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, 
 
 
 def _line(op: Op, eqn: Any) -> str:
-    """Return the source line of a constraint, and its caller's line.  As `layers.py:12
-    (pin), from gpt.py:70 (mlp)`: users write constraints in helpers.
+    """Return the source line of a constraint, and its caller's line.
+
+    As `layers.py:12 (pin), from gpt.py:70 (mlp)`: users write constraints in helpers.
     """
     frames = [
         str(Source(cell_of(file), line, function.rsplit("<locals>.", 1)[-1]))

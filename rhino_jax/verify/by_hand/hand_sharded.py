@@ -93,8 +93,8 @@ def _own_meshes(
 
 
 def _shape_of(x: Any, mesh: Mesh) -> Any:
-    """Return the `jax.ShapeDtypeStruct` of an array, with its sharding; other leaves
-    unchanged.
+    """Return an array's `jax.ShapeDtypeStruct` with its sharding; other leaves as
+    is.
     """
     if not is_array(x):
         return x
@@ -108,7 +108,7 @@ def _shape_of(x: Any, mesh: Mesh) -> Any:
 
 
 def _jitted(parameters: Parameters) -> Any:
-    """Return a `jax.jit` object with the static and donated arguments of `parameters`."""
+    """Return a `jax.jit` object with the parameters' static and donated arguments."""
     static_nums, static_names = _numbers_and_names(parameters, parameters.static)
     donate_nums, donate_names = _numbers_and_names(parameters, parameters.donated)
     return jax.jit(

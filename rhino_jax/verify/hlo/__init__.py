@@ -1,4 +1,4 @@
-"""Reading compiled HLO: what a program moves, holds, computes and takes.
+"""Read compiled HLO: a program's collectives, memory use, work and step time.
 
 In: `records.Compilation`, with the text of a compiled program, and a `Target`.
 Out: `records.Reading`: collectives, memory and predicted seconds of what was compiled.

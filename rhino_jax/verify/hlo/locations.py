@@ -22,7 +22,7 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
 def source_of(metadata: str, frames: Mapping[int, str]) -> str:
-    """The user's line in an instruction's metadata, or empty."""
+    """Return the user's source line in an instruction's metadata, or empty."""
     frame = _FRAME.search(metadata)
     if frame is not None and int(frame.group(1)) in frames:
         return frames[int(frame.group(1))]
@@ -36,7 +36,7 @@ _TABLE_ROW = re.compile(r"^(\d+) (.*)$")
 
 
 def parse_frames(lines: Sequence[str]) -> dict[int, str]:
-    """The tables of stack frames at the head of a module, as `file.py:12 (f)`."""
+    """Parse the stack frame tables at the head of a module into `file.py:12 (f)`."""
     tables: dict[str, dict[int, str]] = {}
     current: dict[int, str] | None = None
     for line in lines:
@@ -62,9 +62,12 @@ def parse_frames(lines: Sequence[str]) -> dict[int, str]:
 def _users_line(
     number: int, frames: Mapping[int, tuple[tuple[str, str] | None, str]]
 ) -> str:
-    """The line of the innermost frame that is no library's, such as optax's; of the
-    frame itself where all are. Empty for what applies a plan to an argument: the line
-    around that is where the program is lowered, not a line of the program."""
+    """Return the source line of the innermost frame outside libraries such as optax.
+
+    Where all frames are in libraries, it is the line of the frame itself. Empty for
+    what applies a plan to an argument: the line around that is where the program is
+    lowered, not a line of the program.
+    """
     at = number
     while at in frames:
         place, row = frames[at]
@@ -79,7 +82,7 @@ def _users_line(
 
 
 def _place(row: str, tables: Mapping[str, Mapping[int, str]]) -> tuple[str, str]:
-    """The file of a location, and its line as `file.py:12 (f)`."""
+    """Return the file of a location, and its line as `file.py:12 (f)`."""
     file = tables.get("FileNames", {}).get(_field(row, "file_name_id"), "")
     name = tables.get("FunctionNames", {}).get(_field(row, "function_name_id"), "")
     file, name = file.strip('"'), name.strip('"').rsplit(".", 1)[-1]

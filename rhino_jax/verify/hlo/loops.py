@@ -1,10 +1,10 @@
-"""How often a compiled loop runs.
+"""Compute the trip counts of compiled loops.
 
-The compiler often says so (`known_trip_count`). Where it does not (XLA:TPU), the
-count follows from the loop itself: the bound in the condition, the initial value of
-the counter and its step (2 after unrolling by two), each of them a constant, or an
-element of the state of this loop or of one around it that no run changes. A loop
-whose count depends on data counts as it was planned with, else by its bound.
+The compiler often states the count (`known_trip_count`). Where it does not (XLA:TPU),
+the count follows from the loop itself: the bound in the condition, the initial value of
+the counter and its step (2 after unrolling by two), each of them a constant, or a
+loop-invariant element of the state of this loop or of one around it. A loop whose count
+depends on data counts as it was planned with, else by its bound.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)'
 _PASSES = ("copy", "bitcast", "convert", "reshape", "copy-done", "copy-start")
 _CALLS = ("fusion", "call")
 _WHILE = re.compile(r"(?:^|/)while(?:\[[^/]*)?$")
-"""How the name of a `lax.while_loop` ends."""
+"""Matches the end of the op name of a `lax.while_loop`."""
 _MAX_STEPS = 100
 
 
 def trips_of(
     module: Module, caller: Computation, loop: Instruction
 ) -> tuple[int, bool]:
-    """Return how often a `while` counts, and whether the program determines that.
+    """Return the trip count of a `while`, and whether it is independent of data.
 
-    One that data may end has the count that it was planned with, or its bound, or 1.
+    A loop that data may end has the count that it was planned with, or its bound, or 1.
     """
     count = trip_count(module, caller, loop)
     if count is not None:
         return count, True
     planned: frozenset[int] = frozenset()
-    if _WHILE.search(loop.op_name):  # not a loop that the compiler made of another op
+    if _WHILE.search(loop.op_name):  # not a loop that the compiler generated
         planned = module.while_trips.get(loop.source, planned)
     if len(planned) != 1 and (bound := _bound(module, caller, loop)) is not None:
         return bound, False
@@ -42,7 +42,7 @@ def trips_of(
 
 
 def _bound(module: Module, caller: Computation, loop: Instruction) -> int | None:
-    """Return the least count by any of the comparisons that must all hold."""
+    """Return the smallest count of the comparisons that the loop condition conjoins."""
     condition = module.computations.get(loop.attribute("condition"))
     if condition is None:
         return None
@@ -57,7 +57,7 @@ def _bound(module: Module, caller: Computation, loop: Instruction) -> int | None
 
 
 def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | None:
-    """How often a `while` runs its body, or None where that depends on data."""
+    """Return the trip count of a `while`, or None where it depends on data."""
     known = _KNOWN.search(loop.attributes)
     if known is not None:
         return int(known.group(1))
@@ -71,7 +71,7 @@ def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | 
 def _counted(
     module: Module, caller: Computation, loop: Instruction, test: _At
 ) -> int | None:
-    """Return how often a comparison holds, or None where that depends on data."""
+    """Return how many trips a comparison holds, or None where that depends on data."""
     body = module.computations.get(loop.attribute("body"))
     if body is None:
         return None
@@ -97,7 +97,7 @@ _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
 def _count(direction: str, start: int, bound: int, step: int) -> int | None:
-    """Runs of `for (i = start; i direction bound; i += step)`."""
+    """Return the trips of `for (i = start; i direction bound; i += step)`, or None."""
     if direction in ("GT", "GE"):
         start, bound, step = -start, -bound, -step
         direction = "LT" if direction == "GT" else "LE"
@@ -113,7 +113,7 @@ def _count(direction: str, start: int, bound: int, step: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """An instruction, and what the parameters around it stand for."""
+    """An instruction, with the call arguments bound to its computation's parameters."""
 
     computation: Computation
     name: str
@@ -135,7 +135,7 @@ class _At:
 
     @property
     def loop_index(self) -> int | None:
-        """Which element of the loop's state this is, inside condition or body."""
+        """Index of this loop-state element, inside condition or body; else None."""
         if self.arguments is not None:
             return None
         if self.instruction.opcode == "parameter":
@@ -148,7 +148,7 @@ class _At:
 
 
 def _settle(module: Module, at: _At) -> _At:
-    """Follow copies, fusions and tuples to the instruction that makes a value."""
+    """Follow copies, fusions and tuples to the instruction that defines a value."""
     for _ in range(_MAX_STEPS):
         instruction = at.instruction
         if instruction.opcode in _PASSES:
@@ -170,10 +170,9 @@ def _settle(module: Module, at: _At) -> _At:
 
 
 def _constant(module: Module, at: _At | None) -> int | None:
-    """The number that a settled value always is, or None.
+    """Return the constant integer of a settled value, or None.
 
-    An element of a loop's state that the body hands on unchanged is what the loop
-    was started with.
+    An element of a loop's state that the body returns unchanged has its initial value.
     """
     for _ in range(_MAX_STEPS):
         if at is None or at.constant is not None:
@@ -193,7 +192,7 @@ def _constant(module: Module, at: _At | None) -> int | None:
 
 
 def _settle_tuple(module: Module, at: _At) -> _At | None:
-    """What a get-tuple-element takes out of a tuple that is in sight, or None."""
+    """Return the element that a get-tuple-element takes of a known tuple, or None."""
     source = at.to(at.instruction.operands[0])
     if source.instruction.opcode == "parameter" and source.arguments is None:
         return None
@@ -201,7 +200,7 @@ def _settle_tuple(module: Module, at: _At) -> _At | None:
 
 
 def _element(module: Module, at: _At, index: int) -> _At | None:
-    """Element `index` of a tuple, settled; the value itself where it is no tuple."""
+    """Return element `index` of a tuple, settled, or the value if it is no tuple."""
     settled = _settle(module, at)
     if settled.instruction.opcode == "tuple":
         return _settle(module, settled.to(settled.instruction.operands[index]))
@@ -209,7 +208,7 @@ def _element(module: Module, at: _At, index: int) -> _At | None:
 
 
 def _step(module: Module, body: Computation, counter: int) -> int | None:
-    """By how much one run of the body moves the counter."""
+    """Return the increment of the counter by one run of the body, or None."""
     new = _element(module, _At(body, body.root), counter)
     if new is None or new.instruction.opcode not in ("add", "subtract"):
         return None

@@ -1,6 +1,6 @@
-"""A reader of HLO text: computations, instructions, and the user's source lines.
+"""Parse HLO text into computations and instructions with the user's source lines.
 
-Reads what `compiled.as_text()` prints for CPU, TPU and GPU, no more of it than
+Reads what `compiled.as_text()` prints for CPU, TPU and GPU, and no more of it than
 verification needs: names, opcodes, types, operands and the text of attributes.
 """
 
@@ -20,12 +20,12 @@ class Instruction:
 
     Attributes:
       name: without `%`.
-      opcode: as `all-reduce-start`.
-      type: the result's type, layouts and all.
+      opcode: HLO opcode, as `all-reduce-start`.
+      type: type of the result, with layouts.
       operands: names of the operands; for a constant or parameter, its text.
-      attributes: text behind the operands, metadata taken out.
+      attributes: text after the operands, without metadata.
       op_name: JAX's name of the operation, as `jit(f)/while/body/dot_general`.
-      source: the user's line, as `train.py:41 (loss)`.
+      source: the user's source line, as `train.py:41 (loss)`.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result on one device; of all parts, if it is a tuple."""
+        """Bytes of the result on one device; the sum over all elements of a tuple."""
         return type_bytes(self.type)
 
     def attribute(self, name: str) -> str:
-        """Text of a simple attribute (a name or number), or empty."""
+        """Return the text of a simple attribute (a name or number), or empty."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return found.group(1) if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """A function of the module.
+    """A computation of the module.
 
     Attributes:
       name: without `%`.
@@ -65,7 +65,7 @@ class Computation:
         return iter(self.instructions.values())
 
     def users(self) -> dict[str, list[Instruction]]:
-        """Who reads each instruction's result, in printed order."""
+        """Return the users of each instruction's result, in printed order."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self:
             for name in dict.fromkeys(instruction.operands):
@@ -80,12 +80,14 @@ class Module:
 
     Attributes:
       computations: by name.
-      entry: name of the computation that is run.
-      num_partitions: devices that it runs on.
+      entry: name of the entry computation.
+      num_partitions: number of devices that the program runs on.
       is_scheduled: whether the printed order is the run order.
       loops: body or condition of a `while` → (computation, name) of the `while`;
+        without computations that several loops share.
         without those that several share.
-      while_trips: the user's line of a loop that data may end → trip counts that it
+      while_trips: source line of a loop that data may end → trip counts that it was
+        planned with.
         was planned with.
     """
 
@@ -103,7 +105,7 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
 
 
 def type_bytes(text: str) -> int:
-    """Bytes of a type as HLO prints it: `f32[8,128]{1,0}`, or a tuple of such."""
+    """Return the bytes of a printed HLO type: `f32[8,128]{1,0}`, or a tuple of such."""
     return sum(_array_bytes(name, dims) for name, dims in _ARRAY.findall(text))
 
 
@@ -132,7 +134,7 @@ _OPENS = re.compile(r"[(\[{]")
 
 
 def parse_module(text: str) -> Module:
-    """Read a module's text.
+    """Parse the text of an HLO module.
 
     Raises:
       ValueError: the text is no HLO module, or has no entry computation.
@@ -159,7 +161,7 @@ def parse_module(text: str) -> Module:
             found = _INSTRUCTION.match(line)
             if found is not None:
                 body[found.group(2)] = _instruction(found, frames)
-                # Without a mark, the last one is the root.
+                # Without a ROOT mark, the last instruction is the root.
                 is_root = found.group(1) or not has_mark
                 has_mark = has_mark or bool(found.group(1))
                 root = found.group(2) if is_root else root
@@ -217,7 +219,7 @@ def _instruction(found: re.Match[str], frames: Mapping[int, str]) -> Instruction
 
 
 def _type_end(text: str) -> int:
-    """Where a type at the start of the text ends."""
+    """Return the end position of the type at the start of the text."""
     if text.startswith("("):
         return _close(text, 0) + 1
     space = text.find(" ")
@@ -228,7 +230,7 @@ _BRACKET = re.compile(rf"{_QUOTED}|[()]")
 
 
 def _close(text: str, start: int) -> int:
-    """Position of the parenthesis that closes the one at `start`."""
+    """Return the position of the parenthesis that closes the one at `start`."""
     depth = 0
     for found in _BRACKET.finditer(text, start):
         if found.group() == "(":
@@ -241,7 +243,7 @@ def _close(text: str, start: int) -> int:
 
 
 def _operand_names(text: str) -> Iterator[str]:
-    """Names in an operand list, with or without their types before them."""
+    """Yield the names in an operand list, with or without types before them."""
     text = _COMMENT.sub("", text)
     if not _OPENS.search(text):
         yield from (
@@ -271,7 +273,7 @@ _CALLED_MANY = re.compile(
 
 
 def called_names(instruction: Instruction) -> list[str]:
-    """Names of the computations that an instruction runs."""
+    """Return the names of the computations that an instruction calls."""
     names = _CALLED.findall(instruction.attributes)
     for many in _CALLED_MANY.findall(instruction.attributes):
         names += [x.strip().lstrip("%") for x in many.split(",") if x.strip()]

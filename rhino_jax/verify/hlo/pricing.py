@@ -1,4 +1,4 @@
-"""What a plan's collectives would take on the hardware that is compiled for."""
+"""Estimate the seconds of a plan's collectives on the hardware that is compiled for."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def priced(
     mesh_axes: Sequence[tuple[str, int]],
     target: Target,
 ) -> tuple[AnyCollective, ...]:
-    """The same collectives with the seconds that they take on a target.
+    """Return collectives with their estimated seconds on a target.
 
-    A plan for a TPU that is compiled for emulated CPU devices is compared in the
-    time of those.
+    A plan for a TPU that is compiled for emulated CPU devices is compared in CPU
+    seconds.
 
     Args:
       collectives: records with bytes on the wire.

@@ -1,10 +1,9 @@
-"""How near a compiled program comes to the hardware's peak rates.
+"""Measure how near a compiled program comes to the hardware's peak rates.
 
-Where the compiler estimates cycles (XLA:TPU), work that arithmetic bounds at peak
-rates and work that memory bounds are added up apart, at peak rates and as estimated
-without the start of a kernel; their ratios are the efficiencies of the roofline
-(Williams, Waterman, Patterson, CACM 2009). For any compiler: how much of the
-collectives' time compute hides.
+Where the compiler estimates cycles (XLA:TPU), compute-bound and memory-bound work are
+summed separately, at peak rates and as estimated without kernel launch time; their
+ratios are the efficiencies of the roofline (Williams, Waterman, Patterson, CACM 2009).
+For any compiler: the share of the collectives' time that overlaps with compute.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from rhino_jax.verify.hlo.work.program import InstructionWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Seconds per device and step.
+    """Seconds per device and step, at peak rates and as the compiler estimates.
 
     Attributes:
-      matmul_peak_s, matmul_s: of work that arithmetic bounds, at peak FLOP/s and as
-        the compiler estimates; zero where it estimates nothing.
-      memory_peak_s, memory_s: of work that memory bounds, at peak bandwidth and as
+      matmul_peak_s, matmul_s: time of compute-bound work, at peak FLOP/s and as the
+        compiler estimates; zero where it estimates nothing.
+      memory_peak_s, memory_s: time of memory-bound work, at peak bandwidth and as
         estimated; likewise.
-      hidden_s: of collectives that run behind compute.
+      hidden_s: time of collectives that overlaps with compute.
     """
 
     matmul_peak_s: float = 0.0
@@ -42,13 +41,13 @@ def rates_of(
     collectives_s: float,
     exposed_s: float,
 ) -> Rates:
-    """The rates of one program.
+    """Compute the rates of one program.
 
     Args:
-      items: its work.
+      items: work of the program's instructions.
       target: the hardware.
       collectives_s: seconds of all its collectives.
-      exposed_s: what of them adds to the step.
+      exposed_s: seconds of collectives that add to the step time.
     """
     sums = {"matmul": [0.0, 0.0], "memory": [0.0, 0.0]}
     for work in items:

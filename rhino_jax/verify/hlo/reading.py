@@ -1,4 +1,4 @@
-"""All that is read of one compiled program."""
+"""Read everything that verification needs from one compiled program."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def read_compiled(
     *,
     while_loops: Iterable[WhileLoop] = (),
 ) -> Reading:
-    """Read what a compiled program moves, holds and takes, per device and step.
+    """Read a compiled program's collectives, memory use and time, per device and step.
 
     Args:
-      compilation: the program, or why there is none.
+      compilation: the compiled program, or its out-of-memory error.
       mesh_axes: (name, size) of every mesh axis, major first.
-      target: the hardware that gives work its time.
+      target: the hardware whose rates turn work into seconds.
       device_ids: see `read_collectives`.
-      while_loops: trip counts of loops that data may end, as of the plan.
+      while_loops: the plan's trip counts of loops that data may end.
     Returns:
-      The reading. Of a program that does not fit, `compiled` holds the bytes that
-      it needs (one more than there are, where the compiler does not say) and an
+      The reading. For a program that does not fit, `compiled` has the bytes that it
+      needs (one more than the device's, where the compiler does not say) and an
       infinite time, and there are no collectives.
     Raises:
       MeshError: the program runs on other devices than the mesh's.
@@ -101,7 +101,7 @@ def read_compiled(
 
 
 def _module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Module:
-    """Return the program, with the trip counts of loops that data may end."""
+    """Parse the program, with the planned trip counts of loops that data may end."""
     trips: dict[str, frozenset[int]] = {}
     for loop in while_loops:
         trips[loop.source] = trips.get(loop.source, frozenset()) | {loop.trip_count}
@@ -111,7 +111,7 @@ def _module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Mo
 def _alone(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Module:
-    """A program that runs one instruction, once, on arguments."""
+    """Return a module that runs one instruction, once, on parameters."""
     instructions = {
         name: replace(
             computation.instructions[name],
@@ -121,7 +121,7 @@ def _alone(
         )
         for i, name in enumerate(instruction.operands)
     }
-    # Nameless, so that it stands for itself and not for a part of something.
+    # Without an op name, so that it is not taken for a part of a windowed einsum.
     instructions[instruction.name] = replace(instruction, op_name="")
     entry = Computation(computation.name, instructions, instruction.name)
     return replace(
@@ -136,9 +136,9 @@ _ADVICE = re.compile(r"\s*As the last resort, SPMD will replicate.*$")
 
 
 def _rematerialised(messages: str) -> Iterator[str]:
-    """The compiler's lines on involuntary rematerialisation, each once.
+    """Yield the compiler's messages on involuntary rematerialisation, each once.
 
-    A line names the shardings, the operation and its metadata; the time stamp before
+    A message names the shardings, the operation and its metadata; the time stamp before
     and the advice after are left out.
     """
     seen: set[str] = set()

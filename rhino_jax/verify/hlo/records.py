@@ -1,4 +1,4 @@
-"""What is read of a compiled program, as plain records."""
+"""Plain records of what is read from a compiled program."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rhino_jax.verify.hlo.rates import Rates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What the compiler says one device holds, in bytes.
+    """The compiler's memory statistics, bytes per device.
 
     Source: `jax.stages.Compiled.memory_analysis()`.
 
     Attributes:
-      argument_bytes: arguments.
-      output_bytes: results, those that reuse an argument's buffer included.
-      alias_bytes: results that reuse an argument's buffer.
-      temp_bytes: everything else that the program allocates.
-      peak_bytes: largest sum of what is held at one time.
+      argument_bytes: bytes of arguments.
+      output_bytes: bytes of results, those aliased to an argument's buffer included.
+      alias_bytes: bytes of results that are aliased to an argument's buffer.
+      temp_bytes: bytes of all other allocations of the program.
+      peak_bytes: largest number of bytes that are live at one time.
     """
 
     argument_bytes: int
@@ -32,12 +32,12 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """The compiler's word that a program does not fit.
+    """The compiler's error that a program does not fit.
 
     Attributes:
-      needed_bytes: what the program would hold; None where it does not say.
-      available_bytes: what a device has; None where it does not say.
-      message: its own words, first lines.
+      needed_bytes: bytes that the program needs; None where the compiler does not say.
+      available_bytes: bytes that a device has; None where the compiler does not say.
+      message: first lines of the error message.
     """
 
     needed_bytes: int | None
@@ -47,16 +47,17 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilation:
-    """One compiled program, or why there is none.
+    """One compiled program, or its out-of-memory error.
 
     Attributes:
       platform: "cpu", "tpu" or "gpu".
-      hlo_text: the optimised, scheduled module; empty where it does not fit.
-      memory: None where the program does not fit.
-      out_of_memory: None where it fits.
+      hlo_text: text of the optimised, scheduled module; empty where it does not fit.
+      memory: the compiler's memory statistics; None where the program does not fit.
+      out_of_memory: the compiler's out-of-memory error; None where the program fits.
       messages: what the compiler wrote to stderr.
       seconds: wall time of compiling.
-      parameter_axes: of every parameter of the program, mesh axes that it is sharded
+      parameter_axes: mesh axes that each parameter is sharded over; empty where they
+        are not known.
         over; empty where this is not known.
     """
 
@@ -74,7 +75,7 @@ class CompiledCollective(Collective):
     """A collective of a compiled program.
 
     Attributes:
-      is_async: whether the compiler lets compute run beside it.
+      is_async: whether the compiler lets it overlap with compute.
     """
 
     is_async: bool = False
@@ -82,16 +83,18 @@ class CompiledCollective(Collective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a compiled program moves, holds and takes, per device and step.
+    """Collectives, memory use and time of a compiled program, per device and step.
 
     Attributes:
-      compiled: the same fields as a plan's prediction.
-      collectives: in run order.
-      rematerialised: the compiler's lines on values that it had to replicate in
+      compiled: the fields of a plan's prediction, as compiled.
+      collectives: collectives in run order.
+      rematerialised: the compiler's messages on values that it had to replicate in full
+        to change their sharding ("Involuntary full rematerialization").
         full to change their sharding ("Involuntary full rematerialization").
-      repeated_sums: sums over devices that count the same parts several times.
-      rates: how near it comes to the hardware's; None of a program that does not fit.
-      notes: what could not be read, in sentences.
+      repeated_sums: reductions over devices that add the same parts several times.
+      rates: rates compared with the hardware's peak; None where the program does not
+        fit.
+      notes: notes on what could not be read, as sentences.
     """
 
     compiled: Predicted

@@ -1,10 +1,10 @@
-"""A compiled program played through in the order that it was scheduled in.
+"""Simulate a compiled program in its scheduled order.
 
-Two things go on at a time: the device computes, and its links move one collective
-after another. A synchronous collective holds up both. An asynchronous one starts
-when it is reached and the links are free, and whoever awaits its end waits for it;
-so it hides behind the compute between its start and its end, and behind no other.
-A loop's body is played once and takes trips times as long.
+Two resources work at a time: the device computes, and its links run one collective
+after another. A synchronous collective blocks both. An asynchronous one starts when it
+is reached and the links are free, and its `-done` waits for it; so it overlaps with the
+compute between its start and its end, and with no other. A loop's body is simulated
+once and takes trips times as long.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ CollectiveSeconds = Callable[[Computation, Instruction], float]
 def played_s(
     module: Module, reader: WorkReader, collective_s: CollectiveSeconds
 ) -> float:
-    """Seconds from the first instruction to the last.
+    """Return the seconds from the first instruction to the last.
 
     Args:
       module: a scheduled program.
-      reader: of its work; its `seconds_of` times it.
-      collective_s: times its collectives.
+      reader: reads the program's work; its `seconds_of` gives the time.
+      collective_s: returns the seconds of one run of a collective.
     """
     return _Player(module, reader, collective_s).run(module.entry)
 
 
 @dataclass(slots=True)
 class _Clock:
-    """Where play has got to, in seconds.
+    """The simulated time, in seconds.
 
     Attributes:
-      now_s: the compute.
-      links_s: when the links are free again.
-      ends_s: asynchronous start → when its transfer ends.
+      now_s: time of the compute.
+      links_s: time at which the links are free again.
+      ends_s: asynchronous start → end time of its transfer.
     """
 
     now_s: float = 0.0
@@ -49,7 +49,7 @@ class _Clock:
     ends_s: dict[str, float] = field(default_factory=dict)
 
     def transfer(self, seconds: float) -> float:
-        """Move something as soon as the links are free; returns when it ends."""
+        """Start a transfer as soon as the links are free; return its end time."""
         self.links_s = max(self.now_s, self.links_s) + seconds
         return self.links_s
 
@@ -57,7 +57,7 @@ class _Clock:
         self.now_s = max(self.now_s, end_s)
 
     def follow(self, instruction: Instruction) -> None:
-        """Wait for what a `-done` ends; an `-update` only hands it on."""
+        """Wait for the transfer that a `-done` ends; an `-update` only forwards it."""
         for operand in instruction.operands:
             if operand in self.ends_s:
                 if instruction.opcode.endswith("-done"):
@@ -74,7 +74,7 @@ class _Player:
     played: dict[str, float] = field(default_factory=dict)
 
     def run(self, name: str) -> float:
-        """Seconds of one run of a computation."""
+        """Return the seconds of one run of a computation."""
         if name not in self.played:
             clock = _Clock()
             computation = self.module.computations[name]

@@ -1,15 +1,14 @@
-"""Step time of a compiled program: its compute, and what its collectives add.
+"""Estimate the step time of a compiled program: compute plus exposed collectives.
 
 Compute is the sum over instructions of trips times seconds. Where the compiler
-estimates cycles (XLA:TPU) a run takes cycles over the device's clock; elsewhere it
-takes what the roofline says of its FLOPs and bytes, and a launch where the compiler
-estimates none. Collectives are priced by their bytes on the wire and the links that
-their axes lie on.
+estimates cycles (XLA:TPU) a run takes cycles ÷ clock frequency; elsewhere it takes the
+roofline time of its FLOPs and bytes, plus a kernel launch where the compiler estimates
+no cycles. Collectives are costed by their bytes on the wire and the links that their
+axes lie on.
 
-XLA:GPU and XLA:CPU start and await collectives in the printed order, which is
-played through (`schedule`). XLA:TPU spreads them over fusions and loops, and moves
-them by engines of their own: synchronous ones add to the compute, the others hide
-behind any of it,
+XLA:GPU and XLA:CPU start and await collectives in the printed order, which is simulated
+(`schedule`). XLA:TPU spreads them over fusions and loops, and runs them on engines of
+their own: synchronous ones add to the compute, the others overlap with any of it,
 
     step = max(compute + synchronous collectives, all collectives)
 """
@@ -35,7 +34,7 @@ class StepTime:
 
     Attributes:
       compute_s: compute and memory traffic.
-      communication_s: collectives that compute does not hide.
+      communication_s: time of collectives that does not overlap with compute.
     """
 
     compute_s: float
@@ -43,17 +42,17 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """The two together."""
+        """Step time: the sum of both."""
         return self.compute_s + self.communication_s
 
 
 def work_s(target: Target, work: InstructionWork) -> float:
-    """Seconds of one run of an instruction on a target."""
+    """Return the seconds of one run of an instruction on a target."""
     if work.cycles is not None and target.clock_hz is not None:
         return work.cycles / target.clock_hz
     flops, traffic = np.asarray(work.flops), np.asarray(work.bytes)
     roofline_s = float(op_s(target, flops, traffic, work.dtype))
-    # A compiler that estimates cycles gives none to what is no kernel, as copies.
+    # A compiler that estimates cycles gives none to copies, which are no kernels.
     return roofline_s + (target.launch_s if target.clock_hz is None else 0.0)
 
 
@@ -63,13 +62,13 @@ def step_time(
     collectives: Sequence[CompiledCollective],
     collective_s: CollectiveSeconds,
 ) -> tuple[ProgramWork, StepTime]:
-    """Work and time of a step.
+    """Return work and time of a step.
 
     Args:
       module: the program.
       target: the hardware.
-      collectives: all of the program's collectives, priced.
-      collective_s: seconds of one run of one of them.
+      collectives: all of the program's collectives, with their seconds.
+      collective_s: returns the seconds of one run of a collective.
     """
     reader = work_reader(module, lambda work: work_s(target, work))
     work = reader.program()

@@ -145,9 +145,7 @@ def cause_of_extra(
 
 
 def rematerialisation_of(entry: Entry, evidence: Evidence) -> str:
-    """Explain a collective by the compiler's rematerialisation message; empty without
-    one.
-    """
+    """Explain a collective by the compiler's rematerialisation message, if any."""
     for line in evidence.rematerialised:
         name = _OP_NAME.search(line)
         same_op = name is not None and bool(entry.op) and name.group(1) == entry.op
@@ -164,8 +162,9 @@ def rematerialisation_of(entry: Entry, evidence: Evidence) -> str:
 
 
 def primitive_of(op_name: str) -> str:
-    """Return the primitive at the end of an op name.  `dot_general` for
-    `jit(step)/transpose(jvp())/bsd,df->bsf/dot_general`.
+    """Return the primitive at the end of an op name.
+
+    `dot_general` for `jit(step)/transpose(jvp())/bsd,df->bsf/dot_general`.
     """
     if "/" not in op_name:
         return ""

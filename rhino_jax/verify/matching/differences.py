@@ -25,12 +25,10 @@ def differences_of(
     platform: str,
     evidence: Evidence | None = None,
 ) -> tuple[Difference, ...]:
-    """Return all differences, those with the largest change of seconds first.  Bytes,
-    runs and seconds of all differences add up to the difference of the totals of both
-    sides; collectives that match exactly appear in none.
+    """Return all differences, those with the largest change of seconds first.
 
-    Bytes, runs and seconds of all differences add up to the difference of the totals
-    of both sides; collectives that are alike appear in none.
+    Bytes, runs and seconds of all differences add up to the difference of the totals of
+    both sides; collectives that match exactly appear in none.
 
     Args:
       predicted: the plan's collectives.

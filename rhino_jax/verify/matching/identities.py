@@ -85,8 +85,7 @@ class Identity:
 
 
 def identities(keys: Iterable[Key], sizes: Mapping[str, int]) -> tuple[Identity, ...]:
-    """Return all identities over the axes that occur, those over one group of axes
-    first.
+    """Return the identities over the axes that occur, one group of axes first.
 
     Args:
       keys: kinds and axes that occur on either side.

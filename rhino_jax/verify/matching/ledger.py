@@ -42,9 +42,7 @@ class Entry:
     is_hidden: bool = False
 
     def cut(self, wanted_bytes: int) -> Entry:
-        """Take `wanted_bytes` out of the entry, with their share of the runs and the
-        seconds.
-        """
+        """Take bytes out of the entry, with their share of the runs and the seconds."""
         have = self.traffic
         if wanted_bytes >= have.bytes:
             self.traffic = Traffic()
@@ -88,11 +86,11 @@ class Ledger:
         return tuple(sorted({e.key for e in self.left()}))
 
     def left(self, key: Key | None = None) -> list[Entry]:
-        """Return the entries that are not empty, of one key or (None) of all."""
+        """Return the non-empty entries, of one key or (None) of all."""
         return [e for e in self.entries if e.traffic.bytes and key in (None, e.key)]
 
     def bytes_of(self, key: Key, sources: Collection[str] | None = None) -> int:
-        """Return the remaining bytes of a key, on some source lines or (None) on all."""
+        """Return the remaining bytes of a key, on some lines or (None) on all."""
         return sum(
             e.traffic.bytes
             for e in self.left(key)

@@ -63,9 +63,7 @@ class Difference:
 
     @property
     def seconds(self) -> float:
-        """Change of the total time of all collectives; negative where the compiler
-        saves time.
-        """
+        """Change of all collectives' time; negative where the compiler saves time."""
         return self.compiled.seconds - self.predicted.seconds
 
     @property
@@ -84,9 +82,7 @@ class Matcher:
     evidence: Evidence
 
     def same_runs(self) -> list[Difference]:
-        """Match runs equal in kind, axes, source line and size; fewer runs were
-        hoisted.
-        """
+        """Match runs equal in kind, axes, line and size; fewer runs were hoisted."""
         hoisted = []
         for plan_entry in self.planned.left():
             for entry in self.made.left(plan_entry.key):
@@ -169,9 +165,7 @@ class Matcher:
         return found
 
     def same_key(self) -> list[Difference]:
-        """Match equal bytes of a kind over the same axes that are split into other
-        runs.
-        """
+        """Match equal bytes of a kind over the same axes in another number of runs."""
         found = []
         for key in self.planned.keys():
             before, after = self.both(key, key)
@@ -298,9 +292,7 @@ class Matcher:
         return found
 
     def missing(self) -> list[Difference]:
-        """Return differences for planned collectives that the compiled program does not
-        have.
-        """
+        """Return differences for planned collectives that the compiler eliminated."""
         found = []
         for entry in self.planned.left():
             taken = entry.cut(entry.traffic.bytes)

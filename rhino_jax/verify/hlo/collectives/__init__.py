@@ -1,4 +1,4 @@
-"""Every collective of a compiled program: kind, axes, bytes and trip count.
+"""Read every collective of a compiled program: kind, axes, bytes and trip count.
 
 In: a `rhino_jax.verify.hlo.module.Module` and the axes of its mesh.
 Out: `rhino_jax.verify.hlo.records.CompiledCollective`s.

@@ -1,20 +1,20 @@
-"""Transfers that are started in one place and finished in another.
+"""Analyse asynchronous transfers: started in one place and finished in another.
 
 The three compilers write them in these ways:
 
     a-start, a-done                 a pair of instructions
-    async-start, async-done         the same around a computation that holds `a`
-    custom-call-start, …            the same on another core (XLA:TPU)
+    async-start, async-done         likewise around a computation that contains `a`
+    custom-call-start, …            likewise on another core (XLA:TPU)
     send, recv, recv-done           between slices (XLA:TPU)
-    a chain of fusions (XLA:TPU)    each holds `a` once more: the first hands it to
+    a chain of fusions (XLA:TPU)    each contains `a` once more: the first passes it to
                                     `AsyncCollectiveStart`, the last to
                                     `AsyncCollectiveDone`, and those between,
-                                    `async_collective_fusion`s, carry on with it
-                                    while they compute, in loops too
+                                    `async_collective_fusion`s, continue it while they
+                                    compute, in loops too
 
-A chain is one transfer: it happens where its first fusion runs. Its members share a
-`chain_id` (numbers are used again in other computations). Channel ids do not tell:
-the collectives of `shard_map` may all have the same.
+A chain is one transfer: it counts where its first fusion runs. Its members share a
+`chain_id` (ids are reused in other computations). Channel ids do not identify it: the
+collectives of `shard_map` may all have the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Users = Mapping[str, Sequence[Instruction]]
 
 _CHAIN = re.compile(r'\bchain_id="')
 _SYNC = re.compile(r'"is_sync":\s*true')
-# Instructions that hand on, start or await something, and take no time of their own.
+# Instructions that forward, start or await something, and take no time of their own.
 _IDLE = frozenset(
     "add-dependency after-all bitcast constant get-tuple-element iota"
     " opt-barrier parameter partition-id replica-id tuple".split()
@@ -39,24 +39,24 @@ _IDLE = frozenset(
 _COLLECTIVE = re.compile(
     r"^(?:all-|reduce-scatter|collective-|ragged-all-to-all|send|recv)"
 )
-# Loop counters and offsets: what is computed of them hides nothing.
+# Loop counters and offsets: computing them overlaps with nothing.
 _SCALAR_BYTES = 16
 
 
 def is_in_chain(computation: Computation, instruction: Instruction) -> bool:
-    """Whether a collective is one appearance of a chain of fusions."""
+    """Whether a collective is one occurrence in a chain of fusions."""
     return _CHAIN.search(
         instruction.attributes
     ) is not None or computation.name.startswith("async_collective_fusion")
 
 
 def starts_chain(instruction: Instruction, users: Users) -> bool:
-    """Whether a collective of a chain is the one that starts the transfer."""
+    """Whether a collective of a chain is the occurrence that starts the transfer."""
     return _reaches(instruction, users, '"AsyncCollectiveStart"')
 
 
 def _reaches(instruction: Instruction, users: Users, target: str) -> bool:
-    """Whether a result goes into a custom call, through slices and the like."""
+    """Whether a result flows into a custom call, through slices and the like."""
     todo = [instruction.name]
     seen: set[str] = set()
     while todo:
@@ -74,10 +74,10 @@ def _reaches(instruction: Instruction, users: Users, target: str) -> bool:
 def is_overlapped(
     computation: Computation, instruction: Instruction, *, is_scheduled: bool
 ) -> bool:
-    """Whether compute runs between a start and its end, here or elsewhere.
+    """Whether compute runs between a start and its done, here or elsewhere.
 
     Args:
-      computation: in which the transfer starts.
+      computation: the computation in which the transfer starts.
       instruction: the start (`all-gather-start`, `async-start`).
       is_scheduled: whether the printed order is the run order; if it is not, any
         start counts as overlapped.

@@ -1,4 +1,4 @@
-"""Which computations an instruction runs, and which of them move data."""
+"""The call graph of a module, restricted to computations with collectives."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The call graph of a module, cut down to what moves data.
+    """The call graph of a module, restricted to computations with collectives.
 
     Attributes:
       module: the program.
-      memo: computation → whether it, or what it calls, moves data.
+      memo: cache: computation → whether it, or a callee, has a collective.
     """
 
     module: Module
     memo: dict[str, bool] = field(default_factory=dict)
 
     def moving(self, instruction: Instruction) -> tuple[Computation, ...]:
-        """The computations that an instruction runs and that move data.
+        """Return the computations with collectives that an instruction calls.
 
-        What an asynchronous operation runs, it runs where it starts.
+        The computation of an asynchronous operation counts where it starts.
         """
         if instruction.opcode.endswith(("-done", "-update")):
             return ()

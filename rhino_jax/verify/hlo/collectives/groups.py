@@ -1,4 +1,4 @@
-"""Which devices a collective joins, and which mesh axes that is.
+"""Parse the device groups of collectives and map them to mesh axes.
 
 HLO writes replica groups in three ways, all of them read here:
 
@@ -39,11 +39,11 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{[\d, ]*\},?\s*)*)\}")
 
 
 def parse_groups(attributes: str, num_devices: int) -> Groups:
-    """The groups of devices in an instruction's attributes.
+    """Parse the replica groups in an instruction's attributes.
 
     Args:
-      attributes: text behind the operands.
-      num_devices: devices of the program; groups that say nothing join all.
+      attributes: text after the operands.
+      num_devices: number of devices of the program; empty groups mean all of them.
     """
     if (found := _IOTA_GROUPS.search(attributes)) is not None:
         return _rows(_iota(*found.groups()))
@@ -59,7 +59,7 @@ def parse_groups(attributes: str, num_devices: int) -> Groups:
 
 
 def parse_pairs(attributes: str) -> tuple[tuple[int, int], ...]:
-    """The (source, target) pairs of a collective-permute."""
+    """Parse the (source, target) pairs of a collective-permute."""
     found = _PAIRS.search(attributes)
     if found is None:
         raise ValueError(f"no source_target_pairs in {attributes[:200]!r}")
@@ -76,7 +76,7 @@ def _rows(array: np.ndarray) -> Groups:
 
 
 def _iota(dims: str, reshape: str | None, transpose: str | None) -> np.ndarray:
-    """`[dims]<=[reshape]T(transpose)`: count, reshape, transpose, reshape."""
+    """Return `[dims]<=[reshape]T(transpose)`: iota, reshape, transpose, reshape."""
     start = _ints(reshape) or _ints(dims)
     array = np.arange(math.prod(start)).reshape(start)
     if transpose:
@@ -87,7 +87,7 @@ def _iota(dims: str, reshape: str | None, transpose: str | None) -> np.ndarray:
 def iota_devices(
     dims: str, reshape: str | None, transpose: str | None, listed: str | None
 ) -> tuple[int, ...]:
-    """Devices of a tiled sharding, tile after tile: of an iota, or as listed."""
+    """Return the devices of a tiled sharding in tile order, from iota or list."""
     if listed:
         return _ints(listed)
     return tuple(int(x) for x in _iota(dims, reshape, transpose).reshape(-1))
@@ -142,12 +142,12 @@ def _mesh_devices(text: str | None, sizes: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class MeshMap:
-    """From devices of a program to coordinates in a mesh.
+    """A map from a program's devices to coordinates in a mesh.
 
     Attributes:
       names: axis names, major first.
       sizes: axis sizes.
-      coordinates: device id → its place along every axis.
+      coordinates: device id → its coordinate along every axis.
     """
 
     names: tuple[str, ...]
@@ -159,10 +159,10 @@ class MeshMap:
         return math.prod(self.sizes)
 
     def axes_of(self, groups: Groups) -> tuple[tuple[str, ...], bool]:
-        """The axes that groups (or pairs) run over, and whether over all of each.
+        """Return the axes that groups (or pairs) span, and whether they cover each.
 
-        A group that holds part of an axis only (half of the devices along it) is
-        said to run over that axis, but not over all of it.
+        A group that contains only part of an axis (half of the devices along it) spans
+        that axis, but does not cover it.
         """
         moved: set[int] = set()
         for group in groups:
@@ -172,7 +172,7 @@ class MeshMap:
         return tuple(self.names[a] for a in axes), all(len(g) == whole for g in groups)
 
     def _moved(self, group: Sequence[int]) -> set[int]:
-        """Positions of the axes along which members of a group differ."""
+        """Return the positions of the axes along which members of a group differ."""
         try:
             places = [self.coordinates[d] for d in group]
         except KeyError as error:
@@ -193,11 +193,12 @@ class MeshMap:
 def map_mesh(
     mesh_axes: Sequence[tuple[str, int]], device_ids: Sequence[int] | None = None
 ) -> MeshMap:
-    """Coordinates of a mesh's devices.
+    """Return the map from a program's devices to mesh coordinates.
 
     Args:
       mesh_axes: (name, size) of every axis, major first.
-      device_ids: ids, as replica groups use them, of the devices in mesh order
+      device_ids: ids of the devices in mesh order (`mesh.devices.flat`), as replica
+        groups use them; None: 0, 1, 2, ….
         (`mesh.devices.flat`); 0, 1, 2, … if None.
     """
     names = tuple(name for name, _ in mesh_axes)

@@ -1,7 +1,8 @@
-"""Which of the user's operations a collective belongs to.
+"""Find the user's operation that a collective belongs to.
 
-Most collectives say so. Of those that the compiler combined, moved or wrapped, some
-do not; then what calls them, makes their operand or reads their result tells.
+Most collectives carry its name. Some that the compiler combined, moved or wrapped do
+not; then their callers, the definition of their operand or the users of their result
+tell.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ Place = tuple[Computation, Instruction]
 
 
 def name_of(kind: str, *places: Place) -> tuple[str, str]:
-    """JAX's name of an operation, and the user's line.
+    """Return JAX's op name and the user's source line of a collective.
 
     Args:
-      kind: of the collective. A reduction is named by what makes its operand, any
+      kind: kind of the collective. Without a name of its own, a reduction is named by
+        its operand's definition, any other kind by the users of its result.
         other by what reads its result, where it has no name of its own.
-      places: the collective, or its start, and what calls the computation that it
+      places: the collective, or its start, and the callers of its computation (a
+        fusion, an asynchronous start), innermost first.
         is in (a fusion, an asynchronous start), innermost first.
     Returns:
-      The instruction's name where nothing near has one; a line may be missing.
+      Op name, or the instruction's name where nothing near has one; source line, or
+      empty.
     """
     near = itertools.chain(
         (instruction for _, instruction in places),
@@ -49,7 +53,7 @@ def _around(
 ) -> Iterator[Instruction]:
     users = computation.users()
     makers = _makers(computation, instruction, users)
-    # What reads a fusion that starts a transfer only computes while it runs.
+    # Users of a fusion that starts a transfer only compute while it runs.
     readers = () if instruction.opcode == "fusion" else _readers(instruction, users)
     first, second = (makers, readers) if kind in _REDUCTIONS else (readers, makers)
     yield from first
@@ -63,7 +67,7 @@ def _makers(
     for _ in range(_MAX_STEPS):
         names = at.operands
         if not names and users[at.name]:
-            # Some transfers are prepared first, and get their data in an update.
+            # Some transfers are prepared first, and receive their data in an update.
             names = users[at.name][0].operands[1:]
         if not names or names[0] not in users:
             return

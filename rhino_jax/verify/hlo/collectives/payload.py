@@ -1,4 +1,4 @@
-"""What kind of collective an instruction is, and what one device sends in it."""
+"""Classify a collective instruction, and compute the bytes that one device sends."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ELEMENT = re.compile(r"\(?\s*([a-z]\w*)\[")
 
 
 def collective_kind(instruction: Instruction) -> str:
-    """The kind of collective that an instruction is, or starts; empty if none."""
+    """Return the collective kind of an instruction or async start, or empty."""
     kind = _KINDS.get(instruction.opcode.removesuffix("-start"), "")
     return kind or slice_kind(instruction)
 
 
 def payload_bytes(computation: Computation, instruction: Instruction) -> int:
-    """Bytes that a collective takes from one device: those of its operands.
+    """Return the bytes of a collective's operands on one device.
 
     A permute may copy slices straight into place; its further operands are then
     the place and the offsets. A ragged all-to-all carries offsets and sizes, too.
@@ -47,7 +47,7 @@ def payload_bytes(computation: Computation, instruction: Instruction) -> int:
 
 
 def wire_bytes(kind: str, operand_bytes: int, size: int) -> int:
-    """Bytes that one of `size` devices puts on the wire."""
+    """Return the bytes that one of `size` devices puts on the wire."""
     if kind == "all-reduce":
         return round(2 * (size - 1) * operand_bytes / size)
     if kind == "all-gather":

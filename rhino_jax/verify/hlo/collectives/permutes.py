@@ -1,4 +1,4 @@
-"""Permutes in which every device passes something to another one, round a ring."""
+"""Recognise collective-permutes in which every device sends along a ring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhino_jax.verify.hlo.collectives.payload import payload_bytes
 from rhino_jax.verify.hlo.module import Computation, Instruction
 
 
-# What the partitioner makes of a product; a user's `ppermute` has its own name.
+# Op names of the partitioner's permutes; a user's `ppermute` has its own name.
 _PRODUCT = re.compile(r"(?:^|/)(?:dot_general|conv_general_dilated)$")
 _PERMUTES = ("collective-permute", "collective-permute-start")
 _PASSES = frozenset(
@@ -22,15 +22,15 @@ _PASSES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """A permute round a ring.
+    """A collective-permute around a ring.
 
     Attributes:
-      computation: in which it is.
+      computation: the computation that contains it.
       instruction: the permute, or its start.
       shift: device → the device that it sends to.
-      bytes: that one device sends.
-      ring_size: devices of each ring.
-      skips_last: whether the last run of the loop around it leaves it out.
+      bytes: bytes that one device sends.
+      ring_size: number of devices of each ring.
+      skips_last: whether the last trip of the loop around it skips it.
     """
 
     computation: Computation
@@ -46,7 +46,7 @@ class Permute:
 
     @property
     def source(self) -> Instruction:
-        """What makes the value that is passed on."""
+        """The instruction that defines the value that is sent."""
         return origin(self.computation, self.instruction.operands[0])
 
 
@@ -57,7 +57,7 @@ def ring_permute(
     *,
     skips_last: bool = False,
 ) -> Permute | None:
-    """The permute that an instruction is, or None.
+    """Return the ring permute that an instruction is, or None.
 
     None, too, where some device does not take part, or rings differ in size.
     """
@@ -72,7 +72,7 @@ def ring_permute(
 
 
 def _ring_size(shift: Mapping[int, int]) -> int:
-    """Devices of a ring; 0 where there is none, or they are not all alike."""
+    """Return the number of devices of a ring; 0 without one, or where sizes differ."""
     if set(shift) != set(shift.values()):
         return 0
     sizes = set()
@@ -88,7 +88,7 @@ def _ring_size(shift: Mapping[int, int]) -> int:
 
 
 def origin(computation: Computation, name: str) -> Instruction:
-    """What makes a value, behind copies, reshapes and the end of a permute."""
+    """Return the instruction that defines a value, looking through copies and such."""
     instruction = computation.instructions[name]
     while instruction.opcode in _PASSES:
         instruction = computation.instructions[instruction.operands[0]]
@@ -96,5 +96,5 @@ def origin(computation: Computation, name: str) -> Instruction:
 
 
 def is_of_product(instruction: Instruction) -> bool:
-    """Whether an instruction is what is left of a matmul or a convolution."""
+    """Whether an instruction derives from a matmul or a convolution."""
     return _PRODUCT.search(instruction.op_name) is not None

@@ -1,7 +1,7 @@
-"""Every collective of a compiled program: kind, axes, bytes and trip count.
+"""Read every collective of a compiled program: kind, axes, bytes and trip count.
 
-Bytes are what one device puts on the wire, in the convention of a plan's
-`Collective`, for a group of n devices:
+Bytes are what one device puts on the wire, in the convention of a plan's `Collective`,
+for a group of n devices:
 
     all-reduce          2 (n-1)/n × operand
     all-gather            (n-1)/n × result
@@ -9,11 +9,11 @@ Bytes are what one device puts on the wire, in the convention of a plan's
     all-to-all            (n-1)/n × operand
     collective-permute              operand
 
-An asynchronous transfer counts once, where it starts. Several arrays combined into
-one collective are one collective. A collective inside loops counts as often as they
-run. Of the branches of a conditional, the one that moves most counts. Permutes that
-stand for a gather or a scatter (`windowed`) count as that, with the bytes that they
-themselves move.
+An asynchronous transfer counts once, where it starts. Several arrays combined into one
+collective are one collective. A collective inside loops counts once per trip. Of the
+branches of a conditional, the one with the most bytes counts. Permutes of a windowed
+einsum (`windowed`) count as the all-gather or reduce-scatter that they implement, with
+their own bytes.
 """
 
 from __future__ import annotations
@@ -63,16 +63,15 @@ def read_collectives(
     """Read the collectives of a compiled program, in run order.
 
     Args:
-      hlo: `compiled.as_text()`, or what `parse_module` made of it.
+      hlo: `compiled.as_text()`, or the `Module` that `parse_module` returns for it.
       mesh_axes: (name, size) of every mesh axis, major first.
       device_ids: ids of the mesh's devices in mesh order, as the program's replica
         groups use them; `jax.jit` numbers them 0, 1, 2, … in mesh order (None).
     Returns:
-      One record per collective of the text, all its trips together. `seconds` is 0:
-      text does not tell time. `op` is JAX's name of the operation. `is_async` says
-      whether compute runs between start and end. `reason` says what is unusual: a
-      loop whose count depends on data, part of an axis, permutes
-      that stand for a gather or a scatter.
+      One record per collective of the text, summed over its trips. `seconds` is 0,
+      since the text has no times. `op` is JAX's name of the operation. `is_async` says
+      whether compute runs between start and done. `reason` names what is unusual: a
+      loop whose count depends on data, part of an axis, a windowed einsum.
     Raises:
       ValueError: the text is no HLO module.
       MeshError: the program runs on other devices than the mesh's.
@@ -85,21 +84,22 @@ def read_collectives(
 def count_collectives(
     collectives: Iterable[Collective],
 ) -> dict[tuple[str, tuple[str, ...]], Traffic]:
-    """Count, bytes and seconds by (kind, axes): of a compiled program or a plan."""
+    """Sum count, bytes and seconds by (kind, axes), of a compiled program or a plan."""
     return traffic_of(collectives)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trips:
-    """How often a computation runs in a step.
+    """The number of runs of a computation in a step, and its callers.
 
     Attributes:
-      count: trips of all loops around it.
+      count: product of the trip counts of all loops around it.
       is_known: False where a loop's count depends on data.
-      is_async: whether the computation is one transfer that compute runs beside.
-      callers: the fusion or start that runs the computation, and where that is;
+      is_async: whether the computation is one transfer that overlaps with compute.
+      callers: the fusion or start that calls the computation, and its place; empty for
+        a loop's.
         empty for a loop's.
-      done: instructions (names are unique in a module) that count elsewhere.
+      done: instructions (names are unique in a module) that are counted elsewhere.
     """
 
     count: int = 1
@@ -115,9 +115,9 @@ class _Reader:
 
     Attributes:
       module: the program.
-      mesh: coordinates of its devices.
+      mesh: mesh coordinates of its devices.
       calls: its call graph.
-      users: memo: computation → who reads what in it.
+      users: cache: computation → users of each value in it.
     """
 
     module: Module
@@ -197,7 +197,7 @@ class _Reader:
         instruction: Instruction,
         trips: _Trips,
     ) -> CompiledCollective | None:
-        """The record of one instruction; None where it moves nothing, or no more."""
+        """Return the record of one instruction; None if empty or counted before."""
         is_async = trips.is_async or self._is_overlapped(computation, instruction)
         if is_in_chain(computation, instruction):
             if not starts_chain(instruction, self._users(computation)):
@@ -211,7 +211,7 @@ class _Reader:
         else:
             axes, is_whole = self.mesh.axes_of(groups)
             size = max(len(g) for g in groups)
-            # The computation's name tells what XLA:TPU fuses into one transfer.
+            # XLA:TPU fuses all-reduce and slice; the computation's name says so.
             if kind == "all-reduce" and "all-reduce-scatter" in computation.name:
                 kind = "reduce-scatter"
             each_bytes = wire_bytes(kind, operand_bytes, size)
@@ -223,7 +223,7 @@ class _Reader:
         return _record(kind, axes, each_bytes, name, trips, is_async, notes)
 
     def _groups(self, kind: str, instruction: Instruction) -> Groups:
-        """The devices that exchange data; for a permute, who sends to whom."""
+        """Return the groups of devices that exchange data; for a permute, its pairs."""
         if slice_kind(instruction):
             return slice_groups(instruction, self.module.num_partitions)
         if kind == "collective-permute":
@@ -233,7 +233,7 @@ class _Reader:
     def _window(
         self, computation: Computation, window: Window, trips: _Trips
     ) -> Iterator[CompiledCollective]:
-        """The record of permutes that stand for something else."""
+        """Yield the record of the collective that a window's permutes implement."""
         inside = _Trips()
         if window.loop is not None:
             inside = self._times(computation, window.loop, inside)
@@ -269,7 +269,7 @@ def _record(
     *,
     times: int = 1,
 ) -> CompiledCollective:
-    """One record; `run_bytes` and `times` are of one run of the computation."""
+    """Return one record; `run_bytes` and `times` are per run of the computation."""
     if not trips.is_known:
         notes = ["in a loop whose count depends on data", *notes]
     return CompiledCollective(

@@ -1,10 +1,11 @@
-"""Sums over devices of values that several of them hold alike: wrong numbers.
+"""Find reductions over devices whose operand is replicated: wrong numbers.
 
-A sum over an axis adds parts. Where its operand is the same along an axis of its
-groups, the result is too large by that axis's size: XLA's partitioner makes such sums
-of some convolutions. A value is known to be the same along an axis if all that it is
-computed from is: arguments by their sharding, constants, and results of collectives
-over it. What is not known counts as different, so that what is found is wrong.
+A sum over an axis adds partial sums. Where its operand is replicated along an axis of
+its groups, the result is too large by that axis's size: XLA's partitioner emits such
+sums for some convolutions. A value is known to be replicated along an axis if
+everything that it is computed from is: arguments by their sharding, constants, and
+results of collectives over it. Unknown values count as different, so that every finding
+is an error.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from rhino_jax.verify.hlo.module import (
 
 
 _LONGEST_TABLE = 4096
-"""Elements of a constant that are read: one for each device, of any mesh here."""
+"""Largest number of elements of a constant that is read: one per device of any mesh."""
 
 _ELEMENTS = re.compile(r"^(?:[su]\d+)\[([\d,]*)\]")
 
@@ -58,7 +59,7 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "divide": lambda a, b: a // b if b else 0,
     "remainder": lambda a, b: a % b if b else 0,
 }
-"""Opcode → arithmetic of integers that are not negative."""
+"""Opcode → arithmetic of non-negative integers."""
 
 _UNCHANGED = frozenset({
     "reshape", "bitcast", "copy", "copy-start", "copy-done", "convert", "broadcast",
@@ -66,29 +67,29 @@ _UNCHANGED = frozenset({
 _COPIES = frozenset({"copy", "copy-start", "copy-done"})
 
 _EMPTY = 'custom_call_target="AllocateBuffer"'
-"""Memory that XLA:TPU writes before it reads."""
+"""Buffers that XLA:TPU writes before it reads them."""
 
 _DIFFERENT = frozenset({
     "replica-id", "rng", "rng-get-and-update-state", "infeed", "recv",
     "recv-done",
 })  # fmt: skip
-"""Results that depend on more than the operands."""
+"""Opcodes whose results depend on more than the operands."""
 
 _LIBRARIES = re.compile(r'custom_call_target="(?:__cu|__onednn|lapack_|blas_)')
-"""Custom calls that are functions of their operands alone."""
+"""Custom calls that are pure functions of their operands."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedSum:
-    """A sum that counts the same parts several times.
+    """A reduction that adds the same parts several times.
 
     Attributes:
       kind: "all-reduce" or "reduce-scatter".
-      axes: of its groups.
-      repeated: those along which its operand is the same.
-      times: by how much the result is too large.
+      axes: mesh axes of its groups.
+      repeated: axes among these along which its operand is replicated.
+      times: factor by which the result is too large.
       op: JAX's name of the operation.
-      source: the user's line.
+      source: the user's source line.
     """
 
     kind: str
@@ -113,12 +114,13 @@ def repeated_sums(
     mesh: MeshMap,
     parameter_axes: Sequence[frozenset[str] | None] = (),
 ) -> tuple[RepeatedSum, ...]:
-    """Find the sums of a compiled program that count parts several times.
+    """Find the reductions of a compiled program that add parts several times.
 
     Args:
       module: the compiled program.
-      mesh: coordinates of its devices.
-      parameter_axes: of every parameter, axes that it is sharded over; used where the
+      mesh: mesh coordinates of its devices.
+      parameter_axes: mesh axes that each parameter is sharded over; used where the HLO
+        text does not say, as that of XLA:TPU.
         text does not say, as that of XLA:TPU.
     """
     walk = _ReductionWalk(module, mesh)
@@ -142,13 +144,16 @@ def by_compiler(
     *,
     in_stages: bool = False,
 ) -> tuple[RepeatedSum, ...]:
-    """Return the sums that nobody wrote: a `psum` in a `shard_map` may count parts.
+    """Return the reductions that the compiler made, not the user.
+
+    A `psum` in a user's `shard_map` may add replicated parts on purpose.
 
     Args:
-      found: sums of a program.
-      written: user's line → axes of the sums over devices that it asks for; None: they
-        are not known, and may be any in a `shard_map`.
-      in_stages: whether all of the program is in a `shard_map` of the plan's own.
+      found: reductions of a program.
+      written: source line → axes of the reductions that it requests; None: they are not
+        known, and may be any in a `shard_map`.
+      in_stages: whether the whole program is in a `shard_map` of the plan's own (an
+        SPMD pipeline).
     """
 
     def is_written(x: RepeatedSum) -> bool:
@@ -156,7 +161,7 @@ def by_compiler(
             return False
         if written is None:
             return True
-        # XLA may give a sum the name of another that it joins with it.
+        # XLA may give a combined all-reduce the name of one of its parts.
         every = frozenset[str]().union(*written.values())
         return written.get(x.source, every).issuperset(x.repeated)
 
@@ -165,11 +170,11 @@ def by_compiler(
 
 @dataclass(slots=True)
 class _ReductionWalk:
-    """Goes through computations in run order.
+    """Abstract interpretation of computations in run order.
 
     Attributes:
-      module, mesh: see `repeated_sums`.
-      found: the sums that count parts several times.
+      module, mesh: arguments of `repeated_sums`.
+      found: the reductions that add parts several times.
     """
 
     module: Module
@@ -183,11 +188,12 @@ class _ReductionWalk:
         *,
         is_final: bool,
     ) -> State:
-        """State of a computation's result.
+        """Return the state of a computation's result.
 
         Args:
+          computation: the computation.
           given: states of its parameters, by name.
-          is_final: whether what is given is true, and not a guess for a loop.
+          is_final: whether `given` is exact, and not an assumption for a loop.
         """
         states: dict[str, State] = dict(given)
         for instruction in computation:
@@ -256,7 +262,7 @@ class _ReductionWalk:
     def _known(
         self, instruction: Instruction, operands: Sequence[State]
     ) -> State | None:
-        """An integer that is known; None where it is not one."""
+        """Return the known integers of an instruction, or None."""
         known = [x for x in operands if isinstance(x, Known)]
         opcode, devices = instruction.opcode, range(self.mesh.num_devices)
         if not known or len(known) != len(operands):
@@ -293,7 +299,7 @@ class _ReductionWalk:
         return self.run(computation, given, is_final=is_final)
 
     def _loop(self, loop: Instruction, start: State, is_final: bool) -> State:
-        """A state that one more trip does not change."""
+        """Return the fixed point of a loop's state."""
         body, condition = loop.attribute("body"), loop.attribute("condition")
         state = start
         while True:
@@ -374,7 +380,11 @@ class _ReductionWalk:
             self.found.append(one)
 
     def _permute(self, instruction: Instruction, operands: Sequence[State]) -> State:
-        """Along an axis that no device sends over, all must send alike."""
+        """Return the state after a permute.
+
+        An axis that no device sends over keeps its replication only if all coordinates
+        along it send alike.
+        """
         pairs = parse_pairs(instruction.attributes)
         moved, _ = self.mesh.axes_of(pairs)
         same = meet(operands) - {*moved}

@@ -1,7 +1,7 @@
-"""Along which mesh axes a value is the same on all devices.
+"""States of the replication analysis: the mesh axes along which a value is replicated.
 
-Of an array that is a set of axes; of a tuple, one of every part; of an integer that is
-computed from the device's number, its value on every device.
+The state of an array is a set of axes; of a tuple, a state of every element; of an
+integer that is computed from the device's id, its value on every device.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from rhino_jax.verify.hlo.collectives.groups import MeshMap, iota_devices
 
 
 Axes = frozenset[str]
-"""Mesh axes along which a value is the same on all devices."""
+"""Mesh axes along which a value is replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Integers that are known: an index that is computed from a device's number.
+    """Known integers, such as an index that is computed from a device's id.
 
     Attributes:
-      values: of every device, in order of their numbers, an integer; or, of a table
+      values: one integer per device, in order of their ids; or the elements of a table
+        that all devices have.
         that all have, its elements.
-      is_table: which of these.
-      axes: mesh axes along which it is the same.
+      is_table: whether `values` is such a table.
+      axes: mesh axes along which the value is replicated.
     """
 
     values: tuple[int, ...]
@@ -41,12 +42,12 @@ class Known:
         return not self.is_table or len(self.values) == 1
 
     def at(self, device: int) -> int:
-        """The integer of a device."""
+        """Return the integer of a device."""
         return self.values[0 if self.is_table else device]
 
 
 State = Axes | Known | tuple["State", ...]
-"""State of an array, or of every part of a tuple."""
+"""State of an array, or of every element of a tuple."""
 
 NONE: Axes = frozenset()
 
@@ -58,19 +59,19 @@ _LAST_DIMS = re.compile(r"last_tile_dims=\{([^}]*)\}")
 
 
 def moved_along(place: tuple[int, ...], at: int, to: int) -> tuple[int, ...]:
-    """Return a place with another coordinate along one axis."""
+    """Return mesh coordinates with another coordinate along one axis."""
     return (*place[:at], to, *place[at + 1 :])
 
 
 def part(state: State, index: int) -> State:
-    """Return the state of one part of a tuple."""
+    """Return the state of one element of a tuple."""
     if isinstance(state, tuple):
         return state[index] if index < len(state) else NONE
     return state
 
 
 def meet(states: Iterable[State]) -> Axes:
-    """Axes along which all of these, and all parts of them, are the same."""
+    """Return the axes along which all states and their elements are replicated."""
     found: Axes | None = None
     for state in states:
         axes = meet(state) if isinstance(state, tuple) else axes_of(state)
@@ -79,12 +80,12 @@ def meet(states: Iterable[State]) -> Axes:
 
 
 def axes_of(state: Axes | Known) -> Axes:
-    """Return the axes of an array, known or not."""
+    """Return the replicated axes of an array, with known integers or not."""
     return state.axes if isinstance(state, Known) else state
 
 
 def both(a: State, b: State) -> State:
-    """Return what holds in both states, part by part."""
+    """Return the axes that are in both states, element by element."""
     if a == b:
         return a
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
@@ -95,14 +96,14 @@ def both(a: State, b: State) -> State:
 
 
 def within(state: State, axes: Axes) -> State:
-    """Restrict a state to these axes."""
+    """Restrict a state to some axes."""
     if isinstance(state, tuple):
         return tuple(within(x, axes) for x in state)
     return state if axes_of(state) <= axes else axes_of(state) & axes
 
 
 def axes_of_sharding(attributes: str, mesh: MeshMap) -> Axes:
-    """Axes along which an argument is the same, by its sharding as HLO prints it."""
+    """Return the replicated axes of an argument, from its printed sharding."""
     found = _SHARDING.search(attributes)
     if found is None:
         return NONE
@@ -130,7 +131,7 @@ def axes_of_sharding(attributes: str, mesh: MeshMap) -> Axes:
 
 
 def same_along(at: Mapping[tuple[int, ...], Any], mesh: MeshMap) -> Axes:
-    """Axes along which what is at each place of a mesh is the same."""
+    """Return the axes along which a map from mesh coordinates is constant."""
     return frozenset(
         axis
         for i, axis in enumerate(mesh.names)

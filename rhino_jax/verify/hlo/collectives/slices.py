@@ -1,11 +1,11 @@
-"""Transfers between TPU slices, which go through the hosts.
+"""Read transfers between TPU slices, which go through the hosts.
 
-A program for several slices is compiled for one of them; what crosses is a `send`
-and a `recv` that name the kind of transfer and who takes part, in one of these ways:
+A program for several slices is compiled for one of them; a transfer between slices is a
+`send` and a `recv` that name its kind and its participants, in one of these ways:
 
-    "{1,2}x{0:7}"                           slices 1 and 2, each device with its like
+    "{1,2}x{0:7}"                           slices 1 and 2, each device with its peer
     {{100000,200000},{100001,200001}}       groups of ids, 100000 × slice + device
-    {{100000->200000},{200000->100000}}     who sends to whom
+    {{100000->200000},{200000->100000}}     (source, target) pairs
 
 Source: compiled programs (libtpu 0.0.51, two slices of v5e:2x4).
 """
@@ -33,7 +33,7 @@ _IDS_PER_SLICE = 100_000
 
 
 def slice_kind(instruction: Instruction) -> str:
-    """The kind of transfer that a `send` to other slices starts, or empty."""
+    """Return the kind of transfer that a `send` between slices starts, or empty."""
     found = _TYPE.search(instruction.attributes)
     if instruction.opcode != "send" or found is None:
         return ""
@@ -41,19 +41,19 @@ def slice_kind(instruction: Instruction) -> str:
 
 
 def rendezvous(instruction: Instruction) -> str:
-    """What a `send` and its `recv` have in common; empty where there is none."""
+    """Return the name that a `send` shares with its `recv`, or empty."""
     found = _RENDEZVOUS.search(instruction.attributes)
     return found.group(1) if found else ""
 
 
 def slice_groups(instruction: Instruction, num_partitions: int) -> Groups:
-    """Who takes part, as positions in the order of all slices' devices.
+    """Return the groups of participants, as positions among all slices' devices.
 
     Args:
       instruction: the `send`.
-      num_partitions: devices of one slice.
+      num_partitions: number of devices of one slice.
     Raises:
-      ValueError: the target is written in another way.
+      ValueError: the participants are written in an unknown way.
     """
     product = _PRODUCT.search(instruction.attributes)
     if product is not None:

@@ -1,9 +1,9 @@
-"""Permutes that stand for a gather or a scatter, told by what they do.
+"""Recognise unrolled windowed einsums by the dataflow of their permutes.
 
 Of an unrolled "windowed dot general" only the permutes are left, all of the same
-operation. If they pass one value on unchanged until every device has seen that of
-every other one, they are an all-gather. If something is added to a value before it
-goes on, they are a reduce-scatter.
+operation. If they pass one value on unchanged until every device has seen that of every
+other one, they are an all-gather. If something is added to a value before it is sent
+on, they are a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FILLS = ("broadcast", "constant")
 
 
 def find_gathers(group: Sequence[Permute]) -> tuple[int, list[Permute]]:
-    """All-gathers among alike permutes: how many, and the permutes left over."""
+    """Return the number of all-gathers among equivalent permutes, and the rest."""
     by_name = {permute.name: permute for permute in group}
     trees: dict[str, list[Permute]] = {}
     shown: dict[str, list[tuple[int, ...]]] = {}
@@ -38,7 +38,10 @@ def find_gathers(group: Sequence[Permute]) -> tuple[int, list[Permute]]:
 
 
 def _comes_from(path: Sequence[Permute]) -> tuple[int, ...]:
-    """Whose value each device holds at the start of a path, last permute first."""
+    """Return the device whose value each device has at the start of a path.
+
+    `path` has the last permute first.
+    """
     whose = {device: device for device in path[0].shift}
     for permute in reversed(path):
         whose = {target: whose[source] for source, target in permute.shift.items()}
@@ -57,7 +60,7 @@ def _is_gather(
 
 
 def find_scatters(group: Sequence[Permute]) -> int:
-    """How many reduce-scatters alike permutes are; 0 where they are none."""
+    """Return the number of reduce-scatters that equivalent permutes implement, or 0."""
     names = {permute.name for permute in group}
     ends = set(names)
     for permute in group:
@@ -67,10 +70,10 @@ def find_scatters(group: Sequence[Permute]) -> int:
         if source.opcode in _SUMS:
             for operand in source.operands:
                 ends.discard(origin(permute.computation, operand).name)
-    # Both ways round, each collective ends with one permute on either side.
+    # With both ring directions, each collective ends with one permute per direction.
     ways = len({tuple(permute.shift.items()) for permute in group})
     count, rest = divmod(len(ends), ways) if ways else (0, 0)
-    # Sums that start from nothing may pass that on first, on both ways.
+    # Sums that start from zeros may send these first, in both directions.
     size = group[0].ring_size if group else 0
     is_scatter = count * (size - 1) <= len(group) <= count * (size + 1)
     return count if is_scatter and not rest else 0

@@ -1,11 +1,11 @@
-"""Matmul–collective pairs that the compiler cut into permutes.
+"""Find windowed einsums: matmul–collective pairs decomposed into permutes.
 
-XLA computes `all_gather(x) @ w` and `reduce_scatter(x @ w)` piece by piece, and
-passes the pieces (or the sums) round the ring of devices meanwhile: a "windowed dot
-general". What remains of the collective is a loop with
-`windowed_dot_general_body_ag` or `…_rs` in the name of its body and permutes in it,
-and one more before or behind it where it passes both ways round. A loop that would
-run once is unrolled and leaves the permutes alone (`unrolled`).
+XLA computes `all_gather(x) @ w` and `reduce_scatter(x @ w)` shard by shard, and passes
+the shards (or the partial sums) around the ring of devices meanwhile: a "windowed dot
+general". What remains of the collective is a loop with `windowed_dot_general_body_ag`
+or `…_rs` in the name of its body and permutes in it, and one more permute before or
+after the loop where it uses both ring directions. A loop with a single trip is unrolled
+and leaves the permutes alone (`unrolled`).
 
 Source: XLA, xla/service/spmd/dot_handler.cc.
 """
@@ -32,13 +32,13 @@ _KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Permutes of one computation that stand for one kind of collective.
+    """Permutes of one computation that implement one kind of collective.
 
     Attributes:
       kind: "all-gather" or "reduce-scatter".
-      count: how many collectives, per run of the computation.
+      count: number of collectives, per run of the computation.
       outer: the permutes of this computation, in printed order.
-      loop: the `while` that they belong to, or None.
+      loop: the `while` that they belong to, or None where it was unrolled.
       inner: the permutes of the loop's body.
     """
 
@@ -50,20 +50,20 @@ class Window:
 
     @property
     def first(self) -> Instruction:
-        """Where it is counted."""
+        """The instruction at which the window is counted."""
         return self.loop or self.outer[0].instruction
 
     def runs(self, trips: int) -> Iterator[tuple[Permute, int]]:
-        """Every permute, and how often it runs where the loop runs `trips` times."""
+        """Yield every permute with its number of runs in `trips` trips of the loop."""
         yield from ((permute, 1) for permute in self.outer)
         for permute in self.inner:
             yield permute, max(0, trips - permute.skips_last)
 
 
 def find_windows(module: Module, computation: Computation) -> tuple[Window, ...]:
-    """The permutes of a computation that stand for a gather or a scatter.
+    """Find the permutes of a computation that implement all-gathers or reduce-scatters.
 
-    Permutes that cannot be told stay what they are, as do those of the user.
+    Permutes that cannot be attributed stay permutes, as do those of the user.
     """
     num_devices = module.num_partitions
     permutes = {
@@ -88,7 +88,7 @@ def find_windows(module: Module, computation: Computation) -> tuple[Window, ...]
 
 
 def _alike(permutes: Iterable[Permute]) -> Iterable[list[Permute]]:
-    """Permutes of the same operation, size and rings, one way round or the other."""
+    """Group permutes by operation, size and rings, in either direction."""
     groups: dict[object, list[Permute]] = {}
     for permute in permutes:
         instruction = permute.instruction
@@ -124,7 +124,7 @@ def _inner(module: Module, body: Computation) -> Iterator[Permute]:
         if (permute := ring_permute(body, instruction, num_devices)) is not None:
             yield permute
         elif instruction.opcode == "conditional":
-            # XLA:GPU passes the pieces on in all runs but the last.
+            # XLA:GPU sends the shards in all trips but the last.
             for name in called_names(instruction):
                 branch = module.computations[name]
                 for x in branch:
@@ -140,7 +140,7 @@ def _is_like(permute: Permute, inner: Sequence[Permute]) -> bool:
 
 
 def _touches(permute: Permute, loop: Instruction) -> bool:
-    """Whether a permute's value goes into a loop's state, or comes out of it."""
+    """Whether a permute's value enters a loop's state, or comes out of it."""
     if permute.source is loop:
         return True
     state = permute.computation.instructions[loop.operands[0]]

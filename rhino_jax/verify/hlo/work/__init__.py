@@ -1,4 +1,4 @@
-"""What a compiled program computes: FLOPs and memory traffic, in run order.
+"""Work of a compiled program: FLOPs and memory traffic, in run order.
 
 In: a `rhino_jax.verify.hlo.module.Module`.
 Out: `program.ProgramWork`.

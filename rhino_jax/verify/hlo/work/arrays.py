@@ -1,4 +1,4 @@
-"""Arrays as HLO writes their types: element type and dims."""
+"""Parse array types as HLO writes them: element type and dims."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class HloArray:
     """One array of a type.
 
     Attributes:
-      element: as `bf16`.
-      dims: sizes, major first.
+      element: element type, as `bf16`.
+      dims: dim sizes, major first.
     """
 
     element: str
@@ -35,10 +35,10 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
 
 
 def arrays_of(text: str) -> tuple[HloArray, ...]:
-    """The arrays of a type: one, or those of a tuple in order.
+    """Return the arrays of a type: one, or those of a tuple in order.
 
     Args:
-      text: as `f32[8,128]{1,0}` or `(f32[8], s32[])`.
+      text: a type, as `f32[8,128]{1,0}` or `(f32[8], s32[])`.
     """
     return tuple(
         HloArray(name, tuple(int(d.strip(" <=")) for d in dims.split(",") if d.strip()))
@@ -53,7 +53,7 @@ _NAMES = {
 
 
 def dtype_name(element: str) -> str:
-    """JAX's name of an element type: `float8_e4m3fn` for `f8e4m3fn`."""
+    """Return JAX's name of an element type: `float8_e4m3fn` for `f8e4m3fn`."""
     if element in _NAMES:
         return _NAMES[element]
     family, rest = element[0], element[1:]

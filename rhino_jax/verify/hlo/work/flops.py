@@ -1,13 +1,12 @@
-"""FLOPs of one instruction: dots and convolutions, two per multiply-add.
+"""Count the FLOPs of one instruction: dots and convolutions, two per multiply-add.
 
 A tap of a convolution that falls on padding, or between the elements of a dilated
-input, multiplies nothing and does not count. So the gradients of a convolution
-without padding count as much as the convolution, and the convolutions that XLA:TPU
-writes for batched dots (batch dims as windows over a dilated input) as much as the
-dots. What a compiler really computes does count: an input that XLA:TPU cut into
-overlapping pieces with filler, dots that XLA:GPU merged by padding one of them. A
-product of ragged groups whose kernel skips the tiles of other groups (XLA:TPU) counts
-every row once.
+input, multiplies nothing and does not count. So the gradients of a convolution without
+padding count as much as the convolution, and the convolutions that XLA:TPU emits for
+batched dots (batch dims as windows over a dilated input) as much as the dots. Redundant
+work of the compiler does count: an input that XLA:TPU split into overlapping, padded
+tiles, dots that XLA:GPU merged by padding one of them. A ragged dot whose kernel skips
+the tiles of other groups (XLA:TPU) counts every row once.
 
 Source: `HloCostAnalysis::GetConvolutionFlops` of XLA, which counts the same way.
 """
@@ -27,7 +26,7 @@ from rhino_jax.verify.hlo.work.arrays import HloArray, arrays_of
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What one run of an instruction multiplies and adds.
+    """FLOPs of one run of an instruction.
 
     Attributes:
       flops: floating-point operations.
@@ -41,9 +40,9 @@ class Arithmetic:
 def arithmetic_of(
     computation: Computation, instruction: Instruction
 ) -> Arithmetic | None:
-    """FLOPs of a dot, a convolution or a library call that stands for one.
+    """Return the FLOPs of a dot, a convolution or a library call of one.
 
-    None for every other instruction; what a fusion or a loop holds is not looked at.
+    None for every other instruction; bodies of fusions and loops are not counted.
     """
     operands = [
         arrays_of(computation.instructions[x].type)
@@ -82,7 +81,7 @@ _STATED = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)')
 
 
 def custom_call_target(instruction: Instruction) -> str:
-    """Name of the function that a custom call calls; empty for other opcodes."""
+    """Return the target of a custom call; empty for other opcodes."""
     found = _TARGET.search(instruction.attributes)
     return found.group(1) if found else ""
 
@@ -96,14 +95,14 @@ def _numbers(pattern: re.Pattern[str], instruction: Instruction) -> tuple[int, .
 def _library_flops(
     instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
 ) -> int | None:
-    """FLOPs of a call of cuBLAS or cuDNN."""
+    """Return the FLOPs of a cuBLAS or cuDNN call."""
     target = custom_call_target(instruction)
     if target.startswith("__cublas$"):
         contracted = _numbers(_LIBRARY_CONTRACTED, instruction)
         return 2 * result.size * math.prod(lhs.dims[d] for d in contracted)
     if not target.startswith("__cudnn$conv"):
         return None
-    # The labels are those of the convolution that is differentiated.
+    # The dim labels are those of the forward convolution.
     if target == "__cudnn$convBackwardInput":
         lhs, result = result, lhs
     elif target == "__cudnn$convBackwardFilter":
@@ -114,7 +113,7 @@ def _library_flops(
 def _stated(
     instruction: Instruction, operands: list[tuple[HloArray, ...]]
 ) -> Arithmetic | None:
-    """What a kernel says of itself (`pallas.CostEstimate`)."""
+    """Return the FLOPs that a kernel declares (`pallas.CostEstimate`), or None."""
     found = _STATED.search(instruction.attributes)
     if instruction.opcode != "custom-call" or found is None:
         return None
@@ -129,11 +128,10 @@ _RAGGED = re.compile(
 
 
 def skipped_groups(instruction: Instruction) -> int:
-    """Return of how many groups a product visits but the one that has the rows; 1 of
-    other instructions.
+    """Return the number of groups of a ragged dot with group skipping; 1 for others.
 
-    libtpu's estimate of cycles counts all of them, and the zeros between the elements
-    of the dilated input that it writes them as: it grows with their number squared.
+    libtpu's estimate of cycles counts all groups, and the zeros between the elements of
+    the dilated input that it writes them as: it grows with the square of their number.
     """
     found = _RAGGED.search(instruction.attributes)
     return int(found.group(1)) if found else 1
@@ -184,7 +182,7 @@ def _taps(
     kernel_step: int,
     pad_low: int,
 ) -> int:
-    """Pairs of output and kernel positions that meet an element of the input."""
+    """Count the pairs of output and kernel positions that meet an input element."""
     starts = np.arange(outputs, dtype=np.int64) * stride - pad_low
     total = 0
     for tap in range(kernel):

@@ -1,17 +1,16 @@
-"""What a compiled program computes: its instructions in run order, with trip counts.
+"""Read the work of a compiled program: its instructions in run order, with trip counts.
 
 The unit is an instruction of the control flow: of the entry, of loop bodies, of the
-branch of a conditional that takes longest, of computations that are called. What a
-fusion holds belongs to the fusion. Collectives are not work (`collectives` reads
-them), nor is what runs beside it: copies between kinds of memory (`copy-start`,
-`slice-start`), and what a TPU's SparseCore does (which a note counts).
+longest branch of a conditional, of called computations. The body of a fusion belongs to
+the fusion. Collectives are not work (`collectives` reads them), nor are asynchronous
+copies between memory spaces (`copy-start`, `slice-start`) or SparseCore work of a TPU
+(which a note counts).
 
-XLA:TPU writes an estimate of cycles to most of its instructions. It is that of the
-compute alone: collectives carry none, synchronous or not, and a fusion that carries
-on with a collective (`async_collective_fusion`) has the estimate of its compute.
-Sorts, gathers, scatters, custom calls, and copies and reshapes that only move data
-have none, and that of products of ragged groups is of no use (`skipped_groups`); there
-the roofline must do.
+XLA:TPU annotates most of its instructions with an estimate of cycles, for compute
+alone: collectives carry none, synchronous or not, and a fusion that continues a
+collective (`async_collective_fusion`) has the estimate of its compute. Sorts, gathers,
+scatters, custom calls, and copies and reshapes that only move data have none, and the
+estimate of ragged dots is unusable (`skipped_groups`); these use the roofline.
 """
 
 from __future__ import annotations
@@ -38,16 +37,17 @@ class InstructionWork:
     """One instruction that computes, on one device.
 
     Attributes:
-      name: of the instruction.
-      opcode: as `fusion`.
-      count: how often it runs per step.
-      flops: of dots and convolutions, one run.
-      dtype: element type of the operands of the largest of those, as `bfloat16`;
+      name: name of the instruction.
+      opcode: HLO opcode, as `fusion`.
+      count: runs per step.
+      flops: FLOPs of dots and convolutions, per run.
+      dtype: dtype of the operands of the largest dot or convolution, as `bfloat16`;
+        without any, of the result.
         without any, that of the result.
-      bytes: read and written, one run.
-      cycles: the compiler's estimate, one run; None where it makes none.
+      bytes: bytes read and written, per run.
+      cycles: the compiler's estimate of cycles, per run; None where it makes none.
       op: JAX's name of the operation.
-      source: the user's line.
+      source: the user's source line.
     """
 
     name: str
@@ -66,8 +66,8 @@ class ProgramWork:
     """All the work of a program, per device and step.
 
     Attributes:
-      items: in run order; a loop's body stands once, with its count.
-      notes: what could not be read, in sentences.
+      items: work in run order; a loop's body appears once, with its count.
+      notes: notes on what could not be read, as sentences.
     """
 
     items: tuple[InstructionWork, ...]
@@ -75,23 +75,24 @@ class ProgramWork:
 
     @property
     def flops(self) -> int:
-        """FLOPs of dots and convolutions, all trips together."""
+        """FLOPs of dots and convolutions, summed over all trips."""
         return sum(w.flops * w.count for w in self.items)
 
     @property
     def cycles(self) -> int:
-        """Estimated cycles, all trips together."""
+        """Estimated cycles, summed over all trips."""
         return sum((w.cycles or 0) * w.count for w in self.items)
 
 
 def work_reader(
     module: Module, seconds_of: Callable[[InstructionWork], float]
 ) -> WorkReader:
-    """A reader of what a compiled program computes.
+    """Return a reader of a compiled program's work.
 
     Args:
       module: the program.
-      seconds_of: time of one run, by which the branch of a conditional is chosen.
+      seconds_of: returns the time of one run, by which the longest branch of a
+        conditional is chosen.
     """
     return WorkReader(module, seconds_of, MemoryTraffic(module))
 
@@ -99,7 +100,7 @@ def work_reader(
 def read_work(
     module: Module, seconds_of: Callable[[InstructionWork], float]
 ) -> ProgramWork:
-    """What a compiled program computes in a step; arguments as of `work_reader`."""
+    """Read a compiled program's work per step; arguments as for `work_reader`."""
     return work_reader(module, seconds_of).program()
 
 
@@ -117,7 +118,7 @@ _COLLECTIVE = re.compile(
     r"|ragged-all-to-all|send|recv)"
 )
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
-# The largest integer stands for an estimate that was never made.
+# The largest integer marks a missing estimate.
 _NO_CYCLES = 2**63 - 1
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -129,13 +130,14 @@ class WorkReader:
 
     Attributes:
       module: the program.
-      seconds_of: time of one run.
-      traffic: bytes of instructions.
-      read_already: memo: computation → its work, run once.
-      moving: memo: computation → whether it holds a collective.
-      unknown_loops: source and assumed trips of loops whose count depends on data.
-      opaque: custom calls whose FLOPs are unknown, by target.
-      beside: names of calls that a SparseCore runs, collectives left out.
+      seconds_of: returns the seconds of one run.
+      traffic: counts the memory traffic of instructions.
+      read_already: cache: computation → the work of one run.
+      moving: cache: computation → whether it contains a collective.
+      unknown_loops: loop → source line and assumed trips, where the count depends on
+        data.
+      opaque: number of custom calls with unknown FLOPs, by target.
+      beside: names of calls that a SparseCore runs, without collectives.
     """
 
     module: Module
@@ -148,7 +150,7 @@ class WorkReader:
     beside: set[str] = field(default_factory=set)
 
     def program(self) -> ProgramWork:
-        """The work of one step."""
+        """Return the work of one step."""
         items = self.read(self.module.entry)
         return ProgramWork(items, tuple(self._notes()))
 
@@ -167,7 +169,7 @@ class WorkReader:
             )
 
     def read(self, name: str) -> tuple[InstructionWork, ...]:
-        """The work of one run of a computation."""
+        """Return the work of one run of a computation."""
         if name not in self.read_already:
             computation = self.module.computations[name]
             self.read_already[name] = tuple(
@@ -180,7 +182,7 @@ class WorkReader:
     def read_one(
         self, computation: Computation, instruction: Instruction
     ) -> Iterator[InstructionWork]:
-        """The work of one run of an instruction of the control flow."""
+        """Yield the work of one run of an instruction of the control flow."""
         match instruction.opcode:
             case "while":
                 yield from self._loop(computation, instruction)
@@ -205,7 +207,7 @@ class WorkReader:
                     yield from self._work(computation, instruction)
 
     def is_transfer(self, instruction: Instruction) -> bool:
-        """Whether an instruction is a collective, or starts one, or holds one."""
+        """Whether an instruction is a collective, starts one, or contains one."""
         opcode = instruction.opcode
         if opcode in ("fusion", "fusion-start", "call-start", "async-start"):
             return self._moves(_called(instruction))
@@ -255,7 +257,7 @@ class WorkReader:
     def _arithmetic(
         self, computation: Computation, instruction: Instruction
     ) -> Iterator[Arithmetic]:
-        """Dots and convolutions of an instruction, inside fusions too."""
+        """Yield the FLOPs of an instruction's dots and convolutions, fused or not."""
         if instruction.opcode == "fusion":
             called = self.module.computations[instruction.attribute("calls")]
             for inner in called:
@@ -264,7 +266,7 @@ class WorkReader:
             yield found
 
     def _moves(self, name: str) -> bool:
-        """Whether a computation is a transfer, or part of one."""
+        """Whether a computation contains a collective, or a part of one."""
         if name not in self.moving:
             self.moving[name] = any(
                 _COLLECTIVE.match(i.opcode)
@@ -298,7 +300,7 @@ def _called(instruction: Instruction) -> str:
 
 
 def branches_of(conditional: Instruction) -> list[str]:
-    """Names of the computations that a conditional chooses from."""
+    """Return the names of a conditional's branch computations."""
     found = _BRANCHES.search(conditional.attributes)
     if found is None:
         roles = ("true_computation", "false_computation")

@@ -1,9 +1,9 @@
-"""Bytes that one instruction reads from and writes to memory.
+"""Count the bytes that one instruction reads from and writes to memory.
 
-Operands and results count once each, but only what is touched of them: a slice or
-a gather reads what it takes, in a fusion too, also where only elementwise ops stand
-between; an update in place reads and writes the updated part. Bytes are counted
-wherever the compiler keeps the array, in slow memory or in fast.
+Operands and results count once each, but only the part that is accessed: a slice or a
+gather reads its result's size, in a fusion too, also behind elementwise ops; an
+in-place update reads and writes the updated part. Bytes count in whatever memory space
+the compiler places the array, slow or fast.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _LAZY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:
-    """Reads the bytes of instructions of one module.
+    """Counts the memory traffic of the instructions of one module.
 
     Attributes:
       module: the program.
-      shares: memo: computation → instruction → share of its elements that are read.
+      shares: cache: computation → instruction → share of its elements that are read.
     """
 
     module: Module
     shares: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def bytes_of(self, computation: Computation, instruction: Instruction) -> int:
-        """Bytes that one run of an instruction reads and writes."""
+        """Return the bytes that one run of an instruction reads and writes."""
         read = sum(
             computation.instructions[name].bytes
             * self._operand_share(computation, instruction, i)
@@ -54,7 +54,7 @@ class MemoryTraffic:
     def _operand_share(
         self, computation: Computation, user: Instruction, operand: int
     ) -> float:
-        """Share of an operand that an instruction reads, if all its result is used."""
+        """Return the share of an operand that is read, if the result is used whole."""
         name = user.operands[operand]
         if user.opcode == "fusion":
             called = self.module.computations[user.attribute("calls")]
@@ -71,12 +71,12 @@ class MemoryTraffic:
         return 1.0
 
     def _shares(self, computation: Computation) -> Mapping[str, float]:
-        """Share of each value inside a fusion that is read there."""
+        """Return the share of each value inside a fusion that is read there."""
         if computation.name in self.shares:
             return self.shares[computation.name]
         users = computation.users()
         shares = self.shares[computation.name] = {computation.root: 1.0}
-        # Printed order is such that users come after what they use.
+        # In printed order, users come after their operands.
         for name in reversed(tuple(computation.instructions)):
             if name != computation.root:
                 shares[name] = min(
@@ -85,9 +85,9 @@ class MemoryTraffic:
         return shares
 
     def _taken(self, computation: Computation, name: str, user: Instruction) -> float:
-        """Share of a value inside a fusion that one of its users reads."""
+        """Return the share of a value inside a fusion that one of its users reads."""
         if user.opcode == "tuple":
-            # Another result of the fusion. A parameter there is only handed on.
+            # A result of the fusion. A parameter there is only forwarded.
             return float(computation.instructions[name].opcode != "parameter")
         of_user = self.shares[computation.name][user.name]
         if user.opcode in _LAZY or (
@@ -102,7 +102,7 @@ class MemoryTraffic:
         return taken * of_user if user.opcode in _TAKES else taken
 
     def _written(self, computation: Computation, instruction: Instruction) -> int:
-        """Bytes that an instruction of the control flow writes."""
+        """Return the bytes that an instruction of the control flow writes."""
         if instruction.opcode == "fusion":
             called = self.module.computations[instruction.attribute("calls")]
             return sum(self._written_in(called, name) for name in _results(called))
@@ -114,7 +114,7 @@ class MemoryTraffic:
         return instruction.bytes
 
     def _written_in(self, computation: Computation, name: str) -> int:
-        """Bytes that a fusion writes for one of its results."""
+        """Return the bytes that a fusion writes for one of its results."""
         result = _behind(computation, name)
         if result.opcode == "parameter":
             return 0
@@ -140,7 +140,7 @@ def _results(computation: Computation) -> tuple[str, ...]:
 
 
 def _behind(computation: Computation, name: str) -> Instruction:
-    """What makes a value, bitcasts left aside."""
+    """Return the instruction that defines a value, looking through bitcasts."""
     instruction = computation.instructions[name]
     while instruction.opcode == "bitcast":
         instruction = computation.instructions[instruction.operands[0]]
@@ -152,7 +152,7 @@ def _updates(instruction: Instruction) -> bool:
 
 
 def _is_in_place(computation: Computation, update: Instruction) -> bool:
-    """Whether an update inside a fusion writes into an argument's memory."""
+    """Whether an update inside a fusion writes into an argument's buffer."""
     return _comes_from_parameter(computation, update) and any(
         _behind(computation, name).name == update.name for name in _results(computation)
     )
@@ -163,12 +163,12 @@ def _comes_from_parameter(computation: Computation, update: Instruction) -> bool
 
 
 def _scattered(scatter: Instruction) -> int:
-    """Number of arrays that a scatter updates: arrays, indices, updates."""
+    """Return the number of arrays that a scatter updates."""
     return (len(scatter.operands) - 1) // 2
 
 
 def _update_bytes(computation: Computation, update: Instruction) -> int:
-    """Bytes of the updates of a dynamic-update-slice or a scatter."""
+    """Return the bytes of the updates of a dynamic-update-slice or a scatter."""
     if update.opcode == "dynamic-update-slice":
         return computation.instructions[update.operands[1]].bytes
     names = update.operands[_scattered(update) + 1 :]
