@@ -1,4 +1,4 @@
-"""What was decided, in the terms of the IR: a spec for every value and use."""
+"""Decisions in terms of the IR: a spec for every value and every use of a value."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from rhino_jax.ir.spec import Spec
 class Decisions:
     """The specs of a program's values.
 
-    A value that no entry mentions is left to the compiler (scalars, literals).
-    Inside a region, value ids are those of the region. CALL and COND regions'
-    inputs are held as the op's operands are read (see `operands`).
+    A value without an entry is left to the compiler (scalars, literals). Inside a
+    region, value ids are those of the region. Inputs of CALL and COND regions have the
+    specs in which the op reads its operands (see `operands`).
 
     Attributes:
-      values: value id → spec in which the value is held after it is made (after
-        any reduction); for loop-region inputs, the spec inside the loop.
-      operands: (op id, operand position) → spec in which the op reads the
-        operand, given only where it is not how the value is held. For a loop op
-        the operand has its outer (stacked) shape.
-      region_outputs: (op id, region position, output position) → spec in which a
-        value leaves a region, only where it is not how the value is held.
+      values: value id → spec of the value after the op that makes it (and after any
+        reduction of partial sums); for loop-region inputs, the spec inside the loop.
+      operands: (op id, operand position) → spec in which the op reads the operand, only
+        where it differs from the value's spec. For a loop op the operand has its outer
+        (stacked) shape.
+      region_outputs: (op id, region position, output position) → spec in which a value
+        leaves a region, only where it differs from the value's spec.
       outputs: one spec per program output.
-      waypoints: value id → specs that its partial sums pass through before it is held
-        as `values` says, one after each reduce-scatter but the last.
+      waypoints: value id → specs that its partial sums pass through before they reach
+        the spec in `values`, one after each reduce-scatter but the last.
       through: (op id, operand position) → specs that the operand passes through on its
-        way to `operands`, each made once for all that read the value through it.
-      lowering: which specs values pass through where they are resharded.
+        way to its spec in `operands`; each copy is computed once for all readers that
+        share it.
+      lowering: how the compiler lowers shardings: it determines the specs that
+        resharded values pass through.
     """
 
     values: Mapping[int, Spec] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class Decisions:
 
 
 def held_specs(op: Op, decisions: Decisions) -> list[Spec | None]:
-    """Return how an op reads its operands, and then how its results are held."""
+    """Return the specs in which an op reads its operands, then those of its results."""
     values, operands = decisions.values, decisions.operands
     read = enumerate(op.operands)
     return [

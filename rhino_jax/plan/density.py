@@ -1,9 +1,9 @@
-"""How much of a program a plan annotates.
+"""Annotation density: the values of a program on which a plan sets shardings.
 
-Every value ("all") is how rhino applies a plan. Only what goes into and comes out of
-every matmul ("matmul") is how people annotate by hand, at best; what lies between is
-left to the compiler's propagation. Parameters, optimizer state, and the batch of
-activations ("batch") is what most people annotate.
+By default ("all") a plan annotates every value. "matmul" annotates the operands and
+results of every matmul, as people do by hand at best; values in between are left to the
+compiler's propagation. "batch" annotates parameters, optimizer state, and the batch dim
+of activations, as most people do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from rhino_jax.plan.decisions import Decisions
 
 
 def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
-    """Decisions about the program's arguments and results, loops' borders, and the
-    operands and results of contractions and kernels; nothing about other values.
+    """Reduce decisions to program arguments and results, loop borders, and matmuls.
+
+    Operands and results of contractions and kernels count as matmuls; nothing is
+    decided about other values.
 
     Args:
       program: the planned program.
@@ -53,14 +55,15 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
 def only_the_batch(
     program: Program, decisions: Decisions, led_by_batch: AbstractSet[int]
 ) -> Decisions:
-    """Decisions about the program's arguments and results, and how the leading dim of
-    activations is cut; nothing about other values.
+    """Reduce decisions to arguments, results, and the batch dim of activations.
+
+    Nothing is decided about other values.
 
     Args:
       program: the planned program.
       decisions: specs of all its values.
-      led_by_batch: the values whose leading dim is the batch's; axes are written in the
-        mesh's order, as people write them.
+      led_by_batch: ids of the values whose leading dim is the batch; its axes are
+        listed in the mesh's order, as people write them.
     """
     held = decisions.values
     kept = {i.value for i in program.inputs} | {o.value for o in program.outputs}

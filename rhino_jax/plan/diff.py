@@ -1,4 +1,4 @@
-"""What changes from one plan to another."""
+"""Differences between two plans."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class SpecChange:
     """A value whose layout differs.
 
     Attributes:
-      side: "input" or "output".
+      side: "input" or "output" of the program.
       path: tree path.
-      before, after: specs as text; empty where the plan has no such value.
-      bytes_before, bytes_after: on one device.
-      worth_s: what plan B's step gains by it: how much longer it is with this value
-        held as in plan A, everything else solved again; None where that was not asked.
+      before, after: specs as text; empty if that plan has no such value.
+      bytes_before, bytes_after: bytes of one device's shard.
+      worth_s: how many seconds longer plan B's step is if this value has its layout of
+        plan A and everything else is solved again; None if not requested.
     """
 
     side: str
@@ -37,12 +37,12 @@ class SpecChange:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Collectives of one kind over the same axes, all together.
+    """Collectives of one kind over the same axes, summed.
 
     Attributes:
-      count: how many run per step.
+      count: number of collectives per step.
       bytes: bytes that one device puts on the wire per step.
-      seconds: time of all of them.
+      seconds: predicted seconds of all of them.
     """
 
     count: int = 0
@@ -62,21 +62,21 @@ class TrafficChange:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiffData:
-    """What differs between two plans.
+    """Differences between two plans. Pairs are (plan A, plan B).
 
     Attributes:
       programs: names of the programs.
-      has_same_fingerprint: whether program and mesh are the same.
-      change: the first op that differs, in words; empty where that is not known.
-      meshes: their mesh axes.
-      hardware: their targets.
+      has_same_fingerprint: whether program and mesh are equal.
+      change: description of the first op that differs; empty if unknown.
+      meshes: (name, size) of their mesh axes.
+      hardware: names of their targets.
       predicted: their predictions.
       specs: inputs and outputs whose specs differ, largest first.
       traffic: collectives by kind and axes, where they differ, slowest first.
-      unchanged: number of inputs and outputs laid out alike.
-      values: how many of all values, those inside too, are laid out otherwise, and of
-        how many; zeros where the programs differ.
-      chosen: names of the passes that were chosen for each, as micro-batches.
+      unchanged: number of inputs and outputs with equal specs.
+      values: (number of values with different specs, number of values compared),
+        intermediate values included; zeros if the programs differ.
+      chosen: names of the program passes chosen for each plan, as micro-batches.
     """
 
     programs: tuple[str, str]
@@ -93,7 +93,7 @@ class PlanDiffData:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the plans say the same."""
+        """Whether the plans are equal in all of these."""
         return (
             self.has_same_fingerprint
             and self.meshes[0] == self.meshes[1]
@@ -107,7 +107,7 @@ class PlanDiffData:
 
 
 def diff(a: PlanData, b: PlanData) -> PlanDiffData:
-    """What changes from plan `a` to plan `b`; see `rhino.diff`."""
+    """Compare plan `a` with plan `b`; see `rhino.diff`."""
     for one in (a, b):
         if not hasattr(one, "mesh_axes"):
             raise PlanFileError(
@@ -152,7 +152,7 @@ def _values_changed(a: PlanData, b: PlanData) -> tuple[int, int]:
 
 
 def _specs_of(plan: PlanData) -> dict[int, str]:
-    """Value id → spec, as text."""
+    """Return value id → spec as text, over all stages."""
     return {
         value: format_spec(spec, [name for name, _ in stage.mesh_axes])
         for stage in plan.stages
@@ -163,7 +163,7 @@ def _specs_of(plan: PlanData) -> dict[int, str]:
 def traffic_of(
     collectives: Iterable[Collective],
 ) -> dict[tuple[str, tuple[str, ...]], Traffic]:
-    """Collectives summed by kind and axes, slowest first."""
+    """Sum collectives by kind and axes, slowest first."""
     sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
     for c in collectives:
         old = sums.get((c.kind, c.axes), Traffic())

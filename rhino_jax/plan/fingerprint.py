@@ -1,4 +1,4 @@
-"""The fingerprint of a program: a plan is applied only to the program it is for."""
+"""The fingerprint of a program: a plan is applied only to its own program."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rhino_jax.ir.program import Program, Region, RegionCall
 
 
 def fingerprint(program: Program, mesh_axes: Sequence[tuple[str, int]]) -> str:
-    """Hash of what a plan depends on, as hexadecimal digits.
+    """Return a hash of everything that makes a plan valid, as hexadecimal digits.
 
-    Shapes, types, ops, factors, regions, tree paths and the mesh count; source
-    lines, labels, what is donated, and trip counts that are assumed do not.
+    It covers shapes, types, ops, factors, regions, tree paths and the mesh; not source
+    lines, labels, donation, and assumed trip counts.
 
     Args:
       program: the program.
@@ -52,7 +52,7 @@ def _value_line(shape: tuple[int, ...], dtype: str, is_literal: bool) -> str:
 
 
 def rule_line(rule: Rule) -> str:
-    """Return a rule as text."""
+    """Return a rule as one line of text."""
     factors = tuple((f.size, f.kind.name, f.reducer, f.halo) for f in rule.factors)
     return repr((factors, rule.operands, rule.results))
 

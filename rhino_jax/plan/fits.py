@@ -1,4 +1,4 @@
-"""Whether a plan belongs to a program and a mesh, and if not, what differs."""
+"""Checks that a plan belongs to a program and a mesh, with the differences if not."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def check_fits(
 
     Args:
       plan: the plan.
-      fingerprint: of the program at hand.
+      fingerprint: fingerprint of the program at hand.
       mesh_axes: (name, size) of the mesh at hand, major first.
-      program: the program at hand, to say which inputs differ.
-      what: the call that asks, for the message.
+      program: the program at hand, to report which inputs differ; None: report the
+        fingerprints.
+      what: the calling function, for the message.
     Raises:
       PlanFileError: names the inputs, axes or versions that differ.
     """

@@ -1,8 +1,8 @@
-"""Which arguments of a program are arguments of another plan, and keep its layout.
+"""Layouts reused from another plan: the arguments that two programs have in common.
 
 A train step and an evaluation share parameters; a smaller last batch shares all state.
-Leaves are told by tree path and shape. Where an argument has another name (`p` for
-`params`, or `state.params`), it is told by its structure, as long as that is
+Leaves are matched by tree path and shape. If an argument has another name (`p` for
+`params`, or `state.params`), it is matched by its structure, provided that the match is
 unambiguous.
 """
 
@@ -23,30 +23,36 @@ _KEY = re.compile(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]])*\]|\.?\w+")
 
 
 _DEPTH = 2
-"""How deep in an argument a part of another's may begin."""
+"""Deepest level of an argument at which subtrees are matched with another's."""
 
 
 Part = tuple[int, int]
-"""Of a leaf, the first stage that has some of it, and how many have."""
+"""(first stage that owns a part of a leaf, number of stages that do)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLeaf:
-    """A leaf as others see it: its path in keys, and what else must be equal."""
+    """A leaf for matching.
+
+    Attributes:
+      path: keys of its tree path.
+      kind: what must be equal beyond the path, as the shape.
+    """
 
     path: tuple[str, ...]
     kind: Hashable
 
     def below(self, depth: int) -> ArrayLeaf:
-        """The same, seen from that many keys further down."""
+        """Return the leaf with the first `depth` keys of its path removed."""
         return ArrayLeaf(self.path[depth:], self.kind)
 
 
 def keys_of(path: str) -> tuple[str, ...]:
-    """The keys of a tree path, as `params`, `0`, `mu`, `w` of `params[0].mu['w']`.
+    """Return the keys of a tree path: `params`, `0`, `mu`, `w` of `params[0].mu['w']`.
 
-    What is an attribute here may be a key there, and Flax's variables are themselves
-    here and hold a `.value` there.
+    Attributes and keys compare equal, and a trailing `.value` is dropped: what is an
+    attribute in one program may be a key in the other, and Flax's variables may appear
+    as themselves or as their `.value`.
     """
     keys = _KEY.findall(path)
     if len(keys) > 1 and keys[-1] == ".value":
@@ -55,17 +61,17 @@ def keys_of(path: str) -> tuple[str, ...]:
 
 
 def arguments_of(plan: PlanData) -> tuple[Leaf, ...]:
-    """The arrays of a plan's arguments; captured constants left out."""
+    """Return the array leaves of a plan's arguments, without captured constants."""
     return plan.inputs[: len(plan.in_leaf_positions)]
 
 
 def kept_specs(like: PlanData, program: Program) -> dict[int, Spec]:
-    """Positions of a program's inputs → the spec of the same leaf in `like`."""
+    """Return program input position → spec of the same leaf in the plan `like`."""
     return {i: like.inputs[k].spec for i, k in _kept(like, program).items()}
 
 
 def kept_blocks(like: PlanData, program: Program) -> Stored:
-    """What of a program's inputs is stored in blocks in `like`, and how."""
+    """Return the interleaved storage of a program's inputs, as in the plan `like`."""
     stored = stored_in_blocks(like.transforms)
     if not stored:
         return {}
@@ -77,8 +83,10 @@ def kept_blocks(like: PlanData, program: Program) -> Stored:
 
 
 def kept_stages(like: PlanData, program: Program) -> dict[int, Part]:
-    """Positions of a program's inputs → where the same leaf is in `like`; of a plan in
-    one stage, and of one with several chunks of the model in every stage, nothing."""
+    """Return program input position → stages that own the same leaf in the plan `like`.
+
+    Empty if `like` has a single stage, or several chunks per stage.
+    """
     if like.pipeline is None or like.pipeline.group_of:
         return {}
     leaves = {i: like.inputs[k] for i, k in _kept(like, program).items()}
@@ -86,7 +94,7 @@ def kept_stages(like: PlanData, program: Program) -> dict[int, Part]:
 
 
 def _kept(like: PlanData, program: Program) -> dict[int, int]:
-    """Positions of a program's inputs → position of the same leaf in `like`."""
+    """Return program input position → position of the same leaf in the plan `like`."""
     known = arguments_of(like)
     wanted = {
         i: ArrayLeaf(keys_of(entry.path), program.values[entry.value].shape)
@@ -100,12 +108,13 @@ def _kept(like: PlanData, program: Program) -> dict[int, int]:
 def same_leaves(
     wanted: Mapping[int, ArrayLeaf], known: Sequence[ArrayLeaf], specs: Sequence[Spec]
 ) -> dict[int, int]:
-    """Which known leaf each wanted one is.
+    """Match leaves of two programs: wanted position → position of the known leaf.
 
     Args:
-      wanted: leaves of arguments, by position; their first key names the argument.
-      known: leaves to find them among.
-      specs: of the known; places that agree in all specs are not ambiguous.
+      wanted: leaves to match, by position; the first key of a path names the argument.
+      known: leaves to match them with.
+      specs: specs of the known leaves; several matches that agree in all specs are
+        unambiguous.
     """
     exact = {array: k for k, array in enumerate(known)}
     found = {i: exact[array] for i, array in wanted.items() if array in exact}
@@ -123,8 +132,11 @@ def _located(
     specs: Sequence[Spec],
     depth: int = 0,
 ) -> dict[int, int]:
-    """A subtree, or else its children by their names: of `{"params": …, "batch_stats":
-    …}` each may be a part of a whole training state."""
+    """Match a subtree, or else its children by their names.
+
+    Each child of `{"params": …, "batch_stats": …}` may be a part of a whole training
+    state.
+    """
     places = find_places(list(wanted.values()), known, name)
     if depth:
         length = len(next(iter(wanted.values())).path)
@@ -137,7 +149,7 @@ def _located(
     if depth < _DEPTH:
         for key, members in _by_argument(wanted).items():
             below = {i: a.below(1) for i, a in members.items()}
-            # An array by itself is told by its argument's name only.
+            # A single array is matched by its argument's name only.
             if all(a.path for a in below.values()):
                 found.update(_located(below, key, known, specs, depth + 1))
     return found
@@ -150,16 +162,16 @@ def find_places(
     *,
     needs_name: bool = True,
 ) -> list[list[int]]:
-    """Where among known leaves a subtree may be: its leaves' numbers at each place.
+    """Return the places of a subtree among known leaves: its leaves' positions at each.
 
-    Of places whose last key is `name` those; else those nearest to the root. A place
-    holds all of the subtree and no more.
+    Places whose last key is `name` are preferred; else those nearest to the root. A
+    place holds all of the subtree and nothing else.
 
     Args:
-      wanted: paths from the subtree's root on; a single array has none.
-      known: leaves to find them among.
-      name: what the subtree is called.
-      needs_name: whether an array by itself must have the name.
+      wanted: leaves with paths from the subtree's root; empty for a single array.
+      known: leaves to search.
+      name: name of the subtree.
+      needs_name: whether a single array must have the name.
     """
     exact = {array: k for k, array in enumerate(known)}
     sizes: dict[tuple[str, ...], int] = {}
@@ -184,7 +196,7 @@ def find_places(
     if not named and not depth and needs_name:
         return []
     nearest = min(map(len, full), default=0)
-    # An array by itself has no structure that would tell one place from another.
+    # A single array has no structure that would distinguish places.
     chosen = named or [root for root in full if len(root) == nearest or not depth]
     return [
         [exact[ArrayLeaf((*root, *a.path), a.kind)] for a in wanted] for root in chosen

@@ -1,4 +1,4 @@
-"""Seconds of a step by the user's lines: sums, and what collectives add."""
+"""Predicted seconds of a step by source line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AMOUNTS = [item.name for item in fields(LineTime) if item.name != "source"]
 
 
 def summed(lines: Iterable[LineTime]) -> tuple[LineTime, ...]:
-    """Return one entry of every line, those with the most seconds first."""
+    """Return one entry per source line, those with the most seconds first."""
     found: dict[str, LineTime] = {}
     for line in lines:
         before = found.get(line.source)
@@ -25,7 +25,7 @@ def summed(lines: Iterable[LineTime]) -> tuple[LineTime, ...]:
 
 
 def scaled(lines: Iterable[LineTime], share: float) -> list[LineTime]:
-    """Return the lines with this share of all seconds and operations."""
+    """Return the entries with all seconds and operations multiplied by `share`."""
     return [
         replace(line, **{n: share * getattr(line, n) for n in _AMOUNTS})
         for line in lines
@@ -33,11 +33,12 @@ def scaled(lines: Iterable[LineTime], share: float) -> list[LineTime]:
 
 
 def sent(collectives: Iterable[Collective], communication_s: float) -> list[LineTime]:
-    """Return the lines of collectives, of each the same share not hidden.
+    """Return one entry per collective, with its share of exposed communication.
 
     Args:
-      collectives: of a plan.
-      communication_s: seconds of all of them that nothing hides.
+      collectives: collectives of a plan.
+      communication_s: seconds of all collectives that no compute hides, divided in
+        proportion to each one's own seconds.
     """
     collectives = list(collectives)
     whole_s = sum(c.seconds for c in collectives)

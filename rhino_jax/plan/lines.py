@@ -1,10 +1,10 @@
-"""The user's lines that a plan shows, as they are now.
+"""Source lines in a plan, updated to the user's current source.
 
-A plan is found again, or read from a file, after its user has moved code about: it
-computes the same, on other lines. What names a line in a plan's text therefore has an
-op of the program beside it, and is written anew from the program as it was traced last.
-Collectives know their op; of other ops that shared a line and have parted, the first
-one's line is shown.
+A plan may be loaded from the cache or a file after its user has moved code: the program
+is the same, on other lines. Each source line that a plan's text names is therefore
+stored with an op of the program, and is rewritten from the program as it was traced
+last. Collectives know their op; if other ops shared a line and no longer do, the line
+of the first one is shown.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rhino_jax.plan.while_loops import while_loops_of
 
 
 Place = tuple[int, int]
-"""An op, and which of the collectives in it, where its user cut it by hand; else -1."""
+"""(op id, index of a collective in a manually sharded op; -1 for the op itself)."""
 
 _OP = re.compile(r" #(\d+)$")
-"""How the op of a collective ends: with its number in the program."""
+"""Matches the op id at the end of a collective's `op`."""
 
 
 def with_lines(plan: AnyPlan, program: Program) -> AnyPlan:
-    """The plan with the lines of this program in place of those that it was made for.
+    """Return the plan with source lines of this program in place of stored ones.
 
     Args:
       plan: a plan.
-      program: as the plan's: of equal fingerprint.
+      program: a program with the plan's fingerprint.
     """
     if not plan.while_loops:
         plan = replace(plan, while_loops=while_loops_of(program))
@@ -53,7 +53,7 @@ def _source_at(place: Place, program: Program) -> Source:
 
 
 def _found(plan: PlanData, program: Program) -> dict[str, Place]:
-    """Each line that a plan's text names → the first op there."""
+    """Return each source line in a plan's text → the first op on it."""
     text = "\n".join(_texts(plan))
     lines: dict[str, Place] = {}
     for op in program.ops:
@@ -85,7 +85,7 @@ def _written_anew(
         found, source = _OP.search(c.op), text(c.source)
         op = None if found is None else program.ops[int(found[1])]
         if op is not None and op.manual is None and c.source:
-            source = str(op.source)  # two ops of one line may have parted
+            source = str(op.source)  # two ops of one line may now be on two
         return replace(c, source=source, reason=text(c.reason))
 
     def holding(h: PeakValue) -> PeakValue:
@@ -109,7 +109,8 @@ def _written_anew(
 
 
 def _substitution(moved: Mapping[str, Source]) -> Callable[[str], str]:
-    """Puts new lines in place of old ones, in both forms, all at once."""
+    """Return a function that replaces old lines by new ones, in both forms, in one
+    pass."""
     found: dict[str, str] = {}
     for old, source in moved.items():
         found[old] = str(source)
@@ -121,5 +122,5 @@ def _substitution(moved: Mapping[str, Source]) -> Callable[[str], str]:
 
 
 def _short(line: str) -> str:
-    """`model.py:61` of `model.py:61 (attend)`."""
+    """Return `model.py:61` of `model.py:61 (attend)`."""
     return line.partition(" (")[0]

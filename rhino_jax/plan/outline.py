@@ -1,8 +1,8 @@
-"""The ops of a program as a short text, so that a plan file can say which one changed.
+"""The ops of a program as a short text, so that a plan file can tell which one changed.
 
-A line an op: name, operands as distances in the list of values, result types, a digest
-of what else the fingerprint counts, and the user's line. Compressed, since layers
-repeat: 4 to 8 bytes an op (models of the zoo).
+One line per op: name, operands as distances in the list of values, result types, a
+digest of what else the fingerprint covers, and the source line. Compressed, since
+layers repeat: 4 to 8 bytes per op (models of the zoo).
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ def outline(program: Program) -> str:
 
 
 def outline_of(plan: PlanData) -> str:
-    """Return the outline of the program that a plan is for; empty where it is not
-    known, as of a plan in a file of an older version."""
+    """Return the outline of the program that a plan is for.
+
+    Empty if unknown, as for a plan from a file of an older version.
+    """
     if plan.outline or plan.traced is None:
         return plan.outline
     return outline(plan.traced.program)
 
 
 def first_change(before: str, after: str) -> str:
-    """Say which op of a program is the first to differ; empty where none is found.
+    """Describe the first op that differs between two outlines; empty if none is found.
 
     Args:
-      before, after: the outlines of the program as it was and as it is.
+      before, after: outlines of the program when the plan was made, and now.
     """
     if not before or not after:
         return ""
@@ -77,7 +79,7 @@ def _type(value: Value) -> str:
 
 
 def _rest(op: Op) -> str:
-    """What a fingerprint counts of an op, beside its rule and the ids of values."""
+    """Return what a fingerprint covers of an op beyond its rule and the value ids."""
     call = op.call
     parts: list[object] = []
     if op.pin is not None:

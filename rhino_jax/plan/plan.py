@@ -1,4 +1,4 @@
-"""The Plan: every choice, what it is predicted to cost, and how it was found."""
+"""The Plan: every decision, its predicted cost, and how it was found."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Leaf:
       path: tree path.
       shape: global shape.
       dtype: element type.
-      spec: chosen spec.
+      spec: planned spec.
       bytes_per_device: bytes of one device's shard.
       is_donated: whether its memory may be reused for results.
-      stage: the stage on whose devices it is.
-      num_stages: on how many from there on it is, of a stack of layers: each stage has
-        its own part of dim 0.
+      stage: the (first) stage whose devices own it.
+      num_stages: number of consecutive stages that own it, for a stack of layers: each
+        stage owns a part of dim 0.
     """
 
     path: str
@@ -53,65 +53,66 @@ class Leaf:
 
     @property
     def stages(self) -> str:
-        """As "stage 0", or "stages 0 to 2"."""
+        """The stages as text: "stage 0", or "stages 0 to 2"."""
         last = self.stage + self.num_stages - 1
         return f"stage{'' if last == self.stage else f's {self.stage} to'} {last}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlanData:
-    """How a program is laid out over a mesh, and what that costs: data alone.
+    """The layout of a program over a mesh, and its predicted cost: data alone.
 
-    What users hold is `rhino_jax.explain.results.plan.Plan`, which also acts.
+    Users work with `rhino_jax.explain.results.plan.Plan`, which adds methods.
 
     Attributes:
       program_name: the planned function's name.
-      fingerprint: hash of the program (shapes, ops, factors); a plan is applied
-        only to the program it was made for.
+      fingerprint: hash of the program (shapes, ops, factors); a plan is applied only to
+        the program it was made for.
       mesh_axes: (name, size) of every mesh axis, major first.
       hardware: name of the target.
       inputs: the program's inputs (arguments, then captured constants).
       outputs: the program's results.
-      stages: the parts that run on devices of their own; one of all devices, where the
-        program is not cut. Where they are an axis of one mesh, all have the same
+      stages: pipeline stages, each with devices of its own; a single one with all
+        devices if the program is not divided. In an SPMD pipeline, all have the same
         decisions.
-      pipeline: how micro-batches pass through the stages, where there are several.
+      pipeline: schedule and costs of the pipeline; None for a single stage.
       predicted: predicted cost of a step.
-      collectives: predicted collectives, most expensive first.
+      collectives: predicted collectives, slowest first.
       search: how the plan was found.
       coverage: share of the program that rules cover.
-      recipes: the experts' plans, by name: what each would cost, or None where
-        the program or the budget does not allow it.
-      memory_budget_bytes: the budget that was planned for, per device.
-      transforms: what was done to the program before it was planned, in order.
-      variants: the programs that were compared, where passes were weighed.
+      recipes: predicted cost of the experts' plans, by name; None where the program or
+        the memory budget does not allow one.
+      memory_budget_bytes: memory budget of the plan, per device.
+      transforms: program passes applied before planning, in order.
+      variants: the programs that were compared, if program passes were candidates.
       at_peak: what is live at the predicted peak, largest first.
       pins: the user's pins, path → spec text.
-      meshes: mesh shapes that were compared, with their objective in seconds,
-        where rhino chose the shape.
-      refined: the plans that the compiler was asked about, this one among them,
-        where the plan was refined.
-      line_times: seconds of the step by the user's lines, the most first.
+      meshes: (mesh shape, objective in seconds) of the mesh shapes that were compared,
+        if rhino chose the shape.
+      refined: the plans that were compiled for comparison, this one among them, if the
+        plan was refined.
+      line_times: predicted seconds by source line, the most first.
       model_flops: arithmetic of the program as its user wrote it.
-      while_loops: loops that data may end, and the trip counts they were planned with.
-      notes: things the user should know, in sentences.
-      mesh: the JAX mesh, if one was given or could be built.
+      while_loops: loops whose trip count depends on data, and the trip counts that were
+        assumed.
+      notes: remarks for the user, in sentences.
+      mesh: the JAX mesh; None if none was given nor could be built.
       in_tree, out_tree: tree structures of (args, kwargs) and of the result, over
         all their leaves.
-      in_leaf_positions, out_leaf_positions: where, among all leaves of the trees,
-        the arrays are; the arguments come first in `inputs`, in this order.
-      lines: the source lines that its text names, each with what of the program is
-        there; see `rhino_jax.plan.lines`.
-      versions: of what made the plan, as {"rhino_jax": …, "jax": …}; filled in
-        when a plan is loaded from a file.
-      outline: the ops of the program (`rhino_jax.plan.outline`); filled in when a plan
-        is loaded from a file.
-      cached: the file of the cache that it was read from, where it was not searched;
-        `search.seconds` then says how long that took once.
-      origin: what can plan its program again, see `rhino_jax.planner.origin`; None
-        where the program is not at hand, as of a plan that was loaded.
-      traced: the function as it was traced, where the plan is of this process; what
-        is written of the user's own lines needs it (`rhino_jax.export`).
+      in_leaf_positions, out_leaf_positions: positions of the arrays among all leaves of
+        the trees; in `inputs` the arguments come first, in this order.
+      lines: source lines that the plan's text names → place in the program; see
+        `rhino_jax.plan.lines`.
+      versions: versions of the software that made the plan, as {"rhino_jax": …, "jax":
+        …}; set when a plan is loaded from a file.
+      outline: the ops of the program (`rhino_jax.plan.outline`); set when a plan is
+        loaded from a file.
+      cached: path of the cache file that it was read from; empty if it was searched.
+        For a cached plan `search.seconds` is the time of the original search.
+      origin: object that can plan the program again, see `rhino_jax.planner.origin`;
+        None if the program is not available, as for a loaded plan.
+      traced: the traced function, if the plan was made in this process; exported source
+        lines need it (`rhino_jax.export`).
     """
 
     program_name: str
@@ -152,40 +153,40 @@ class PlanData:
 
     @property
     def usable_bytes(self) -> int:
-        """Most that a plan may hold by prediction, per device."""
+        """Largest predicted memory of a plan, in bytes per device."""
         share = 1 - self.search.reserve_share
         return int(round(share * self.memory_budget_bytes, 3))
 
     @property
     def decisions(self) -> Decisions:
-        """Specs of all values, of a plan whose devices all run one program."""
+        """Specs of all values of a plan in which all devices run one program."""
         assert not self.has_tasks, "every stage has its own"
         return self.stages[0].decisions
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Of every stage, how many places it has along the axis of the stages."""
+        """Number of places of every stage along the stage axis."""
         if self.is_one_program:
-            return (1,) * self.num_stages  # plans saved before have one record
+            return (1,) * self.num_stages  # plans of older versions have one record
         return tuple(stage.places for stage in self.stages)
 
     @property
     def microbatches(self) -> int:
-        """How many parts of the batch run one after the other; 1: it is not cut."""
+        """Number of micro-batches; 1: the batch is not divided."""
         if self.pipeline is not None:
             return self.pipeline.micro_batches
         return num_microbatches(self.transforms)
 
     @property
     def schedule(self) -> str:
-        """The family of schedules by which stages run; empty where there is one."""
+        """Name of the pipeline schedule; empty for a single stage."""
         if self.is_one_program:
             return IN_ONE_PROGRAM
         return "" if self.pipeline is None else self.pipeline.schedule
 
     @property
     def num_stages(self) -> int:
-        """How many parts of its devices run different parts of the program at once."""
+        """Number of pipeline stages."""
         return max(len(self.stages), stages_in_one(self.transforms))
 
     @property
@@ -195,44 +196,47 @@ class PlanData:
 
     @property
     def is_one_program(self) -> bool:
-        """Whether it has several stages that are an axis of its mesh."""
+        """Whether it is an SPMD pipeline: several stages along an axis of one mesh."""
         return stages_in_one(self.transforms) > 1
 
     @property
     def num_devices(self) -> int:
-        """Devices of all stages."""
+        """Number of devices of all stages."""
         return math.prod(size for _, size in self.mesh_axes)
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: model FLOPs over what all devices do at peak in the
-        predicted step. Source: PaLM, appendix B (`rhino_jax.cost.utilisation`)."""
+        """Model FLOPs utilisation of the predicted step.
+
+        Model FLOPs over the peak arithmetic of all devices in that time. Source: PaLM,
+        appendix B (`rhino_jax.cost.utilisation`).
+        """
         step_s = self.predicted.step_time_s * self.num_devices
         return self.model_flops.at_peak_s / step_s if step_s else 0.0
 
     @property
     def has_tasks(self) -> bool:
-        """Whether it has several stages, each with programs of its own."""
+        """Whether it has several stages, each with its own programs."""
         return self.pipeline is not None and not self.is_one_program
 
     def __eq__(self, other: object) -> bool:
-        """By what they hold, whatever else their classes can do."""
+        """Compare by compared fields; plans of different subclasses may be equal."""
         if not isinstance(other, PlanData):
             return NotImplemented
         names = [f.name for f in fields(PlanData) if f.compare]
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __copy__(self) -> PlanData:
-        return self  # nothing of it changes
+        return self  # immutable
 
     def __deepcopy__(self, memo: Any) -> PlanData:
         return self
 
 
 def is_cut_by_clock(plan: PlanData) -> bool:
-    """Whether a wall clock had a part in what the plan is."""
+    """Whether a wall-clock time limit affected the plan."""
     return any(note.startswith(CUT_BY_CLOCK) for note in plan.notes)
 
 
 AnyPlan = TypeVar("AnyPlan", bound=PlanData)
-"""A plan of whatever class: what takes one and gives one back keeps its class."""
+"""A plan of any subclass: functions that take and return one preserve its class."""

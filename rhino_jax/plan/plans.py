@@ -12,18 +12,19 @@ from rhino_jax.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plans(Mapping[str, AnyPlan]):
-    """A plan by program, all on one mesh; see `rhino.plan_together`.
+    """Plans by program name, all on one mesh; see `rhino.plan_together`.
 
     Attributes:
-      plans: program's name → its plan.
-      weights: program's name → how often it runs, beside the others.
-      shared: for every array that several programs take, (program, tree path) of each.
-      held_bytes: program's name → bytes of the others' state, per device, that stay in
-        memory while it runs and that it does not take itself.
-      bound_s: the weighted sum of steps is at least that, in seconds, as far as
+      plans: program name → its plan.
+      weights: program name → how often it runs, relative to the others.
+      shared: for every array that several programs take, its (program name, tree path)
+        in each.
+      held_bytes: program name → bytes per device of the other programs' state that
+        stays in memory while it runs and that it does not take itself.
+      bound_s: lower bound on the weighted sum of step times, in seconds, assuming that
         collectives of one program do not hide behind compute of another.
-      alone_s: program's name → seconds of its step where it is planned by itself on
-        this mesh; None where it was not asked for.
+      alone_s: program name → seconds of its step if planned alone on this mesh; None if
+        not requested.
     """
 
     plans: Mapping[str, AnyPlan]
@@ -62,7 +63,7 @@ class Plans(Mapping[str, AnyPlan]):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that any program holds, with what the others need later."""
+        """Largest peak of any program with the others' state, in bytes per device."""
         return max(
             plan.predicted.peak_bytes + self.held_bytes[name]
             for name, plan in self.plans.items()

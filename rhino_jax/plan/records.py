@@ -1,4 +1,4 @@
-"""The parts of a plan that are numbers: predictions, collectives, search, coverage."""
+"""Numeric records of a plan: predictions, collectives, search, coverage."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from dataclasses import dataclass
 
 
 CUT_BY_CLOCK = "the time limit"
-"""How a note begins that says that a wall clock decided, which differs from run to run
-and from machine to machine."""
+"""First words of a note that a wall-clock limit affected the plan, so that it may
+differ between runs and machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What one step costs, per device.
+    """Predicted cost of one step, per device.
 
     Attributes:
       step_time_s: seconds per step.
-      compute_s: seconds of compute and memory traffic.
-      communication_s: seconds of collectives that compute does not hide.
+      compute_s: seconds of arithmetic and memory traffic.
+      communication_s: seconds of collectives that compute does not hide (exposed
+        communication).
       peak_bytes: largest sum of live bytes over the step.
       flops_per_device: floating-point operations of one device per step.
-      slack_s: seconds of collectives beside which there is other work, hidden or not.
+      slack_s: seconds of collectives that are independent of some compute, hidden or
+        not.
     """
 
     step_time_s: float
@@ -33,14 +35,14 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A program as it was planned beside others: with these passes done, or none.
+    """A candidate program: the user's program with some passes applied.
 
     Attributes:
-      name: as "4 micro-batches, recompute 1.2 GiB"; "as written" of none.
-      step_time_s: predicted; infinite where it does not fit.
-      peak_bytes: predicted; where it does not fit, the least that was found.
-      is_chosen: it is the plan.
-      is_brief: it was searched briefly: a full search may find a shorter step.
+      name: as "4 micro-batches, recompute 1.2 GiB"; "as written" without passes.
+      step_time_s: predicted seconds per step; infinite if it does not fit in memory.
+      peak_bytes: predicted peak, per device; the smallest found if it does not fit.
+      is_chosen: whether the plan uses it.
+      is_brief: whether its search was shortened: a full search may find a shorter step.
     """
 
     name: str
@@ -52,17 +54,19 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class LineTime:
-    """Seconds of a step that one line of the user's takes, forward and backward.
+    """Predicted seconds of a step that one source line takes, forward and backward.
 
-    Of a plan in stages, the mean over all devices.
+    For a plan in stages, the mean over all devices.
 
     Attributes:
-      source: the line, as `model.py:61 (mlp)`; empty of what has none.
-      matrix_s: matrix products and convolutions that the matrix units bound.
-      memory_s: ops that memory bandwidth, or other arithmetic, bounds.
-      launch_s: starts of kernels.
-      communication_s: collectives, as far as nothing hides them.
-      idle_s: waiting for other stages.
+      source: the source line, as `model.py:61 (mlp)`; empty for ops without one.
+      matrix_s: seconds of matrix products and convolutions that are bound by the matrix
+        units.
+      memory_s: seconds of ops that are bound by memory bandwidth, or by other
+        arithmetic.
+      launch_s: seconds of kernel launches.
+      communication_s: seconds of exposed communication.
+      idle_s: seconds of waiting for other stages.
       flops: floating-point operations of one device.
     """
 
@@ -76,17 +80,17 @@ class LineTime:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Total seconds of the line."""
         return sum(seconds for _, seconds in self.parts)
 
     @property
     def bound(self) -> str:
-        """What takes most of its time."""
+        """Name of the part that takes the most time."""
         return max(self.parts, key=lambda part: part[1])[0]
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
-        """Seconds by what bounds them."""
+        """(name, seconds) by what bounds them."""
         return (
             ("matrix units", self.matrix_s),
             ("memory bandwidth", self.memory_s),
@@ -98,12 +102,13 @@ class LineTime:
 
 @dataclass(frozen=True, slots=True)
 class WhileLoop:
-    """A `while` loop that data may end, and how often it is taken to run.
+    """A `while` loop whose trip count depends on data, and its assumed trip count.
 
     Attributes:
-      source: the user's line.
-      trip_count: trips that the plan, and what is read of its compiled program, count.
-      basis: "stated" by the user (`while_trips=`), its "bound", or "assumed".
+      source: the source line.
+      trip_count: trips that the plan, and the analysis of its compiled program, count.
+      basis: origin of the trip count: "stated" by the user (`while_trips=`), its
+        "bound", or "assumed".
     """
 
     source: str
@@ -113,7 +118,7 @@ class WhileLoop:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective, all its trips together.
+    """One collective, summed over all its trips.
 
     Attributes:
       kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or
@@ -122,9 +127,9 @@ class Collective:
       bytes: bytes that one device puts on the wire, times `count`.
       count: how often it runs per step.
       seconds: predicted time of all its trips.
-      op: the op that asks for it, as `dot_general %123`.
-      source: the user's line.
-      reason: in words, as "gradient of params['w']: sum over the batch".
+      op: the op that requires it, as `dot_general %123`.
+      source: the source line.
+      reason: explanation, as "gradient of params['w']: sum over the batch".
     """
 
     kind: str
@@ -139,23 +144,23 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """How the plan was found.
+    """How a plan was found: status, bound, and size of the search.
 
     Attributes:
-      status: "optimal" (bound met), "feasible" (bound not met), "recipe" (the
-        best recipe, because the limit was too short for any search) or "pinned"
-        (nothing to choose).
+      status: "optimal" (bound met), "feasible" (bound not met), "recipe" (the best
+        recipe, because the limit was too short for any search) or "pinned" (no choice
+        left).
       objective_s: the plan's objective, in seconds.
       bound_s: proved lower bound on the objective, in seconds, over plans in which
-        repeated layers are treated alike (see `planner.search.folding`).
+        repeated layers are treated equally (see `planner.search.folding`).
       gap: (objective - bound) / objective.
-      seconds: wall time of planning, tracing excluded.
-      variables: Boolean variables of CP-SAT's largest model (0: it had none, but to
-        put choices together).
+      seconds: wall time of planning, without tracing.
+      variables: Boolean variables of CP-SAT's largest model; 0: CP-SAT was used only to
+        combine solutions, or not at all.
       level: "fast" or "best".
       nodes: nodes of the search problem, before and after folding and reduction.
-      reserve_share: share of the memory budget that was left free, as compiled programs
-        hold more than predicted.
+      reserve_share: share of the memory budget that was left unused, as compiled
+        programs need more memory than predicted.
     """
 
     status: str
@@ -171,13 +176,13 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Share of the program that has rules, each in [0, 1].
+    """Shares of the program that have rules, each in [0, 1].
 
     Attributes:
       ops: share of ops.
       flops: share of FLOPs.
       bytes: share of result bytes.
-      unknown: (primitive, count) of those without a rule, most frequent first.
+      unknown: (primitive, count) of primitives without a rule, most frequent first.
     """
 
     ops: float
@@ -188,14 +193,14 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class PeakValue:
-    """One value that is live at the peak.
+    """A value that is live at the predicted peak.
 
     Attributes:
-      what: tree path, or op and source line.
+      what: description: tree path, or op and source line.
       bytes: bytes on one device.
-      source: the user's line.
-      context: the scopes in which it is made, as "in encoder/attn", or what argument
-        it is made of, as "reading params['w']".
+      source: the source line.
+      context: scopes of the op that makes it, as "in encoder/attn", or the argument it
+        is made of, as "reading params['w']".
     """
 
     what: str
@@ -205,22 +210,23 @@ class PeakValue:
 
     @property
     def place(self) -> str:
-        """Line and context, as `model.py:61 (attend), in encoder/attn`."""
+        """Source line and context, as `model.py:61 (attend), in encoder/attn`."""
         return ", ".join(part for part in (self.source, self.context) if part)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledCandidate:
-    """One of the plans that the compiler was asked about when a plan was refined.
+    """A plan that was compiled for comparison when a plan was refined.
 
     Attributes:
-      name: "best", a recipe's name, or what else it was, as "less communication".
+      name: "best", a recipe's name, or a description, as "less communication".
       mesh: sizes of its mesh axes.
       predicted_s: predicted seconds per step.
-      compiled_s: seconds per step of what the compiler made of it.
-      peak_bytes: what that holds, per device.
-      is_fitting: whether that is within the budget.
-      rematerialised: values that the compiler had to replicate in full.
+      compiled_s: seconds per step, estimated from the compiled program.
+      peak_bytes: memory of the compiled program, per device.
+      is_fitting: whether that is within the memory budget.
+      rematerialised: number of values that the compiler had to replicate in full
+        ("involuntary full rematerialization").
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What several programs share, and what of each stays while another runs."""
+"""Arrays that several programs share, and state that stays while other programs run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rhino_jax.plan.kept import ArrayLeaf, keys_of, same_leaves
 
 
 Slot = tuple[int, int]
-"""A member's number, and the position of one of its inputs."""
+"""(position of a program, position of one of its inputs)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLayout:
-    """What was decided for several programs together.
+    """The layout that was chosen for several programs together.
 
     Attributes:
-      mesh_axes: (name, size) of the mesh axes.
-      specs: of every program, input → spec.
-      bound_s: what the weighted sum of steps is at least.
+      mesh_axes: (name, size) of the mesh axes, major first.
+      specs: by program, input position → spec.
+      bound_s: lower bound on the weighted sum of step times, in seconds.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -44,8 +44,10 @@ class SharedLayout:
 
 
 def staying_inputs(program: Program) -> frozenset[int]:
-    """Inputs that the next call needs: all but the arrays of the last argument, unless
-    these are fed back."""
+    """Return the positions of the inputs that the next call needs.
+
+    All inputs but the arrays of the last argument, unless these are fed back.
+    """
     roots = [keys_of(e.path)[0] for e in program.inputs if not e.is_const]
     fed_back = {o.state_of for o in program.outputs}
     last = roots[-1] if len(set(roots)) > 1 else None
@@ -57,7 +59,7 @@ def staying_inputs(program: Program) -> frozenset[int]:
 
 
 def shared_places(programs: Sequence[Program]) -> list[list[Slot]]:
-    """Inputs that are one array: (program's number, input) of each, two at least."""
+    """Group inputs of several programs that are one array; groups of two or more."""
     arrays = [
         {
             i: ArrayLeaf(keys_of(e.path), p.values[e.value].shape)
@@ -76,7 +78,7 @@ def shared_places(programs: Sequence[Program]) -> list[list[Slot]]:
     for q, wanted in enumerate(arrays):
         for p, known in enumerate(arrays[:q]):
             slots = list(known)
-            # Specs that differ everywhere: what is ambiguous is not shared.
+            # All specs differ, so that ambiguous matches are not shared.
             apart: list[Spec] = [((k,),) for k in range(len(slots))]
             for i, k in same_leaves(wanted, list(known.values()), apart).items():
                 a, b = find((p, slots[k])), find((q, i))
@@ -88,6 +90,6 @@ def shared_places(programs: Sequence[Program]) -> list[list[Slot]]:
 
 
 def taken_with(shared: Sequence[Sequence[Slot]], k: int, m: int) -> set[int]:
-    """Inputs of member k that are inputs of member m, too."""
+    """Return the inputs of program `k` that are inputs of program `m`, too."""
     both = [place for place in shared if {k, m} <= {member for member, _ in place}]
     return {slot for place in both for member, slot in place if member == k}

@@ -1,12 +1,13 @@
-"""Arrays that only show another one with a dim split in two: not annotated on TPU.
+"""Arrays that are views of others with a dim split in two: not annotated on TPU.
 
-Normalisation over groups of channels splits [n, h, w, 64] into [n, h, w, 32, 2],
-works elementwise and sums there, and merges it again. XLA:TPU takes such reshapes out
-and computes on [n, h, w, 64], unless a sharding is annotated on what lies between: then
-two channels are a dim of their own, and other dims lie on the 128 lanes.
+Normalisation over groups of channels reshapes [n, h, w, 64] to [n, h, w, 32, 2],
+computes elementwise ops and sums there, and merges the dims again. XLA:TPU eliminates
+such reshapes and computes on [n, h, w, 64], unless a sharding is annotated on a value
+in between: then two channels are a dim of their own, and other dims lie on the 128
+lanes.
 
 Source: a group norm between two 3x3 convolutions, f32[16,32,32,64], forward and
-backward, compiled for v5e (libtpu 0.0.52): 88 us besides the convolutions, with
+backward, compiled for v5e (libtpu 0.0.52): 88 us in addition to the convolutions, with
 annotations 321; f32[16,16,16,128] 41 and 310, f32[64,32,32,64] 356 and 915 (XLA's
 estimates).
 """
@@ -24,19 +25,19 @@ from rhino_jax.plan.decisions import Decisions
 def without_split_views(
     program: Program, decisions: Decisions, lanes: int
 ) -> Decisions:
-    """Decisions that say nothing about arrays that are split only in between.
+    """Remove decisions about arrays that are split views inside the program.
 
-    These are left to propagation, which takes a spec through a reshape: results of
-    reshapes that leave a last dim of fewer than `lanes` elements, and arrays of the
-    same rank that elementwise ops and broadcasts make of them. All of a group stays
-    annotated where matrix products, kernels or anything else but elementwise ops,
-    reductions and reshapes read it: such an op works in those dims. So does each value
-    that some reader wants resharded, or that is summed over devices.
+    These are left to propagation, which carries a spec through a reshape: results of
+    reshapes with a last dim of fewer than `lanes` elements, and arrays of the same rank
+    that elementwise ops and broadcasts compute from them. A whole group stays annotated
+    if ops other than elementwise ops, reductions and reshapes (matrix products,
+    kernels) read it: such an op works in those dims. So does each value that a reader
+    needs resharded, or that is summed over devices.
 
     Args:
       program: the planned program.
       decisions: specs of all its values.
-      lanes: elements of a row of a tile of memory; 0: there are no tiles.
+      lanes: elements of a row of a memory tile; 0: memory has no tiles.
     """
     if not lanes:
         return decisions
@@ -65,8 +66,8 @@ _THROUGH = frozenset(
 
 
 def _split(program: Program, lanes: int) -> Iterator[int]:
-    """The values of all groups that nothing but elementwise ops, reductions and
-    reshapes touch."""
+    """Yield the values of groups that only reductions, reshapes and elementwise ops
+    use."""
     ranks = {v: value.rank for v, value in enumerate(program.values)}
     group = {v: v for v in ranks}
 

@@ -1,4 +1,4 @@
-"""The parts of a program that run on devices of their own; one, if it is not cut."""
+"""Pipeline stages: parts of a program with devices of their own; one if not divided."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rhino_jax.plan.records import Predicted
 
 
 STAGE_AXIS = "stage"
-"""Name of the mesh axis along which groups lie."""
+"""Name of the mesh axis of the stages."""
 
 IN_ONE_PROGRAM = "one-program"
-"""`schedule=` of stages that are not groups with programs of their own."""
+"""`schedule=` of an SPMD pipeline, whose stages have no programs of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class StageSend:
     """A value that one stage sends to another.
 
     Attributes:
-      to: the other's position among the stages.
-      what: the value, for people: tree path, or op and source line.
-      bytes: per step, of all devices together.
-      seconds: predicted, per step.
-      is_ahead: whether tasks ahead of forward passes make it (`Pipeline.is_twice`).
+      to: position of the receiving stage.
+      what: description of the value: tree path, or op and source line.
+      bytes: bytes per step, over all devices.
+      seconds: predicted seconds per step.
+      is_ahead: whether tasks ahead of forward passes send it (`Pipeline.is_twice`).
     """
 
     to: int
@@ -39,23 +39,28 @@ class StageSend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """What a chunk of a stage costs, of one device; what is the stage's as a whole is
-    with its first chunk.
+    """Costs of a chunk of a stage, per device.
+
+    Costs of the stage as a whole are on its first chunk.
 
     Attributes:
-      forward_s, backward_s: seconds for one micro-batch.
-      update_s: of the stage, seconds once a step.
-      activation_bytes: what a micro-batch leaves for the backward pass.
-      fixed_bytes: of the stage, held all the time: state, and sums of gradients.
-      working_bytes: the most that a task of a micro-batch takes beyond these while it
-        runs.
-      weights_s: of the backward pass, what is in a task apart.
-      kept_bytes: of `activation_bytes`, what that task reads.
-      handed_bytes: what it reads beyond, made or received by the rest of the pass.
-      update_bytes: of the stage, the most that what runs once a step takes beyond
-        `fixed_bytes`.
-      ahead_s: seconds of what runs ahead of a forward pass (`Pipeline.is_twice`).
-      offloaded_bytes: of `activation_bytes`, what waits in the host's memory.
+      forward_s, backward_s: seconds of the passes of one micro-batch.
+      update_s: of the stage, seconds of the update, once per step.
+      activation_bytes: residuals that the forward pass of a micro-batch saves for its
+        backward pass.
+      fixed_bytes: of the stage, bytes live throughout the step: state, and gradient
+        accumulators.
+      working_bytes: largest temporary memory of a micro-batch's task, in addition to
+        these.
+      weights_s: seconds of weight gradients, if the backward pass computes them in a
+        separate task.
+      kept_bytes: the part of `activation_bytes` that the weight-gradient task reads.
+      handed_bytes: further bytes that the weight-gradient task reads, computed or
+        received by the rest of the backward pass.
+      update_bytes: of the stage, largest temporary memory of the tasks that run once
+        per step, in addition to `fixed_bytes`.
+      ahead_s: seconds of the task ahead of a forward pass (`Pipeline.is_twice`).
+      offloaded_bytes: the part of `activation_bytes` that is offloaded to host memory.
     """
 
     forward_s: float
@@ -74,13 +79,13 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class StageHop:
-    """What passes between two chunks, and over what.
+    """Transfers between two chunks, and their link.
 
     Attributes:
-      source, target: chunks, the earlier one first.
-      forward_bytes, backward_bytes: for one micro-batch, of one device.
-      bytes_per_s, latency_s: of the link, one way.
-      ahead_bytes: as forward, of what runs ahead of forward passes.
+      source, target: positions of the chunks, the earlier one first.
+      forward_bytes, backward_bytes: bytes of one device for one micro-batch.
+      bytes_per_s, latency_s: bandwidth and latency of the link, one way.
+      ahead_bytes: `forward_bytes` of the tasks ahead of forward passes.
     """
 
     source: int
@@ -94,13 +99,14 @@ class StageHop:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What a stage does once a step between forward and backward passes, where values
-    of the whole batch couple micro-batches: all forward passes come first.
+    """The task of a stage between all forward and all backward passes, once per step.
+
+    It exists if values of the whole batch couple micro-batches.
 
     Attributes:
-      seconds: of its task.
-      receives: (stage, bytes of one device): what forward passes left there and the
-        task reads.
+      seconds: seconds of the task.
+      receives: (stage, bytes of one device) of the values that it reads from forward
+        passes of other stages.
     """
 
     seconds: float = 0.0
@@ -109,16 +115,15 @@ class Between:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeAgain:
-    """What a stage's backward passes make again of its forward passes, and what waits
-    for them in the host's memory, where values are chosen for that.
+    """Rematerialization and offload between the passes of a stage, value by value.
 
     Attributes:
-      choice: as `passes.staged.remat.StagedRemat` has it.
-      count: values that are made again.
-      saved_bytes: of one device, that micro-batches in flight hold less.
-      added_s: to a micro-batch's forward and backward pass, compared with the plan that
-        keeps all. Negative where what is not written any more saves more.
-      offloaded: values that wait in the host's memory.
+      choice: the choice, as text of `passes.staged.remat.StagedRemat`.
+      count: number of recomputed values.
+      saved_bytes: bytes of one device by which the micro-batches in flight hold less.
+      added_s: seconds added to a micro-batch's forward and backward pass, relative to
+        saving all values. Negative if the memory traffic avoided is worth more.
+      offloaded: number of values offloaded to host memory.
     """
 
     choice: str = ""
@@ -129,21 +134,24 @@ class MadeAgain:
 
 
 KEPT = MadeAgain()
-"""Nothing is made again."""
+"""No rematerialization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePass:
-    """How all micro-batches pass through stages that are one program: of m of them and
-    S stages in m + S - 1 ticks, on each of which every stage does the same.
+    """One pass of all micro-batches through an SPMD pipeline.
+
+    With m micro-batches and S stages, m + S - 1 ticks, on each of which all stages do
+    the same work.
 
     Attributes:
       tick_s: seconds of a stage's layers, for one micro-batch.
-      handed_s, handed_bytes: of what it then hands on to its neighbour, which all wait
-        for; bytes of one device.
-      before_s: seconds of what all do once a step, since the pass before.
-      is_backward: whether differentiation made it.
-      is_reversed: whether it goes from the last stage to the first.
+      handed_s, handed_bytes: seconds and bytes (of one device) of the transfer to the
+        next stage after every tick, for which all stages wait.
+      before_s: seconds of the work that all stages do once per step between the
+        previous pass and this one.
+      is_backward: whether it is a backward pass.
+      is_reversed: whether it runs from the last stage to the first.
     """
 
     tick_s: float
@@ -156,31 +164,33 @@ class PipelinePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How micro-batches pass through the stages.
+    """Schedule and costs of a pipeline.
 
     Attributes:
-      micro_batches: how many.
-      schedule: name of its family.
-      runs: (chunk, how many ops): the chunks of the forward ops, in their order.
-      costs: of every chunk.
-      hops: between chunks.
-      per_microbatch: places where sums over the batch are those of a micro-batch.
-      group_of: of every chunk its stage; empty where each has its own.
-      is_split: whether what of a backward pass nothing waits for is a task apart.
-      orders: of every stage its tasks, as `F0.2` for the forward pass of chunk 0 and
-        micro-batch 2; empty where the schedule's name says it all.
-      between: of every stage, where micro-batches are coupled; empty elsewhere.
-      recomputed: chunks whose backward passes run their forward passes again.
-      made_again: of every stage, what others make again; empty where none does.
-      is_twice: whether what couples them is made ahead of all forward passes, which do
-        it again.
-      passes: of stages that are one program, in their order; `between` then has what
-        all do before and between them, and `update_s` of costs what they do after.
-      slices: lengths of the slices of sequences that run one after the other; empty
-        where sequences are whole. Then chunks are of a slice: of all parts of the model
-        those of the first slice, then those of the next. `runs` are by parts.
-      host_bytes_per_s: of a device's link to the host's memory, one way; 0 where
-        nothing waits there.
+      micro_batches: number of micro-batches.
+      schedule: name of the schedule's family.
+      runs: (chunk, number of consecutive forward ops in it), in program order.
+      costs: costs by chunk.
+      hops: transfers between chunks.
+      per_microbatch: places in the program where a sum over the batch becomes one over
+        a micro-batch.
+      group_of: stage by chunk; empty if each stage has one chunk.
+      is_split: whether weight gradients are separate tasks (Zero Bubble).
+      orders: tasks by stage, as `F0.2` for the forward pass of chunk 0 and micro-batch
+        2; empty if the schedule's name determines them.
+      between: by stage, the task between forward and backward passes; empty if
+        micro-batches are not coupled.
+      recomputed: chunks whose backward passes recompute their whole forward passes.
+      made_again: by stage, selective remat and offload; empty if there is none.
+      is_twice: whether values that couple micro-batches are computed in tasks ahead of
+        all forward passes, which compute them again.
+      passes: passes of an SPMD pipeline, in order; `between` is then the work before
+        and between them, and `update_s` of costs the work after the last.
+      slices: lengths of the sequence slices (TeraPipe); empty if sequences are whole.
+        With slices, `costs` lists all parts of the model for the first slice, then for
+        the next; `runs` refers to parts.
+      host_bytes_per_s: bandwidth of a device's link to host memory, one way; 0 without
+        offload.
     """
 
     micro_batches: int
@@ -202,27 +212,27 @@ class Pipeline:
 
     @property
     def ticks(self) -> int:
-        """Of every pass of stages that are one program."""
+        """Number of ticks of a pass of an SPMD pipeline."""
         return self.micro_batches + len(self.costs) - 1
 
     @property
     def is_remade(self) -> bool:
-        """Whether any backward pass makes anything again, or has it from the host."""
+        """Whether any backward pass recomputes values or loads offloaded ones."""
         return bool(self.recomputed or self.made_again)
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether anything waits in the host's memory."""
+        """Whether any values are offloaded to host memory."""
         return any(cost.offloaded_bytes for cost in self.costs)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Of every chunk its stage."""
+        """The stage of every chunk."""
         return self.group_of or tuple(range(len(self.costs)))
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """Of every stage, the seconds that its tasks take in a step."""
+        """Seconds per step in which each stage runs tasks."""
         busy = [0.0] * (1 + max(self.groups))
         for stage, cost in zip(self.groups, self.costs, strict=True):
             once_s = cost.ahead_s + cost.forward_s + cost.backward_s + cost.weights_s
@@ -233,30 +243,30 @@ class Pipeline:
 
     @property
     def stage_of(self) -> tuple[int, ...]:
-        """Of every forward op its chunk; of sequences in slices its part of the
-        model."""
+        """The chunk of every forward op; with slices, its part of the model."""
         return tuple(stage for stage, count in self.runs for _ in range(count))
 
 
 def runs_of(stages: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """(stage, how many in a row)."""
+    """Return (stage, number of consecutive ops in it)."""
     return tuple((s, len(list(group))) for s, group in itertools.groupby(stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """How a stage is laid out over its devices, and what that costs.
+    """The layout of a stage over its devices, and its predicted cost.
 
     Attributes:
       mesh_axes: (name, size) of the axes of its mesh, major first.
-      devices: its devices, as positions among those of the plan's mesh, in the order of
+      devices: positions of its devices among those of the plan's mesh, in the order of
         its own mesh.
-      decisions: specs of the values that it makes and reads, by the program's ids.
-      predicted: predicted cost of its part of one step.
-      sends: what it sends to other stages.
-      layers: of stages that are one program, of every depth of stacks `[L, …]` the
-        first layer that is its own, and the one after its last.
-      mesh: its JAX mesh, where the plan has one.
+      decisions: specs of the values that it computes and reads, by the program's value
+        ids.
+      predicted: predicted cost of its share of a step.
+      sends: values that it sends to other stages.
+      layers: in an SPMD pipeline, [first, end) of its layers, by nesting depth of
+        stacks `[L, …]`.
+      mesh: its JAX mesh; None if the plan has none.
     """
 
     mesh_axes: tuple[tuple[str, int], ...]
@@ -269,15 +279,15 @@ class StagePlan:
 
     @property
     def places(self) -> int:
-        """Its part of the axis of the stages; groups of equal size have 1."""
+        """Its number of places along the stage axis; 1 for stages of equal size."""
         return dict(self.mesh_axes).get(STAGE_AXIS, 1)
 
     @property
     def compute_s(self) -> float:
-        """Predicted seconds of compute and memory traffic, per step."""
+        """Predicted seconds of arithmetic and memory traffic, per step."""
         return self.predicted.compute_s
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak of one of its devices."""
+        """Predicted peak of one of its devices, in bytes."""
         return self.predicted.peak_bytes

@@ -1,8 +1,7 @@
-"""Specs as JAX writes them, in pytrees shaped like the arguments and the result.
+"""PartitionSpecs in pytrees shaped like the arguments and the result.
 
-A plan holds its leaves flat; this module puts them back where they came from.
-Leaves that are no arrays (strings, functions, Python objects in a module) have
-no sharding and are None.
+A plan stores its leaves flat; this module restores the trees. Leaves that are no arrays
+(strings, functions, Python objects in a module) have no sharding and are None.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rhino_jax.utils.keywords import brief
 
 
 def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
-    """A spec as JAX writes it, trailing Nones dropped."""
+    """Convert a spec to a PartitionSpec, trailing Nones dropped."""
     parts: list[str | tuple[str, ...] | None] = []
     for dim in spec:
         axes = tuple(names[a] for a in dim)
@@ -34,7 +33,7 @@ def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
 
 
 def in_tree_of(plan: PlanData, of_leaf: Callable[[Leaf], Any]) -> Any:
-    """What `of_leaf` gives for every argument leaf, shaped like the arguments.
+    """Map `of_leaf` over the argument leaves, in a tree shaped like the arguments.
 
     Returns:
       The tuple of positional arguments where the call has no keyword arguments,
@@ -48,9 +47,9 @@ def in_tree_of(plan: PlanData, of_leaf: Callable[[Leaf], Any]) -> Any:
 
 
 def out_tree_of(plan: PlanData, of_leaf: Callable[[Leaf], Any]) -> Any:
-    """What `of_leaf` gives for every result leaf, shaped like the result.
+    """Map `of_leaf` over the result leaves, in a tree shaped like the result.
 
-    What is written back to arguments comes after the result, and is no part of it.
+    Outputs that are written back to arguments come after the result, and are left out.
     """
     result = plan.outputs[: len(plan.out_leaf_positions)]
     return _unflatten(
@@ -59,7 +58,7 @@ def out_tree_of(plan: PlanData, of_leaf: Callable[[Leaf], Any]) -> Any:
 
 
 def donated_arguments(plan: PlanData) -> tuple[int | str, ...]:
-    """Positions and names of the arguments whose arrays are all donated."""
+    """Return positions and names of the arguments whose arrays are all donated."""
     if plan.in_tree is None:
         return ()
     args, kwargs = _unflatten(
@@ -77,7 +76,7 @@ def donated_arguments(plan: PlanData) -> tuple[int | str, ...]:
 
 
 def sharding_of(plan: PlanData) -> Callable[[Leaf], NamedSharding]:
-    """The function from a leaf to its `NamedSharding` on the plan's mesh.
+    """Return the function from a leaf to its `NamedSharding` on the plan's mesh.
 
     Raises:
       MeshError: the plan has no mesh.
@@ -98,14 +97,14 @@ def sharding_of(plan: PlanData) -> Callable[[Leaf], NamedSharding]:
 
 
 def mesh_of_leaf(plan: PlanData, leaf: Leaf) -> Any:
-    """The mesh of the devices that have a leaf."""
+    """Return the mesh of the devices that own a leaf."""
     if leaf.num_stages == 1:
         return plan.mesh if len(plan.stages) == 1 else plan.stages[leaf.stage].mesh
     return mesh_of_stages(plan.stages, leaf, plan.mesh)
 
 
 def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
-    """The same plan on a concrete (or abstract) mesh with the same axes.
+    """Return the plan on a concrete (or abstract) mesh with the same axes.
 
     Raises:
       MeshError: the mesh's axes are not the plan's.
@@ -115,7 +114,7 @@ def with_mesh(plan: AnyPlan, mesh: Any) -> AnyPlan:
 
 
 def on_mesh(plan: AnyPlan, mesh: Any | None) -> AnyPlan:
-    """The plan and its stages on a mesh that is known to have its axes, or on none."""
+    """Return the plan and its stages on a mesh, unchecked, or on none."""
     if len(plan.stages) == 1:
         (stage,) = plan.stages
         return replace(plan, mesh=mesh, stages=(replace(stage, mesh=mesh),))
@@ -124,7 +123,7 @@ def on_mesh(plan: AnyPlan, mesh: Any | None) -> AnyPlan:
 
 
 def mesh_of_stages(stages: Sequence[StagePlan], leaf: Leaf, mesh: Any) -> Any:
-    """The part of a plan's mesh on which a stack of layers lies; None where there is no
+    """Return the part of a plan's mesh that owns a stack of layers; None for no
     mesh."""
     if leaf.num_stages == len(stages) or not isinstance(mesh, AbstractMesh | Mesh):
         return mesh
@@ -140,7 +139,7 @@ def mesh_of_stages(stages: Sequence[StagePlan], leaf: Leaf, mesh: Any) -> Any:
 
 
 def stage_mesh(stage: StagePlan, mesh: Any | None) -> Any | None:
-    """The part of a plan's mesh on which a stage runs; None where there is no mesh."""
+    """Return the part of a plan's mesh on which a stage runs; None without a mesh."""
     names = tuple(name for name, _ in stage.mesh_axes)
     sizes = tuple(size for _, size in stage.mesh_axes)
     if isinstance(mesh, AbstractMesh):
@@ -152,10 +151,10 @@ def stage_mesh(stage: StagePlan, mesh: Any | None) -> Any | None:
 
 
 def check_mesh(what: str, mesh: Any, expected: Sequence[tuple[str, int]]) -> None:
-    """Refuse what is no mesh, or one with other axes than the plan's.
+    """Refuse an object that is no mesh, or a mesh with other axes than the plan's.
 
     Raises:
-      MeshError: it is.
+      MeshError: `mesh` is one of these.
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise MeshError(
@@ -185,7 +184,7 @@ def check_mesh_axes(
 
 
 def axes_text(axes: Sequence[tuple[str, int]]) -> str:
-    """As `data=4, model=2`."""
+    """Format mesh axes, as `data=4, model=2`."""
     return ", ".join(f"{name}={size}" for name, size in axes) or "no axes"
 
 

@@ -20,15 +20,15 @@ from rhino_jax.utils.keywords import brief, whole
 KEYWORD = "while_trips"
 
 MAX_TRIPS = 2**31 - 1
-"""Loops count in int32."""
+"""Largest trip count: loops count in int32."""
 
 
 class Stated(tuple[tuple[str, int], ...]):
-    """Pairs that were read of the keyword's value."""
+    """(place, trip count) pairs that were already parsed from the keyword's value."""
 
 
 def read_while_trips(what: str, value: Any) -> WhileTrips:
-    """Return (place, count) pairs of a number, or of a mapping from places to numbers.
+    """Parse trip counts, one or a mapping by place, to (place, count) pairs.
 
     Raises:
       RhinoError: it is neither.
@@ -55,10 +55,10 @@ def read_while_trips(what: str, value: Any) -> WhileTrips:
 
 
 def with_stated_trips(what: str, program: Program, stated: WhileTrips) -> Program:
-    """Return the program with trip counts as stated.
+    """Return the program with the stated trip counts.
 
     Raises:
-      RhinoError: a place has no loop that data may end.
+      RhinoError: no loop with a data-dependent trip count is at a place.
     """
     if not stated:
         return program
@@ -79,7 +79,7 @@ def with_stated_trips(what: str, program: Program, stated: WhileTrips) -> Progra
 
 
 def while_loops_of(program: Program) -> tuple[WhileLoop, ...]:
-    """Return the loops that data may end, each line and count once."""
+    """Return the loops with data-dependent trip counts, each line and count once."""
     stated = [at_place(p) for p, _ in program.while_trips if p != EVERYWHERE]
     is_everywhere = len(stated) < len(program.while_trips)
     found: dict[WhileLoop, None] = {}

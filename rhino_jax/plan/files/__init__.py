@@ -3,6 +3,6 @@
 In: a `rhino_jax.plan.plan.PlanData`, or a file.
 Out: JSON with a schema version and checksum, or the plan that it holds.
 Order: `record_json`, `stage_json` and `tree_json` (parts), `schema` (a plan, as data),
-`older` (files of versions before), `store` (files), `cache_key` (what a plan
-depends on) and `cache` (plans made before).
+`older` (files of older versions), `store` (files), `cache_key` (everything that a plan
+depends on) and `cache` (cached plans).
 """

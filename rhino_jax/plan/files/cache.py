@@ -1,17 +1,17 @@
-"""Plans that were made before, kept on disk.
+"""The plan cache on disk.
 
-A plan is found again by a key (see `cache_key`) that says all that it depends on.
-Files appear whole or not at all, so that any number of processes may write at once; one
-that is damaged, or not of the program that it is asked for, counts for nothing and is
-written anew. Where the directory cannot be written, or the disk is full, nothing is
-kept and nothing is said: a cache saves time, and decides nothing.
+A plan is cached under a key (see `cache_key`) that covers everything it depends on.
+Files are written atomically, so that any number of processes may write at once; a file
+that is damaged, or of another program, is ignored and overwritten. If the directory
+cannot be written, or the disk is full, nothing is cached, without an error: the cache
+saves time, and affects nothing else.
 
 Environment variables:
-  RHINO_CACHE: "0" keeps and reads nothing.
+  RHINO_CACHE: "0" disables the cache.
   RHINO_CACHE_DIR: the directory; else `$XDG_CACHE_HOME/rhino_jax`, or
     `~/.cache/rhino_jax`, on macOS `~/Library/Caches/rhino_jax`.
-  RHINO_CACHE_BYTES: most bytes to keep, 268,435,456 (256 MiB) if unset; those that
-    were not asked for longest go first.
+  RHINO_CACHE_BYTES: size limit, 268,435,456 (256 MiB) if unset; least recently used
+    plans are evicted first.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rhino_jax.plan.plan import PlanData
 MAX_BYTES = 256 << 20
 SUFFIX = ".plan"
 OLD_S = 3600.0
-"""Age from which a file that was never finished is of a process that died."""
+"""Age in seconds from which a temporary file is left over from a dead process."""
 
 _OFF = ("0", "false", "no", "off")
 
 
 def cache_dir() -> Path | None:
-    """Where plans are kept; None where they are not."""
+    """Return the cache directory; None if the cache is disabled."""
     if os.environ.get("RHINO_CACHE", "").strip().lower() in _OFF:
         return None
     given = os.environ.get("RHINO_CACHE_DIR")
@@ -52,7 +52,7 @@ def cache_dir() -> Path | None:
             return Path(base) / "rhino_jax"
         of_user = "Library/Caches" if sys.platform == "darwin" else ".cache"
         return Path.home() / of_user / "rhino_jax"
-    except RuntimeError:  # the user has no home
+    except RuntimeError:  # the user has no home directory
         return None
 
 
@@ -63,13 +63,13 @@ def kept(
     belongs: Callable[[PlanData], bool] = lambda plan: True,
     is_worth_keeping: Callable[[PlanData], bool] = lambda plan: True,
 ) -> PlanData:
-    """The plan of this key, from disk where it is, else made and kept.
+    """Return the plan of a key from the cache, or make and cache it.
 
     Args:
-      key: hexadecimal digits.
+      key: cache key, hexadecimal digits.
       make: makes the plan.
-      belongs: whether a plan that was read is what is asked for.
-      is_worth_keeping: whether a plan that was made may stand for later ones.
+      belongs: whether a cached plan is the requested one.
+      is_worth_keeping: whether a new plan may be cached.
     """
     folder = cache_dir()
     if folder is None:
@@ -91,7 +91,7 @@ def _read(path: Path) -> PlanData | None:
     except (OSError, zlib.error, UnicodeDecodeError, PlanFileError, RecursionError):
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # what is asked for is kept longest
+        os.utime(path)  # marks it as recently used
     return replace(plan, versions={}, cached=str(path))
 
 
@@ -102,13 +102,12 @@ def _write(path: Path, plan: PlanData) -> None:
         _replace(path, content)
         _prune(path.parent, keep=path)
     except (OSError, TypeError, ValueError, RecursionError):
-        # No room, no permission, or a plan that no file can hold.
+        # No space, no permission, or a plan that cannot be serialized.
         return
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it appears whole: readers and other writers see the one
-    before, or this."""
+    """Write a file atomically: readers and writers see the old file or the new one."""
     handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -121,7 +120,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Delete what was not asked for longest, and what was never finished."""
+    """Delete least recently used plans beyond the limit, and stale temporary files."""
     now, plans = time.time(), []
     for entry in os.scandir(folder):
         # Another process may delete it meanwhile.

@@ -1,10 +1,10 @@
-"""What a plan depends on, as a key: equal keys, equal plans.
+"""The cache key of a plan: equal keys, equal plans.
 
-More than the fingerprint counts: what a plan tells its reader (paths, scopes, labels),
-what the search prices (FLOPs, donation, ties), the whole target, all that was
-asked for, and what made the plan: versions, and rhino's own source, since a checkout
-changes without its version. Source lines do not count: a plan that was found is given
-those of the program (`rhino_jax.plan.lines`).
+It covers more than the fingerprint: what a plan reports (paths, scopes, labels), what
+the search estimates from (FLOPs, donation, ties), the whole target, the whole request,
+and the software that makes the plan: versions, and rhino's own source, since a checkout
+changes without its version. Source lines are not part of it: a cached plan gets those
+of the program (`rhino_jax.plan.lines`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rhino_jax.plan.fingerprint import fingerprint
 
 
 def cache_key(program: Program, target: Target, asked: Sequence[object]) -> str:
-    """Hexadecimal digits; another key wherever the plan may be another.
+    """Return hexadecimal digits that differ whenever the plan may differ.
 
     Args:
-      program: what is planned.
+      program: the program to plan.
       target: the hardware.
-      asked: meshes, pins, budget, level, seed and limits: anything with a `repr` that
-        tells its content.
+      asked: meshes, pins, budget, level, seed and limits: objects whose `repr` shows
+        their content.
     """
     parts = [
         fingerprint(program, ()),
@@ -46,7 +46,7 @@ def cache_key(program: Program, target: Target, asked: Sequence[object]) -> str:
 
 
 def told_of(program: Program) -> str:
-    """Hash of what a plan tells or prices of a program beside its fingerprint."""
+    """Return a hash of what a plan reports or estimates beyond the fingerprint."""
     lines = [program.name]
     lines += [
         f"{op.flops!r} {op.is_fusible} {op.is_known} {op.label} {op.source.name_stack}"
@@ -78,7 +78,7 @@ def _traits_line(traits: Traits) -> str:
 
 @functools.cache
 def made_with() -> dict[str, str]:
-    """Versions of all that makes plans, rhino's source and compilers included."""
+    """Return the versions of all that makes plans, with rhino's source hash."""
     found = {
         **current_versions(),
         "schema": str(SCHEMA_VERSION),
@@ -97,7 +97,7 @@ def made_with() -> dict[str, str]:
 
 @functools.cache
 def source_hash() -> str:
-    """Of all of rhino's own modules: 10 ms for 250 files."""
+    """Return a hash of all of rhino's modules: 10 ms for 250 files."""
     folder = Path(version.__file__).parent
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

@@ -15,7 +15,7 @@ from typing import Any
 VERSIONS = (5, 4, 3, 2)
 
 _NEW_IN_3 = ("stages", "transforms", "lines")
-"""Keys that version 2 has not; it has `decisions` in their place."""
+"""Keys added in version 3, in place of the key `decisions`."""
 
 _NEW_IN_4 = ("variants",)
 
@@ -25,7 +25,12 @@ _NEW_IN_6 = ("line_times", "model_flops", "while_loops", "outline")
 
 
 def keys_of(version: int, keys: Sequence[str]) -> list[str]:
-    """The keys of a file of an older version, of those of today."""
+    """Return the keys of a file of an older version.
+
+    Args:
+      version: schema version of the file.
+      keys: keys of the current version.
+    """
     left = [k for k in keys if k not in _NEW_IN_6]
     if version == 5:
         return left
@@ -39,7 +44,7 @@ def keys_of(version: int, keys: Sequence[str]) -> list[str]:
 
 
 def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file of an older version, as today's says it.
+    """Convert the content of a file of an older version to the current version.
 
     Raises:
       KeyError, TypeError, ValueError: the content does not fit its version.
@@ -66,5 +71,5 @@ def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:
         "sends": [],
         "decisions": decisions,
     }
-    # Lines are found anew when the plan meets its program.
+    # Lines are found again when the plan is applied to its program.
     return {**rest, "stages": [stage], "transforms": [], "lines": {}}

@@ -11,14 +11,14 @@ from rhino_jax.plan.records import Predicted
 
 
 def number(value: Any) -> Any:
-    """JSON knows no infinity: such a number is written as text."""
+    """Return a value as JSON data: numbers that are not finite as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
 def record_to_json(record: Any) -> dict[str, Any]:
-    """A flat record; numpy scalars become Python's."""
+    """Convert a flat record to JSON data; numpy scalars become Python's."""
     out = {}
     for item in fields(record):
         value = getattr(record, item.name)
@@ -27,7 +27,7 @@ def record_to_json(record: Any) -> dict[str, Any]:
 
 
 def floats(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The record with these fields as numbers again (see `number`)."""
+    """Return the record with the named fields converted to floats (see `number`)."""
     return {**data, **{name: float(data[name]) for name in names}}
 
 

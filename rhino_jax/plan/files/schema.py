@@ -1,6 +1,6 @@
-"""What a plan file holds: a plan as JSON data, and back.
+"""The content of a plan file: a plan as JSON data, and back.
 
-Everything but the mesh (devices are not portable) is held; axes are named, not
+It contains everything but the mesh (devices are not portable); axes are named, not
 numbered, where people read them.
 """
 
@@ -46,7 +46,7 @@ FORMAT = "rhino_jax plan"
 
 
 def plan_to_dict(plan: PlanData) -> dict[str, Any]:
-    """The content of a plan file, without its checksum."""
+    """Return the content of a plan file, without its checksum."""
     names = [name for name, _ in plan.mesh_axes]
     return {
         "format": FORMAT,
@@ -91,7 +91,7 @@ def plan_to_dict(plan: PlanData) -> dict[str, Any]:
 
 
 def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
-    """The plan that `plan_to_dict` wrote, without a mesh.
+    """Convert the content of a plan file to a plan without a mesh.
 
     Raises:
       KeyError, TypeError, ValueError: the content does not fit the schema.
@@ -145,7 +145,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
 
 
 def _leaf(data: Mapping[str, Any], place: Mapping[str, int], stages: int) -> Leaf:
-    # Plans were once written without the last three, and with stage -1 for all stages.
+    # Older files lack the last three keys, or have stage -1 for all stages.
     stage = int(data.get("stage", 0))
     return Leaf(
         path=data["path"],
@@ -181,7 +181,7 @@ def _coverage(data: Mapping[str, Any]) -> Coverage:
 
 
 def current_versions() -> dict[str, str]:
-    """Versions of what makes plans here."""
+    """Return the versions of the installed rhino_jax and JAX."""
     try:
         ours = metadata.version("rhino_jax")
     except metadata.PackageNotFoundError:

@@ -22,8 +22,11 @@ from rhino_jax.plan.stages import (
 
 
 def stages_to_json(stages: Sequence[StagePlan]) -> list[dict[str, Any]]:
-    """Stages, without their meshes: devices are of a process. Decisions that several
-    have are written once, and then as the position of the stage that has them."""
+    """Convert stages to JSON data, without their meshes, which belong to a process.
+
+    Decisions that several stages share are written once, then as the position of the
+    first stage that has them.
+    """
     first: dict[int, int] = {}
     return [
         {
@@ -41,7 +44,7 @@ def stages_to_json(stages: Sequence[StagePlan]) -> list[dict[str, Any]]:
 
 
 def stages_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[StagePlan, ...]:
-    """The stages that `stages_to_json` wrote."""
+    """Convert the result of `stages_to_json` back to stages."""
     found: list[StagePlan] = []
     for x in data:
         said = x["decisions"]
@@ -61,7 +64,7 @@ def stages_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[StagePlan, ...]
 
 
 def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
-    """How micro-batches pass through stages, if there are several."""
+    """Convert a pipeline to JSON data; None for a single stage."""
     if pipeline is None:
         return None
     return {
@@ -85,7 +88,7 @@ def pipeline_to_json(pipeline: Pipeline | None) -> dict[str, Any] | None:
 
 
 def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
-    """What `pipeline_to_json` wrote."""
+    """Convert the result of `pipeline_to_json` back to a pipeline."""
     if data is None:
         return None
     seconds = ("forward_s", "backward_s", "update_s", "weights_s", "ahead_s")
@@ -101,7 +104,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
             StageHop(**floats(x, "bytes_per_s", "latency_s")) for x in data["hops"]
         ),
         per_microbatch=tuple(data["per_microbatch"]),
-        # Plans that were saved before say nothing of these.
+        # Older files lack these keys.
         group_of=tuple(data.get("group_of", ())),
         is_split=bool(data.get("is_split", False)),
         orders=tuple(data.get("orders", ())),
@@ -124,7 +127,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """[start, stop) of what follows one another: [0, 1, 2, 8] is [[0, 3], [8, 9]]."""
+    """Compress numbers to [start, stop) runs: [0, 1, 2, 8] is [[0, 3], [8, 9]]."""
     found: list[list[int]] = []
     for n in numbers:
         if found and found[-1][1] == n:
@@ -169,7 +172,7 @@ def _decisions(data: Mapping[str, Any]) -> Decisions:
         waypoints={
             v: tuple(specs[s] for s in waypoints) for v, waypoints in data["waypoints"]
         },
-        # Plans that were saved before say nothing of it.
+        # Older files lack this key.
         through={
             (op, i): tuple(specs[s] for s in copies)
             for op, i, copies in data.get("through", ())
@@ -186,7 +189,7 @@ def _spec(data: Any) -> Spec:
 
 
 class _SpecTable:
-    """Numbers specs, so that thousands of equal ones are written once."""
+    """A table of distinct specs, so that thousands of equal ones are written once."""
 
     def __init__(self) -> None:
         self.specs: list[Spec] = []

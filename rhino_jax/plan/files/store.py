@@ -1,8 +1,8 @@
 """Plans as files: JSON with a schema version, versions, fingerprint and checksum.
 
-The checksum is of the content, not of its spelling: a file may be reindented, but
-not edited. `rhino_jax.plan.files.schema` says what a file holds, `rhino_jax.plan.fits`
-whether a plan belongs to a program and mesh.
+The checksum is of the content, not of its formatting: a file may be reindented, but not
+edited. `rhino_jax.plan.files.schema` defines the content of a file,
+`rhino_jax.plan.fits` checks that a plan belongs to a program and mesh.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _KEYS = (
 def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON.
 
-    The file appears whole or not at all: see `rhino_jax.utils.atomic_write`.
+    The file is written atomically: see `rhino_jax.utils.atomic_write`.
 
     Raises:
       WriteError: the file cannot be written.
@@ -78,13 +78,13 @@ def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> PlanData:
-    """Read a plan that `PlanData.save` wrote.
+    """Read a plan that `save_plan` wrote.
 
-    The plan has no mesh: `plan.with_mesh(mesh)` gives it one.
+    The plan has no mesh: `plan.with_mesh(mesh)` sets one.
 
     Raises:
       PlanFileError: the file is missing, truncated, no plan, edited, or of another
-        schema version; says which.
+        schema version; the message tells which.
     """
     check_path("`load_plan`", path)
     what = f"`load_plan({os.fspath(path)!r})`"
@@ -108,10 +108,10 @@ def load_plan(path: str | os.PathLike[str]) -> PlanData:
 
 
 def check_path(what: str, path: Any) -> None:
-    """Refuse what is no path.
+    """Refuse an object that is not a path.
 
     Raises:
-      PlanFileError: it is neither text nor path.
+      PlanFileError: it is neither a string nor a path.
     """
     is_path = isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str)
     if not is_path or not os.fspath(path):
@@ -124,7 +124,7 @@ def check_path(what: str, path: Any) -> None:
 
 
 def plan_to_json(plan: PlanData) -> str:
-    """The text of a plan file."""
+    """Return the text of a plan file."""
     body = plan_to_dict(plan)
     body["checksum"] = checksum(body)
     lines = [
@@ -135,7 +135,7 @@ def plan_to_json(plan: PlanData) -> str:
 
 
 def plan_from_json(text: str, *, what: str = "`load_plan`") -> PlanData:
-    """The plan in the text of a plan file.
+    """Parse the text of a plan file.
 
     Raises:
       PlanFileError: as `load_plan`.
@@ -164,7 +164,7 @@ def plan_from_json(text: str, *, what: str = "`load_plan`") -> PlanData:
 
 
 def checksum(data: Mapping[str, Any]) -> str:
-    """SHA-256 of a plan file's content, its checksum left out."""
+    """Return the SHA-256 of a plan file's content, its checksum left out."""
     rest = {key: value for key, value in data.items() if key != "checksum"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -175,7 +175,7 @@ def _parse(text: str, what: str) -> dict[str, Any]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         rest = text[error.pos :].rstrip()
-        # Nothing more, half a word, as `fals`, or half a string.
+        # The text ends, or ends in half a word, as `fals`, or half a string.
         is_cut = not rest or rest.isalpha() or "Unterminated" in error.msg
         raise PlanFileError(
             f"{what}: "

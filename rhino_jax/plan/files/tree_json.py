@@ -1,11 +1,11 @@
-"""Tree structures as JSON, so that a loaded plan still has pytrees of specs.
+"""Tree structures as JSON, so that a loaded plan has pytrees of specs.
 
-Dicts, lists, tuples and None come back as they were. A named tuple comes back as
-the same class where the reading program has already imported it, else as a named
-tuple with the same name and fields. Any other container (a registered class, an
-Equinox module, NNX state) comes back as a dict from attribute or key to child:
-files never import code. Where a container cannot be looked into, its children are
-numbered. Custom keys of dicts come back as text.
+Dicts, lists, tuples and None are restored as they were. A named tuple is restored as
+the same class if the reading program has already imported it, else as a named tuple
+with the same name and fields. Any other container (a registered class, an Equinox
+module, NNX state) becomes a dict from attribute or key to child: files never import
+code. If the children of a container have no distinct names, they are numbered. Custom
+keys of dicts become text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 
 
 def tree_to_json(tree: Any) -> Any:
-    """A PyTreeDef as JSON; leaves are numbered in order."""
+    """Convert a PyTreeDef to JSON data; leaves are numbered in order."""
     if tree is None:
         return None
     return _encode(tree, iter(range(tree.num_leaves)))
@@ -28,13 +28,13 @@ def tree_to_json(tree: Any) -> Any:
 def tree_from_json(
     data: Any, positions: tuple[int, ...]
 ) -> tuple[Any, tuple[int, ...]]:
-    """The tree that `tree_to_json` wrote, and the new positions of its arrays.
+    """Convert the result of `tree_to_json` back, with the new positions of its arrays.
 
-    A container that came back as a dict may list its leaves in another order.
+    A container that was restored as a dict may list its leaves in another order.
 
     Args:
-      data: what `tree_to_json` gave.
-      positions: positions of the array leaves in the original.
+      data: result of `tree_to_json`.
+      positions: positions of the array leaves in the original tree.
     """
     if data is None:
         return None, positions
@@ -76,7 +76,7 @@ def _key(key: Hashable) -> Any:
 
 
 def _child_names(tree: Any, count: int) -> list[str]:
-    """Names of a custom container's children, as its key paths give them."""
+    """Return the names of a custom container's children, from its key paths."""
     try:
         node = jax.tree.unflatten(tree, range(tree.num_leaves))
         keyed, _ = jax.tree_util.tree_flatten_with_path(

@@ -1,8 +1,8 @@
-"""Pins on values inside of the program: `rhino.pin`, source lines, scopes.
+"""Pins on values inside the program: `rhino.pin`, source lines, scopes.
 
-`"model.py:61"` pins what line 61 makes, `"encoder/layer_*/attn"` what these scopes
-(`jax.named_scope`, modules of Flax) make: the arrays that something outside of the
-line or scope reads. What the backward pass makes is not meant.
+`"model.py:61"` pins the values that line 61 computes, `"encoder/layer_*/attn"` those of
+these scopes (`jax.named_scope`, Flax modules): the arrays that an op outside of the
+line or scope reads. Values of the backward pass are not pinned.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rhino_jax.ir.spec import OpenSpec
 
 @dataclass(frozen=True, slots=True)
 class ValuePin:
-    """The layout of one value, and how the user said it.
+    """The pinned layout of one value, and its origin.
 
     Attributes:
       spec: the layout.
-      key: as given; where it is a `rhino.pin` in the program, where that is.
-      is_in_program: whether it is one.
+      key: the user's key; for a `rhino.pin` in the program, its source line.
+      is_in_program: whether it is a `rhino.pin`.
     """
 
     spec: OpenSpec
@@ -32,14 +32,15 @@ class ValuePin:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a program's values are made.
+    """Producers and readers of a program's values.
 
     Attributes:
       program: the program.
-      makers: value → the op that makes it.
-      readers: value → the ops that read it, None for a result of a region or of the
-        program.
-      same: value inside of a call → the result of the call that it is, and back.
+      makers: value id → the op that computes it.
+      readers: value id → the ops that read it; None stands for a result of a region or
+        of the program.
+      same: value id inside a call's region → the equal value outside: results of the
+        call, and operands for the region's inputs.
     """
 
     program: Program
@@ -67,7 +68,7 @@ class Places:
         for result in program.outputs:
             readers.setdefault(result.value, []).append(None)
         found = cls(program, makers, readers, same)
-        # A call's operands and results are the values inside of it.
+        # A call's operands and results are aliases of the values inside its region.
         for v in list(readers):
             root = found.root(v)
             if root != v:
@@ -75,16 +76,16 @@ class Places:
         return found
 
     def root(self, value: int) -> int:
-        """The value, where calls are entered."""
+        """Return the representative of a value and its aliases across calls."""
         while value in self.same:
             value = self.same[value]
         return value
 
     def made(self, group_of: Callable[[Op], str | None]) -> list[int]:
-        """The arrays that leave their group: something reads them that is in another.
+        """Return the arrays that leave their group: an op outside the group reads them.
 
         Args:
-          group_of: the group of an op; None where it is in none.
+          group_of: returns the group of an op; None if it is in none.
         """
         found: dict[int, None] = {}
         for value, op in self.makers.items():
@@ -101,7 +102,7 @@ class Places:
 
 
 def values_of_key(key: str, places: Places) -> list[int]:
-    """The values that a source line or a glob over scopes means; empty for neither."""
+    """Return the values that a source line or glob over scopes matches; else empty."""
     is_on_line = on_line(key)
     if is_on_line is not None:
         return places.made(lambda op: key if is_on_line(op.source) else None)

@@ -1,4 +1,4 @@
-"""Pins: what the user said about arguments and results, checked before any search."""
+"""Pins on arguments, results and values, resolved and checked before any search."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MeshAxes = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPins:
-    """Pins by position.
+    """Pins by position in the program.
 
     Attributes:
       inputs: position in `Program.inputs` → spec.
       outputs: position in `Program.outputs` → spec; results that replace an argument
-        are pinned there.
-      values: value id → pin of a value inside of the program.
+        are pinned there instead.
+      values: value id → pin of a value inside the program.
     """
 
     inputs: Mapping[int, Spec] = field(default_factory=dict)
@@ -41,17 +41,17 @@ class ResolvedPins:
 def resolve_pins(
     pins: Mapping[str, Any] | None, program: Program, mesh_axes: MeshAxes
 ) -> ResolvedPins:
-    """Find what each pin means.
+    """Resolve every pin to positions and values.
 
-    A key is a tree path (`params['w1']`, `out[1]`), or a glob over tree paths in
-    which `*` stands for anything and `?` for one character; brackets stand for
-    themselves. A path wins over a glob, a later pin over an earlier one. What matches
-    no path may be a source line or a scope, see `interior`; what `rhino.pin` says
-    in the program is found too.
+    A key is a tree path (`params['w1']`, `out[1]`), or a glob over tree paths in which
+    `*` stands for anything and `?` for one character; brackets stand for themselves. A
+    path takes precedence over a glob, a later pin over an earlier one. A key that
+    matches no path may be a source line or a scope, see `interior`; `rhino.pin`s in the
+    program are resolved too.
 
     Args:
-      pins: key → PartitionSpec, or NamedSharding over the same mesh.
-      program: its inputs and outputs have the paths.
+      pins: key → PartitionSpec, or NamedSharding over the same mesh; None: no pins.
+      program: the program whose inputs and outputs have the paths.
       mesh_axes: (name, size), major first.
     Raises:
       PinError: a pin matches nothing, names an unknown axis, names an axis twice,
@@ -108,7 +108,7 @@ def _inside(
     mesh_axes: MeshAxes,
     paths: Sequence[str],
 ) -> dict[int, ValuePin]:
-    """Pins of values inside of the program, those that it says itself first.
+    """Resolve pins of values inside the program, those of `rhino.pin` first.
 
     Raises:
       PinError: as `resolve_pins`.
@@ -140,7 +140,7 @@ def _inside(
 
 
 def _spec_of_pin(name: str, pin: Pin, value: Value, mesh_axes: MeshAxes) -> OpenSpec:
-    """What a `rhino.pin` in the program says."""
+    """Return the layout of a `rhino.pin` in the program."""
     if pin.mesh_axes is not None and dict(pin.mesh_axes) != dict(mesh_axes):
         raise _other_mesh(name, name, pin.mesh_axes, mesh_axes)
     unconstrained = PartitionSpec.UNCONSTRAINED
@@ -149,10 +149,10 @@ def _spec_of_pin(name: str, pin: Pin, value: Value, mesh_axes: MeshAxes) -> Open
 
 
 def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -> Spec:
-    """A PartitionSpec as a `Spec` of one value.
+    """Convert a PartitionSpec to a `Spec` of one value.
 
     Raises:
-      PinError: see `resolve_pins`; or it leaves a dim open.
+      PinError: see `resolve_pins`; or the PartitionSpec leaves a dim unconstrained.
     """
     found = to_open_spec(key, spec, path, value, mesh_axes)
     dims = tuple(dim for dim in found if dim is not None)
@@ -169,7 +169,7 @@ def to_spec(key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes) -
 def to_open_spec(
     key: str, spec: Any, path: str, value: Value, mesh_axes: MeshAxes
 ) -> OpenSpec:
-    """A PartitionSpec as a spec of one value, UNCONSTRAINED dims as None.
+    """Convert a PartitionSpec to a spec of one value, UNCONSTRAINED dims as None.
 
     Raises:
       PinError: see `resolve_pins`.
@@ -223,7 +223,7 @@ def to_open_spec(
                 f" mesh {shown}",
                 fix=_dividing(i, value, mesh_axes),
             )
-    # What axes of one device cut is whole.
+    # Axes of one device shard nothing.
     return tuple(
         dim if dim is None else tuple(a for a in dim if mesh_axes[a][1] > 1)
         for dim in dims
@@ -231,10 +231,11 @@ def to_open_spec(
 
 
 def _entries(key: str, spec: Any, path: str, mesh_axes: MeshAxes) -> tuple[Any, ...]:
-    """What a PartitionSpec, or the one of a NamedSharding, says of each dim.
+    """Return the entries by dim of a PartitionSpec, or of a NamedSharding's.
 
     Raises:
-      PinError: it is neither, is of another mesh, or says more than a layout.
+      PinError: it is neither, is over another mesh, or has a memory kind or unreduced
+        axes.
     """
     if isinstance(spec, NamedSharding):
         axes = tuple((str(n), int(s)) for n, s in spec.mesh.shape.items())
@@ -270,7 +271,7 @@ def _other_mesh(key: str, path: str, axes: MeshAxes, mesh_axes: MeshAxes) -> Pin
 
 
 def _dividing(dim: int, value: Value, mesh_axes: MeshAxes) -> str:
-    """Which axes would divide, as a fix."""
+    """Return a fix that names the axes that divide the dim."""
     size = value.shape[dim]
     fitting = [n for n, count in mesh_axes if count > 1 and size % count == 0]
     others = [

@@ -1,6 +1,6 @@
-"""Pins as users have them: path → spec, or trees of specs shaped like the arguments.
+"""Pins in users' forms: path → spec, or pytrees of specs shaped like the arguments.
 
-All become path → spec, which `resolve_pins` reads.
+All are converted to path → spec, which `resolve_pins` reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class WithShardings:
-    """Pins, and the keywords of `jax.jit` that say the same.
+    """Pins, together with the equivalent keywords of `jax.jit`.
 
     Attributes:
       pins: as `check_pins` returns them.
@@ -41,10 +41,10 @@ class WithShardings:
 def check_pins(
     what: str, pins: Any, in_shardings: Any = None, out_shardings: Any = None
 ) -> Any:
-    """Pins in one of the forms that there are; {} for None.
+    """Check that pins have a supported form; {} for None.
 
     Raises:
-      PinError: they have none of these forms.
+      PinError: they have no supported form.
     """
     if in_shardings is not None or out_shardings is not None:
         return WithShardings(check_pins(what, pins), in_shardings, out_shardings)
@@ -74,7 +74,7 @@ def check_pins(
 
 
 def is_spec(x: Any) -> bool:
-    """Whether this is one spec, not a tree of them; a tuple of axis names is one."""
+    """Whether `x` is one spec, not a tree of them; a tuple of axis names is one."""
     if isinstance(x, PartitionSpec | Sharding):
         return True
     return isinstance(x, tuple | list) and all(
@@ -86,12 +86,12 @@ def is_spec(x: Any) -> bool:
 
 
 def expand_pins(pins: Any, traced: Any) -> dict[str, Any]:
-    """Path → spec, of pins in any form.
+    """Convert pins of any form to path → spec.
 
     Args:
-      pins: what `check_pins` gave. None in a tree pins nothing; a spec in place of a
+      pins: result of `check_pins`. None in a tree pins nothing; a spec in place of a
         subtree pins all arrays below it.
-      traced: `frontend.trace.Traced` of the function that is pinned.
+      traced: `frontend.trace.Traced` of the pinned function.
     Raises:
       PinError: a tree does not fit the arguments or the result.
     """
@@ -118,7 +118,7 @@ def expand_pins(pins: Any, traced: Any) -> dict[str, Any]:
             if spec is not None:
                 found.update(dict.fromkeys(matched or [name], spec))
             elif not matched:
-                # A path that names nothing is a slip, even where it pins nothing.
+                # A path that matches nothing is a mistake, even if it pins nothing.
                 found[name] = spec
     return found
 
@@ -164,7 +164,7 @@ def _of_out_shardings(prefix: Any, traced: Any) -> dict[str, Any]:
 def _of_prefix(
     keyword: str, prefix: Any, shaped: Any, of: str, given: str, fix: str
 ) -> dict[str, Any]:
-    """Path → spec, of a pytree prefix of a tree of paths.
+    """Expand a pytree prefix of a tree of paths to path → spec.
 
     Raises:
       PinError: it is no prefix.
@@ -176,7 +176,7 @@ def _of_prefix(
             found.update(dict.fromkeys(jax.tree.leaves(below), spec))
 
     try:
-        # A tuple at the top is one of arguments or results, not of axis names.
+        # A tuple at the top lists arguments or results, not axis names.
         jax.tree.map(
             pin, prefix, shaped, is_leaf=lambda x: x is not prefix and _is_pin(x)
         )
@@ -195,12 +195,12 @@ def _is_pin(x: Any) -> bool:
 
 
 def _is_leaf_of_jax(x: Any) -> bool:
-    """Whether nothing is below it: no tree, so it must be a spec, and is checked."""
+    """Whether `x` is a leaf to JAX: it must then be a spec, and is checked later."""
     return x is not None and jax.tree_util.all_leaves([x])
 
 
 def check_devices(pins: Mapping[str, Any], mesh: Any) -> None:
-    """Refuse shardings over other devices than those that are planned for.
+    """Refuse shardings over other devices than those of the plan.
 
     Args:
       pins: path → spec or sharding.
