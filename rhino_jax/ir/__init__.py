@@ -1,13 +1,13 @@
-"""A program as the planner knows it, without JAX and without hardware.
+"""The intermediate representation of a program, without JAX and without hardware.
 
-In: nothing of ours; `rhino_jax.frontend` builds what is here from a jaxpr.
+In: nothing of ours; `rhino_jax.frontend` builds programs from jaxprs.
 Out: `program.Program`: values, ops with their factors and traits, regions, and the
 paths of arguments and results.
-Order: `factor` (what an op's dims are made of), `traits` (what an op is), `op`,
-`program` (all of them), `spec` (how one value is cut), `places` (what source lines and
-scopes are called), `verifier` (whether a program is well formed), `printer` (its stable
-text), `coverage` (what no rule covers), `transform`, `while_trips` and `blocks` (what
-was done to it).
-Ids of values and ops are positions: the same walk over the source finds them again,
+Order: `factor` (index ranges of an op's dims), `traits` (properties of ops), `op`,
+`program`, `spec` (how one value is sharded), `places` (names of source lines and
+scopes), `verifier` (invariants), `printer` (stable text), `coverage` (ops without a
+rule), `congruence` (equal values of two programs), `transform`, `while_trips` and
+`blocks` (record of what was changed or stated before planning).
+Ids of values and ops are positions: the same walk over the source gives the same ids,
 which is how a plan is applied.
 """

@@ -1,10 +1,11 @@
-"""Dims that are stored in blocks: which elements of an array lie where.
+"""Interleaved (block-cyclic) storage of dims: the position of each element in memory.
 
-A weight `(d, 3·f)` that is split into three parts of `f` columns is, as written, all of
-the first part, then all of the second, then all of the third. A device that holds a
-contiguous quarter of it has no quarter of every part. In four blocks it is a quarter of
-the first part, of the second and of the third, then the next quarters: what every
-device holds is all that its share of a split needs.
+A weight `(d, 3·f)` that is split into three parts of `f` columns is stored, in the
+user's program, as all of the first part, then all of the second, then all of the third.
+A device that holds a contiguous quarter of it does not hold a quarter of every part.
+Interleaved in four blocks, it is stored as a quarter of the first part, of the second
+and of the third, then the next quarters: each device holds everything that its share of
+a split needs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from rhino_jax.ir.transform import BLOCKS, Transform
 
 @dataclass(frozen=True, slots=True)
 class InterleavedOrder:
-    """The order of a dim that is stored in blocks.
+    """The order of a dim in interleaved storage.
 
     Attributes:
-      parts: sizes of the parts that it has as written, in order.
-      count: how many blocks there are, each with an equal share of every part.
+      parts: sizes of the parts in the user's program, in order, in elements.
+      count: number of blocks, each with an equal share of every part.
     """
 
     parts: tuple[int, ...]
@@ -30,17 +31,17 @@ class InterleavedOrder:
 
     @property
     def size(self) -> int:
-        """Elements of the dim."""
+        """Number of elements of the dim."""
         return sum(self.parts)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every block has a share of every part."""
+        """Whether every part divides evenly among the blocks."""
         return all(part % self.count == 0 for part in self.parts)
 
     def scaled(self, times: int = 1, over: int = 1) -> InterleavedOrder | None:
-        """Of a dim whose every element is `times / over` elements of this one; None
-        where no whole number of elements is left of some share."""
+        """Return the order of a dim with `times / over` elements for each one of this
+        dim; None where some block's share of a part is no whole number of elements."""
         if any(part * times % over for part in self.parts):
             return None
         found = InterleavedOrder(
@@ -49,8 +50,8 @@ class InterleavedOrder:
         return found if found.is_whole else None
 
     def between(self, start: int, stop: int) -> InterleavedOrder | None:
-        """Of the elements from `start` to `stop`, as written; None where these are no
-        whole parts."""
+        """Return the order of the slice from `start` to `stop`, positions in the user's
+        order; None where the slice does not consist of whole parts."""
         bounds = [sum(self.parts[:i]) for i in range(len(self.parts) + 1)]
         if start >= stop or start not in bounds or stop not in bounds:
             return None
@@ -62,11 +63,12 @@ class InterleavedOrder:
 
 
 Stored = Mapping[tuple[int, int], InterleavedOrder]
-"""(position in `Program.inputs`, dim) → how that dim is stored."""
+"""(position in `Program.inputs`, dim) → interleaved order of that dim."""
 
 
 def as_text(stored: Stored) -> str:
-    """What is stored in blocks, as the choice of a `Transform`; empty for nothing."""
+    """Serialise interleaved storage as the `choice` of a `Transform`; empty if there is
+    none."""
     said = [
         [slot, dim, list(blocks.parts), blocks.count]
         for (slot, dim), blocks in sorted(stored.items())
@@ -75,7 +77,7 @@ def as_text(stored: Stored) -> str:
 
 
 def from_text(choice: str) -> dict[tuple[int, int], InterleavedOrder]:
-    """What `as_text` wrote."""
+    """Parse the text that `as_text` returns."""
     return {
         (slot, dim): InterleavedOrder(tuple(parts), count)
         for slot, dim, parts, count in json.loads(choice or "[]")
@@ -85,7 +87,8 @@ def from_text(choice: str) -> dict[tuple[int, int], InterleavedOrder]:
 def stored_in_blocks(
     transforms: Iterable[Transform],
 ) -> dict[int, tuple[tuple[int, InterleavedOrder], ...]]:
-    """Position of an input → its dims that are stored in blocks, and how."""
+    """Return, by position of an input, its dims in interleaved storage and their
+    orders."""
     found: dict[int, tuple[tuple[int, InterleavedOrder], ...]] = {}
     for transform in transforms:
         if transform.name == BLOCKS:

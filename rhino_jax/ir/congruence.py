@@ -1,8 +1,8 @@
-"""Values of two programs that are equal because the same ops make them.
+"""Congruence of two programs: pairs of values that equal ops compute.
 
 Two traces of one function differ in ops that do nothing: JAX drops the cast of an array
-to the type that it has, and a broadcast to its own shape, but only where its type is
-not weak. So values are paired by what makes them, never by where it stands.
+to its own type, and a broadcast to its own shape, but only where its type is not weak.
+Values are therefore paired by the ops that compute them, never by position.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rhino_jax.ir.traits import OpKind
 
 
 IDENTITIES = frozenset({OpKind.CONVERSION, OpKind.BROADCAST})
-"""Ops that trace to nothing where they change neither shape nor element type
-(`forwarding_rules` of jax/_src/lax/lax.py)."""
+"""Kinds of ops that JAX traces to nothing where they change neither shape nor element
+type (`forwarding_rules` of jax/_src/lax/lax.py)."""
 
 
 def is_identity(program: Program, op: Op) -> bool:
-    """Whether an op is a cast, or a broadcast, to the type that its operand has."""
+    """Whether an op casts or broadcasts its operand to the type that it already has."""
     if op.traits.kind not in IDENTITIES or len(op.operands) != 1:
         return False
     before, after = (program.values[v] for v in (op.operands[0], op.results[0]))
@@ -34,15 +34,16 @@ def pair_regions(
     its: Region,
     ids: MutableMapping[int, int],
 ) -> None:
-    """Note the ids that values of a region have in a region of another program.
+    """Record which values of a region are equal to which values of another program's
+    region.
 
     Args:
       program, region: the first program, and a region of it.
-      other, its: the second program, and the region that computes the same.
-      ids: ids of values of the first program → those of the second; gains the values
-        that the same ops make of paired values, nested regions included. A value that
-        the second region does not make gets none. Equal ops on equal operands are
-        paired in their order.
+      other, its: the second program, and the region of it that computes the same.
+      ids: ids of values of the first program → ids of the second; extended in place by
+        the results of equal ops on paired values, nested regions included. A value that
+        the second region does not compute is left out. Several equal ops on equal
+        operands are paired in their order.
     """
     if len(region.inputs) == len(its.inputs):
         ids.update(zip(region.inputs, its.inputs, strict=True))
@@ -70,13 +71,13 @@ def pair_regions(
 def pair_ops(
     program: Program, op: Op, other: Program, its: Op, ids: MutableMapping[int, int]
 ) -> None:
-    """Note the ids of the values of an op, its regions' included, in another program.
+    """Record the pairs of results of two equal ops, and of the values in their regions.
 
     Args:
       program, op: the first program, and an op of it.
-      other, its: the second program, and the op that does the same; nothing is noted
-        of one that does not.
-      ids: as of `pair_regions`.
+      other, its: the second program, and the equivalent op; where name or number of
+        results differ, nothing is recorded.
+      ids: as in `pair_regions`.
     """
     if op.name != its.name or len(op.results) != len(its.results):
         return
@@ -88,7 +89,8 @@ def pair_ops(
 
 
 def _key(program: Program, op: Op, operands: tuple[int, ...]) -> Hashable:
-    """Name and types of an op with such operands; constants in the text are alike."""
+    """Return a hashable key of an op: its name, the ids of its operands and the types
+    of its results. All literals are equal in it."""
     made = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
     read = tuple(
         None if program.values[v].is_literal else known

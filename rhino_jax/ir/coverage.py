@@ -1,4 +1,5 @@
-"""Which share of a program rules cover, and what they leave out."""
+"""Coverage: the share of a program that sharding rules cover, and the ops without a
+rule."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from rhino_jax.ir.program import Op, Program, Source
 
 
 KERNELS = frozenset({"pallas_call", "ffi_call", "call_hi_primitive"})
-"""Primitives under whose name many kernels run; each has a name of its own."""
+"""Primitives that run arbitrary kernels; each kernel has a name of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,9 @@ class Uncovered:
     """A primitive, or kernel, without a rule.
 
     Attributes:
-      name: by which a rule is registered.
+      name: name under which a rule for it would be registered.
       flops, bytes: its share of the program's FLOPs and result bytes, in [0, 1].
-      source: where the largest of its ops is.
+      source: source line of the largest of its ops.
     """
 
     name: str
@@ -29,12 +30,17 @@ class Uncovered:
 
 
 def rule_name(op: Op) -> str:
-    """The name by which a user registers a rule for this op."""
+    """Return the name under which a user registers a rule for this op."""
     return op.label if op.name in KERNELS and op.label else op.name
 
 
 def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, int]]:
-    """Shares of ops, FLOPs and result bytes that rules cover, and the unknown."""
+    """Return the covered shares of ops, FLOPs and result bytes, and the ops without a
+    rule.
+
+    Returns:
+      Three shares in [0, 1], and primitive → number of its ops that have no rule.
+    """
     unknown: dict[str, int] = defaultdict(int)
     ops, flops, size = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for op, count in program.walk():
@@ -54,7 +60,7 @@ def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, in
 
 
 def uncovered(program: Program) -> tuple[Uncovered, ...]:
-    """What has no rule, by name, the largest share first."""
+    """Return the primitives and kernels without a rule, the largest share first."""
     if all(op.is_known for op in program.ops):
         return ()
     flops: dict[str, float] = defaultdict(float)

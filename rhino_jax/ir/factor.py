@@ -1,15 +1,15 @@
 """Factors: the named index ranges that an op's operands and results are made of.
 
-The rule of an op is written like an einsum. `b s d, d f -> b s f` says that a
-matmul has four factors, of which `d` appears in no result and is therefore
-summed away. A dim in parentheses is a product of factors, major to minor, so a
-reshape is `(b s) h -> b s h`. One mark may follow a factor's name:
+The rule of an op is written like an einsum. `b s d, d f -> b s f` says that a matmul
+has four factors, of which `d` appears in no result and is therefore summed away. A dim
+in parentheses is a product of factors, major to minor, so a reshape is
+`(b s) h -> b s h`. One mark may follow a factor's name:
 
-    !   whole   must not be cut (a sorted dim, an FFT dim)
+    !   whole   must not be sharded (a sorted dim, an FFT dim)
     ~   halo    a window slides over it: neighbours exchange borders
-    @   index   addressed by indices: each shard answers for those that fall
+    @   index   addressed by indices: each shard handles those that fall
                 into it, and contributes zero (or leaves alone) for the others
-    ^   merge   each shard sends a few results of its own to all others, which
+    ^   merge   each shard sends a few of its own results to all others, which
                 merge them (top-k, positions of maxima, running sums); of rules
                 built in, as `runtime.on_shards.merging` does it
 
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 
 class FactorKind(enum.Enum):
-    """What cutting a factor does to the op."""
+    """The effect that sharding a factor has on the op."""
 
     PARALLEL = ""
     REDUCE = "+"
@@ -46,23 +46,22 @@ class Factor:
     Attributes:
       name: a short name, unique within the rule.
       size: number of indices; of a HALO factor, those of the result.
-      kind: what cutting it does.
-      reducer: how the partial results of shards combine, where cutting this
-        factor leaves a result partial: "sum", "max", "min", "prod", "and", "or".
-        None where the result is complete.
-      halo: for HALO, how many operand elements a shard needs from its lower and
-        its upper neighbour.
-      slides_over: for HALO, size of the operand's dim over which the window slides,
-        shards of which are to be of one size, too; None where that is left to the
-        compiler.
-      sent_items: for MERGE, how many elements a shard sends of each array, for one
-        index of the other factors; no more than it has.
-      sent_item_bytes: for MERGE, bytes of an element of each array that is sent.
-      is_received: for HALO, whether an op before it reads the same elements of the same
-        operand, which are sent once for both.
-      shift: for HALO of what moves elements (slices, pads, concatenations): element i
-        of the result's dim is element i + `shift` of the operand's, where that has one;
-        both may be in shards of unequal sizes. None for windows.
+      kind: the effect of sharding it.
+      reducer: how the partial results of shards combine, where sharding this factor
+        leaves a result partial: "sum", "max", "min", "prod", "and", "or". None where
+        the result is complete.
+      halo: for HALO, how many operand elements a shard needs from its lower and its
+        upper neighbour.
+      slides_over: for HALO, size of the operand's dim over which the window slides; its
+        shards must be of one size as well. None where that is left to the compiler.
+      sent_items: for MERGE, number of elements of each array that a shard sends, for
+        one index of the other factors; no more than the shard has.
+      sent_item_bytes: for MERGE, bytes per element of each array that is sent.
+      is_received: for HALO, whether an earlier op reads the same elements of the same
+        operand, so that they are sent once for both.
+      shift: for HALO factors of ops that move elements (slices, pads, concatenations):
+        element i of the result's dim is element i + `shift` of the operand's dim, where
+        that exists; both may have shards of unequal sizes. None for windows.
     """
 
     name: str
@@ -82,10 +81,13 @@ class Factor:
 
     def border(self, pieces: int) -> tuple[int, int]:
         """Return how many elements of the operand a shard needs from its lower and its
-        upper neighbour where so many devices shard a HALO factor.
+        upper neighbour.
 
-        Shards of dims of n and n - 2 elements begin at other places: what lies between
-        is a part of the border.
+        The shards of dims of n and n - 2 elements begin at different positions: the
+        elements between these are part of the border.
+
+        Args:
+          pieces: number of devices that shard the HALO factor.
         """
         if self.shift is None or self.slides_over is None:
             return self.halo
@@ -103,7 +105,7 @@ class Factor:
 
 
 Dim = tuple[int, ...]
-"""The factors (by position in the rule) that one dim is the product of."""
+"""The factors (positions in the rule) whose product is one dim."""
 
 Layout = tuple[Dim, ...]
 """The dims of one operand or result."""
@@ -111,12 +113,13 @@ Layout = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The factors of an op, and where each appears.
+    """The factors of an op, and the dims that each appears in.
 
     Attributes:
       factors: all factors.
-      operands: for every operand, for every dim, factor positions, major first.
-      results: likewise for the results.
+      operands: [operands][dims][factors], positions of the factors of each dim, major
+        first.
+      results: [results][dims][factors], likewise.
     """
 
     factors: tuple[Factor, ...]
@@ -145,7 +148,8 @@ class Rule:
         return factor.name + mark
 
     def partial_results(self, factor: int) -> tuple[int, ...]:
-        """The results that are partial when `factor` is cut: those without it."""
+        """Return the positions of the results that are partial when `factor` is
+        sharded: those that do not contain it."""
         if self.factors[factor].reducer is None:
             return ()
         return tuple(
@@ -196,14 +200,18 @@ def parse_rule(
       text: for example `"b s d, d f -> b s f"`; a scalar is written `·`.
       in_shapes: shapes of the operands.
       out_shapes: shapes of the results.
-      sizes: sizes of factors that no dim gives alone.
-      reducers: how factors combine that no result contains, and INDEX factors
-        (default "sum" where a factor appears in no result).
-      halos: for factors marked `~`, elements needed from either neighbour.
+      sizes: factor name → size, for factors whose size no dim determines.
+      reducers: factor name → how its partial results combine, for factors that no
+        result contains and for INDEX factors (default "sum" where a factor appears in
+        no result).
+      halos: factor name → elements needed from the lower and the upper neighbour, for
+        factors marked `~`.
+
     Returns:
       The rule, its factors in order of first appearance.
+
     Raises:
-      ValueError: the text does not fit the shapes; says which dim and why.
+      ValueError: the text does not fit the shapes; the message names the dim and why.
     """
     operands, results = _split_sides(text)
     _check_ranks(text, "operands", operands, in_shapes)
@@ -286,7 +294,7 @@ def _check_ranks(
 def _dims(
     layouts: Sequence[Sequence[Sequence[str]]], shapes: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Sequence[str], int]]:
-    """The names and the size of every dim."""
+    """Yield the factor names and the size of every dim."""
     for layout, shape in zip(layouts, shapes, strict=True):
         for dim, size in zip(layout, shape, strict=True):
             yield dim, int(size)
@@ -299,7 +307,8 @@ def _solve_product(
     found: dict[str, int],
     kinds: Mapping[str, FactorKind],
 ) -> None:
-    """Check a dim against its factors' sizes, finding the one that is missing."""
+    """Check a dim's size against its factors' sizes, and infer at most one missing
+    size."""
     if not dim:
         return
     missing = [name for name in dim if name not in found]

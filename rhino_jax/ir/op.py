@@ -1,4 +1,4 @@
-"""Value, Op and Region: what a program is made of.
+"""Value, Op and Region: the elements of a program.
 
 The IR knows neither JAX nor hardware, and its factors are not tied to meshes.
 """
@@ -28,7 +28,8 @@ USERS_CONSTRAINT = "sharding_constraint"
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element; PRNG keys (`key<fry>`) hold two 32-bit words."""
+    """Return the bytes of one element; PRNG keys hold two 32-bit words, or four
+    (`rbg`)."""
     if dtype.startswith("key<"):
         return 16 if "rbg" in dtype else 8
     if dtype.startswith("float8"):
@@ -44,7 +45,7 @@ class Value:
       id: position in `Program.values`.
       shape: global shape.
       dtype: name of the element type, as NumPy and JAX print it.
-      is_literal: a constant written in the program text; never planned.
+      is_literal: a constant in the program text; never planned.
     """
 
     id: int
@@ -68,16 +69,17 @@ def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 RECOMPUTED = "rematted_computation"
-"""In the name stack of what `jax.checkpoint` computes again. Source: jax 0.10 and 0.9,
-`jax/_src/ad_checkpoint.py`."""
+"""Marks, in a name stack, an op that `jax.checkpoint` recomputes. Source: jax 0.10 and
+0.9, `jax/_src/ad_checkpoint.py`."""
 
 _TRANSFORM = re.compile(r"\w+\(")
-"""As in `transpose(jvp(encoder/attn))`."""
+"""Matches the marks of JAX's transforms in a name stack, as in
+`transpose(jvp(encoder/attn))`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where in the user's code a thing comes from."""
+    """The place in the user's code that an op comes from."""
 
     file: str = ""
     line: int = 0
@@ -99,23 +101,23 @@ class Source:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether `jax.checkpoint` computes it again in the backward pass."""
+        """Whether the op is recomputed in the backward pass, by `jax.checkpoint`."""
         return RECOMPUTED in self.name_stack
 
     @property
     def is_backward(self) -> bool:
-        """Whether reverse differentiation made this op."""
+        """Whether reverse-mode differentiation created this op."""
         return "transpose(" in self.name_stack
 
 
 class RegionKind(enum.Enum):
-    """How an op runs its regions.
+    """The way in which an op runs its regions.
 
-    CALL: once, inputs and results pass through (jit, remat, custom derivatives).
-    SCAN: `length` times; operands are consts, carries, stacked inputs; results
-      are carries, stacked outputs.
-    WHILE: regions are (condition, body); operands are the condition's consts,
-      the body's consts, carries; results are carries.
+    CALL: once; inputs and results pass through (jit, remat, custom derivatives).
+    SCAN: `length` times; operands are consts, carries, stacked inputs; results are
+      carries, stacked outputs.
+    WHILE: regions are (condition, body); operands are the condition's consts, the
+      body's consts, carries; results are carries.
     COND: operands are a branch index and inputs of every region; one region runs.
     """
 
@@ -127,7 +129,7 @@ class RegionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A sub-program: values that enter, ops in order, values that leave."""
+    """A sub-program: input values, ops in order, output values."""
 
     inputs: tuple[int, ...]
     ops: tuple[int, ...]
@@ -136,24 +138,25 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RegionCall:
-    """The regions of an op and how they are run.
+    """The regions of an op, and how it runs them.
 
     Attributes:
       kind: see `RegionKind`.
       regions: the regions.
-      num_consts: SCAN: consts; WHILE: consts of the body.
-      num_cond_consts: WHILE: consts of the condition.
-      num_carry: carries of a loop.
-      trip_count: how often the body runs; for a loop whose bound the program
-        does not say, the assumed count (see `is_trip_count_known`).
+      num_consts: number of consts of a SCAN, or of the body of a WHILE.
+      num_cond_consts: number of consts of the condition of a WHILE.
+      num_carry: number of carries of a loop.
+      trip_count: how often the body runs; an assumed count where the program does not
+        determine it (see `is_trip_count_known`).
       is_trip_count_known: whether `trip_count` follows from the program.
-      max_trip_count: bound of a WHILE that data may end earlier; None where the
-        program has none.
-      is_remat: values inside are recomputed and not kept (CALL only).
-      is_apart: operands enter through an optimization barrier, so that nothing inside
-        merges with its like outside (CALL only).
-      is_program: compiled as a program of its own: what enters and what leaves it is
-        in memory (CALL only).
+      max_trip_count: upper bound on the trips of a WHILE whose end depends on data;
+        None where the program has none.
+      is_remat: values inside are recomputed and not saved for the backward pass (CALL
+        only).
+      is_apart: operands enter through an optimization barrier, so that the compiler
+        merges no op inside with an equal one outside, by CSE (CALL only).
+      is_program: compiled as a separate program, so that its inputs and outputs are in
+        memory (CALL only).
     """
 
     kind: RegionKind
@@ -170,7 +173,7 @@ class RegionCall:
 
 
 PIN = "rhino_pin"
-"""The identity, with which a user holds a layout fixed."""
+"""The identity op with which a user fixes a layout."""
 
 AxisNames = tuple[str, ...]
 NamedMesh = tuple[tuple[str, int], ...]
@@ -178,12 +181,13 @@ NamedMesh = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A layout as its user wrote it.
+    """A layout that the user fixed.
 
     Attributes:
-      layout: of every dim the names of the mesh axes that cut it, major first; None
-        where that is left open.
-      mesh_axes: (name, size) of the axes of the mesh that it is meant for; None: any.
+      layout: [dims], names of the mesh axes that shard each dim, major first; None
+        where the pin leaves the dim open.
+      mesh_axes: (name, size) of the axes of the mesh that it applies to; None: any
+        mesh.
     """
 
     layout: tuple[AxisNames | None, ...]
@@ -192,14 +196,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class ManualCollective:
-    """What an op that its user cut by hand sends itself.
+    """A collective inside an op that its user partitioned manually (`shard_map`).
 
     Attributes:
-      kind: as "all-reduce".
+      kind: such as "all-reduce".
       axes: names of the mesh axes that it runs over.
-      local_bytes: on one device: of the result of an all-gather, of the operands of
-        the others.
-      runs: how often, in one run of the op.
+      local_bytes: bytes on one device: of the result of an all-gather, of the operands
+        of all other kinds.
+      runs: how often it runs in one run of the op.
       source: the user's line.
     """
 
@@ -212,14 +216,15 @@ class ManualCollective:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """An op that runs once on each device, on shards that its user says.
+    """The manual partitioning of an op that runs once on each device, on shards that
+    the user specifies (`shard_map`).
 
     Attributes:
-      operands, results: of every dim of each, the names of the mesh axes that cut it.
-      mesh_axes: (name, size) of the mesh that it is written for.
-      num_shards: how often it runs.
-      collectives: what it sends itself.
-      is_all_priced: whether these are all that it sends.
+      operands, results: [values][dims], names of the mesh axes that shard each dim.
+      mesh_axes: (name, size) of the axes of the mesh that it is written for.
+      num_shards: number of devices that run it.
+      collectives: the collectives inside it.
+      is_all_priced: whether `collectives` lists all that it sends.
     """
 
     operands: tuple[tuple[AxisNames, ...], ...]
@@ -240,20 +245,20 @@ class Op:
     Attributes:
       id: position in `Program.ops`.
       name: the primitive's name.
-      operands: value ids.
-      results: value ids.
-      rule: its factors; None for an op with regions. Equal rules of a program are one
-        object.
+      operands: ids of the values that it reads.
+      results: ids of the values that it computes.
+      rule: its factors; None for an op with regions. Equal rules in a program are one
+        shared object.
       flops: floating-point operations of the whole op (one run).
       is_fusible: reads and writes through registers when its neighbours do (an
         elementwise op, a broadcast, an iota): its results need not touch memory.
-      traits: what it is, whatever its shapes.
-      is_known: False where no rule exists and the op is replicated.
-      call: regions, if any.
+      traits: its properties that do not depend on shapes.
+      is_known: whether a rule exists; an op without one is replicated.
+      call: its regions; None where it has none.
       source: the user's line.
-      label: a few words on parameters, for people.
-      pin: of an op named `PIN`, the layout that its user holds fixed.
-      manual: how its user cut it by hand, if so (`shard_map`).
+      label: a short description of its parameters, for printing.
+      pin: for an op named `PIN`, the layout that its user fixed; None for all others.
+      manual: its manual partitioning (`shard_map`); None where it has none.
     """
 
     id: int
@@ -296,8 +301,8 @@ class Output:
     Attributes:
       value: value id.
       path: tree path.
-      state_of: position in `Program.inputs` of the argument that this result
-        replaces in the next call, and whose sharding it must have; or None.
+      state_of: position in `Program.inputs` of the argument that this result replaces
+        in the next call, and whose sharding it must have; None where it replaces none.
     """
 
     value: int

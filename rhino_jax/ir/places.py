@@ -16,7 +16,8 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 def on_line(key: str) -> Callable[[Source], bool] | None:
-    """Whether sources are on a line, given as `model.py:61`; None of another key."""
+    """Return a predicate of sources for a key like `model.py:61`; None for any other
+    key."""
     line = _LINE.fullmatch(key)
     if line is None:
         return None
@@ -29,7 +30,8 @@ def on_line(key: str) -> Callable[[Source], bool] | None:
 
 
 def in_scope(key: str) -> Callable[[str], str | None]:
-    """The outermost of the scopes around that a glob matches."""
+    """Return a function from a name stack's scopes to the outermost scope that a glob
+    matches, or None."""
     pattern = re.compile(fnmatch.translate(key.strip("/")))
 
     @functools.cache
@@ -40,12 +42,13 @@ def in_scope(key: str) -> Callable[[str], str | None]:
 
 
 def at_place(key: str) -> Callable[[Source], bool]:
-    """Whether ops are in a place, be it of the forward or of the backward pass.
+    """Return a predicate of sources, forward and backward, for a place in the user's
+    code.
 
     Args:
-      key: a line (`model.py:61`), a glob over scopes (`encoder/layer_*`), over one of
-        them without its number (`BatchNorm`: all of Flax's modules of that class), or
-        over functions (`batch_norm`).
+      key: a line (`model.py:61`), a glob over scopes (`encoder/layer_*`), over a single
+        scope without its number (`BatchNorm`: all Flax modules of that class), or over
+        functions (`batch_norm`).
     """
     is_on_line = on_line(key)
     if is_on_line is not None:
@@ -62,7 +65,8 @@ def at_place(key: str) -> Callable[[Source], bool]:
 
 
 def known_places(program: Program) -> list[str]:
-    """Lines and scopes that could have been meant."""
+    """Return the lines and scopes of a program, to suggest in place of an unknown
+    one."""
     lines: dict[str, None] = {}
     scopes: dict[str, None] = {}
     for op in program.ops:
@@ -74,7 +78,7 @@ def known_places(program: Program) -> list[str]:
 
 
 def prefixes(scopes: str) -> Iterator[str]:
-    """`a`, `a/b` and `a/b/c` of `a/b/c`."""
+    """Yield the prefixes of a scope path: `a`, `a/b` and `a/b/c` of `a/b/c`."""
     end = -1
     while scopes and (end := scopes.find("/", end + 1)) != -1:
         yield scopes[:end]

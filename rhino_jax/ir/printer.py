@@ -41,12 +41,16 @@ def format_program(
     outputs: Sequence[Output],
     body: Region,
 ) -> str:
-    """The whole program as text, without a newline at the end; fields of `Program`."""
+    """Return the text of a whole program, without a trailing newline.
+
+    Args:
+      name, values, ops, inputs, outputs, body: the fields of `Program`.
+    """
     return "\n".join(_Lines(values, ops).of_program(name, inputs, outputs, body))
 
 
 def format_type(value: Value) -> str:
-    """Element type and shape, as `f32[8,16]`."""
+    """Return element type and shape, as `f32[8,16]`."""
     word = value.dtype.rstrip("0123456789")
     bits = value.dtype[len(word) :]
     short = _SHORT.get(word, word) if bits else word
@@ -55,7 +59,7 @@ def format_type(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """Lines of text of a program that has these values and ops."""
+    """The lines of text of a program with these values and ops."""
 
     values: Sequence[Value]
     ops: Sequence[Op]

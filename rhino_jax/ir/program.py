@@ -1,9 +1,9 @@
-"""Program: what the planner knows of a computation.
+"""Program: the planner's representation of a computation.
 
-A program is in SSA form. Every value has an id that indexes `Program.values`;
-every op has an id that indexes `Program.ops`, numbered in the order in which
-ops are met when regions are entered depth first. The same walk over the source
-program therefore finds the same ids again, which is how a plan is applied.
+A program is in SSA form. Every value has an id that indexes `Program.values`; every op
+has an id that indexes `Program.ops`, numbered in the order of a depth-first walk into
+regions. The same walk over the source program therefore gives the same ids, which is
+how a plan is applied.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Program:
       inputs: arguments and constants, in calling order.
       outputs: results.
       body: the top region.
-      transforms: what was done to the user's program to have this one, in order.
-      while_trips: (place, count) of `while` loops that data may end, as the user
-        stated them; see `rhino_jax.ir.places.at_place`.
+      transforms: the passes that turned the user's program into this one, in order.
+      while_trips: (place, trip count) that the user stated for `while` loops whose end
+        depends on data; see `rhino_jax.ir.places.at_place`.
     """
 
     name: str
@@ -68,9 +68,9 @@ class Program:
         )
 
     def walk(self) -> Iterator[tuple[Op, int]]:
-        """All ops in order, regions entered depth first, with their run count.
+        """Yield all ops in order, entering regions depth first, with their run counts.
 
-        The count is the product of the trip counts around the op.
+        The run count is the product of the trip counts around the op.
         """
         yield from self._walk(self.body, 1)
 
@@ -83,12 +83,12 @@ class Program:
                     yield from self._walk(inner, count * op.call.trip_count)
 
     def flops_of(self, op: Op) -> float:
-        """Return the FLOPs of an op, with those of its regions in all their trips."""
+        """Return the FLOPs of an op, including its regions over all their trips."""
         region = Region(inputs=(), ops=(op.id,), outputs=())
         return sum(inner.flops * count for inner, count in self._walk(region, 1))
 
     def holds_backward(self, op: Op) -> bool:
-        """Whether a forward op has a backward pass inside, as a loop that computes
+        """Whether a forward op contains a backward pass, as a loop that computes
         gradients of its own in every trip."""
         if op.source.is_backward or op.call is None:
             return False

@@ -1,8 +1,8 @@
 """Specs: how the dims of a value are laid out over mesh axes.
 
-A `Spec` holds, for every dim, the mesh axes (by position in the mesh) that cut
-it, major to minor: `((0,), (), (1, 2))` is `PartitionSpec('x', None, ('y', 'z'))`
-on a mesh with axes x, y, z. This module knows neither JAX nor hardware.
+A `Spec` holds, for every dim, the mesh axes (by position in the mesh) that shard it,
+major to minor: `((0,), (), (1, 2))` is `PartitionSpec('x', None, ('y', 'z'))` on a mesh
+with axes x, y, z. This module knows neither JAX nor hardware.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Collection, Sequence
 Spec = tuple[tuple[int, ...], ...]
 
 OpenSpec = tuple[tuple[int, ...] | None, ...]
-"""A spec of which some dims, None, are left open."""
+"""A spec in which some dims, None, are left open."""
 
 
 def is_within(spec: Spec, open_spec: OpenSpec) -> bool:
-    """Whether a spec is one of those that an open one leaves."""
+    """Whether a spec agrees with an open one in all dims that are not left open."""
     return len(spec) == len(open_spec) and all(
         wanted is None or have == wanted
         for have, wanted in zip(spec, open_spec, strict=True)
@@ -27,28 +27,28 @@ def is_within(spec: Spec, open_spec: OpenSpec) -> bool:
 
 
 def replicated(rank: int) -> Spec:
-    """The spec that cuts nothing of a value with `rank` dims."""
+    """Return the spec of a replicated value with `rank` dims."""
     return ((),) * rank
 
 
 def axes_of(spec: Spec) -> frozenset[int]:
-    """All mesh axes that cut some dim of `spec`."""
+    """Return all mesh axes that shard some dim of `spec`."""
     return frozenset(axis for dim in spec for axis in dim)
 
 
 def without(spec: Spec, axes: Collection[int]) -> Spec:
-    """The spec that leaves out some mesh axes."""
+    """Return the spec without the given mesh axes."""
     return tuple(tuple(a for a in dim if a not in axes) for dim in spec)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def shards_per_dim(spec: Spec, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Into how many pieces each dim is cut, for mesh axes of these `sizes`."""
+    """Return the number of shards of each dim, for mesh axes of these `sizes`."""
     return tuple(math.prod(sizes[a] for a in dim) for dim in spec)
 
 
 def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether every cut dim divides evenly."""
+    """Whether every sharded dim divides evenly."""
     return all(
         d % n == 0
         for d, n in zip(shape, shards_per_dim(spec, tuple(sizes)), strict=True)
@@ -57,8 +57,9 @@ def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def share_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> float:
-    """The share of a value that one device holds; where a cut is uneven, with the
-    padding that makes all shards as large as the largest."""
+    """Return the share of a value that one device holds, in (0, 1]; where a dim does
+    not divide evenly, including the padding that makes all shards as large as the
+    largest."""
     return math.prod(
         -(-d // n) / d if d else 1.0 / n
         for d, n in zip(shape, shards_per_dim(spec, sizes), strict=True)
@@ -66,8 +67,8 @@ def share_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> floa
 
 
 def padding_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> float:
-    """How many times its own size a value has with its padding; 1 where all cuts are
-    even."""
+    """Return the factor by which padding of uneven shards enlarges a value; 1 where all
+    dims divide evenly."""
     pieces = shards_per_dim(spec, sizes)
     return math.prod(
         -(-d // n) * n / d for d, n in zip(shape, pieces, strict=True) if d
@@ -77,7 +78,8 @@ def padding_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> fl
 def local_shape(
     spec: Spec, shape: Sequence[int], sizes: Sequence[int]
 ) -> tuple[int, ...]:
-    """Shape of one device's shard, rounded up where a cut is uneven."""
+    """Return the shape of one device's shard, rounded up where a dim does not divide
+    evenly."""
     return tuple(
         -(-d // n)
         for d, n in zip(shape, shards_per_dim(spec, tuple(sizes)), strict=True)
@@ -85,7 +87,7 @@ def local_shape(
 
 
 def format_spec(spec: OpenSpec, names: Sequence[str]) -> str:
-    """`P('x', None, ('y', 'z'))`, trailing Nones dropped."""
+    """Format a spec as `P('x', None, ('y', 'z'))`, trailing Nones dropped."""
     parts: list[str] = []
     for dim in spec:
         if dim is None:

@@ -1,6 +1,6 @@
-"""What an op is, as far as the planner treats ops differently.
+"""Traits: the properties of ops that the planner distinguishes.
 
-Each rule says it of its primitives (`frontend/rules/`), users of theirs
+Each rule states them for its primitives (`frontend/rules/`), users for theirs
 (`rhino.register_rule(..., traits=...)`). Everything behind the frontend asks
 `Op.traits` and never the primitive's name.
 """
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 
 class OpKind(enum.Enum):
-    """What an op computes.
+    """The computation of an op.
 
-    ELEMENTWISE: every element of a result from those in its place.
-    EXPONENTIAL: elementwise, as a softmax has it.
-    CONVERSION: elementwise, another element type.
-    IDENTITY: its operands as they are, or rounded: copies, barriers, annotations.
-    BROADCAST: its operand along new dims.
-    MOVEMENT: elements in other places: transposes, reshapes, slices, concatenations.
-    GENERATOR: elements from their place and a key: iota, random bits.
+    ELEMENTWISE: every element of a result from the operands' elements at its position.
+    EXPONENTIAL: elementwise, as in a softmax.
+    CONVERSION: elementwise, to another element type.
+    IDENTITY: its operands unchanged, or rounded: copies, barriers, annotations.
+    BROADCAST: its operand repeated along new dims.
+    MOVEMENT: elements at other positions: transposes, reshapes, slices, concatenations.
+    GENERATOR: elements from their position and a key: iota, random bits.
     CONTRACTION: sums of products over dims of two operands: matrix products.
-    CONVOLUTION: the same under a sliding window.
+    CONVOLUTION: sums of products under a sliding window.
     REDUCTION: one element from many: sums, maxima, their positions, pooling.
-    LOOKUP: rows of its first operand, which others index.
-    SCATTER: rows written, or combined, where others index.
+    LOOKUP: rows of its first operand at the indices that others hold.
+    SCATTER: rows written, or combined, at the indices that an operand holds.
     UPDATE: a block of its first operand overwritten.
-    KERNEL: a body that is not looked into.
+    KERNEL: an opaque body.
     OTHER: none of these: sorts, factorisations, running sums, bookkeeping.
     """
 
@@ -55,35 +55,37 @@ _SAME_DATA = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is true of an op whatever its shapes.
+    """The properties of an op that do not depend on its shapes.
 
     Attributes:
-      kind: what it computes.
-      is_expensive: compilers do not compute it twice to save memory, unless a target
-        says that its compiler does (`Device.recomputes`). Source: XLA's
+      kind: its computation.
+      is_expensive: compilers do not compute it twice to save memory traffic, unless the
+        target's compiler is known to (`Device.recomputes`). Source: XLA's
         `HloInstruction` costs in xla/service/instruction_fusion.cc, `IsExpensive`.
-      fuses_operands: it computes elementwise operands on the fly, though its own
-        result goes through memory, as XLA's fusion does for reductions, updates and
-        copies (xla/service/instruction_fusion.cc).
+      fuses_operands: elementwise producers fuse into it, though its own result goes
+        through memory, as in XLA's fusion of reductions, updates and copies
+        (xla/service/instruction_fusion.cc).
       hosts_fusion: compilers that fuse elementwise ops into contractions
-        (`Device.fuses_matmuls`) fuse them into this one. Not into products of ragged
-        groups: of a GELU between two, XLA:TPU stores operand and result (v5e:2x2,
-        libtpu 0.0.52).
-      masks_padding: besides ops that fuse, XLA's partitioner runs it on shards of
-        unequal sizes, what pads them masked.
-      is_gathered: XLA gathers its operands where each device could do its part alone,
-        or partitions it wrongly, as convolutions of several groups; run by `shard_map`
-        in a plan (`rhino_jax.runtime.on_shards`).
-      is_reversal: its operand with dims reversed, as the gradient of a convolution
-        reads a kernel.
-      groups: of a product of ragged groups of rows, how many matrices there are; 1 of
-        all else.
-      masked: of such a product, the operands that have rows of the groups: compilers
-        that compute every group in full (`Device.masks_groups`) read them masked, once
-        for every group.
-      is_turned: its second operand is contracted over its minor dim; they move it.
-      input_dilation: of a convolution, into how many places each element of what is
-        convolved is put, with zeros in the others, as in the gradient of strides.
+        (`Device.fuses_matmuls`) fuse them into this one. False for products of ragged
+        groups: XLA:TPU stores operand and result of a GELU between two of them
+        (v5e:2x2, libtpu 0.0.52).
+      masks_padding: XLA's partitioner runs it on shards of unequal sizes, with their
+        padding masked; so it does for all ops that fuse.
+      is_gathered: XLA gathers its operands where each device could work on its shard
+        alone, or partitions it wrongly, as convolutions of several groups; a plan runs
+        it under `shard_map` (`rhino_jax.runtime.on_shards`).
+      is_reversal: it reverses dims of its operand, as the gradient of a convolution
+        does with the kernel.
+      groups: number of matrices of a grouped matmul (ragged groups of rows); 1 for all
+        other ops.
+      masked: positions of the operands of a grouped matmul that have the rows of the
+        groups: compilers that compute every group in full (`Device.masks_groups`) read
+        them masked, once for every group.
+      is_turned: its second operand is contracted over its minor dim, so that these
+        compilers transpose it.
+      input_dilation: for a convolution, number of positions that each element of its
+        first operand takes, all but one of them zeros, as in the gradient of a strided
+        convolution.
     """
 
     kind: OpKind = OpKind.OTHER
@@ -100,10 +102,11 @@ class Traits:
 
     @property
     def is_contraction(self) -> bool:
-        """Whether the matrix unit runs it: matrix products and convolutions."""
+        """Whether it runs on the matrix unit: matrix products and convolutions."""
         return self.kind in (OpKind.CONTRACTION, OpKind.CONVOLUTION)
 
     @property
     def keeps_data(self) -> bool:
-        """Whether a result still goes by the name of what the op reads."""
+        """Whether its result holds the data of its operand, and so is reported under
+        that name."""
         return self.kind in _SAME_DATA

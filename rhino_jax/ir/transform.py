@@ -1,4 +1,5 @@
-"""What was done to a program before it was planned."""
+"""Transforms: the record of the passes that were applied to a program before
+planning."""
 
 from __future__ import annotations
 
@@ -19,16 +20,17 @@ ONE_PROGRAM = "one program"
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A pass from program to program that found something to change.
+    """A pass from program to program that changed something.
 
-    Results are those of the program as its user wrote it, but for sums over the batch
-    that it was asked to take of each micro-batch (`through_own_sums`).
+    The results of the program stay those of the user's program, except where sums over
+    the batch are taken per micro-batch on request (`through_own_sums`).
 
     Attributes:
-      name: as "dead code".
-      ops_before, ops_after: ops of the program, regions included.
-      choice: of a pass that was chosen among others, what it needs to be done again
-        (see `rhino_jax.passes`), as JSON; empty where it follows from the program.
+      name: such as "dead code".
+      ops_before, ops_after: number of ops of the program, including regions.
+      choice: for a pass that was chosen among alternatives, the parameters with which
+        it is applied again (see `rhino_jax.passes`), as JSON; empty where it follows
+        from the program.
     """
 
     name: str
@@ -38,18 +40,24 @@ class Transform:
 
     @property
     def chosen(self) -> Any:
-        """What was chosen, read."""
+        """The decoded `choice`."""
         return json.loads(self.choice)
 
 
 def chosen(name: str, choice: Any) -> Transform:
-    """A pass that is yet to be done."""
+    """Return the record of a pass that has not run yet.
+
+    Args:
+      name: name of the pass.
+      choice: its parameters, serialisable as JSON.
+    """
     return Transform(name, 0, 0, json.dumps(choice, sort_keys=True))
 
 
 def through_own_sums(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """These up to where sums over the batch become those of each micro-batch, so that
-    results are no longer those of the program as it was; empty where they stay."""
+    """Return the transforms up to the one that takes sums over the batch per
+    micro-batch, after which results differ from the user's program; empty where there
+    is none."""
     found = tuple(transforms)
     for i, transform in enumerate(found):
         if transform.name == MICROBATCHES and transform.choice:
@@ -59,7 +67,8 @@ def through_own_sums(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
 
 
 def num_microbatches(transforms: Iterable[Transform]) -> int:
-    """How many micro-batches these make of a batch; 1 where it is not cut."""
+    """Return the number of micro-batches that these transforms split a batch into, or
+    1."""
     for transform in transforms:
         if transform.name == MICROBATCHES and transform.choice:
             return int(transform.chosen["count"])
@@ -67,7 +76,8 @@ def num_microbatches(transforms: Iterable[Transform]) -> int:
 
 
 def stages_in_one(transforms: Iterable[Transform]) -> int:
-    """How many stages of one program these make; 1 where there are none."""
+    """Return the number of stages of the SPMD pipeline that these transforms build, or
+    1."""
     for transform in transforms:
         if transform.name == ONE_PROGRAM and transform.choice:
             return int(transform.chosen["stages"])

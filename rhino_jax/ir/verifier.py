@@ -1,4 +1,4 @@
-"""The laws of the IR, checked."""
+"""The verifier: checks the invariants of the IR."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Shapes = Sequence[Sequence[int]]
 
 
 def verify(program: Program) -> None:
-    """Check a program.
+    """Check that a program is well formed.
 
-    Values are made once and before they are used, in the region where they are
-    used; rules fit shapes; regions have the inputs and results of their kind.
+    Values are defined once and before their uses, in the region of the uses; rules fit
+    shapes; regions have the inputs and results that their kind demands.
 
     Raises:
-      ValueError: names the op and the fault.
+      ValueError: an invariant is violated; the message names the op and the fault.
     """
     for i, value in enumerate(program.values):
         _check(value.id == i, f"value {i}: its id is {value.id}")
@@ -34,7 +34,7 @@ def _check(holds: bool, fault: str) -> None:
 
 
 class _VerifierWalk:
-    """One pass over all regions, remembering what is made."""
+    """A walk over all regions that tracks which values are defined."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -117,7 +117,7 @@ class _VerifierWalk:
     def call_faults(
         self, call: RegionCall, operands: list[Value], results: list[Value]
     ) -> Iterator[str]:
-        """What is wrong between an op and its regions."""
+        """Yield the mismatches between an op's operands and results and its regions."""
         sides = [
             ([self.value(v) for v in r.inputs], [self.value(v) for v in r.outputs])
             for r in call.regions
@@ -204,10 +204,10 @@ def _same_type(a: Value, b: Value) -> bool:
 
 
 def rule_fault(rule: Rule, in_shapes: Shapes, out_shapes: Shapes) -> str | None:
-    """What is wrong with a rule for these shapes; None where it fits.
+    """Return how a rule does not fit these shapes; None where it fits.
 
-    As in `parse_rule`, a dim with a HALO or WHOLE factor may have any size, and
-    so may one without factors.
+    As in `parse_rule`, a dim with a HALO or WHOLE factor may have any size, and so may
+    one without factors.
     """
     names = [factor.name for factor in rule.factors]
     if len(set(names)) != len(names):

@@ -1,4 +1,4 @@
-"""Trip counts of `while` loops that data may end, as their user states them."""
+"""User-stated trip counts of `while` loops whose end depends on data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhino_jax.ir.program import Program, WhileTrips
 
 
 EVERYWHERE = ""
-"""The place of a count that is stated of all loops."""
+"""The place of a trip count that is stated for all loops."""
 
 
 def loops_ended_by_data(program: Program) -> Iterator[tuple[Op, RegionCall]]:
@@ -25,7 +25,8 @@ def loops_ended_by_data(program: Program) -> Iterator[tuple[Op, RegionCall]]:
 
 
 def with_while_trips(program: Program, stated: WhileTrips) -> Program:
-    """Return the program with trip counts as stated; where several match, the last."""
+    """Return the program with trip counts as stated; where several places match a loop,
+    the last one holds."""
     if not stated:
         return program
     places = [
