@@ -1,11 +1,12 @@
-"""What a program is, whatever the mesh.
+"""Analyses of a program that hold on every mesh.
 
 In: an `ir.Program`, and of the hardware only how its compiler fuses and overlaps.
-Out: `program_analysis.ProgramAnalysis`, made once and read by the model of every mesh.
-Order: `inline_regions` (program → `graph`), `uses` and `matmul_depth` (who reads what,
-how many matmuls deep), `hoisting`, `materialised` (what touches memory), `liveness`
-(when), `kernels` (what runs as one), `slack` (what can hide), `dim_classes` (which dims
-are one index range), `padding` and `lanes` (which may be cut unevenly),
-`equivalence` (which nodes have the same options).
-None of it depends on sizes of mesh axes; what does is in `rhino_jax.model`.
+Out: `program_analysis.ProgramAnalysis`, computed once and shared by the models of all
+meshes.
+Order: `inline_regions` (program → `graph`), `shared_copies`, `views`, `uses` and
+`matmul_depth` (readers, and levels between matmuls), `hoisting`, `materialised` (values
+in memory), `liveness` (live ranges), `kernels` (fusions), `slack` (what can overlap),
+`dim_classes` (dims that are one index range), `padding` and `lanes` (uneven shards),
+`masked_groups`, `equivalence` (nodes with equal options).
+Nothing here depends on sizes of mesh axes; what does is in `rhino_jax.model`.
 """

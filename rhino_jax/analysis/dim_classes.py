@@ -1,9 +1,9 @@
-"""Dim classes: dims all over the program that are one and the same index range.
+"""Dim classes: sets of dims, across the program, that are the same index range.
 
-Two dims belong to one class when some op gives them the same factor, or when they
-are the same dim of a value on its way. In a transformer the residual width, the
-heads, the hidden width, the vocabulary, batch and sequence come out as classes.
-The experts' recipes are stated in these terms; the search itself needs none.
+Two dims belong to one class when some op gives them the same factor, or when they are
+the same dim of a value at both ends of an edge. In a transformer the residual width,
+the heads, the hidden width, the vocabulary, batch and sequence come out as classes. The
+experts' recipes are stated in these terms; the search itself needs none.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from rhino_jax.utils.unique_ids import groups, number, number_rows
 
 
 Element = int
-"""A factor of an op or a dim of a border node's inner value, of all that there are."""
+"""A factor of an op or a dim of a border node's inner value, numbered over the
+graph."""
 
 
 @dataclass(slots=True)
 class DimClasses:
-    """Attributes:
-    graph: the graph.
-    first: first element of every node; its others follow.
-    names: of every element its class, as the first element of it.
+    """The dim class of every factor and dim of a graph.
+
+    Attributes:
+      graph: the graph.
+      first: [nodes], first element of each node; its others follow.
+      names: [elements], dim class of each, named by the first element of the class.
     """
 
     graph: Graph
@@ -37,17 +40,18 @@ class DimClasses:
     names: list[Element]
 
     def factors(self, node: Node) -> list[Element]:
-        """Class of every factor of an op."""
+        """Return the class of every factor of an op."""
         assert node.op is not None and node.op.rule is not None
         begin = self.first[node.id]
         return self.names[begin : begin + len(node.op.rule.factors)]
 
     def results(self, node: Node, index: int) -> list[Element | None]:
-        """Class of every dim of a result; of a merged dim, of its major factor."""
+        """Return the class of every dim of a result; for a merged dim, that of its
+        major factor."""
         return self._resolve(node, _result_layout(self.graph, node, index))
 
     def operands(self, node: Node, index: int) -> list[Element | None]:
-        """Class of every dim of an operand."""
+        """Return the class of every dim of an operand."""
         return self._resolve(node, _operand_layout(self.graph, node, index))
 
     def _resolve(self, node: Node, layout: Layout) -> list[Element | None]:
@@ -55,7 +59,8 @@ class DimClasses:
         return [self.names[begin + dim[0]] if dim else None for dim in layout]
 
     def have(self, which: frozenset[Element]) -> list[bool]:
-        """[nodes], whether any of their factors or dims belongs to one of these."""
+        """Return [nodes], whether any factor or dim of each belongs to one of these
+        classes."""
         is_of = np.concatenate([[0], np.cumsum(np.isin(self.names, list(which)))])
         return (np.diff(is_of[self.first]) > 0).tolist()
 
@@ -82,7 +87,7 @@ def find_dim_classes(graph: Graph) -> DimClasses:
 
 
 def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
-    """The edges, those whose ends have the same layouts together."""
+    """Group the edges by the layouts at both ends."""
     values, columns = graph.program.values, graph.columns
     # Ops share rules.
     kinds = number(
@@ -129,22 +134,23 @@ def _operand_layout(graph: Graph, node: Node, index: int) -> Layout:
 
 @functools.cache
 def _border_layout(rank: int, is_stack: bool) -> Layout:
-    """Of a border node's value; a stack's first dim is no element."""
+    """Return the layout of a border node's value; a stack's first dim is no element."""
     dims = tuple((d,) for d in range(rank - is_stack))
     return ((), *dims) if is_stack else dims
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a program's inputs and dim classes are to an expert.
+    """The roles of a program's inputs and dim classes, in the terms of recipes.
 
     Attributes:
-      batch: classes of the leading dims of the data, and where a loop or a slice takes
-        some of one (micro-batches, steps of time), of the leading dims of that.
-      sequence: classes of the second dims of the data, where they are no width.
-      data: input slots that are data.
-      params: input slots that compute reads.
-      state: input slots that are fed back but only the update reads (optimizer).
+      batch: classes of the leading dims of the data, and of the leading dims of its
+        slices (micro-batches, time steps).
+      sequence: classes of the second dims of the data, except widths.
+      data: input slots that hold data.
+      params: input slots that the computation on the batch reads.
+      state: input slots that only the update reads and that are fed back (optimizer
+        state).
     """
 
     batch: frozenset[Element]
@@ -155,7 +161,7 @@ class Roles:
 
 
 def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
-    """Tell data, parameters and optimizer state apart by how they are used."""
+    """Classify inputs as data, parameters or optimizer state by how they are used."""
     program = graph.program
     fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
     slots = [i for i, e in enumerate(program.inputs) if not e.is_const]
@@ -184,7 +190,8 @@ def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
 def _leading(
     graph: Graph, dim_classes: DimClasses, data: set[int]
 ) -> tuple[frozenset[Element], set[Element]]:
-    """Classes of the first and of the second dims of data, and of their slices."""
+    """Return the classes of the first and of the second dims of data and of its
+    slices."""
     first: set[Element] = set()
     second: set[Element] = set()
     for node in graph.nodes:
@@ -206,12 +213,12 @@ def _leading(
 
 
 def _takes_some(node: Node) -> bool:
-    """Whether an op takes some of the first dim of what it reads."""
+    """Whether an op slices the first dim of its operand."""
     op = node.op
     if node.kind is not NodeKind.OP or op is None or op.rule is None:
         return False
     if op.traits.kind is not OpKind.MOVEMENT or not op.rule.operands[0]:
-        return False  # All that moves has an operand.
+        return False  # every MOVEMENT op has an operand
     (dim, *_), (made, *_) = op.rule.operands[0], op.rule.results
     return bool(dim) and not set(dim) & {f for d in made for f in d}
 
@@ -219,7 +226,8 @@ def _takes_some(node: Node) -> bool:
 def _contracted_with_weights(
     graph: Graph, dim_classes: DimClasses, batch: frozenset[Element]
 ) -> set[Element]:
-    """Dim classes that some matmul sums over against an operand without the batch."""
+    """Return the dim classes that some matmul contracts with an operand that has no
+    batch dim."""
     found: set[Element] = set()
     for node in graph.nodes:
         op = node.op
@@ -242,14 +250,16 @@ def _root(path: str) -> str:
 def _split_state(
     graph: Graph, dim_classes: DimClasses, batch: frozenset[Element], data: set[int]
 ) -> tuple[set[int], set[int]]:
-    """Inputs that reach compute on the batch, and those that only meet the update."""
+    """Return the input slots that reach compute on the batch, and those that only the
+    update reads."""
     touches, nodes = dim_classes.have(batch), graph.nodes
     reaches, queue = set[int](), [node.id for node in nodes if touches[node.id]]
     while queue:
         for source in (e.source.node for e in graph.incoming[queue.pop()]):
             if source not in reaches:
                 reaches.add(source)
-                # What is fed into an input of the program is not what reads it.
+                # An edge into an input node feeds state back: its source does not read
+                # that input.
                 if nodes[source].kind is not NodeKind.INPUT and not touches[source]:
                     queue.append(source)
     inputs = (n for n in nodes if n.kind is NodeKind.INPUT and n.slot not in data)

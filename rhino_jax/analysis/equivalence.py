@@ -1,4 +1,4 @@
-"""Nodes that have the same options, at the same costs, on every mesh."""
+"""Equivalence of nodes that have the same options, at the same costs, on every mesh."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from rhino_jax.utils.unique_ids import number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alike:
-    """Attributes:
-    nodes: [nodes], equal numbers where options are equal, but for pins.
-    types: [values], equal numbers where shape and element type are.
-    lanes: [values], likewise for the dims that never lie on lanes.
+    """Equivalence classes of nodes and of values, as numbers.
+
+    Attributes:
+      nodes: [nodes], equal numbers where options are equal, apart from pins.
+      types: [values], equal numbers where shape and element type are equal.
+      lanes: [values], equal numbers where the dims that never lie on lanes are equal.
     """
 
     nodes: np.ndarray
@@ -29,20 +31,20 @@ class Alike:
 def find_alike(
     graph: Graph, liveness: Liveness, off_lanes: Mapping[int, tuple[int, ...]]
 ) -> Alike:
-    """Number what is alike.
+    """Number the equivalence classes of a graph's nodes and values.
 
     Args:
       graph: the program.
-      liveness: what of it is in memory.
-      off_lanes: see `lanes`.
+      liveness: which of its values are in memory, and when.
+      off_lanes: value id → its dims that never lie on lanes, see `lanes`.
     """
     values = graph.program.values
     types = number((v.shape, v.dtype) for v in values)
     lanes = np.zeros(len(values), dtype=np.int64)
-    # Mostly there are none.
+    # Most programs have no such dims.
     if off_lanes:
         lanes = number(map(off_lanes.get, range(len(values))))
-    # What an op is priced by of a value.
+    # The properties of a value that costs of ops depend on.
     sizes = (types * (lanes.max(initial=0) + 1) + lanes).tolist()
     stored, held, kernels = liveness.is_materialised, liveness.is_held, liveness.kernels
 
@@ -65,14 +67,14 @@ def find_alike(
 
 
 def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
-    """Equal where ops do the same, whatever of it lies in memory.
+    """Return a key that is equal for ops of equal work, whatever of it is in memory.
 
     Args:
       op: the op.
-      types: of every value, a number.
+      types: [values], equal numbers for equal types.
     """
     return (
-        # Equal rules are one object.
+        # Equal rules are one shared object.
         id(op.rule),
         op.flops,
         "" if op.is_fusible else op.name,
@@ -83,7 +85,7 @@ def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
 
 
 def copied_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
-    """Bytes of the whole stack that a loop copies slice by slice, or 0."""
+    """Return the bytes of the whole stack that a loop copies slice by slice, or 0."""
     if node.id not in liveness.copied or node.op is None:
         return 0
     stack = node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]

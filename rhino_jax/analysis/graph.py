@@ -1,10 +1,10 @@
-"""The program as one flat graph of choices: nodes that choose specs, edges that
+"""The program as one flat graph of choices: nodes that choose specs, and edges that
 carry values between them.
 
-Regions disappear here. Calls are entered in place. A loop's body is entered once,
-its nodes count `trip_count` times, and every value that crosses the loop's border
-gets a node of its own: a carry has one spec on the way in, around and out, which
-is the tie that a loop demands.
+Regions disappear here. Calls are inlined. A loop's body is entered once, with nodes
+that count `trip_count` times, and every value that crosses the loop's border gets a
+border node: a carry has a single spec on entry, in the body and on exit, which is the
+constraint that a loop imposes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhino_jax.ir.program import Op, Program
 
 
 class NodeKind(enum.Enum):
-    """What chooses: an op, or a value that crosses a border."""
+    """The kind of a node: an op, or a value that crosses a border."""
 
     INPUT = "input"
     OP = "op"
@@ -35,21 +35,23 @@ class NodeKind(enum.Enum):
 
 @dataclass(slots=True)
 class Node:
-    """A place where a choice is made.
+    """A node of the graph, which chooses one of its options.
 
     Attributes:
       id: position in `Graph.nodes`.
       kind: see `NodeKind`.
       count: how often it runs per step.
       time: position in program order.
-      op: the op (of a loop node: the loop).
-      slot: which input, carry, result of it.
+      op: the op; for a border node, the loop or branch; None for inputs, outputs and
+        copies.
+      slot: which input, carry or result of the program or loop it is.
       value: id of the value that the node holds, for names (OP: first result).
       ports: its results.
-      is_fusible: an op whose result goes through registers where its neighbours do.
-      is_fused: such an op, or one that computes fusible operands on the fly.
-      is_matmul: a contraction, which the matrix unit runs.
-      hosts_fusion: as of `Traits`.
+      is_fusible: whether it is an op whose result stays in registers where its
+        neighbours fuse with it.
+      is_fused: whether it is fusible, or an op that fusible producers fuse into.
+      is_matmul: whether it is a contraction, which runs on the matrix unit.
+      hosts_fusion: as in `Traits`.
     """
 
     id: int
@@ -71,8 +73,9 @@ class Port:
     """A result of a node.
 
     Attributes:
-      id: position in `Graph.ports`; they follow each other in the order of nodes.
-      node, result: which of whose.
+      id: position in `Graph.ports`, in the order of nodes.
+      node: id of the node.
+      result: which of its results.
     """
 
     id: int
@@ -81,13 +84,13 @@ class Port:
 
 
 class AnnotationSite(NamedTuple):
-    """Where a spec must be written down when the plan is applied, but for the operands
-    of ops that choose.
+    """A place, other than an operand of an op node, where applying a plan annotates a
+    spec.
 
     Attributes:
-      kind: "operand" (op id, position), "region" (op id, region, position) or
-        "output" (position).
-      key: see kind.
+      kind: "operand" (op id, position), "region" (op id, region, position) or "output"
+        (position).
+      key: the numbers in parentheses, by kind.
     """
 
     kind: str
@@ -96,18 +99,18 @@ class AnnotationSite(NamedTuple):
 
 @dataclass(slots=True)
 class Edge:
-    """A value on its way from where it is made to where it is read.
+    """A value on the way from the port that holds it to a node that reads it.
 
     Attributes:
-      source: where it is made.
-      target: node that reads it.
-      operand: which operand of that node.
-      value: value id (whole bytes, names).
+      source: the port that holds it.
+      target: id of the node that reads it.
+      operand: which operand of that node it is.
+      value: value id, for the bytes of the whole value and for names.
       count: how often it is carried per step.
-      time: when it is read.
-      site: what else than an op's operand it is in the program, if anything.
-      part: which of the computations that are compiled on their own reads it, where an
-        op does: branches are, and recomputed regions.
+      time: when it is read, in program order.
+      site: where its spec is annotated; None for an operand of an op node.
+      part: for a reader that is an op, number of the separately compiled region (a
+        branch, or a recomputed region) that it is in; 0 elsewhere.
     """
 
     source: Port
@@ -122,15 +125,17 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """A graph in arrays, for what is asked of all of it at once.
+    """A graph as arrays, for vectorised queries.
 
     Attributes:
       is_op, is_copy: [nodes], whether they are of that kind.
-      is_fusible, is_fused, hosts_fusion, time: [nodes], as of `Node`.
-      place: [nodes], in the run order.
-      maker, result: [ports], which result of which node.
-      source, target, operand, value, count, read: [edges], the port that it comes from,
-        the node that reads it, as which operand, what, how often, and when.
+      is_fusible, is_fused, hosts_fusion, time: [nodes], as in `Node`.
+      place: [nodes], position in the run order.
+      maker, result: [ports], id of the node of the port, and which of its results it
+        is.
+      source, target, operand, value, count, read: [edges], id of the source port, of
+        the reading node, which operand it is, value id, times per step, and time of the
+        read.
     """
 
     is_op: np.ndarray
@@ -159,7 +164,7 @@ class Columns:
         is_copy = np.array([n.kind is NodeKind.COPY for n in nodes], dtype=bool)
         time = np.array([n.time for n in nodes], dtype=np.int64)
         place = np.empty(len(nodes), dtype=np.int64)
-        # A shared copy is read at the time at which it is made.
+        # A shared copy has the time of its first reader, and runs before it.
         place[np.lexsort((~is_copy, time))] = np.arange(len(nodes))
         return cls(
             np.array([n.kind is NodeKind.OP for n in nodes], dtype=bool),
@@ -182,26 +187,27 @@ class Columns:
 
 @dataclass(slots=True)
 class Graph:
-    """All nodes and edges.
+    """All nodes and edges of a program.
 
     Attributes:
       program: the program.
       nodes, edges: the graph.
       ports: the results of all nodes, whether or not anything reads them.
       held: value id → port that holds it (absent: scalars, literals).
-      loop_start, loop_end: node id of a loop's border node → time when the loop
-        starts and ends.
-      fronts: copies through which fusible ops read, too (see `shared_copies`).
-      crossing: ports whose values enter or leave what is compiled on its own.
-      alone: node → which part that is compiled on its own it is in, from 1 on.
+      loop_start, loop_end: node id of a loop's border node → time when the loop starts
+        and ends.
+      fronts: ids of copies through which fusible ops read, too (see `shared_copies`).
+      crossing: ids of ports whose values enter or leave a separately compiled program.
+      alone: node id → number, from 1 on, of the separately compiled program that it is
+        in.
       end: time after the last op.
-      output_ports: for every program output, the port that holds it, or None.
-      run_order: all nodes, what is made before what reads it.
-      readers: of every port, the edges that read it.
-      incoming, outgoing: of every node, the edges that it reads, and that read it.
-      columns: all of it in arrays.
+      output_ports: [outputs], the port that holds each, or None.
+      run_order: all nodes, producers before their readers.
+      readers: [ports], the edges that read each.
+      incoming, outgoing: [nodes], the edges that enter and leave each.
+      columns: the graph as arrays.
 
-    The last five are there when `finish` was called.
+    The last five are set by `finish`.
     """
 
     program: Program
@@ -232,7 +238,7 @@ class Graph:
         value: int,
     ) -> Node:
         is_fusible = is_fused = is_matmul = hosts_fusion = False
-        # A carry has two: what the body reads, and what the loop leaves.
+        # A carry has two: the one that the body reads, and the result of the loop.
         num_ports = 2 if kind is NodeKind.CARRY else 1
         if kind is NodeKind.OP and op is not None:
             num_ports = len(op.results)
@@ -272,14 +278,15 @@ class Graph:
         site: AnnotationSite | None = None,
         part: int = 0,
     ) -> None:
-        """Let `target` read `value`, if the value is planned at all."""
+        """Add an edge from a value to the node `target`, unless the value is not
+        planned."""
         port = self.held.get(value)
         if port is not None:
             edge = Edge(port, target, operand, value, count, time, site, part)
             self.edges.append(edge)
 
     def finish(self) -> None:
-        """Say in which order all runs, and who reads what."""
+        """Compute the run order, the edges of every node and port, and the columns."""
         self.columns = Columns.of(self.nodes, self.ports, self.edges)
         order = np.argsort(self.columns.place).tolist()
         self.run_order = tuple([self.nodes[n] for n in order])

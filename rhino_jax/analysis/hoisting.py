@@ -1,8 +1,8 @@
-"""Conversions of what a loop scans over, made for all its slices before the loop.
+"""Conversions of the stacks that a loop scans over, hoisted out of the loop.
 
 XLA:TPU converts stacked float32 weights to bfloat16 once, before the first loop that
-reads them in bfloat16, and keeps the result up to the last: seen in compiled HLO,
-libtpu 0.0.51, GPT 1.3B with scanned layers. XLA:GPU converts every slice by itself
+reads them in bfloat16, and keeps the result live until the last: seen in compiled HLO,
+libtpu 0.0.51, GPT 1.3B with scanned layers. XLA:GPU converts each slice in the loop
 (jax 0.10.2, GPT 7B).
 """
 
@@ -22,8 +22,8 @@ class Hoisted:
     """A converted copy of a whole stack.
 
     Attributes:
-      node: the first loop's slice node; the copy is sharded as its operand.
-      whole_bytes: of the copy, unsharded.
+      node: id of the first loop's slice node; the copy is sharded as its operand.
+      whole_bytes: bytes of the unsharded copy.
       start, stop: when it is live, both included.
     """
 
@@ -34,7 +34,7 @@ class Hoisted:
 
 
 def find_hoisted(graph: Graph) -> tuple[Hoisted, ...]:
-    """The copies that the program's loops make."""
+    """Return the converted copies of stacks that XLA makes for a program's loops."""
     loops: dict[Port, list[tuple[Edge, int]]] = defaultdict(list)
     for edge in graph.edges:
         node = graph.nodes[edge.target]
@@ -59,8 +59,8 @@ def find_hoisted(graph: Graph) -> tuple[Hoisted, ...]:
 
 
 def _narrowed(graph: Graph, node: Node, edges: list[Edge]) -> int | None:
-    """Bytes per element after the conversion that alone reads a slice; None where
-    something else reads it, or nothing gets smaller."""
+    """Return the bytes per element after the conversions that read a slice; None where
+    some other op reads it, or where they do not narrow it."""
     values = graph.program.values
     widths = set()
     for edge in edges:

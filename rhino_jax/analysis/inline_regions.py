@@ -1,4 +1,4 @@
-"""Program → Graph: regions entered in place, loop borders made into nodes."""
+"""Program → Graph: calls inlined, and values at loop borders made into nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _GraphBuilder:
                 continue
             tied = None if output.state_of is None else inputs[output.state_of]
             if tied is not None:
-                # State that is fed back keeps its sharding.
+                # State that is fed back must keep its sharding.
                 graph.connect(value.id, tied.id, 0, 1, self.time, site)
             else:
                 node = graph.add(NodeKind.OUTPUT, 1, self.time, None, slot, value.id)
@@ -67,7 +67,7 @@ class _GraphBuilder:
             self.time += 1
 
     def apart(self, region: Region, count: int) -> None:
-        """A region that is compiled on its own."""
+        """Add the nodes of a separately compiled region."""
         outside, self.num_parts = self.part, self.num_parts + 1
         self.part = self.num_parts
         self.region(region, count)
@@ -194,7 +194,7 @@ class _GraphBuilder:
         count: int,
         borders: list[Node],
     ) -> Node | None:
-        """A value enters a loop through a node of its own."""
+        """Add the border node through which a value enters a loop."""
         values = self.program.values
         if not values[outer].rank and not values[inner].rank:
             return None
@@ -208,9 +208,9 @@ class _GraphBuilder:
 
 
 def _passes_values_on(op: Op, program: Program) -> bool:
-    """Of an op with several results, whether each is the operand at its place, and
-    these are independent (an optimization barrier over many values): each then keeps
-    its own spec."""
+    """Whether each result of an op is the operand at its position and these are
+    independent (an optimization barrier over many values): each value then keeps its
+    own spec."""
     rule = op.rule
     if rule is None or rule.operands != rule.results:
         return False
@@ -218,7 +218,7 @@ def _passes_values_on(op: Op, program: Program) -> bool:
     for value, layout in zip(op.operands, rule.operands, strict=True):
         shape = program.values[value].shape
         if any(n > 1 and not dim for n, dim in zip(shape, layout, strict=True)):
-            return False  # nothing is known of that dim: any op may do anything to it
+            return False  # a dim without factor: the op may do anything to it
         factors = {f for dim in layout for f in dim}
         if factors & seen:
             return False

@@ -1,9 +1,10 @@
-"""Which ops run as one kernel, and so what is read from memory, and launched, once.
+"""Fusions: the ops that run as one kernel, and the operands that each kernel reads from
+memory.
 
-Elementwise ops of the same depth that read or make each other's values are one fusion
-after the compiler's producer, sibling and multi-output fusion; a reduction of what
-they make or read belongs to it. An optimizer's update of one leaf reads its gradient,
-moments and parameter once and writes three, whatever the number of its ops.
+Elementwise ops of the same depth that read or produce each other's values are one
+fusion after the compiler's producer, sibling and multi-output fusion; so is a reduction
+of what they produce or read. An optimizer's update of one leaf reads gradient, moments
+and parameter once and writes three values, however many ops it has.
 
 Ops on both sides of a matmul differ in depth (see `matmul_depth`), and cannot be one
 fusion.
@@ -28,10 +29,13 @@ from rhino_jax.utils.unique_ids import number_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """Attributes:
-    reads: [nodes], their operands that are read from memory; in a fusion, the first of
-        those that read the same value.
-    launches: [nodes], whether they stand for a kernel of their own or for their fusion.
+    """The memory reads and the launches of a graph's kernels.
+
+    Attributes:
+      reads: [nodes], positions of the operands that are read from memory; a value that
+        several ops of a fusion read is listed at the first of them only.
+      launches: [nodes], whether the node stands for a kernel launch, of its own or of
+        its fusion.
     """
 
     reads: list[tuple[int, ...]]
@@ -41,12 +45,12 @@ class Kernels:
 def find_kernels(
     graph: Graph, depth: MatmulDepth, materialised: Materialised
 ) -> Kernels:
-    """Group the ops, and see what each group reads.
+    """Group the ops into kernels, and list what each kernel reads.
 
     Args:
       graph: the program.
       depth: of its nodes.
-      materialised: which values touch memory, and which ops run inside of a matmul.
+      materialised: which values touch memory, and which ops fuse into a matmul.
     """
     return _read(graph, _fusions(graph, depth, materialised), materialised)
 
@@ -54,10 +58,10 @@ def find_kernels(
 def _fusions(
     graph: Graph, depth: MatmulDepth, materialised: Materialised
 ) -> np.ndarray:
-    """[nodes], the fusion that each is of, as its first node.
+    """Return [nodes], the first node of the fusion of each.
 
-    What is read in one level is read by one fusion, but by a matmul's; what makes it
-    is of that fusion where it runs in that level.
+    Readers of one value in one level are one fusion, except those in a matmul's fusion;
+    its producer belongs to that fusion where it runs in that level.
     """
     columns = graph.columns
     runs = np.array(_run_levels(graph, depth, materialised.ports))
@@ -65,7 +69,7 @@ def _fusions(
     makers = np.flatnonzero(columns.is_fusible[columns.maker])
     node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
     port = np.concatenate([read_ports(graph)[is_fused], makers])
-    # A softmax that leaves its exponential to another program is three kernels.
+    # A softmax whose exponential is an output of a separate program is three kernels.
     parted = np.isin(port, list(_left_exponentials(graph)))
     single = np.where(parted, 1 + np.arange(len(port)), 0)
     alone = np.zeros(len(graph.nodes), dtype=np.int64)
@@ -78,8 +82,8 @@ def _fusions(
 
 
 def _left_exponentials(graph: Graph) -> Iterator[int]:
-    """Ports of exponentials that leave what is compiled on its own, and that a sum
-    reads: what normalises them reads what is stored (HLO of a GPT's forward tasks:
+    """Yield the ports of exponentials that leave a separately compiled program and that
+    a sum reads: the normalisation reads the stored value (HLO of a GPT's forward tasks:
     XLA:GPU of jax 0.10.2 writes, sums and divides them in a kernel each)."""
     for p in graph.crossing:
         node = graph.nodes[graph.ports[p].node]
@@ -92,8 +96,8 @@ def _left_exponentials(graph: Graph) -> Iterator[int]:
 def _run_levels(
     graph: Graph, depth: MatmulDepth, is_materialised: list[bool]
 ) -> list[int]:
-    """The level in which each node runs: one whose result is not stored runs where
-    that is first read."""
+    """Return [nodes], the level in which each runs: an op whose result is not stored
+    runs in the level of its first reader."""
     nodes, runs = graph.nodes, list(depth.at)
     readers_of: list[list[int]] = [[] for _ in graph.ports]
     for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
@@ -109,21 +113,23 @@ def _run_levels(
 
 
 def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kernels:
-    """
+    """Return which operands each kernel reads from memory.
+
     Args:
       graph: the program.
-      fusions: [nodes], the first node of each one's.
+      fusions: [nodes], the first node of each one's fusion.
       materialised: see `find_kernels`.
     """
     columns, num_nodes = graph.columns, len(graph.nodes)
     in_memory = np.array(materialised.ports, dtype=bool)
-    # What does not fuse is a group of its own, and reads all of its operands.
+    # An op that does not fuse is a kernel of its own, and reads all of its operands.
     own = num_nodes + np.arange(num_nodes)
     group = np.where(columns.is_fused, fusions, own)
     copied = copied_ports(graph)[columns.source]
     port = np.where(copied == NOWHERE, columns.source, copied)
     maker, reader = columns.maker[port], columns.target
-    # What a matmul computes again for itself is read from where that is stored.
+    # A matmul that recomputes a fusible producer still reads the stored result where
+    # there is one.
     is_again = (
         columns.hosts_fusion[reader]
         & columns.is_fusible[maker]

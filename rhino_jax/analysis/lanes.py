@@ -1,9 +1,10 @@
-"""Dims that a compiler does not lay on the lanes of a tile.
+"""Dims that a compiler never lays out on the lanes (the minor dim) of a tile.
 
-Of dims that a reshape makes of one, only the last may be: with another there, the
-reshape would be a transpose. Where GroupNorm's f32[8,16,16,32,8] of 256 channels is
-kept, 16 columns of the image are on its lanes, not its 32 groups (U-Net on v5e:4x4,
-libtpu 0.0.52). Where nothing reshards it, the compiler may never make it at all.
+Of the dims that a reshape splits one dim into, only the last may be: with another
+there, the reshape would be a transpose. GroupNorm's f32[8,16,16,32,8] of 256 channels
+is stored with 16 columns of the image on its lanes, not its 32 groups (U-Net on
+v5e:4x4, libtpu 0.0.52). Where nothing reshards it, the compiler may never materialise
+it at all.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from rhino_jax.analysis.graph import Graph, NodeKind
 
 
 def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int, ...]]:
-    """Value → its dims that never lie on lanes; values without any are left out.
+    """Return, by value id, the dims that never lie on lanes; values without any are
+    left out.
 
     Args:
       graph: the program.
-      dim_classes: of its graph.
+      dim_classes: the dim classes of its graph.
     """
     parts: set[tuple[Element, int]] = set()
-    # Ops share rules.
+    # Many ops share one rule.
     major: dict[int, list[int]] = {}
     for node in graph.nodes:
         if node.kind is not NodeKind.OP:
@@ -41,7 +43,7 @@ def dims_off_lanes(graph: Graph, dim_classes: DimClasses) -> dict[int, tuple[int
     for value, port in graph.held.items():
         dims = dim_classes.results(graph.nodes[port.node], port.result)
         shape = graph.program.values[value].shape
-        # A merged dim is of the class of its first part: sizes tell them apart.
+        # A merged dim has the class of its major factor: sizes tell the two apart.
         off = tuple(
             d
             for d, (element, size) in enumerate(zip(dims, shape, strict=True))

@@ -1,4 +1,5 @@
-"""When each value is live, and what of it is in memory at all (see `materialised`)."""
+"""Liveness: when each value is live, and which values are in memory at all (see
+`materialised`)."""
 
 from __future__ import annotations
 
@@ -20,19 +21,21 @@ from rhino_jax.solver.slack import Slack, Wait
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Liveness:
-    """Attributes:
-    is_stored: [ports], whether a value is held there that touches memory.
-    handed: see `Materialised`.
-    kernels: what is read and launched once.
-    slack: which collectives something waits for.
-    hoisted: converted copies of what loops scan over.
-    masked, stay: copies of operands masked to ragged groups, and those that stay from
-        one product to another.
-    copied: slice and stack nodes of loops whose values are copied out of and into
-        the stack.
-    first, last: [ports], when the value is live, both included.
-    copy_last: [edges], until when a resharded copy of the value is live, from when it
-        is read.
+    """The live ranges of a graph's values.
+
+    Attributes:
+      is_materialised: [ports], whether the value touches memory.
+      handed: see `Materialised`.
+      kernels: the memory reads and the launches of its kernels.
+      slack: which collectives something waits for.
+      hoisted: converted copies of the stacks that loops scan over.
+      masked, stay: copies of operands masked to ragged groups, and those that stay live
+        from one product to another.
+      copied: ids of the slice and stack nodes of loops whose values are copied out of
+        and into the stack.
+      first, last: [ports], when the value is live, both included.
+      copy_last: [edges], until when a resharded copy of the value is live, from its
+        read on.
     """
 
     is_materialised: list[bool]
@@ -49,14 +52,16 @@ class Liveness:
 
     @property
     def is_held(self) -> list[bool]:
-        """[ports], whether a value is in memory and nobody else counts it: who plans
-        programs that hand each other values knows how long and how often each is."""
+        """[ports], whether a value is in memory and counted here. Values that separate
+        programs send each other are not: whoever plans those programs knows how many
+        are live, and for how long."""
         stored = enumerate(self.is_materialised)
         return [is_it and port not in self.handed for port, is_it in stored]
 
 
 def analyse(graph: Graph, fusing: Fusing) -> Liveness:
-    """Decide what is stored, and for how long, before any sharding is chosen."""
+    """Compute which values are stored and for how long, before any sharding is
+    chosen."""
     ports = _holding(graph)
     depth = find_matmul_depth(graph)
     fused = depth
@@ -80,10 +85,10 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
 
 
 def _holding(graph: Graph) -> np.ndarray:
-    """The ports that hold a value of some rank, or are read."""
+    """Return the ids of the ports that hold a value of rank 1 or more, or are read."""
     is_holding = np.zeros(len(graph.ports), dtype=bool)
     is_holding[[port.id for port in graph.held.values()]] = True
-    # What a loop leaves of a carry is looked at where something reads it.
+    # The result of a carry counts only where something reads it.
     carries = [n for n in graph.nodes if n.kind is NodeKind.CARRY]
     is_holding[[n.ports[-1].id for n in carries]] = False
     is_holding[graph.columns.source] = True
@@ -93,24 +98,26 @@ def _holding(graph: Graph) -> np.ndarray:
 def _read_until(
     graph: Graph, ports: np.ndarray, materialised: list[bool], late: dict[int, int]
 ) -> list[int]:
-    """[ports], until when some reader needs the value, or when it is made.
+    """Return [ports], when the last reader needs the value; where nothing reads it,
+    when it is computed.
 
     Args:
       graph: the program.
-      ports: those that hold a value.
+      ports: ids of the ports that hold a value.
       materialised: [ports], whether it touches memory.
-      late: when what is done late is.
+      late: node id → when a postponed node runs, see `find_late`.
     """
     nodes, columns = graph.nodes, graph.columns
     last = columns.time[columns.maker].tolist()
-    # Of what runs where its result is read: when that is.
+    # Node id → when it runs, for nodes that fuse into their readers.
     runs: dict[int, int] = {}
     copied = copied_ports(graph).tolist()
     order = np.argsort(-columns.place[columns.maker[ports]], kind="stable")
     for port in ports[order].tolist():
         edges = graph.readers[port]
         if edges:
-            # Donated arguments and carries are written in place, hardly anything else.
+            # Donated arguments and carries are updated in place, hardly any other
+            # value.
             holder = port if copied[port] == NOWHERE else copied[port]
             owned = nodes[graph.ports[holder].node].kind is not NodeKind.OP
             until = -1
@@ -136,8 +143,11 @@ def _read_until(
 
 
 def _copied(graph: Graph) -> frozenset[int]:
-    """A slice with one reader is taken inside of it, and what only goes into a stack
-    is written there; where others read it too, it is a value of its own."""
+    """Return the ids of the slice and stack nodes whose value is a separate buffer.
+
+    A slice with one reader is fused into it, and a value that only a stack reads is
+    written there in place; with more readers it is materialised.
+    """
     is_view = are_views(graph)
     found = {
         node.id
@@ -153,11 +163,15 @@ def _copied(graph: Graph) -> frozenset[int]:
 
 
 def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
-    """When matmuls run that nothing waits for, as those of weights' gradients.
+    """Return when matmuls run that nothing waits for, such as those of weight
+    gradients.
 
-    Schedulers put what others wait for first: in a loop's body the rest runs at its
-    end, before a loop it runs behind it (seen in HLO of scanned GPTs: XLA:GPU of jax
-    0.10.2, libtpu 0.0.51).
+    Schedulers put first what others wait for: in a loop's body the rest runs at its
+    end, and before a loop it runs after the loop (seen in HLO of scanned GPTs: XLA:GPU
+    of jax 0.10.2, libtpu 0.0.51).
+
+    Returns:
+      Node id → time, for matmuls that run later than their position in the program.
     """
     loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
     found: dict[int, int] = {}
@@ -177,8 +191,8 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
 
 def _start(graph: Graph, port: Port) -> int:
     node = graph.nodes[port.node]
-    # What a loop stacks up is allocated as a whole before the loop. One that runs once
-    # is none to XLA (xla/service/while_loop_simplifier.cc).
+    # A loop's stack is allocated as a whole before the loop. XLA removes a loop that
+    # runs once (xla/service/while_loop_simplifier.cc).
     if node.kind is not NodeKind.STACK or _runs_once(node):
         return node.time
     return graph.loop_start[node.id]
@@ -202,7 +216,7 @@ def _end(graph: Graph, port: Port, last: int) -> int:
 
 
 def _copies_until(graph: Graph, read: list[int]) -> list[int]:
-    """[edges], until when a resharded copy is live.
+    """Return [edges], until when a resharded copy is live.
 
     Args:
       graph: the program.

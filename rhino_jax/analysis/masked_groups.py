@@ -1,17 +1,17 @@
-"""Operands of products of ragged groups, masked to the rows of every group.
+"""Operands of grouped matmuls (ragged dots), masked to the rows of every group.
 
-XLA:GPU has no kernel for them. It writes as many copies of an operand with rows as
-there are groups, in each but the group's rows zero, and multiplies all of it: seen in
-compiled HLO of `jax.lax.ragged_dot` and of its gradients by rows and by matrices (h100,
-jax 0.10.2: `ragged_dot_rewriter`), whose temporaries are these copies to the byte. The
-gradient by rows also moves the matrices, to contract their minor dim. XLA:TPU does not:
-its kernel skips the tiles of other groups (`is_ragged_dot` and
+XLA:GPU has no kernel for them. It writes one copy per group of an operand that has the
+rows, zero outside the rows of the group, and multiplies all of it: seen in compiled HLO
+of `jax.lax.ragged_dot` and of its gradients by rows and by matrices (h100, jax 0.10.2:
+`ragged_dot_rewriter`), whose temporaries are these copies to the byte. The gradient by
+rows also transposes the matrices, to contract their minor dim. XLA:TPU does not: its
+kernel skips the tiles of other groups (`is_ragged_dot` and
 `ITERATION_SKIPPER_MODE_GROUP_STARTS` in what libtpu 0.0.52 compiles).
 
-Products of one operand, as gate and up of an expert, read one copy. The gradients by
-rows and by matrices read two, of another order of dims, and are scheduled at once. What
-a forward product and the gradient by matrices read is one copy that stays from the one
-to the other, where both are sharded alike.
+Products that share an operand, as gate and up projection of an expert, read one copy.
+The gradients by rows and by matrices read two, with different orders of dims, and are
+scheduled together. A forward product and the gradient by matrices read one copy, which
+stays live from the one to the other where both are sharded alike.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rhino_jax.analysis.graph import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A temporary of a product.
+    """A masked temporary of a product.
 
     Attributes:
-      node: the product; the temporary is sharded as its operand.
+      node: id of the product; the temporary is sharded as its operand.
       operand: which operand of it.
-      copies: how many times the operand it is.
+      copies: size of the temporary, in multiples of the operand.
       start, stop: when it is live, both included.
     """
 
@@ -43,11 +43,12 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """A temporary that stays between two products that read it sharded alike.
+    """A masked temporary that stays live between two products whose operands are
+    sharded alike.
 
     Attributes:
-      nodes, operands: of the two.
-      copies, start, stop: as of `Masked`.
+      nodes, operands: ids of the two products, and which operand of each it is.
+      copies, start, stop: as in `Masked`.
     """
 
     nodes: tuple[int, int]
@@ -73,7 +74,12 @@ def find_masked(graph: Graph) -> tuple[tuple[Masked, ...], tuple[Stays, ...]]:
 
 
 def _in_one_block(nodes: list[Node], masked: list[Masked], stay: list[Stays]) -> None:
-    """Add the copies of products that no loop separates, in order."""
+    """Append the copies of products that no loop separates.
+
+    Args:
+      nodes: the products, in program order.
+      masked, stay: extended in place.
+    """
     place = {node.id: at for at, node in enumerate(nodes)}
     begin = {node.id: node.time for node in nodes}
     until = dict(begin)
@@ -97,7 +103,8 @@ def _in_one_block(nodes: list[Node], masked: list[Masked], stay: list[Stays]) ->
 
 
 def _readers(nodes: list[Node]) -> dict[tuple[int, ...], list[tuple[Node, int]]]:
-    """(rows, sizes of groups) → who reads them masked, and as which operand."""
+    """Return (rows, group sizes), as value ids → products that read the rows masked,
+    and as which operand."""
     found: dict[tuple[int, ...], list[tuple[Node, int]]] = defaultdict(list)
     for node in nodes:
         assert node.op is not None

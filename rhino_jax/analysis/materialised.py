@@ -1,22 +1,23 @@
-"""Which values touch memory, as the fusion passes of the compilers have it.
+"""Materialisation: which values touch memory, after the fusion passes of the compilers.
 
-A fusible op's result goes through registers where one fusion can hold it and its
-readers; it touches memory where an op that cannot fuse reads it, or where it leaves
-a loop or the program. Read by several ops of another depth (see `matmul_depth`), it
-is computed again by each reader's fusion where that is cheap and reads no more bytes
-than the value has itself (a convert, a mask, a normalisation); else it is kept.
+A fusible op's result stays in registers where one fusion can contain the op and its
+readers; it touches memory where an op that cannot fuse reads it, or where it leaves a
+loop or the program. Read by several ops of another depth (see `matmul_depth`), it is
+recomputed in each reader's fusion where that is cheap and reads no more bytes than the
+value has itself (a convert, a mask, a normalisation); otherwise it is stored.
 
 Some compilers fuse elementwise ops into matmuls (`Device.fuses_matmuls`). Operands are
-then computed on the fly. A value that several matmuls read is kept, unless computing it
-reads no more bytes than it has; one that is expensive, and read by a matmul's fusion
-and by other ops, is kept too. What is computed from a matmul's result is stored instead
-of the result, up to the value that several ops read; each of these converts it itself.
+then computed on the fly. A value that several matmuls read is stored, unless computing
+it reads no more bytes than it has; one that is expensive, and read by a matmul's fusion
+and by other ops, is stored too. The elementwise ops on a matmul's result fuse into its
+epilogue, up to the first value that several ops read, which is stored in place of the
+result; each of these readers converts it itself.
 
 Such a fusion holds whole rows of a softmax. Where they are longer than it can hold
 (`Observed.longest_row`), the matmul's own result is stored, and everything between it
-and the next matmul is computed again by each reader, expensive or not.
+and the next matmul is recomputed by each reader, expensive or not.
 
-A constant's broadcast that a loop reads is made inside of it
+A constant's broadcast that a loop reads is sunk into the loop
 (xla/service/while_loop_constant_sinking.cc).
 """
 
@@ -37,16 +38,16 @@ from rhino_jax.ir.traits import OpKind
 
 @dataclass(frozen=True, slots=True)
 class Fusing:
-    """How a compiler fuses.
+    """The fusion behaviour of a compiler.
 
     Attributes:
-      with_matmuls: whether a matmul's fusion computes its elementwise operands, and
-        what is elementwise in its result.
-      recomputes: names of expensive ops that are computed again where others are kept,
-        and "name.dtype" of those of one element type (`Device.recomputes`).
+      with_matmuls: whether elementwise producers and consumers fuse into a matmul.
+      recomputes: names of expensive ops that this compiler recomputes where others
+        store the result, and "name.dtype" where that holds for one element type
+        (`Device.recomputes`).
       hoists_conversions: see `hoisting`.
-      parts_columns: whether what reads a reduction over other dims than the last runs
-        in another fusion (`Device.parts_columns`).
+      parts_columns: whether the readers of a reduction over other dims than the last
+        run in another fusion (`Device.parts_columns`).
       masks_groups: see `masked_groups`.
     """
 
@@ -69,11 +70,14 @@ class Fusing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Materialised:
-    """Attributes:
-    ports: [ports], whether their values touch memory; not where it was not asked.
-    handed: of these, what is stored only because it enters or leaves what is compiled
-        on its own.
-    matmul_of: [nodes], the matmul whose fusion an elementwise node runs in, or NOWHERE.
+    """The values of a graph that touch memory.
+
+    Attributes:
+      ports: [ports], whether their values touch memory; False where it was not asked.
+      handed: ids of the ports that are stored only because they enter or leave a
+        separately compiled program.
+      matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or
+        NOWHERE.
     """
 
     ports: list[bool]
@@ -87,11 +91,11 @@ def find_materialised(
     depth: MatmulDepth,
     fusing: Fusing,
 ) -> Materialised:
-    """Decide what is stored, before any sharding is chosen.
+    """Decide which values are stored, before any sharding is chosen.
 
     Args:
       graph: the program.
-      ports: of which values it is asked.
+      ports: ids of the ports to decide for.
       depth: of its nodes.
       fusing: how the compiler fuses.
     """
@@ -110,20 +114,25 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(slots=True, eq=False)
 class _MaterialisedFinder:
-    """Attributes:
-    graph, depth, fusing: as of `find_materialised`.
-    readers: of every port.
-    feeds: of every node, the ports that it reads.
-    before: node → the only matmul that reads it, if only through fusible nodes.
-    after: node → the matmul whose result it computes on, before that is stored.
-    materialised: [ports], what was decided.
-    sources: [ports], of one that is stored itself, of others the stored ones that
-        making it reads.
-    dear: ports that are made from their sources by an expensive op, among others.
-    unsettled: port → the matmul whose fusion makes its value and has not stored it yet.
-    handed: what is stored because it enters or leaves a program, and else were not.
-    long_rows: nodes of softmaxes whose rows no fusion holds, and the matmuls before.
-    reading: how every port is read.
+    """The state of the decisions, which are taken port by port in program order.
+
+    Attributes:
+      graph, depth, fusing: as in `find_materialised`.
+      readers: the readers of every port.
+      feeds: [nodes], ids of the ports that each reads.
+      before: node id → the only matmul that reads it, if only through fusible nodes.
+      after: node id → the matmul whose result it computes on, before that is stored.
+      materialised: [ports], the decisions.
+      sources: [ports], itself for a port that is stored; for others, the stored ports
+        that computing it reads.
+      dear: ids of the ports whose computation from their sources includes an expensive
+        op.
+      unsettled: port id → the matmul whose fusion computes its value and has not stored
+        one yet.
+      handed: ids of ports that are stored only because they enter or leave a program.
+      long_rows: ids of nodes of softmaxes whose rows no fusion can hold, and of the
+        matmuls before them.
+      reading: how every port is read.
     """
 
     graph: Graph
@@ -157,7 +166,8 @@ class _MaterialisedFinder:
         )
 
     def decide(self, port: Port) -> None:
-        """Decide for a port; those that are made before have been decided."""
+        """Decide whether a port is stored; all ports computed before it have been
+        decided."""
         node, here = self.graph.nodes[port.node], port.id
         feeds = self.feeds[port.node]
         if self.unsettled:
@@ -184,7 +194,7 @@ class _MaterialisedFinder:
         return _NONE.union(*[self.sources[p] for p in feeds])
 
     def _is_cheap(self, feeds: list[int]) -> bool:
-        """Whether nothing dear is computed again to make these."""
+        """Whether computing a value from these ports recomputes nothing expensive."""
         return self.dear.isdisjoint(feeds) or all(
             self.materialised[p] for p in self.dear.intersection(feeds)
         )
@@ -197,8 +207,9 @@ class _MaterialisedFinder:
         return self.fusing.recomputes.isdisjoint((op.name, f"{op.name}.{dtype}"))
 
     def _find_long_rows(self) -> set[int]:
-        """From every exponential that a sum over its rows reads, through fusible nodes
-        whose rows are as long, both ways, to the matmuls before."""
+        """Return the ids of the nodes of softmaxes with long rows: from every
+        exponential whose rows a sum reads, in both directions through fusible nodes
+        with rows as long, to the matmuls before."""
         nodes = self.graph.nodes
         todo = [n.id for n in nodes if self._is_long_softmax(n)]
         found = set(todo)
@@ -224,7 +235,7 @@ class _MaterialisedFinder:
         return any(sums(self.graph.nodes[n]) for n in self._readers_of(node))
 
     def _row(self, node: Node) -> int:
-        """Size of the last dim of an op's result; 0 of a scalar."""
+        """Return the size of the last dim of an op's result; 0 for a scalar."""
         assert node.op is not None
         shape = self.graph.program.values[node.op.results[0]].shape
         return shape[-1] if shape else 0
@@ -243,7 +254,7 @@ class _MaterialisedFinder:
         )
 
     def _matmul_behind(self, node: Node, feeds: list[int]) -> int | None:
-        """The matmul whose fusion goes on with this node."""
+        """Return the matmul whose fusion this node continues, or None."""
         if not self.fusing.with_matmuls:
             return None
         if node.hosts_fusion:
@@ -257,7 +268,7 @@ class _MaterialisedFinder:
         return found[-1]
 
     def _ends_fusion(self, port: int, node: Node) -> bool:
-        """Whether what a matmul's fusion makes is stored here."""
+        """Whether a matmul's fusion stores its result at this port."""
         reading = self.reading
         if reading.ends_fusion[port] or reading.feeds_matmul[port]:
             return True
@@ -268,7 +279,7 @@ class _MaterialisedFinder:
         return not _converts(node) and len(self._parting(port)) > 1
 
     def _parting(self, port: int) -> list[int]:
-        """The readers of a port, with those of a conversion in place of it."""
+        """Return the readers of a port, looking through conversions."""
         found: list[int] = []
         for reader in self.readers.of_port(port):
             node = self.graph.nodes[reader]
@@ -276,8 +287,8 @@ class _MaterialisedFinder:
         return found
 
     def _settle_matmuls(self, feeds: list[int]) -> None:
-        """Store all but the last of the matmuls' values that one op reads: a fusion
-        holds one of them."""
+        """Store all but the last of several matmul results that one op reads: its
+        fusion contains only one of the matmuls."""
         unsettled = [p for p in feeds if p in self.unsettled]
         for port in unsettled[:-1]:
             self.materialised[port] = True
@@ -285,8 +296,8 @@ class _MaterialisedFinder:
             self.unsettled.pop(port, None)
 
     def _is_sunk(self, node: Node, feeds: list[int]) -> bool:
-        """Whether a loop makes the value anew in each run: a broadcast of what is
-        small, or the loop's own name for one."""
+        """Whether a loop recomputes the value in each trip: a broadcast of something
+        small, or the border node of one."""
         if node.kind is NodeKind.CONST:
             return not any(self.materialised[p] for p in feeds)
         if _kind(node) is not OpKind.BROADCAST:
@@ -297,12 +308,12 @@ class _MaterialisedFinder:
         )
 
     def _readers_of(self, node: Node) -> list[int]:
-        """What reads the first result."""
+        """Return the ids of the nodes that read the first result."""
         return self.readers.of_port(node.ports[0].id)
 
     def _find_before(self) -> dict[int, int]:
-        """For every fusible node that only one matmul reads, through whatever
-        number of fusible nodes: that matmul."""
+        """Return, for every fusible node that only one matmul reads, through any number
+        of fusible nodes, that matmul."""
         found: dict[int, int] = {}
         hosts_fusion = self.graph.columns.hosts_fusion.tolist()
         for node in reversed(self.graph.run_order):

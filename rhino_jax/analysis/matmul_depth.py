@@ -1,7 +1,7 @@
-"""Matmul depth: how many matmuls, and other ops that cannot fuse, lie before a node.
+"""Matmul depth: the number of matmuls, and other ops that cannot fuse, before a node.
 
-Two nodes of different depth have one of these between them. They cannot be one fusion,
-and a collective that one waits for can run beside it.
+Two nodes of different depth have such an op between them. They cannot be one fusion,
+and a collective that one waits for can overlap with it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from rhino_jax.ir.traits import OpKind
 
 @dataclass(frozen=True, slots=True)
 class MatmulDepth:
-    """Attributes:
-    at: of every node, the number of such ops on the longest way to it.
-    behind: likewise of what reads its result.
+    """The depths of a graph's nodes.
+
+    Attributes:
+      at: [nodes], number of such ops on the longest path to the node.
+      behind: [nodes], likewise for the readers of its result.
     """
 
     at: list[int]
@@ -24,14 +26,15 @@ class MatmulDepth:
 
 
 def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDepth:
-    """The levels of a graph's nodes.
+    """Return the matmul depths of a graph's nodes.
 
     Args:
       graph: the program.
-      after_columns: whether what reads a sum over columns is of a level of its own too.
+      after_columns: whether the readers of a sum over columns are one level deeper,
+        too.
     """
     at = [0] * len(graph.nodes)
-    # What closes a loop is read before it is made.
+    # A loop's carry reads a value that is computed after it: initialise all levels.
     behind = [
         int(_is_heavy(node) or (after_columns and reduces_columns(node)))
         for node in graph.nodes
@@ -55,7 +58,7 @@ def _is_heavy(node: Node) -> bool:
 
 
 def reduces_columns(node: Node) -> bool:
-    """Whether an op reduces other dims than the last ones."""
+    """Whether an op reduces dims other than the last ones."""
     op = node.op
     if node.kind is not NodeKind.OP or op is None or op.rule is None:
         return False

@@ -1,8 +1,8 @@
-"""Dims that are cut unevenly: which may be, and what a plan says of those that are.
+"""Uneven sharding: the dims that may be padded, and the notes on those of a plan.
 
-All shards are as large as the largest, so a dim of 1,001 over 8 devices takes
-8 · 126 = 1,008 elements. The compiler masks the padding where it counts; what it costs
-is in every price: arithmetic, memory, and what is sent.
+All shards are as large as the largest, so a dim of 1,001 over 8 devices takes 8 · 126 =
+1,008 elements. The compiler masks the padding where it matters; its arithmetic, memory
+and communication are part of every cost.
 
 Source: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation
 Graphs", 2021, section 4.3 (uneven partitions are padded).
@@ -23,9 +23,11 @@ from rhino_jax.ir.traits import OpKind
 
 
 def uneven_dims(graph: Graph) -> frozenset[int]:
-    """Return the sizes of all dims that may be cut unevenly: those of matmuls, whose
-    work is worth the padding, and those between which slices, pads and concatenations
-    shift elements, of which one is as good as never a multiple of the other's shards.
+    """Return the sizes of all dims that may be sharded unevenly.
+
+    These are the dims of matmuls, whose work is worth the padding, and the operand and
+    result dims of slices, pads and concatenations that shift elements: hardly ever does
+    one number of shards divide both of them.
     """
     found = set[int]()
     for node in graph.nodes:
@@ -42,14 +44,14 @@ def uneven_dims(graph: Graph) -> frozenset[int]:
 
 
 def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
-    """The factors of an op that may be cut unevenly.
+    """Return the positions of the factors of an op that may be sharded unevenly.
 
-    Not those that a window slides over, or that indices address (of what only moves
-    elements by constants, they may), or that are a part of a dim.
+    Excluded are factors of windows and of indices (unless the op only moves elements by
+    constants), and those that are a part of a merged dim.
 
     Args:
       op: the op; it has a rule.
-      dims: sizes that may be cut unevenly.
+      dims: sizes that may be sharded unevenly.
     """
     rule = op.rule
     assert rule is not None
@@ -66,7 +68,7 @@ def may_pad(op: Op, dims: frozenset[int]) -> frozenset[int]:
 
 
 def _parts(rule: Rule) -> frozenset[int]:
-    """Factors that are a part of some dim."""
+    """Return the positions of the factors that are a part of some merged dim."""
     return frozenset(
         f
         for layout in (*rule.operands, *rule.results)
@@ -79,14 +81,14 @@ def _parts(rule: Rule) -> frozenset[int]:
 def padding_notes(
     program: Program, values: Mapping[int, Spec], mesh: LaidMesh
 ) -> list[str]:
-    """What to say of a plan's uneven cuts.
+    """Return the notes of a plan on its unevenly sharded dims.
 
     Args:
       program: the program.
-      values: the spec in which each value is held.
-      mesh: where it runs.
+      values: value id → the spec in which it is held.
+      mesh: the mesh that it runs on.
     """
-    # Most values are of few shapes and specs.
+    # Most values share a few shapes and specs.
     held = Counter((program.values[v].shape, spec) for v, spec in values.items())
     cuts: Counter[tuple[int, tuple[int, ...]]] = Counter()
     for (shape, spec), count in held.items():

@@ -1,4 +1,4 @@
-"""What is known of a program on some hardware before it is laid over a mesh."""
+"""The analysis of a program for some hardware, before it is laid over a mesh."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from rhino_jax.solver.slack import Slack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramAnalysis:
-    """What the models of all meshes share.
+    """The analyses that the models of all meshes share.
 
     Attributes:
       graph: the program.
-      target: where it runs.
-      liveness: when its values are in memory, and what is read and launched.
-      slack: which collectives something waits for, as far as the compiler makes use
-        of it.
-      dim_classes, roles: what its dims and inputs are.
-      padded_dims: sizes of dims that may be cut unevenly.
-      off_lanes: value → its dims that never lie on lanes (see `lanes`).
-      alike: what has the same options on every mesh.
+      target: the hardware that it runs on.
+      liveness: when its values are in memory, and what its kernels read and launch.
+      slack: which collectives something waits for, as far as the compiler overlaps or
+        combines them.
+      dim_classes, roles: the dim classes and the roles of its inputs.
+      padded_dims: sizes of dims that may be sharded unevenly.
+      off_lanes: value id → its dims that never lie on lanes (see `lanes`).
+      alike: which nodes have the same options on every mesh.
     """
 
     graph: Graph
@@ -51,12 +51,12 @@ class ProgramAnalysis:
 
     @classmethod
     def of(cls, program: Program, target: Target) -> ProgramAnalysis:
-        """Of a program."""
+        """Analyse a program."""
         return cls.of_graph(inline_regions(program), target)
 
     @classmethod
     def of_graph(cls, graph: Graph, target: Target) -> ProgramAnalysis:
-        """Of a program with its regions entered in place."""
+        """Analyse the graph of a program."""
         device = target.device
         dim_classes = find_dim_classes(graph)
         liveness = analyse(graph, Fusing.of(device))

@@ -1,9 +1,9 @@
-"""One resharded copy for several readers of a value.
+"""Shared copies: one resharded copy for several readers of a value.
 
-XLA merges equal reshards of one value in one computation. Readers that do not fuse
-read through a node that may reshard once for all of them. Where fusible ones can want
-the same layout, these and that node read through a node in front, which may reshard for
-them all, or leave each to itself.
+XLA merges equal reshards of one value in one computation. Readers that do not fuse read
+through a copy node that may reshard once for all of them. Where fusible readers may
+need the same layout, they and that node read through a further node in front, which may
+reshard for all of them, or leave it to each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rhino_jax.ir.factor import FactorKind, Layout, Rule
 
 
 def share_copies(graph: Graph) -> None:
-    """Add the nodes through which values are read."""
+    """Insert the copy nodes through which values with several readers are read."""
     by_source: dict[tuple[Port, int, int], list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         if graph.nodes[edge.target].kind is NodeKind.OP:
@@ -36,7 +36,8 @@ def share_copies(graph: Graph) -> None:
 
 
 def _is_heavy(reader: Node) -> bool:
-    """What does not fuse, and what reverses a kernel for a convolution's gradient."""
+    """Whether a reader does not fuse, or reverses a kernel for a convolution's
+    gradient."""
     assert reader.op is not None
     return reader.op.traits.is_reversal or not reader.is_fusible
 
@@ -44,13 +45,13 @@ def _is_heavy(reader: Node) -> bool:
 def _light(
     graph: Graph, port: Port, edges: Sequence[Edge], tied: AbstractSet[int | None]
 ) -> list[Edge]:
-    """The fusible readers that can want a layout that others want too, and that the
-    maker does not give.
+    """Return the fusible readers that may need a layout that other readers need too,
+    and that the producer does not give.
 
-    Most ops make any layout: where readers agree on one, it is made so. What enters
-    the program comes as its user has it. Of the readers, those that need a dim whole
-    may agree, and the others with what stands beside them; but what is carried or
-    updated is read as it is held by what fuses.
+    Most ops can produce any layout: where readers agree on one, the value is produced
+    in it. Inputs of the program come in the user's layout. Of the readers, those that
+    need a dim unsharded may agree, and the others with the operands next to them; but a
+    value that is carried or updated is read as it is held by fusible ops.
 
     Args:
       graph: the program.
@@ -59,7 +60,7 @@ def _light(
       tied: slots of inputs that are fed back.
     """
     maker = graph.nodes[port.node]
-    # A slice is taken out of its stack by its readers (see `Liveness.copied`).
+    # A slice is fused into its readers (see `Liveness.copied`).
     if maker.kind is NodeKind.SLICE or _gives_any(maker, port.result):
         return []
     light = [e for e in edges if not _is_heavy(graph.nodes[e.target])]
@@ -71,7 +72,7 @@ def _light(
 
 
 def _gives_any(maker: Node, result: int) -> bool:
-    """Whether an op can make a result in any layout."""
+    """Whether an op can produce a result in any layout."""
     if maker.kind is not NodeKind.OP:
         return False
     assert maker.op is not None and maker.op.rule is not None
@@ -79,7 +80,7 @@ def _gives_any(maker: Node, result: int) -> bool:
 
 
 def _needs_whole(graph: Graph, edge: Edge) -> bool:
-    """Whether a reader needs a dim of more than one element uncut."""
+    """Whether a reader needs a dim of more than one element unsharded."""
     op = graph.nodes[edge.target].op
     assert op is not None and op.rule is not None
     return _has_whole(op.rule, op.rule.operands[edge.operand])
@@ -95,7 +96,7 @@ def _num_readers(edges: Sequence[Edge]) -> int:
 
 
 def _copy_for(graph: Graph, edges: Sequence[Edge]) -> Node:
-    """Let these readers of one value read through one node."""
+    """Insert a copy node through which the given edges of one value read it."""
     first = min(edges, key=lambda e: e.time)
     port, count, time = first.source, first.count, first.time
     node = graph.add(NodeKind.COPY, count, time, None, 0, first.value)

@@ -1,16 +1,15 @@
-"""Which collectives can run beside compute: those that nothing waits for.
+"""Slack: which collectives can overlap with compute, because nothing waits for them.
 
-A value has slack where other matmuls lie between the time at which it can be had and
-the time at which it must be there: a weight that is gathered for a later layer, the
+A value has slack where other matmuls run between the time at which it is available and
+the time at which it is needed: a weight that is gathered for a later layer, the
 gradient of a weight that only the optimizer reads. What the next matmul waits for, as
-the activations of tensor parallelism do, has none, and no compiler can hide it.
+the activations of tensor parallelism, has none, and no compiler can hide it. What is
+available when the step starts (a weight, and casts of it), and what is due when it ends
+(the gradient that only the optimizer reads), is `FREE`: compilers start the one early,
+let the other run on, and combine either with collectives of its kind.
 
-What is ready when the step starts (a weight, and what is cast of it), and what is due
-when it ends (the gradient that only the optimizer reads), is `FREE`: compilers start
-the one early, let the other run on, and combine either with its like.
-
-Time is counted in matmuls (see `matmul_depth`). Inside of a loop's body it ends with
-the body, and nothing is free.
+Time is counted in matmuls (see `matmul_depth`). Inside a loop's body it ends with the
+body, and nothing is free.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from rhino_jax.solver.slack import Slack, Wait
 
 
 COMBINED = (Wait.BACK, Wait.FREE)
-"""What compilers combine with its like, where they do."""
+"""The waits of collectives that compilers combine, where they do."""
 
 
 def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
-    """Compare the first level at which each value is there with the last at which it
-    must be.
+    """Return the slack of every node and edge: the levels between a value's
+    availability and its use.
 
     Args:
       graph: the program.
@@ -40,7 +39,7 @@ def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
     nodes, ready = graph.nodes, depth.behind
     ends = _loop_ends(graph, depth)
     deepest = max(ready, default=0)
-    # What closes a loop is due where the loop ends, all else when its reader is.
+    # A value that closes a loop is due at the loop's end, any other when its reader is.
     closing = {
         id(edge): ends[node]
         for node in ends
@@ -78,20 +77,20 @@ def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
     is_input = np.array([n.kind is NodeKind.INPUT for n in nodes], dtype=bool)
     is_back = is_input[columns.target] & updates[makers]
     waits[(waits == Wait.NONE) & is_back] = Wait.BACK
-    # Of a node's readers the one that waits most counts.
+    # The reader with the least slack counts for a node.
     by_node = np.full(len(nodes), Wait.FREE, dtype=np.int64)
     np.minimum.at(by_node, makers, waits)
     return Slack(tuple(by_node.tolist()), tuple(waits.tolist()))
 
 
 def _only_update(graph: Graph) -> np.ndarray:
-    """[nodes], whether all that comes of one is state that is fed back, one of several
-    such inputs."""
+    """Return [nodes], whether all that is computed from each is state that is fed back;
+    False everywhere where the program feeds back only few values."""
     outputs = graph.program.outputs
     found = np.zeros(len(graph.nodes), dtype=bool)
     if sum(o.state_of is not None for o in outputs) < OBSERVED.least_state:
         return found
-    # What is fed back is read by the node of its input.
+    # The node of an input reads the state that is fed back into it.
     inputs = {n.id for n in graph.nodes if n.kind is NodeKind.INPUT}
     for node in reversed(graph.run_order):
         targets = {e.target for e in graph.outgoing[node.id]}
@@ -105,7 +104,7 @@ def _is_in_loop(node: Node) -> bool:
 
 
 def _loop_ends(graph: Graph, depth: MatmulDepth) -> dict[int, int]:
-    """For every border node of a loop, the deepest level in the loop's body."""
+    """Return, for every border node of a loop, the deepest level in the loop's body."""
     borders: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.id in graph.loop_end and node.op is not None:

@@ -1,4 +1,4 @@
-"""What reads every port, and how; what reads a shared copy, in place of the copy."""
+"""Readers of every port, where shared copies and views count as what they copy."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Readers:
     """Pairs of a port and a node that reads it, in the order of ports.
 
     Attributes:
-      num_ports: of the graph.
-      port, node: [pairs].
-      begin: where each port's pairs begin, and their number.
+      num_ports: number of ports of the graph.
+      port, node: [pairs], their ids.
+      begin: [ports + 1], position of each port's first pair; at last, the number of
+        pairs.
       nodes: `node` as a list.
     """
 
@@ -37,7 +38,7 @@ class Readers:
     def of(cls, graph: Graph) -> Readers:
         columns, num_ports = graph.columns, len(graph.ports)
         is_view = are_views(graph)
-        # What reads a view reads what is viewed alone.
+        # Reading a view is reading the port behind it, and only that.
         is_own = ~(columns.is_copy | is_view)[columns.target]
         is_own &= ~is_view[columns.maker[columns.source]]
         behind = copied_ports(graph)[columns.source]
@@ -50,23 +51,25 @@ class Readers:
         return cls(num_ports, port, node, begin.tolist(), node.tolist())
 
     def of_port(self, port: int) -> list[int]:
-        """The nodes that read a port, one as often as it does."""
+        """Return the ids of the nodes that read a port, once per read."""
         return self.nodes[self.begin[port] : self.begin[port + 1]]
 
     def count(self, which: np.ndarray) -> np.ndarray:
-        """[ports], how many pairs are of nodes of which [nodes] it is true."""
+        """Return [ports], the number of reads by nodes for which `which`, [nodes], is
+        True."""
         return np.bincount(self.port[which[self.node]], minlength=self.num_ports)
 
     def largest(self, values: np.ndarray) -> np.ndarray:
-        """[ports], the largest of values [nodes], of readers; 0 without any."""
+        """Return [ports], the maximum of `values`, [nodes], over the readers; 0 without
+        any."""
         found = np.zeros(self.num_ports, dtype=values.dtype)
         np.maximum.at(found, self.port, values[self.node])
         return found
 
 
 def copied_ports(graph: Graph) -> np.ndarray:
-    """[ports], of a shared copy, or of a view, the port that it copies, if need be
-    through another copy; of others NOWHERE."""
+    """Return [ports], for the port of a shared copy or of a view, the port that it
+    copies, looking through a second copy; NOWHERE for all others."""
     columns = graph.columns
     of_node = np.full(len(graph.nodes), NOWHERE)
     is_copied = (columns.is_copy | are_views(graph))[columns.target]
@@ -78,8 +81,8 @@ def copied_ports(graph: Graph) -> np.ndarray:
 
 
 def read_ports(graph: Graph) -> np.ndarray:
-    """[edges], the port that is read: of what reads a copy together with fusible ops,
-    and fuses as well, what is copied."""
+    """Return [edges], the port that is read: for a fused reader of a copy in front of
+    fusible ops, the port behind the copy."""
     columns = graph.columns
     is_front = np.zeros(len(graph.nodes), dtype=bool)
     is_front[list(graph.fronts)] = True
@@ -91,15 +94,16 @@ def read_ports(graph: Graph) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PortReads:
-    """How every port is read: lists of [ports].
+    """The reads of every port, as lists of length [ports].
 
     Attributes:
-      count, num_matmuls: how often, and how often by matmuls.
-      deepest: the deepest level at which it is.
+      count, num_matmuls: number of its reads, and of those by matmuls.
+      deepest: the deepest level at which it is read.
       is_needed: whether some reader needs it in memory.
-      ends_fusion: likewise, of what a matmul's fusion makes.
-      feeds_matmul, is_parted: whether any reader runs in the fusion of a matmul that
-        it is computed for, and whether others do not.
+      ends_fusion: whether some reader needs it in memory, where a matmul's fusion
+        computes it.
+      feeds_matmul, is_parted: whether some reader fuses into the matmul that it is
+        computed for, and whether other readers do not.
     """
 
     count: list[int]
@@ -119,12 +123,13 @@ class PortReads:
         before: Mapping[int, int],
         with_matmuls: bool,
     ) -> PortReads:
-        """
+        """Count the reads of every port.
+
         Args:
           readers: of all ports.
           columns, depth: of the graph.
-          before: node → the only matmul that it is computed for.
-          with_matmuls: whether matmuls compute their operands.
+          before: node id → the only matmul that it is computed for.
+          with_matmuls: whether elementwise producers fuse into matmuls.
         """
         fuses = columns.is_op & columns.is_fused
         computes = fuses | columns.hosts_fusion if with_matmuls else fuses

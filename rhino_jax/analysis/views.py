@@ -1,9 +1,10 @@
-"""Reshapes that are none: dims of which every device is to have a single index.
+"""Views: reshapes that move nothing, as every device holds one index of a new dim.
 
-So are the operands of ops whose sum is left open (`passes.deferred_reductions`): of
-products a contracted dim parted into a batch dim and the rest, of convolutions one
-parted into groups. The new dim is cut to single indices, which leaves the array as it
-was; no compiler moves anything for it (v5e:2x2, v5e:2x4, 8 H100, CPU: no copy in HLO).
+The operands of ops with a deferred reduction (`passes.deferred_reductions`) are views:
+for products, a contracted dim split into a batch dim and the rest; for convolutions, a
+dim split into groups. The new dim is sharded to single indices, which leaves the array
+as it was; no compiler moves anything for it (v5e:2x2, v5e:2x4, 8 H100, CPU: no copy in
+HLO).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rhino_jax.ir.traits import OpKind
 
 
 def are_views(graph: Graph) -> np.ndarray:
-    """[nodes], whether what a node makes is what it reads, to whatever reads it."""
+    """Return [nodes], whether each is a view, so that its reader reads its operand."""
     found = np.zeros(len(graph.nodes), dtype=bool)
     for node in reversed(graph.nodes):
         readers = graph.outgoing[node.id]
@@ -33,8 +34,8 @@ def are_views(graph: Graph) -> np.ndarray:
 
 
 def _parts(reshape: Node, reader: Node, operand: int) -> bool:
-    """Whether a product has as a batch dim all but the last part of what was parted,
-    and sums over the last."""
+    """Whether, of the dim that a reshape splits, a product has all parts but the last
+    as batch dims, and contracts the last."""
     op, made = reader.op, reshape.op
     if op is None or op.rule is None or made is None or made.rule is None:
         return False
@@ -56,7 +57,8 @@ def _parts(reshape: Node, reader: Node, operand: int) -> bool:
 
 
 def _groups(reshape: Node, reader: Node, operand: int) -> bool:
-    """Whether a convolution has as its groups a dim that was merged into another."""
+    """Whether a convolution has, as its groups, a dim that a reshape merged into
+    another."""
     op, made = reader.op, reshape.op
     if op is None or op.rule is None or made is None or made.rule is None:
         return False
@@ -73,7 +75,8 @@ def _groups(reshape: Node, reader: Node, operand: int) -> bool:
 
 
 def _splits(reshape: Node, view: Node) -> bool:
-    """Whether a reshape parts one dim, and a view merges its first part elsewhere."""
+    """Whether a reshape splits one dim, and a view behind it merges its first part
+    elsewhere."""
     made, behind = reshape.op, view.op
     if made is None or made.rule is None or behind is None or behind.rule is None:
         return False
