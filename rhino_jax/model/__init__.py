@@ -1,12 +1,14 @@
-"""Options and their prices on one mesh: the problem that the engine solves.
+"""Options of every node and their costs on one mesh: the problem that the solver
+solves.
 
 In: a `ProgramAnalysis`, a mesh laid over hardware, pins and the memory limit.
-Out: `build.MeshModel`: of every node its options, and an `solver.Problem` of their
-costs, of tables between neighbours, and of memory over time.
-Order: `strategies` (mesh axes → an op's factors), `op_collectives` (what that sends),
-`options` (both of every node, with costs), `sizes` (bytes per device), `resharding`
-(a table for every edge), `packing`, `reversals`, `channels_last` and `column_sums`
-(kernels that compilers add or save), `neighbourhood` (fewer options, where all are too
-many), `build` (the whole).
+Out: `build.MeshModel`: the options of every node, and a `solver.Problem` of their
+costs, of reshard tables between neighbours, and of memory over time.
+Order: `strategies` (mesh axes → an op's factors), `op_collectives` (collectives inside
+ops), `options` (strategies and costs of every node), `sizes` (bytes per device),
+`resharding` (a table for every edge), `shifts`, `packing`, `reversals`, `channels_last`
+and `column_sums` (kernels and memory traffic that compilers add or save), `pricing`
+(constants), `neighbourhood` (fewer options, where all are too many), `build` (the
+model).
 `axis_assignment` is a view of the options for `rhino_jax.recipes`.
 """

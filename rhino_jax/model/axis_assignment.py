@@ -1,4 +1,4 @@
-"""Where each mesh axis lies in every strategy of a list, as arrays."""
+"""The factor or dim of each mesh axis in every strategy of a list, as arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from rhino_jax.model.strategies import Strategy
 
 
 NOWHERE = -1
-"""Stands for no factor and no dim; as an index, the last."""
+"""Stands for no factor and no dim; as an index, it selects the last one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AxisPlaces:
-    """[strategies, axes] arrays of positions, or NOWHERE.
+    """The positions of mesh axes in the strategies of a node, NOWHERE where an axis is
+    unused.
 
     Attributes:
-      cut: the factor of an op that an axis cuts; of what is no op, the dim.
-      scattered: for every result, the dim that an axis cuts only when partial sums
-        are combined.
+      cut: [strategies, axes], the factor of an op that each axis shards; for a node
+        that is no op, the dim.
+      scattered: for every result, [strategies, axes], the dim that each axis shards
+        only once partial results are combined (reduce-scatter).
     """
 
     cut: np.ndarray
@@ -36,7 +38,7 @@ class AxisPlaces:
     def of(
         cls, strategies: Sequence[Strategy], num_axes: int, *, is_op: bool
     ) -> AxisPlaces:
-        """Of strategies of one node."""
+        """Build the arrays for the strategies of one node."""
         size = len(strategies), num_axes
         cut = np.full(size, NOWHERE, np.int64)
         num_results = len(strategies[0].results)

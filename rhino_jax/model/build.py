@@ -26,19 +26,21 @@ from rhino_jax.utils.unique_ids import for_each, number_objects, number_rows
 
 
 Narrow = Callable[[OptionBuilder], tuple[list[Options], bool]]
-"""Makes the options of all nodes, and says whether some were left out."""
+"""A function from an option builder to the options of all nodes and whether any option
+that could be optimal was left out."""
 
 
 @dataclass(slots=True, eq=False)
 class MeshModel:
-    """A program's search problem, with all that is needed to read its solution.
+    """A program's search problem on one mesh, with everything needed to interpret a
+    solution.
 
     Attributes:
-      analysis: the program, and what is known of it on any mesh.
-      builder: made the options.
-      options: of every node.
+      analysis: the program, and its analyses that hold on any mesh.
+      builder: the builder of the options.
+      options: [nodes], the options of each.
       problem: costs and memory.
-      is_narrowed: options were left out that no cost rules out.
+      is_narrowed: whether options were left out that no cost rules out.
     """
 
     analysis: ProgramAnalysis
@@ -48,7 +50,8 @@ class MeshModel:
     is_narrowed: bool = False
 
     def compute_costs(self) -> list[np.ndarray]:
-        """For every node, the seconds of each option that are compute."""
+        """Return [nodes][options], the compute part of each cost in seconds, over all
+        runs."""
         return _times_run([o.compute_s for o in self.options], self.graph.nodes)
 
     @property
@@ -64,11 +67,12 @@ class MeshModel:
         return self.builder.mesh
 
     def spec(self, port: Port, label: int) -> Spec:
-        """The spec in which a port holds its value under a choice of its node."""
+        """Return the spec of a port's value when its node takes the option `label`."""
         return self.options[port.node].strategies[label].results[port.result]
 
     def wanted(self, edge: Edge, label: int) -> Spec:
-        """The spec in which an edge's reader wants its value."""
+        """Return the spec in which an edge's reader reads its value under the option
+        `label`."""
         strategy = self.options[edge.target].strategies[label]
         return strategy.operands[edge.operand]
 
@@ -80,14 +84,14 @@ def build_model(
     memory_budget_bytes: float,
     narrow: Narrow | None = None,
 ) -> MeshModel:
-    """Enumerate options and price them.
+    """Enumerate options and compute their costs.
 
     Args:
       analysis: the program.
       mesh: mesh axes laid over the target's links.
-      pinned: node id → what is pinned of it.
-      memory_budget_bytes: per device.
-      narrow: makes the options; None: makes all. See `neighbourhood`.
+      pinned: node id → the pins of its results.
+      memory_budget_bytes: bytes per device.
+      narrow: enumerates the options; None: enumerates all. See `neighbourhood`.
     """
     graph, tile = analysis.graph, analysis.target.device.tile
     sizes = LocalSizes(
@@ -118,10 +122,10 @@ def build_model(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pricing:
-    """Prices what the options of nodes cost together, and the memory of what is made.
+    """Computes the costs of pairs of options, and the memory of values.
 
     Attributes:
-      analysis, builder, options: as of `MeshModel`.
+      analysis, builder, options: as in `MeshModel`.
       kinds: [nodes], equal numbers for the same options.
     """
 
@@ -131,7 +135,7 @@ class _Pricing:
     kinds: np.ndarray
 
     def add_edges(self, problem: Problem) -> None:
-        """What it costs to carry values, and the memory that copies need."""
+        """Add the reshard costs of all edges, and the memory of resharded copies."""
         graph, columns = self.analysis.graph, self.analysis.graph.columns
         values, tables = graph.program.values, ReshardTables.of(self.builder)
         small = PRICING.small_share * problem.limit
@@ -185,7 +189,7 @@ class _Pricing:
                 problem.edge_usages.append(usage)
 
     def add_held(self, problem: Problem) -> None:
-        """The memory of values, and of the converted copies of whole stacks."""
+        """Add the memory of values, and of converted copies of whole stacks."""
         graph, liveness = self.analysis.graph, self.analysis.liveness
         alike, sizes = self.analysis.alike, self.builder.sizes
         ports = held_ports(self.analysis)
@@ -213,9 +217,9 @@ class _Pricing:
         self._add_unscattered(problem)
 
     def _add_unscattered(self, problem: Problem) -> None:
-        """The memory of partial sums while they are reduce-scattered, beside what is
-        left of them: collectives read and write different buffers (compiled HLO of
-        h100 and v5e, jax 0.10.2, libtpu 0.0.52)."""
+        """Add the memory of partial results during a reduce-scatter, in addition to its
+        result: collectives read and write different buffers (compiled HLO of h100 and
+        v5e, jax 0.10.2, libtpu 0.0.52)."""
         graph, sizes = self.analysis.graph, self.builder.sizes
         small = PRICING.small_share * problem.limit
         ports = [p for p in graph.ports if graph.nodes[p.node].kind is NodeKind.OP]
@@ -243,10 +247,11 @@ class _Pricing:
                 problem.node_usages.append(usage)
 
     def _add_masked(self, problem: Problem) -> None:
-        """The memory of operands masked to ragged groups."""
+        """Add the memory of operands masked to ragged groups."""
 
         def read_as(node: int, operand: int) -> tuple[np.ndarray, np.ndarray]:
-            """Bytes of an operand, and a number of its spec, for every option."""
+            """Return, for every option, the bytes of an operand and a number of its
+            spec."""
             graph = self.analysis.graph
             op, port = graph.nodes[node].op, self.options[node].ins[operand]
             assert op is not None
@@ -266,7 +271,8 @@ class _Pricing:
 
 
 def _slices(graph: Graph) -> np.ndarray:
-    """[nodes], of what slices a stack how many times, of others 0."""
+    """Return [nodes], the trip count of the loop for nodes that slice its stack, 0 for
+    others."""
     found = np.zeros(len(graph.nodes), dtype=np.int64)
     for n in graph.loop_end:
         node = graph.nodes[n]
@@ -277,14 +283,14 @@ def _slices(graph: Graph) -> np.ndarray:
 
 
 def _times_run(seconds: list[np.ndarray], nodes: list[Node]) -> list[np.ndarray]:
-    """Of all runs."""
+    """Multiply the seconds of each node's options, per run, by its runs."""
     counts = np.array([node.count for node in nodes], dtype=np.int64)
     alike = number_rows(number_objects(seconds), counts)
     return for_each(alike, lambda k: nodes[k].count * seconds[k])
 
 
 def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
-    """How often bytes and latency of a reshard on this edge are paid."""
+    """Return how often the bytes and the latency of a reshard on this edge are paid."""
     target = graph.nodes[edge.target]
     count = float(edge.count)
     if target.kind is not NodeKind.SLICE:
@@ -295,8 +301,8 @@ def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
 
 
 def _is_copied(graph: Graph, edge: Edge) -> bool:
-    """Whether a reshard on this edge makes a second buffer: a value that goes
-    into a loop's stack or out of the program is written where it belongs."""
+    """Whether a reshard on this edge allocates a second buffer: a value that goes into
+    a loop's stack or out of the program is written in place."""
     return graph.nodes[edge.target].kind not in (
         NodeKind.STACK,
         NodeKind.OUTPUT,
@@ -306,13 +312,15 @@ def _is_copied(graph: Graph, edge: Edge) -> bool:
 
 
 def held_ports(analysis: ProgramAnalysis) -> list[Port]:
-    """Whose values are in memory: of these are the first usages of a model's nodes."""
+    """Return the ports whose values are in memory, in the order of the first usages of
+    a model's nodes."""
     ports = zip(analysis.graph.ports, analysis.liveness.is_held, strict=True)
     return [p for p, is_it in ports if is_it and _holds_memory(analysis.graph, p)]
 
 
 def _holds_memory(graph: Graph, port: Port) -> bool:
-    """Border nodes that only pass a value on hold none of their own."""
+    """Whether a port has a buffer of its own: border nodes that only forward a value
+    have none."""
     kind = graph.nodes[port.node].kind
     if kind is NodeKind.CARRY:
         return port.result == 0

@@ -1,20 +1,22 @@
-"""Kernels that bring values into the order in which convolutions read and write them.
+"""Layout kernels around collectives, to and from the order in which cuDNN stores
+arrays.
 
-A GPU's collectives send whole blocks: what is gathered or scattered lies with the cut
-dim first. cuDNN reads and writes channels last. Between batch and channels an
-all-to-all needs no other order at the end where the batch is cut in blocks; at the
-other, pieces of channels lie one behind the other, and a kernel of its own brings them
-together where a convolution reads them, or apart where it made them. An elementwise
-op in its place does that as it reads or writes, for nothing.
+A GPU's collectives send whole blocks: a value that is gathered or scattered has its
+sharded dim first in memory. cuDNN reads and writes channels last. An all-to-all between
+batch and channels needs no transpose at the end where the batch is sharded in blocks;
+at the other end, slices of the channels lie one after the other, and a kernel of its
+own joins them where a convolution reads them, or splits them where it wrote them. An
+elementwise op in its place does that as it reads or writes, at no cost.
 
-Weights and their gradients are left out: those lie otherwise in a program than in
-cuDNN, and are transposed whether they are sent or not.
+Weights and their gradients are left out: their order in a program differs from cuDNN's,
+and they are transposed whether or not they are sent.
 
 Source: openxla/xla, xla/service/gpu/transforms/layout_assignment.cc (`MoveDimToMajor`
 of all-gather, all-to-all and reduce-scatter; NHWC convolutions). Seen in HLO of jax
-0.12.0.1, 8 H100: of the first 14 all-to-alls of a Wide-ResNet each has a transposing
-fusion on the side where channels are cut, two of them a second one (another cut,
-another reader). Dims are taken to lie as the program has them.
+0.12.0.1, 8 H100: each of the first 14 all-to-alls of a Wide-ResNet has a transposing
+fusion at the end where channels are sharded, two of them a second one (another
+sharding, another reader). The order of dims in memory is taken to be that of the
+program.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from rhino_jax.model.strategies import Strategy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelsLast:
-    """Prices these kernels.
+    """The costs of these kernels.
 
     Attributes:
-      analysis: what is planned.
-      sizes: of values, under lists of specs.
+      analysis: the analysis of the program.
+      sizes: local sizes of values, under lists of specs.
     """
 
     analysis: ProgramAnalysis
@@ -51,8 +53,8 @@ class ChannelsLast:
     _tables: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
 
     def ends(self) -> np.ndarray:
-        """[edges, 2], whether a convolution makes what an edge carries, and whether one
-        reads it, through a copy that several share too."""
+        """Return [edges, 2], whether a convolution computes the value of each edge, and
+        whether one reads it, be it through a shared copy."""
         graph = self.analysis.graph
         found = np.zeros((len(graph.edges), 2), dtype=bool)
         convolves = self._convolutions()
@@ -70,7 +72,7 @@ class ChannelsLast:
         return found
 
     def _convolutions(self) -> np.ndarray:
-        """[nodes], whether they are calls of cuDNN."""
+        """Return [nodes], whether each is a call of cuDNN."""
         nodes = self.analysis.graph.nodes
         if not self.analysis.target.device.calls_cudnn:
             return np.zeros(len(nodes), dtype=bool)
@@ -80,12 +82,13 @@ class ChannelsLast:
     def table(
         self, source: PortSpecs, target: PortSpecs, value: Value, ends: np.ndarray
     ) -> np.ndarray:
-        """Seconds for every option of the source and of the target.
+        """Return the seconds of these kernels, [options of the source, options of the
+        target].
 
         Args:
           source, target: specs at both ends of an edge.
-          value: what it carries.
-          ends: [2], see there.
+          value: the value that the edge carries.
+          ends: [2], the edge's row of `ends()`.
         """
         is_made, is_read = bool(ends[0]), bool(ends[1])
         key = source.key, target.key, value.shape, value.dtype, is_made, is_read
@@ -115,12 +118,13 @@ class ChannelsLast:
         return seconds
 
     def _is_inside(self, dim: int, spec: Spec, value: Value) -> bool:
-        """Whether other dims lie before it on one device."""
+        """Whether a dim is not the first in memory on one device: dims before it have
+        several elements."""
         local = local_shape(spec, value.shape, self.sizes.mesh_sizes)
         return math.prod(local[:dim]) > 1
 
     def _kernel_s(self, spec: Spec, value: Value) -> float:
-        """Seconds of reading and writing what one device has of a value."""
+        """Return the seconds of reading and writing one device's shard of a value."""
         target = self.analysis.target
         items = math.prod(local_shape(spec, value.shape, self.sizes.mesh_sizes))
         whole = max(1, math.prod(value.shape))
@@ -130,7 +134,8 @@ class ChannelsLast:
         )
 
     def with_scatters(self, options: Sequence[Options]) -> list[Options]:
-        """The options of convolutions where what they scatter is brought in order."""
+        """Return the options with, for convolutions, the cost of transposing what they
+        reduce-scatter."""
         changed, analysis = list(options), self.analysis
         found: dict[tuple[object, ...], Options] = {}
         is_call = self._convolutions()

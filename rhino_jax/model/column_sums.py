@@ -1,8 +1,9 @@
-"""Sums over other dims than the last, which long columns take two kernels for.
+"""Column reductions: sums over dims other than the last, in two kernels where columns
+are long.
 
-XLA:GPU gives each block of a kernel a piece of a column, and lets no two add to the
-same result: where columns are longer than a block sums, a first kernel leaves one sum
-of each piece, and a second adds these (`Observed.longest_column`).
+XLA:GPU gives each block of a kernel a part of a column, and lets no two blocks add to
+the same result: where columns are longer than one block sums, a first kernel writes a
+sum per part, and a second adds these (`Observed.longest_column`).
 
 Source: openxla/xla, xla/service/gpu/transforms/tree_reduction_rewriter.cc.
 """
@@ -28,7 +29,8 @@ from rhino_jax.model.strategies import Strategy
 def with_second_passes(
     analysis: ProgramAnalysis, mesh: LaidMesh, options: Sequence[Options]
 ) -> list[Options]:
-    """The options of sums with the second kernel, where columns are long."""
+    """Return the options with, for sums over long columns, the cost of the second
+    kernel."""
     changed, target = list(options), analysis.target
     if not target.device.parts_columns:
         return changed
@@ -49,7 +51,8 @@ def with_second_passes(
 
 
 def _rows(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> int:
-    """How many elements one device adds for each of its results."""
+    """Return the number of elements that one device adds for each element of its
+    result."""
     kept = {f for dim in rule.results[0] for f in dim}
     summed = {f for dim in rule.operands[0] for f in dim} - kept
     pieces = shards_per_dim(strategy.cut, mesh.sizes)

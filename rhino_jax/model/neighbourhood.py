@@ -1,10 +1,10 @@
-"""Options near to known plans, for meshes on which all of them are too many.
+"""Options close to known plans, for meshes with too many axes to enumerate all options.
 
-The number of an op's strategies grows with the power of the number of mesh axes, and
-that of pairs of them with its square. On a mesh of many axes, neighbours are taken
-together as one axis, so that two are left; a plan for such a mesh says for every node
-where each axis of the whole mesh goes, and is a seed. Of a node's options those are
-kept that differ from a seed's in the place of at most one mesh axis.
+The number of an op's strategies is exponential in the number of mesh axes, and that of
+pairs of them grows with its square. On a mesh of many axes, adjacent axes are merged so
+that two are left; a plan for such a mesh gives, for every node, the position of each
+axis of the whole mesh, and is a seed. Of a node's options, those are searched that
+differ from a seed in the position of at most one mesh axis.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from rhino_jax.solver.problem import Labels
 
 
 Groups = tuple[tuple[int, ...], ...]
-"""Axes of a mesh that are taken together."""
+"""Axes of a mesh, grouped into the axes of a coarser mesh."""
 
 
 def count_cells(graph: Graph, options: Sequence[Options]) -> int:
-    """Entries of the different reshard tables between these options."""
+    """Return the number of entries of all distinct reshard tables between these
+    options."""
     cells: dict[tuple[int, int, int], int] = {}
     for edge in graph.edges:
         source = options[edge.source.node].outs[edge.source.result]
@@ -41,10 +42,10 @@ def count_cells(graph: Graph, options: Sequence[Options]) -> int:
 
 
 def least_cells(builder: OptionBuilder) -> int:
-    """At most what `count_cells` gives of all options, which are not listed.
+    """Return a lower bound on `count_cells` for all options, without enumerating them.
 
-    Of each type of value the largest table counts, between two ops or arguments of
-    which every cut is an option.
+    For each type of value only the largest table counts, between two ops or arguments
+    of which every sharding is an option.
     """
     graph, sizes = builder.graph, builder.mesh.sizes
     if is_pure_communication(builder.target):
@@ -73,8 +74,8 @@ def least_cells(builder: OptionBuilder) -> int:
 def _plain_dims(
     graph: Graph, node: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Sizes of a node's factors, and which can be cut; None where specs may not say
-    some cuts, or are left out."""
+    """Return the sizes of a node's factors, and the positions of those that can be
+    sharded; None where some of their shardings have no spec, or are left out."""
     op = node.op
     if op is None or node.kind is not NodeKind.OP:
         shape = graph.program.values[node.value].shape
@@ -92,14 +93,14 @@ def _plain_dims(
 
 
 def groupings(num_axes: int) -> tuple[Groups, ...]:
-    """Ways to take the axes of a mesh together so that two are left: first the one in
-    which recipes speak, all but the last as one."""
+    """Return the ways to group a mesh's axes into two, first that of the recipes: all
+    but the last in one group."""
     every = tuple(range(num_axes))
     return tuple((every[:k], every[k:]) for k in range(num_axes - 1, 0, -1))
 
 
 def taken_together(mesh: LaidMesh, groups: Groups) -> LaidMesh:
-    """The mesh whose axes are those of each group."""
+    """Return the mesh in which each group of axes is one axis."""
     joins = {}
     for count in range(2, len(groups) + 1):
         for chosen in combinations(range(len(groups)), count):
@@ -110,13 +111,14 @@ def taken_together(mesh: LaidMesh, groups: Groups) -> LaidMesh:
 
 
 def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> MeshAxis:
-    """The axis of a group; where links are stated by axis, as fast as the slowest."""
+    """Return the axis of a group; where links are stated per axis, as fast as the
+    slowest."""
     links = mesh.over(group)
     if len(links) == 1:
         return links[0]
     axes = [mesh.axes[a] for a in group]
     topologies = {a.topology for a in axes}
-    # A ring over several rings takes the way back through all of them.
+    # Closing a ring over several rings takes a path back through all of them.
     is_one = topologies <= {"switch"} or topologies <= {"barrier"}
     return MeshAxis(
         name="+".join(a.name for a in axes),
@@ -130,12 +132,12 @@ def _as_one(mesh: LaidMesh, group: tuple[int, ...]) -> MeshAxis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seed:
-    """A choice on a mesh of fewer axes.
+    """A solution for a mesh of fewer axes.
 
     Attributes:
-      model: of that mesh, for the same graph.
-      labels: one option per node.
-      groups: for each of its axes, those of the whole mesh that it stands for.
+      model: the model of that mesh, for the same graph.
+      labels: [nodes], the chosen option of each.
+      groups: for each axis of that mesh, the axes of the whole mesh that it groups.
     """
 
     model: MeshModel
@@ -143,7 +145,8 @@ class Seed:
     groups: Groups
 
     def strategy(self, node: int) -> tuple[Key, Key]:
-        """What it does at a node, in the whole mesh's axes."""
+        """Return the seed's factor assignment and result specs at a node, in the whole
+        mesh's axes."""
         mine = self.model.options[node].strategies[self.labels[node]]
         cut = [self._lift(axes) for axes in mine.cut]
         specs = [tuple(self._lift(axes) for axes in spec) for spec in mine.results]
@@ -157,18 +160,20 @@ Key = tuple[tuple[int, ...], ...]
 
 
 def _key(dims: Iterable[tuple[int, ...]]) -> Key:
-    """The order of axes in a dim is left out: there is one on meshes of many axes."""
+    """Return dims without the order of their axes: on meshes of many axes only one
+    order exists."""
     return tuple(tuple(sorted(dim)) for dim in dims)
 
 
 @dataclass(slots=True, eq=False)
 class _Full:
-    """All options of a node, to be found by what they do.
+    """All options of a node, indexed by their axis assignment.
 
     Attributes:
-      places: by option and mesh axis, where it is: which factor it cuts, and which dim
-        of the results.
-      by_key, by_cut: what strategies do → option.
+      places: [options, axes], a number for the factor that each axis shards, and the
+        dim of the results.
+      by_key, by_cut: factor assignment and result specs, or factor assignment alone →
+        option.
     """
 
     places: np.ndarray
@@ -185,7 +190,8 @@ class _Full:
         return found
 
     def find(self, cut: Key, results: Key) -> int | None:
-        """The option that does this, or at least cuts like this."""
+        """Return the option with this assignment and these results, else one with this
+        assignment, else None."""
         exact = self.by_key.get((cut, results))
         return self.by_cut.get(cut) if exact is None else exact
 
@@ -205,13 +211,13 @@ def _places(strategy: Strategy, num_axes: int) -> list[int]:
 def centres_of(
     graph: Graph, axes: Sequence[int], seeds: Sequence[Seed]
 ) -> list[frozenset[Places]]:
-    """Of every node, what seeds do there: the factor or dim of each mesh axis. What
-    cuts nothing is one of these.
+    """Return [nodes], the positions that the seeds give to mesh axes there: the factor
+    or dim of each, and for every node also the replicated assignment.
 
     Args:
       graph: the program.
-      axes: of several devices.
-      seeds: plans for meshes of fewer axes.
+      axes: the mesh axes of several devices.
+      seeds: solutions for meshes of fewer axes.
     """
     nothing: Places = (-1,) * len(axes)
 
@@ -232,7 +238,13 @@ def centres_of(
 def neighbourhood(
     builder: OptionBuilder, options: Sequence[Options], seeds: Sequence[Seed]
 ) -> list[Options]:
-    """Of every node's options, those that move at most one axis of a seed."""
+    """Return, for every node, the options that move at most one axis of a seed.
+
+    Args:
+      builder: the builder of the options.
+      options: [nodes], all options of each.
+      seeds: solutions for meshes of fewer axes.
+    """
     num_axes = len(builder.mesh.axes)
     full: dict[int, _Full] = {}
     kept: dict[tuple[int, frozenset[int]], Options] = {}

@@ -1,5 +1,5 @@
-"""Collectives inside an op: halos before it, what shards merge, partial sums combined
-after it."""
+"""Collectives inside an op: halo exchanges before it, merges of shards' results, and
+reductions of partial results after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rhino_jax.model.strategies import Strategy
 def own_steps(
     program: Program, op: Op | None, strategy: Strategy, mesh: LaidMesh
 ) -> tuple[ReshardStep, ...]:
-    """The collectives of one strategy, in the order in which they run."""
+    """Return the collectives of one strategy, in the order in which they run."""
     if op is None or op.rule is None:
         return ()
     steps = list(by_hand_steps(op, mesh))
@@ -31,7 +31,7 @@ def own_steps(
     steps += _merge_steps(op.rule, strategy, mesh)
     for r, summed in _summed(op.rule).items():
         if not any(strategy.cut[f] for f in summed):
-            continue  # no device has but a part of it
+            continue  # every device has the complete result
         made, done = strategy.made[r], strategy.results[r]
         local = _partial_bytes(program, op.results[r], made, mesh)
         steps += combine_steps(made, done, strategy.partial, local, mesh)
@@ -39,7 +39,8 @@ def own_steps(
 
 
 class _Price(NamedTuple):
-    """Seconds of combining partial sums: what is fixed, and per byte of them."""
+    """The seconds of combining partial results: a fixed part, and one per byte of
+    them."""
 
     fixed_s: float
     s_per_byte: float
@@ -47,10 +48,11 @@ class _Price(NamedTuple):
 
 @dataclass(slots=True)
 class OpCollectives:
-    """Prices what `own_steps` lists; equal ways to combine are looked at once.
+    """The costs of the collectives that `own_steps` lists, with equal combinations
+    cached.
 
     Attributes:
-      program, mesh: what is planned, and where it runs.
+      program, mesh: the program, and the mesh that it runs on.
     """
 
     program: Program
@@ -60,7 +62,7 @@ class OpCollectives:
     )
 
     def seconds(self, op: Op, rule: Rule, strategies: Sequence[Strategy]) -> np.ndarray:
-        """Of all collectives of every strategy."""
+        """Return [strategies], the seconds of all collectives of each."""
         by_hand = sum(map(self._seconds, by_hand_steps(op, self.mesh)))
         total = np.full(len(strategies), float(by_hand))
         if any(f.kind is FactorKind.HALO for f in rule.factors):
@@ -83,7 +85,8 @@ class OpCollectives:
     def latency_s(
         self, op: Op, rule: Rule, strategies: Sequence[Strategy]
     ) -> np.ndarray:
-        """What of it is fixed, whatever the bytes; borders of windows aside."""
+        """Return [strategies], the part of `seconds` that does not depend on bytes,
+        without halo exchanges."""
         total = np.zeros(len(strategies))
         for r, summed in _summed(rule).items():
             for k, s in enumerate(strategies):
@@ -109,7 +112,8 @@ class OpCollectives:
 
 
 def by_hand_steps(op: Op, mesh: LaidMesh) -> Iterator[ReshardStep]:
-    """What an op sends that its user cut by hand over this very mesh."""
+    """Yield the collectives of an op that its user partitioned manually over this very
+    mesh."""
     if op.manual is None or not is_over(op.manual, mesh):
         return
     place = {a.name: i for i, a in enumerate(mesh.axes)}
@@ -119,14 +123,14 @@ def by_hand_steps(op: Op, mesh: LaidMesh) -> Iterator[ReshardStep]:
 
 
 def is_over(manual: Manual, mesh: LaidMesh) -> bool:
-    """Whether this is the mesh for which it is written."""
+    """Whether a manual partitioning is written for this mesh."""
     return manual.mesh_axes == tuple((a.name, a.size) for a in mesh.axes)
 
 
 def _halo_steps(
     program: Program, op: Op, rule: Rule, strategy: Strategy, mesh: LaidMesh
 ) -> Iterator[ReshardStep]:
-    """Borders, dim by dim: those of later dims have the corners in them."""
+    """Yield the halo exchanges, dim by dim: those of later dims include the corners."""
     extended = 1.0
     for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
         if not axes or factor.kind is not FactorKind.HALO:
@@ -152,7 +156,8 @@ def _halo_steps(
 def _merge_steps(
     rule: Rule, strategy: Strategy, mesh: LaidMesh
 ) -> Iterator[ReshardStep]:
-    """Gathers of what every shard of a MERGE factor sends, an array each."""
+    """Yield the all-gathers of what every shard of a MERGE factor sends, one per
+    array."""
     for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
         if not axes or factor.kind is not FactorKind.MERGE:
             continue
@@ -170,7 +175,7 @@ def _merge_steps(
 
 
 def _summed(rule: Rule) -> dict[int, list[int]]:
-    """Of every result the factors over which it is a sum."""
+    """Return, by position of a result, the factors over which it is reduced."""
     found: dict[int, list[int]] = {}
     for f in range(len(rule.factors)):
         for r in rule.partial_results(f):

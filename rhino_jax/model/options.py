@@ -1,4 +1,4 @@
-"""The options of every node: specs at its ports, and what each costs.
+"""The options of every node: the specs at its ports, and the cost of each.
 
 Options and costs of equal ops are computed once and shared.
 """
@@ -45,7 +45,8 @@ from rhino_jax.utils.unique_ids import for_each, number, number_rows
 
 
 NodePin = tuple[tuple[int, OpenSpec], ...]
-"""(result, the specs that it may have) of a node."""
+"""(result, open spec) of a node: pairs of a result's position and the specs it may
+have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,11 +55,11 @@ class Options:
 
     Attributes:
       strategies: the options.
-      cost_s: seconds of each, for one run.
-      compute_s: the part of it that is compute.
-      flops: floating-point operations of each on one device.
-      ins: specs at each operand.
-      outs: specs at each result.
+      cost_s: [options], seconds of each, for one run.
+      compute_s: [options], the part of `cost_s` that is compute.
+      flops: [options], floating-point operations of each on one device, for one run.
+      ins: for every operand, its specs under the options.
+      outs: for every result, its specs under the options.
     """
 
     strategies: tuple[Strategy, ...]
@@ -71,7 +72,7 @@ class Options:
 
 class _Ports(NamedTuple):
     """The specs at an op's operands and results under its strategies: `ins` and `outs`
-    as of `Options`, and `made` before partial sums are combined."""
+    as in `Options`, and `made` before partial results are combined."""
 
     ins: tuple[PortSpecs, ...]
     outs: tuple[PortSpecs, ...]
@@ -79,12 +80,14 @@ class _Ports(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """What options share that differ only in what of them lies in memory.
+    """The part of options that ops share whichever of their values are in memory.
 
     Attributes:
-      strategies, flops, ports: as of `Options`; specs under them.
-      arithmetic: operations that take time, the idle parts of arrays with them.
-      steps_s: seconds of collectives.
+      strategies, flops: as in `Options`.
+      ports: the specs under the strategies.
+      arithmetic: [strategies], operations that take time, including the idle parts of
+        systolic arrays.
+      steps_s: [strategies], seconds of collectives.
     """
 
     strategies: tuple[Strategy, ...]
@@ -96,15 +99,16 @@ class _Draft(NamedTuple):
 
 @dataclass(slots=True)
 class OptionBuilder:
-    """Makes options for the nodes of a graph.
+    """Builds the options of the nodes of a graph.
 
     Attributes:
-      graph, liveness, alike: what is planned.
-      mesh, target: where it runs.
+      graph, liveness, alike: the program and its analyses.
+      mesh, target: the mesh and hardware that it runs on.
       pinned: node id → the only specs that its results may have.
-      sizes: of values, under lists of specs.
-      centres: [nodes], what only is made that moves at most one mesh axis of one of
-        these: see `strategies.enumerate_strategies`; empty: all is.
+      sizes: local sizes of values, under lists of specs.
+      centres: [nodes], assignments of mesh axes: only options that move at most one
+        mesh axis of one of these are built, see `strategies.enumerate_strategies`;
+        empty: all options are.
     """
 
     graph: Graph
@@ -116,7 +120,7 @@ class OptionBuilder:
     sizes: LocalSizes
     centres: Sequence[frozenset[Places]] = ()
     _drafts: dict[object, _Draft] = field(default_factory=dict)
-    # Drafts keep what the numbers are of.
+    # Keyed by `id` of the strategies, which drafts keep alive.
     _ports: dict[int, _Ports] = field(default_factory=dict)
     _sends: OpCollectives = field(init=False)
 
@@ -124,7 +128,8 @@ class OptionBuilder:
         self._sends = OpCollectives(self.graph.program, self.mesh)
 
     def build(self) -> list[Options]:
-        """Of all nodes: one object for all that are alike and have the same pin."""
+        """Return the options of all nodes: one shared object for all equivalent nodes
+        with the same pin."""
         nodes, pins = self.graph.nodes, self.pinned
         kinds = self.alike.nodes
         if pins:
@@ -134,7 +139,7 @@ class OptionBuilder:
         return for_each(kinds, lambda n: self.of_node(nodes[n]))
 
     def of_node(self, node: Node) -> Options:
-        """Of one node, priced by themselves."""
+        """Return the options of one node, computed without sharing."""
         if node.kind is not NodeKind.OP:
             return self._border_options(node)
         pin = self.pinned.get(node.id)
@@ -142,7 +147,7 @@ class OptionBuilder:
         return options if pin is None else self._pinned(node, options, pin)
 
     def _pinned(self, node: Node, options: Options, pin: NodePin) -> Options:
-        """The options of an op that make its results as they are pinned.
+        """Return the options of an op whose results have their pinned specs.
 
         Raises:
           PinError: there are none.
@@ -150,7 +155,7 @@ class OptionBuilder:
         op = node.op
         assert op is not None
         if op.pin is not None and all(d is not None for d in pin[0][1]):
-            # Orders of axes that are not among the options are said as well.
+            # A full pin may state an order of axes that is not among the options.
             spec = tuple(d for d in pin[0][1] if d is not None)
             cut = tuple(
                 d for d, n in zip(spec, self._shape(node), strict=True) if n > 1
@@ -175,10 +180,10 @@ class OptionBuilder:
         )
 
     def _below_stack(self, node: Node, pin: OpenSpec) -> OpenSpec:
-        """What a pin of a loop's stack asks of the slices.
+        """Return the pin of the slices that a pin of a loop's stack implies.
 
         Raises:
-          PinError: it cuts the dim over which the loop runs.
+          PinError: it shards the dim over which the loop runs.
         """
         if node.kind is not NodeKind.STACK:
             return pin
@@ -220,7 +225,8 @@ class OptionBuilder:
         made = self.sizes.table.port(outs)
         traffic = 2 * copied * self.sizes.shares(taken)
         copy_s = op_s(self.target, zeros, traffic, "float32")
-        # A carry has two results: what the body reads, and what the loop leaves.
+        # A carry has two results: the one that the body reads, and the result of the
+        # loop.
         copies = 2 if kind is NodeKind.CARRY else 1
         return Options(
             tuple(
@@ -256,12 +262,13 @@ class OptionBuilder:
         return self._draft_of(node, found)
 
     def _centres(self, node: Node) -> frozenset[Places] | None:
-        # What is pinned may be near to none.
+        # A pin may be close to none of them.
         is_near = bool(self.centres) and node.id not in self.pinned
         return self.centres[node.id] if is_near else None
 
     def _by_hand(self, op: Op) -> Strategy | None:
-        """The one way to run what its user cut by hand, over this very mesh."""
+        """Return the only strategy of an op that its user partitioned manually over
+        this very mesh; None for all others."""
         manual, axes = op.manual, self.mesh.axes
         if manual is None or not is_over(manual, self.mesh):
             return None
@@ -334,8 +341,9 @@ class OptionBuilder:
         )
 
     def _masking(self, node: Node, draft: _Draft) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes to make a product's operands masked to ragged groups, where it is the
-        first that reads them, and bytes that it reads beyond the operands."""
+        """Return [strategies], the bytes of writing a product's operands masked to
+        ragged groups, where it is the first that reads them, and the bytes that it
+        reads in addition to the operands."""
         op, values = node.op, self.graph.program.values
         assert op is not None
         made, more = np.zeros((2, len(draft.strategies)))
@@ -349,12 +357,13 @@ class OptionBuilder:
         return made, more
 
     def array_paddings(self, rule: Rule, found: tuple[Strategy, ...]) -> np.ndarray:
-        """Return by how much a systolic array pads the pieces of each strategy."""
+        """Return [strategies], the factor by which a systolic array pads the shards of
+        each."""
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
         return array_paddings(rule, pieces, self.target.device.systolic_array)
 
     def restricted(self, options: Options, allowed: np.ndarray) -> Options:
-        """The same with the allowed options only, ascending."""
+        """Return the options at the positions `allowed`, which are ascending."""
         specs = self.sizes.table.specs
 
         def port(whole: PortSpecs) -> PortSpecs:
@@ -373,7 +382,8 @@ class OptionBuilder:
 
 
 def _only(specs: list[Spec], pin: OpenSpec) -> list[Spec]:
-    """Those that a pin leaves; what it says itself, where it says all."""
+    """Return the specs that a pin allows; the pin itself, where it leaves no dim
+    open."""
     dims = tuple(d for d in pin if d is not None)
     if len(dims) == len(pin):
         return [dims]
@@ -386,8 +396,11 @@ def is_pure_communication(target: Target) -> bool:
 
 
 def _sharing_work(found: tuple[Strategy, ...], num_axes: int) -> tuple[Strategy, ...]:
-    """Where compute is free, doing everything everywhere would always be best. Ops
-    that compute must then share their work over as many mesh axes as they can."""
+    """Return the strategies that shard an op over the most mesh axes.
+
+    Where compute is free, full replication would always be best; ops that compute must
+    therefore share their work over as many mesh axes as they can.
+    """
     used = [sum(len(axes) for axes in s.cut) for s in found]
     most = max(used)
     assert most <= num_axes

@@ -1,14 +1,15 @@
-"""Collectives that compilers combine: less latency, and kernels that pack and unpack.
+"""Combined collectives: less latency, and kernels that pack and unpack their buffers.
 
-XLA:GPU makes few collectives of those that nothing waits for, the gathers of weights
-and the reductions of their gradients, so that their latency is paid few times. An
-all-reduce of many is one of a buffer that they are copied to and sliced out of
-again. A reduce-scatter of many needs no buffer, but moves whole rows: what is scattered
-along another dim than the first is updated transposed, with a copy of the parameter and
-of each moment behind it. What is scattered over some axes and reduced over others is
-reduced over all, and sliced. Each is a kernel of the compute stream; dozens of biases
-and norms cost more than their collectives (seen in HLO of jax 0.10.2, 8 H100: most of
-the 69 kernels that a plan of a BERT had more than FSDP).
+XLA:GPU combines the collectives that nothing waits for, the gathers of weights and the
+reductions of their gradients, into few, so that their latency is paid few times. A
+combined all-reduce works on one buffer, which the gradients are copied to and sliced
+out of again. A combined reduce-scatter needs no buffer, but moves whole rows: a
+gradient that is scattered along a dim other than the first is updated transposed,
+followed by a copy of the parameter and of each moment. One that is scattered over some
+axes and reduced over others is reduced over all, and sliced. Each of these is a kernel
+of the compute stream; dozens of biases and norms cost more than their collectives (seen
+in HLO of jax 0.10.2, 8 H100: most of the 69 kernels that a plan of a BERT had more than
+FSDP).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from rhino_jax.model.strategies import Strategy
 
 
 def is_combined(analysis: ProgramAnalysis) -> tuple[list[bool], list[bool]]:
-    """Whether what nodes do after their compute, and reshards on edges, combine."""
+    """Return whether the collectives after the compute of nodes, and the reshards on
+    edges, are combined: lists of [nodes] and [edges]."""
     combines, slack = analysis.target.device.lowering.combines, analysis.slack
     of_nodes = [combines and wait in COMBINED for wait in slack.nodes]
     return of_nodes, [combines and wait in COMBINED for wait in slack.edges]
@@ -43,7 +45,7 @@ def is_combined(analysis: ProgramAnalysis) -> tuple[list[bool], list[bool]]:
 def with_packing(
     analysis: ProgramAnalysis, mesh: LaidMesh, options: Sequence[Options]
 ) -> list[Options]:
-    """The options as they cost where their reductions are combined."""
+    """Return the options with the costs of combined reductions."""
     if not analysis.target.device.lowering.combines:
         return list(options)
     op_collectives = OpCollectives(analysis.graph.program, mesh)
@@ -58,7 +60,7 @@ def with_packing(
         own = options[node.id]
         if not any(s.partial for s in own.strategies):
             continue
-        # Nodes that do alike share one object of options.
+        # Equivalent nodes share one object of options.
         first, made = _first_dim(analysis.graph, node), program.values[op.results[0]]
         key = id(own), made.shape, made.dtype, first
         if key not in found:
@@ -87,11 +89,16 @@ def _packing_s(
     copies: int,
     first: int | None,
 ) -> float:
-    """Seconds of these kernels under one strategy.
+    """Return the seconds of packing and unpacking kernels under one strategy.
 
     Args:
-      first: the dim of the result that comes first where it is read.
-      copies: arrays that are updated with a gradient: the parameter and its moments.
+      program, op: the program, and an op whose reductions are combined.
+      strategy: one of its strategies.
+      mesh, target: the mesh and hardware.
+      copies: number of arrays that are updated with a gradient: the parameter and its
+        moments.
+      first: the dim of the result that comes first where it is read; None where that is
+        unknown.
     """
     if not strategy.partial:
         return 0.0
@@ -101,7 +108,7 @@ def _packing_s(
         made, done = strategy.made[r], strategy.results[r]
         items = math.prod(local_shape(made, value.shape, mesh.sizes))
         if _scattered(made, done) != set(strategy.partial):
-            # Copied to the buffer, and sliced out.
+            # Copied to the buffer, and sliced out again.
             traffic = 4 * items * item_bytes(value.dtype)
             total_s += target.launch_s + traffic / rate
             total_s += target.launch_s * bool(_scattered(made, done))
@@ -116,13 +123,14 @@ def _packing_s(
 
 
 def _scattered(made: Spec, done: Spec) -> set[int]:
-    """The mesh axes over which a result is scattered."""
+    """Return the mesh axes over which a result is reduce-scattered."""
     pairs = zip(made, done, strict=True)
     return {a for before, after in pairs for a in after[len(before) :]}
 
 
 def _first_dim(graph: Graph, node: Node) -> int | None:
-    """Which dim of a gradient is the first of the parameter, behind transposes."""
+    """Return the dim of a gradient that is the first of the parameter, looking through
+    transposes; None for scalars."""
     order = list(range(graph.program.values[node.value].rank))
     while len(targets := {e.target for e in graph.outgoing[node.id]}) == 1:
         node = graph.nodes[targets.pop()]
@@ -136,7 +144,7 @@ def _first_dim(graph: Graph, node: Node) -> int | None:
 
 
 def _only_moves(op: Op) -> bool:
-    """Whether an op converts its operand, or has its dims in another order."""
+    """Whether an op converts its operand, or permutes its dims."""
     if op.rule is None or op.traits.kind not in (OpKind.CONVERSION, OpKind.MOVEMENT):
         return False
     if len(op.operands) != 1 or len(op.results) != 1:

@@ -1,4 +1,4 @@
-"""What it costs to change layouts: a table for every pair of lists of specs."""
+"""Costs of resharding: a table for every pair of lists of specs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rhino_jax.model.sizes import PortSpecs
 
 
 _KEPT = -1
-"""Stands for a dim that stays as it is."""
+"""Stands for a dim whose sharding does not change."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +26,9 @@ class ReshardTables:
     """Reshard costs between lists of specs: seconds = fixed + bytes · per_byte.
 
     Attributes:
-      builder: its spec table numbers the specs.
-      fixed_s, s_per_byte: for every pair of specs met; NaN where not met yet.
+      builder: the builder of the options; its spec table numbers the specs.
+      fixed_s, s_per_byte: [specs, specs], the costs of pairs of specs; NaN where not
+        computed yet.
     """
 
     builder: OptionBuilder
@@ -59,10 +60,10 @@ class ReshardTables:
         )
 
     def _meet(self, a: np.ndarray, b: np.ndarray) -> None:
-        """Price pairs of specs of one rank, given by their ids."""
+        """Compute the costs of pairs of specs of one rank, given by their ids."""
         have, want = self._dims_of(a), self._dims_of(b)
         is_kept = have == want
-        # Dims that stay as they are make all that is sent smaller, and no more.
+        # Dims whose sharding does not change only divide the bytes that are sent.
         pieces = np.array(
             [math.prod(self.builder.mesh.sizes[x] for x in dim) for dim in self._dims]
         )
@@ -75,7 +76,7 @@ class ReshardTables:
         self.fixed_s[a, b], self.s_per_byte[a, b] = prices[:, 0], prices[:, 1] / cut
 
     def _dims_of(self, specs: np.ndarray) -> np.ndarray:
-        """[specs, rank]: the number of each dim's axes."""
+        """Return [specs, rank], the number of each dim's tuple of axes."""
         every = self.builder.sizes.table.specs
         for s in set(specs.tolist()) - self._numbers.keys():
             self._numbers[s] = [self._number(dim) for dim in every[s]]
@@ -89,7 +90,8 @@ class ReshardTables:
         return found
 
     def _price_of(self, changed: list[int]) -> tuple[float, float]:
-        """Of the dims that change, as numbers of pairs."""
+        """Return the cost of changing the sharding of dims, given as numbers of
+        (before, after) pairs."""
         count = len(self._dims)
         pairs = [
             (self._dims[x // count], self._dims[x % count])
@@ -106,8 +108,9 @@ class ReshardTables:
     def _alike(
         self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     ) -> tuple[object, ...]:
-        """Pairs of dims with their axes numbered as they are met, equal axes alike:
-        what differs only in which of several equal axes it names costs the same."""
+        """Return pairs of dims with their axes renumbered in order of appearance, by
+        kind: pairs that differ only in which of several equal axes they name cost the
+        same."""
         names: dict[int, tuple[int, int]] = {}
         counts = [0] * len(self._kinds)
         key: list[object] = []
@@ -124,12 +127,12 @@ class ReshardTables:
         return tuple(key)
 
     def _price(self, src: Spec, dst: Spec) -> tuple[float, float]:
-        """Fixed seconds and seconds per byte of one reshard."""
+        """Return the fixed seconds and the seconds per byte of one reshard."""
         if src == dst:
             return 0.0, 0.0
         mesh = self.builder.mesh
-        # Any change of layout is at least a copy of the new shard, and among free
-        # ones none is preferred to some.
+        # Any change of layout is at least a copy of the new shard; among free changes,
+        # the tie breaks towards no change.
         cut = math.prod(shards_per_dim(dst, mesh.sizes))
         fixed, per_byte = PRICING.tie_s, 2 / cut / self.builder.target.hbm_bytes_per_s
         # Steps scale with the bytes: take them for 2^40 bytes and divide.
@@ -141,7 +144,8 @@ class ReshardTables:
         return fixed, per_byte
 
     def _link(self, kind: str, axes: tuple[int, ...]) -> tuple[float, float]:
-        """Fixed seconds of a collective, and seconds per byte on one device."""
+        """Return the fixed seconds of a collective, and its seconds per byte on one
+        device."""
         found = self._links.get((kind, axes))
         if found is None:
             every = self.builder.mesh.over(axes)
@@ -159,19 +163,20 @@ class ReshardTables:
         count: float,
         latency_count: float,
     ) -> np.ndarray:
-        """Seconds for every option of the source and of the target.
+        """Return the seconds of resharding, [options of the source, options of the
+        target].
 
         Args:
           source, target: specs at both ends.
           whole: the value.
-          count: how often it is carried.
-          latency_count: how often latency is paid.
+          count: how often it is carried per step.
+          latency_count: how often latency is paid per step.
         """
         met = source.key, target.key, whole.shape, whole.bytes, count, latency_count
         found = self._of_values.get(met)
         if found is not None:
             return found
-        # Values of other shapes may have equal tables: these are one array.
+        # Values of different shapes may have equal tables, which share one array.
         paddings = [
             self.builder.sizes.paddings(p, whole.shape) for p in (source, target)
         ]
@@ -207,9 +212,10 @@ class ReshardTables:
         return found
 
     def copies(self, source: PortSpecs, target: PortSpecs, whole: Value) -> np.ndarray:
-        """Bytes of the resharded copy for every pair; 0 where none is made."""
+        """Return the bytes of the resharded copy for every pair of options; 0 where
+        there is none."""
         held = self.builder.sizes.held_bytes(target, whole)
-        # One array for all values alike.
+        # One shared array for all values of equal size.
         key = (source.key, target.key, id(held))
         found = self._copies.get(key)
         if found is None:

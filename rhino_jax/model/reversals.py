@@ -1,13 +1,13 @@
-"""Gradients of convolutions, which are library calls where nothing comes between.
+"""Reversals of convolution kernels, which XLA:GPU folds into cuDNN's gradient calls.
 
-The gradient by the input is a convolution by the reversed kernel, of a gradient that
-is dilated by the stride. XLA:GPU sees that where the reversal comes right before the
-convolution, and calls cuDNN's own gradient: it reads the kernel as it lies, and
-multiplies no zeros. Where the kernel is resharded between the two, each device
-reverses its part in a kernel of its own, pads the dilated operand with its zeros
-(cuDNN convolves none that is dilated), and multiplies with them: four times the
-arithmetic where the strides are 2 x 2. What is gathered behind the reversal is not
-what the forward pass gathers, and sent a second time.
+The gradient with respect to the input is a convolution of the output's gradient,
+dilated by the stride, with the reversed kernel. Where the reversal comes right before
+the convolution, XLA:GPU calls cuDNN's own gradient: it reads the kernel as stored, and
+multiplies no zeros. Where the kernel is resharded between the two, each device reverses
+its shard in a kernel of its own, pads the dilated operand with its zeros (cuDNN
+convolves no dilated operand), and multiplies with them: four times the arithmetic where
+the strides are 2 x 2. A gather behind the reversal is not the gather of the forward
+pass, and is sent a second time.
 
 Source: openxla/xla, xla/service/gpu/transforms/conv_rewriter.cc, `MatchBackwardInput`;
 seen in HLO of jax 0.12.0.1, 8 H100: `cudnn-conv-bias-activation` of 19.3 GFLOP in a
@@ -32,11 +32,11 @@ from rhino_jax.model.sizes import LocalSizes
 
 
 _KERNEL = 1
-"""Which operand of a convolution it is."""
+"""Position of the kernel among the operands of a convolution."""
 
 
 def find_reversals(graph: Graph) -> frozenset[int]:
-    """Nodes that reverse a kernel for one convolution only."""
+    """Return the ids of nodes that reverse a kernel for a single convolution."""
     found = set()
     for node in graph.nodes:
         edges = graph.outgoing[node.id]
@@ -52,7 +52,8 @@ def find_reversals(graph: Graph) -> frozenset[int]:
 def with_reversals(
     analysis: ProgramAnalysis, options: Sequence[Options]
 ) -> list[Options]:
-    """The options where kernels are read reversed: that itself costs nothing."""
+    """Return the options with reversals of kernels at no cost, where cuDNN reads them
+    reversed."""
     changed = list(options)
     if not analysis.target.device.calls_cudnn:
         return changed
@@ -69,17 +70,18 @@ def with_reversals(
 def apart_s(
     edge: Edge, graph: Graph, options: Options, sizes: LocalSizes, target: Target
 ) -> np.ndarray:
-    """Seconds that a convolution takes longer where its kernel is resharded after it
-    was reversed; of a kernel of one position nothing is reversed.
+    """Return the seconds that a convolution takes longer where its kernel is resharded
+    after the reversal; zeros for a kernel of one position, where nothing is reversed.
 
     Args:
       edge: from the reversal to the convolution.
       graph: the program.
-      options: of the convolution.
-      sizes: of values, under lists of specs.
+      options: the options of the convolution.
+      sizes: local sizes of values, under lists of specs.
       target: the hardware.
+
     Returns:
-      [options].
+      [options], seconds per run.
     """
     turns, op = graph.nodes[edge.source.node].op, graph.nodes[edge.target].op
     assert turns is not None and turns.rule is not None and op is not None
@@ -90,7 +92,7 @@ def apart_s(
     padded, kernel = (
         sizes.held_bytes(options.ins[i], values[op.operands[i]]) for i in (0, _KERNEL)
     )
-    # Written and read again, as what is padded is.
+    # Written and read again, as is the padded operand.
     traffic, launches = 2.0 * kernel, 1
     if op.traits.input_dilation > 1:
         traffic, launches = traffic + 2 * op.traits.input_dilation * padded, 2

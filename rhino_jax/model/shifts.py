@@ -1,4 +1,5 @@
-"""Memory traffic of shifts along sharded dims: borders, and what they are joined to."""
+"""Memory traffic of shifts along sharded dims: borders, and the shards that they are
+joined to."""
 
 from __future__ import annotations
 
@@ -20,21 +21,22 @@ def shift_bytes(
     mesh_sizes: Sequence[int],
     tile: Sequence[int],
 ) -> np.ndarray:
-    """Return bytes that an op reads and writes where it shifts along sharded dims.
+    """Return the bytes that an op reads and writes where it shifts along sharded dims.
 
     A border is read, and joined to the shard, in whole tiles: a column takes more of
-    them than a row. Where memory has tiles, slices and pads cannot be fused across
-    them, though they are elsewhere: shard and borders are put together in memory, and
-    the part that is wanted is taken out (HLO of v5e:2x4, jax 0.10.2; 8 H100 fuse it).
+    them than a row. Where memory is tiled, slices and pads cannot fuse across tiles,
+    though they fuse elsewhere: shard and borders are joined in memory, and the required
+    part is sliced out (HLO of v5e:2x4, jax 0.10.2; 8 H100 fuse it).
 
     Args:
       op: the op; it has a rule.
-      values: of the program, by id.
-      strategies: of the op.
-      mesh_sizes: of the mesh's axes.
-      tile: as of `Device`.
+      values: values of the program, by id.
+      strategies: strategies of the op.
+      mesh_sizes: sizes of the mesh axes.
+      tile: as in `Device`.
+
     Returns:
-      [strategies].
+      [strategies], bytes on one device, for one run.
     """
     found = np.zeros(len(strategies))
     rule = op.rule
@@ -64,7 +66,13 @@ def shift_bytes(
 
 
 def _extent(from_minor: int, tile: Sequence[int], item: int) -> int:
-    """Elements of a tile along a dim, counted from the minor one."""
+    """Return the elements of a tile along a dim.
+
+    Args:
+      from_minor: position of the dim, counted from the minor one.
+      tile: as in `Device`; empty where memory has no tiles.
+      item: bytes of an element.
+    """
     if not tile:
         return max(PRICING.sector_bytes // item, 1) if from_minor == 0 else 1
     return tile[-1 - from_minor] if from_minor < len(tile) else 1

@@ -42,11 +42,11 @@ class SpecTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PortSpecs:
-    """The spec at one port for every option of a node.
+    """The spec at one port under every option of a node.
 
     Attributes:
       key: identity among all lists of specs.
-      unique: ids of the different specs.
+      unique: ids of the distinct specs.
       index: option → position in `unique`.
     """
 
@@ -61,10 +61,10 @@ class LocalSizes:
 
     Attributes:
       table: numbers the specs.
-      mesh_sizes: of the mesh's axes.
-      tile: as of `Device`.
-      padded_dims: sizes of dims that may be cut unevenly.
-      off_lanes: value → its dims that never lie on lanes (see `lanes`).
+      mesh_sizes: sizes of the mesh axes.
+      tile: as in `Device`.
+      padded_dims: sizes of dims that may be sharded unevenly.
+      off_lanes: value id → its dims that never lie on lanes (see `lanes`).
     """
 
     table: SpecTable
@@ -76,14 +76,14 @@ class LocalSizes:
     _held: dict[tuple[object, ...], np.ndarray] = field(default_factory=dict)
 
     def shares(self, port: PortSpecs) -> np.ndarray:
-        """For every option, the share of the whole value that one device holds where
-        all cuts are even."""
+        """Return [options], the share of the whole value that one device holds, without
+        padding."""
         pieces = [shards_per_dim(s, self.mesh_sizes) for s in self._specs(port)]
         return np.array([1 / math.prod(p) for p in pieces])[port.index]
 
     def held_bytes(self, port: PortSpecs, value: Value) -> np.ndarray:
-        """For every option, the bytes that one device's memory holds of a value, with
-        the padding of uneven cuts and of tiles."""
+        """Return [options], the bytes that a value takes in one device's memory, with
+        the padding of uneven shards and of tiles."""
         off_lanes = self.off_lanes.get(value.id, ())
         key = port.key, value.shape, value.dtype, off_lanes
         found = self._held.get(key)
@@ -98,8 +98,8 @@ class LocalSizes:
         return found
 
     def paddings(self, port: PortSpecs, shape: tuple[int, ...]) -> np.ndarray | None:
-        """For every different spec at a port, how many times its own size the value
-        has with the padding of uneven cuts; None where all cuts are even."""
+        """Return [distinct specs], the factor by which padding of uneven shards
+        enlarges a value of this shape; None where all shards are even."""
         if self.padded_dims.isdisjoint(shape):
             return None
         key = port.key, shape

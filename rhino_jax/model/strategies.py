@@ -1,10 +1,9 @@
-"""The strategies of an op: every way to give mesh axes to its factors.
+"""The strategies of an op: every way to assign mesh axes to its factors.
 
-A strategy gives each mesh axis to at most one factor, several axes of one factor
-in a stated order. From that follow the specs in which the op reads its operands
-and makes its results. Where a cut factor is summed away, the strategy also says,
-axis by axis, whether the partial result is all-reduced or reduce-scattered onto
-one of its dims.
+A strategy assigns each mesh axis to at most one factor, several axes of one factor in a
+stated order. From that follow the specs in which the op reads its operands and computes
+its results. Where a sharded factor is reduced, the strategy also states, axis by axis,
+whether the partial result is all-reduced or reduce-scattered onto one of its dims.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from rhino_jax.model.pricing import PRICING
 
 
 Places = tuple[int, ...]
-"""Of every mesh axis of several devices, the factor or dim that it cuts; -1: none."""
+"""For every mesh axis of several devices, the factor or dim that it shards; -1:
+none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Strategy:
     """One way to run one op.
 
     Attributes:
-      cut: for every factor, the mesh axes that cut it, major first.
+      cut: for every factor, the mesh axes that shard it, major first.
       operands: the spec in which each operand is read.
-      made: the spec of each result before partial sums are combined.
-      results: the spec of each result when all is done.
+      made: the spec of each result before partial results are combined.
+      results: the spec of each result after that.
       partial: mesh axes over which the results are partial before that.
     """
 
@@ -52,10 +52,16 @@ class Strategy:
 def spec_of(
     layout: Layout, cut: tuple[tuple[int, ...], ...], rule: Rule, sizes: tuple[int, ...]
 ) -> Spec | None:
-    """The spec of an operand or result, or None where no spec can say it.
+    """Return the spec of an operand or result, or None where no spec can express it.
 
-    A cut of a minor factor of a merged dim is a block-cyclic layout, unless all
-    factors before it are cut to single indices.
+    A minor factor of a merged dim, when sharded, is a block-cyclic layout, unless all
+    factors before it are sharded to single indices.
+
+    Args:
+      layout: the factors of each dim.
+      cut: for every factor, the mesh axes that shard it.
+      rule: the rule of the op.
+      sizes: sizes of the mesh axes.
     """
     return _spec_of(layout, cut, tuple(f.size for f in rule.factors), sizes)
 
@@ -96,7 +102,7 @@ def _axes_of_dim(
 
 
 def _is_cut_well(size: int, pieces: int, is_padded: bool) -> bool:
-    """Whether a factor may be cut into so many pieces."""
+    """Whether a factor of this size may be sharded into so many shards."""
     if size % pieces == 0:
         return True
     return (
@@ -113,12 +119,13 @@ def _assignments(
     padded: frozenset[int] = frozenset(),
     centres: frozenset[Places] | None = None,
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All cuts that divide evenly, and uneven ones of the factors in `padded`; factors
-    of size zero are not cut, and axes of one device cut nothing. With `centres`, only
-    those that move at most one axis of one of these.
+    """Yield all assignments of mesh axes to factors that divide evenly, and uneven ones
+    of the factors in `padded`.
 
-    Both orders of two axes on one factor are kept on meshes of up to two axes; with
-    more axes only the mesh's order is.
+    Factors of size zero are not sharded, and axes of one device are not assigned. With
+    `centres`, only those are yielded that move at most one axis of one of these. Both
+    orders of two axes on one factor are yielded on meshes of up to two axes; with more
+    axes only the mesh's order is.
     """
     long = long_axes(sizes)
     cuttable = tuple(f for f in cuttable if factor_sizes[f])
@@ -147,8 +154,8 @@ def _assignments(
 
 
 def _near(centres: frozenset[Places], ways: tuple[int, ...]) -> list[Places]:
-    """Places that differ from one of `centres` in at most one axis, in the order in
-    which all are listed."""
+    """Return the assignments that differ from one of `centres` in at most one axis, in
+    the order in which all are enumerated."""
     moved = {
         (*centre[:axis], way, *centre[axis + 1 :])
         for centre in centres
@@ -161,9 +168,10 @@ def _near(centres: frozenset[Places], ways: tuple[int, ...]) -> list[Places]:
 def count_assignments(
     factor_sizes: tuple[int, ...], cuttable: tuple[int, ...], sizes: tuple[int, ...]
 ) -> int:
-    """How many cuts divide evenly on a mesh of three or more axes; see `_assignments`.
+    """Return the number of even assignments on a mesh of three or more axes; see
+    `_assignments`.
 
-    None is listed: factor after factor, the axes that are cut by so far are counted.
+    They are not enumerated: factor by factor, the sets of used axes are counted.
     """
     long = long_axes(sizes)
     counts = Counter({frozenset[int](): 1})
@@ -193,16 +201,17 @@ def _scatters(
     sizes: tuple[int, ...],
     kept: frozenset[int],
 ) -> Iterator[Spec]:
-    """Every way to leave a partial result: axes not placed are all-reduced.
+    """Yield the specs in which a partial result can be left: axes that a spec does not
+    contain are all-reduced, the others reduce-scattered.
 
-    On meshes of more than two axes all partial axes go the same way.
+    On meshes of more than two axes, all partial axes are treated alike.
 
     Args:
       made: spec of the partial result.
-      shape: of the result.
-      partial: axes over which it is partial.
-      sizes: of the mesh's axes.
-      kept: dims that are cut no further.
+      shape: shape of the result.
+      partial: mesh axes over which it is partial.
+      sizes: sizes of the mesh axes.
+      kept: dims that must not be sharded further.
     """
     ways = (-1, *(d for d in range(len(made)) if d not in kept))
     together = len(long_axes(sizes)) > 2
@@ -224,8 +233,8 @@ def _scatters(
 def _is_legal_halo(
     rule: Rule, cut: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]
 ) -> bool:
-    """Whether all shards of windows are of one size, and each shard at least as wide as
-    the border that it sends."""
+    """Whether all shards of windows have one size, and each shard is at least as wide
+    as the border that it sends."""
     for factor, axes in zip(rule.factors, cut, strict=True):
         pieces = math.prod(sizes[a] for a in axes)
         if factor.kind is FactorKind.HALO and axes and not _is_wide(factor, pieces):
@@ -253,12 +262,12 @@ def strategies(
     padded: frozenset[int] = frozenset(),
     centres: frozenset[Places] | None = None,
 ) -> tuple[Strategy, ...]:
-    """All strategies of an op with this rule on a mesh with these axis sizes.
+    """Return all strategies of an op with this rule on a mesh with these axis sizes.
 
-    The first cuts nothing. Specs that no NamedSharding can express are left out.
-    One object for all ops and meshes of which that is the same.
+    The first is replicated. Specs that no NamedSharding can express are left out. Ops
+    and meshes with equal strategies share one object.
 
-    Args: as of `enumerate_strategies`.
+    Args: as in `enumerate_strategies`.
     """
     key = centres, *_as_seen(rule, result_shapes, sizes, padded)
     found = _FOUND.get(key)
@@ -274,7 +283,8 @@ def _as_seen(
     sizes: tuple[int, ...],
     padded: frozenset[int],
 ) -> tuple[object, ...]:
-    """All that tells what an op may do: of sizes only how they can be cut."""
+    """Return a key of everything that strategies depend on: of sizes, only how they
+    divide."""
     counts = range(len(sizes) + 1)
     axes = [c for n in counts for c in itertools.combinations(sizes, n)]
     pieces = tuple(math.prod(c) for c in axes)
@@ -316,14 +326,14 @@ def enumerate_strategies(
     padded: frozenset[int] = frozenset(),
     centres: frozenset[Places] | None = None,
 ) -> Iterator[Strategy]:
-    """What `strategies` gives, one by one.
+    """Yield the strategies that `strategies` returns.
 
     Args:
       rule: the op's factors.
       result_shapes: shapes of its results.
       sizes: mesh axis sizes.
-      padded: factors that may be cut unevenly, see `padding`.
-      centres: factors of the mesh axes of some strategies: only those are listed that
+      padded: positions of factors that may be sharded unevenly, see `padding`.
+      centres: assignments of mesh axes to factors: only strategies are yielded that
         move at most one axis of one of them; None: all.
     """
     factor_sizes = tuple(f.size for f in rule.factors)
@@ -346,15 +356,17 @@ def enumerate_strategies(
         if not partial or len(outs) != 1 or not is_sum:
             yield Strategy(cut, ins, outs, outs, partial)
             continue
-        # A batch dim that is cut already: XLA gathers the operands for that. One of a
-        # gather: XLA replicates the mask of what lies in the shard (libtpu 0.0.52).
+        # No scatter onto a batch dim that is sharded already: XLA gathers the operands
+        # for that; nor onto one of a gather: XLA replicates the mask of the indices in
+        # the shard (libtpu 0.0.52).
         kept = frozenset(d for d in batch_dims if outs[0][d] or has_index)
         for spec in _scatters(outs[0], result_shapes[0], partial, sizes, kept):
             yield Strategy(cut, ins, outs, (spec,), partial)
 
 
 def _batch_dims(rule: Rule) -> frozenset[int]:
-    """Dims of the first result that all of several operands have too."""
+    """Return the dims of the first result whose factors all operands have, where there
+    are several."""
     if len(rule.operands) < 2 or not rule.results:
         return frozenset()
     shared = set.intersection(
@@ -364,8 +376,8 @@ def _batch_dims(rule: Rule) -> frozenset[int]:
 
 
 def moves(op: Op, found: Sequence[Strategy], sizes: tuple[int, ...]) -> np.ndarray:
-    """[strategies], 0 where every device has but one index of what an op sums, and only
-    collectives have anything to do; 1 elsewhere."""
+    """Return [strategies], 0.0 where each device holds a single index of what an op
+    reduces, so that only collectives have work; 1.0 elsewhere."""
     rule = op.rule
     summed = [f for f, x in enumerate(rule.factors) if x.reducer] if rule else []
     if rule is None or not summed or op.traits.kind is not OpKind.REDUCTION:
@@ -389,10 +401,10 @@ def all_specs(
     padded: frozenset[int] = frozenset(),
     centres: frozenset[Places] | None = None,
 ) -> tuple[Spec, ...]:
-    """Every spec of a value of this shape that is even but for the dims in `padded`;
-    the first is replicated.
+    """Return all specs of a value of this shape that are even, except for the dims in
+    `padded`; the first is replicated.
 
-    Args: as of `enumerate_strategies`; `centres` are dims.
+    Args: as in `enumerate_strategies`; `centres` are dims.
     """
     cuttable = tuple(i for i, d in enumerate(shape) if d > 1)
     return tuple(_assignments(shape, cuttable, sizes, padded, centres))
