@@ -1,4 +1,4 @@
-"""Products with a parameter that have long rows: logits over a vocabulary."""
+"""Output projections: matmuls of tokens with a parameter, as those to a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rhino_jax.passes.microbatch.flow.states import RowsState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """One such product.
+    """A matmul of tokens with a parameter, as an output projection to a vocabulary.
 
     Attributes:
-      item: the product.
-      tokens: operand that has the tokens; the other is a parameter.
-      cut: dim of that operand along which it may be cut, the longest there is.
+      item: the matmul.
+      tokens: position of the operand that has the tokens; the other is a parameter.
+      cut: the dim of that operand to chunk: the longest that the parameter lacks.
       rows: size of that dim.
-      made: the same dim of the result.
-      row: the dim of the result that only the parameter has.
+      made: the same dim in the result.
+      row: the dim of the result that only the parameter has: the vocabulary.
       width: size of that dim.
     """
 
@@ -34,8 +34,10 @@ class Head:
 
 
 def heads_of(flat: Flat) -> Iterator[Head]:
-    """Those of a program's top level, the largest results first, one of each line: what
-    stands there several times are layers."""
+    """Yield the output projections of a program's top level, largest results first.
+
+    Of several on one source line only the first is yielded: those are layers.
+    """
     values = flat.program.values
     found = [
         head
@@ -52,6 +54,7 @@ def heads_of(flat: Flat) -> Iterator[Head]:
 
 
 def _head(flat: Flat, item: Item) -> Head | None:
+    """Return an op as an output projection; None where it is none."""
     rule = item.op.rule
     if rule is None or item.blocks or len(item.operands) != 2:
         return None
@@ -78,7 +81,13 @@ def _head(flat: Flat, item: Item) -> Head | None:
 
 
 def _own(rule: Rule, mine: int, other: int) -> list[int]:
-    """Factors that are a dim of one operand and of the result, and of no other."""
+    """Return the parallel factors that are dims of one operand and of the result alone.
+
+    Args:
+      rule: factors of the op.
+      mine: position of the operand.
+      other: position of the other operand.
+    """
     return [
         f
         for f, factor in enumerate(rule.factors)

@@ -1,4 +1,4 @@
-"""The same within a loop over micro-batches that its user wrote."""
+"""Chunk the body of a user's own loop over micro-batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from rhino_jax.passes.retraced import retraced
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkLoop:
-    """Attributes:
-    eqn: the loop's equation.
-    body: its closed jaxpr.
-    program: that, as a program of its own.
+    """A scan whose body may be chunked.
+
+    Attributes:
+      eqn: the scan's equation.
+      body: closed jaxpr of its body.
+      program: the body, imported as a program of its own.
     """
 
     eqn: Any
@@ -29,7 +31,7 @@ class ChunkLoop:
 
 
 def loops_of(flat: Flat) -> Iterator[ChunkLoop]:
-    """The loops of a program's top level."""
+    """Yield the scans of a program's top level."""
     for item in flat.top.items:
         if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
             continue
@@ -51,12 +53,12 @@ def loops_of(flat: Flat) -> Iterator[ChunkLoop]:
 
 
 def with_body(closed: Any, loop: Any, body: Any) -> Any:
-    """The closed jaxpr, with another body in one of its loops.
+    """Replace the body of one loop of a closed jaxpr.
 
     Args:
       closed: the closed jaxpr.
       loop: the loop's equation.
-      body: a closed jaxpr of the same arguments and results.
+      body: the new body: a closed jaxpr of the same arguments and results.
     """
     opened = open_jaxpr(closed)
     count = len(opened.invars)

@@ -1,4 +1,4 @@
-"""What works on a long row: the ops to be run in pieces, and where these are cut."""
+"""Ops on the logits of one output projection, and the dims to chunk."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from rhino_jax.passes.microbatch.flow.states import RowsState, locate, placed
 
 
 Place = tuple[RowsState | None, RowsState | None]
-"""The dims of a value that are the tokens, and the row."""
+"""Dims of a value that are the tokens and the vocabulary; None where it lacks the
+dim."""
 
 NOWHERE: Place = (None, None)
+"""The place of a value without tokens and vocabulary."""
 
 
 def size_of(value: Value) -> int:
-    """Elements of a value."""
+    """Return the number of elements of a value."""
     return math.prod(value.shape)
 
 
 def part_of(flat: Flat, head: Head) -> DimPart | None:
-    """The part of a program that is to be cut; None where it holds more than what
-    works on the rows of one product.
+    """Return the ops to chunk with an output projection.
 
     Args:
       flat: the program.
-      head: the product.
+      head: the output projection.
+    Returns:
+      None where they would include contractions or regions that do not work on logits.
     """
     walk = _ChunkWalk(flat, head)
     while True:
@@ -45,11 +48,14 @@ def part_of(flat: Flat, head: Head) -> DimPart | None:
 
 @dataclass(slots=True)
 class _ChunkWalk:
-    """Attributes:
-    flat, head: what is walked.
-    long: values that have whole rows, and where.
-    makers: ops that make such of other things than the product.
-    seeds: op → operand → where it is cut, of values that are made in full.
+    """A walk from an output projection to the ops on its logits.
+
+    Attributes:
+      flat: the program.
+      head: the output projection.
+      long: id of each value with full tokens and vocabulary → its dims that are these.
+      makers: ids of ops that compute values as large as the logits from other operands.
+      seeds: op id → operand position → dim to chunk, of operands known in full.
     """
 
     flat: Flat
@@ -65,10 +71,11 @@ class _ChunkWalk:
 
     @property
     def items(self) -> tuple[Item, ...]:
+        """The ops of the program's top level."""
         return self.flat.top.items
 
     def forward(self) -> set[int]:
-        """Ops that read or make long rows, and those on a way between two of them."""
+        """Return ids of the ops that read or compute logits, or lie between those."""
         after = set(self.long)
         later: list[Item] = []
         for item in self.items:
@@ -86,7 +93,7 @@ class _ChunkWalk:
         return ops
 
     def _follow(self, item: Item) -> None:
-        """What of an op's results has rows as its operands have."""
+        """Record the results of an op that have logits' dims as its operands have."""
         rule = item.op.rule
         if rule is None or item.blocks:
             return
@@ -100,7 +107,16 @@ class _ChunkWalk:
                     self.long.setdefault(made, found)
 
     def _moved(self, item: Item, at: Layout, place: Place, to: Layout) -> Place:
-        """Where an op has in one operand or result what it has here in another."""
+        """Map dims of one operand or result of an op to another.
+
+        Args:
+          item: the op.
+          at: factors of each dim of the operand or result with the dims.
+          place: dims of the tokens and the vocabulary in it.
+          to: factors of each dim of the other operand or result.
+        Returns:
+          Dims of the tokens and the vocabulary in the other one.
+        """
         rule, sizes = item.op.rule, (self.head.rows, self.head.width)
         assert rule is not None
         spots = [
@@ -111,14 +127,17 @@ class _ChunkWalk:
         return tokens, row
 
     def is_foreign(self, item: Item) -> bool:
-        """Whether an op is no work on long rows, and too much to be among it."""
+        """Whether an op cannot run among ops on logits.
+
+        It has regions, or it is a contraction of other values.
+        """
         is_long = not self.long.keys().isdisjoint(item.operands)
         is_head = item is self.head.item
         is_costly = item.op.traits.is_contraction and not (is_long or is_head)
         return bool(item.blocks) or is_costly
 
     def backward(self, ops: set[int]) -> None:
-        """Find ops that make as long rows of other things: which class is right."""
+        """Find ops that compute values as large as logits otherwise: one-hot labels."""
         for item in self.items:
             rule = item.op.rule
             at = next((i for i, v in enumerate(item.operands) if v in self.long), None)
@@ -131,7 +150,11 @@ class _ChunkWalk:
                     self._include(value, found)
 
     def _include(self, value: int, place: Place) -> None:
-        """The op that makes a value, if that is long and made of what may be cut."""
+        """Include the op that computes a value if the value is as large as the logits.
+
+        Its operands are included recursively. Ops without an operand to chunk are not
+        included.
+        """
         values, item = self.flat.program.values, self.flat.maker.get(value)
         least = size_of(values[self.head.item.results[0]])
         if item is None or item.op.rule is None or item.blocks:
@@ -143,7 +166,7 @@ class _ChunkWalk:
         places = [self._moved(item, layout, place, d) for d in rule.operands]
         cuts = {i: p[0] for i, p in enumerate(places) if p[0] is not None}
         if not cuts or item.op.traits.is_contraction:
-            return  # a broadcast, of which a piece makes its own; or other work
+            return  # a broadcast, which each chunk computes itself; or another matmul
         self.long[value] = place
         self.makers.add(item.op.id)
         self.seeds[item.op.id] = cuts

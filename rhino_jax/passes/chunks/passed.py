@@ -1,4 +1,4 @@
-"""The pass, and the same without its result."""
+"""The chunking pass, and its analysis alone."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from rhino_jax.passes.retraced import retraced
 
 
 SCOPE = "chunks"
+"""`jax.named_scope` of the loops over chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkChoice:
-    """Attributes:
-    count: pieces.
-    accumulate: type in which sums of narrower floats are kept over the pieces.
-    most_tried: the largest products, of so many lines, are looked at.
+    """Options of the chunking pass.
+
+    Attributes:
+      count: number of chunks.
+      accumulate: dtype in which sums of narrower floats are accumulated.
+      most_tried: maximum number of output projections that are tried, largest first.
     """
 
     count: int
@@ -39,10 +42,10 @@ class ChunkChoice:
 
     @classmethod
     def read(cls, text: str) -> ChunkChoice:
-        """From JSON, as `{"count": 8}`.
+        """Parse a choice from JSON, as `{"count": 8}`.
 
         Raises:
-          MicrobatchError: it is no such choice.
+          MicrobatchError: the text is no valid choice.
         """
         table = json.loads(text)
         check_keys(
@@ -56,17 +59,17 @@ class ChunkChoice:
 
 
 def chunked(closed: Any, program: Program, choice: str) -> Any:
-    """The same function, the longest rows that it makes in pieces.
+    """Rewrite a program to compute its largest logits in chunks.
 
     Args:
       closed: a closed jaxpr.
-      program: imported from it.
+      program: the program imported from it.
       choice: JSON, as `{"count": 8}`; see `ChunkChoice`.
     Returns:
-      A closed jaxpr of the same arguments and results. Results are those of the
-      program as it was but for the order in which floats are added.
+      A closed jaxpr of the same arguments and results. Results equal those of the
+      original program except for the order in which floats are added.
     Raises:
-      MicrobatchError: there are no such rows.
+      MicrobatchError: the program has no logits that can be chunked.
     """
     read = ChunkChoice.read(choice)
     (cut, found), loop = _find(closed, program, read)
@@ -79,13 +82,14 @@ def chunked(closed: Any, program: Program, choice: str) -> Any:
 def may_chunk(
     closed: Any, program: Program, count: int
 ) -> MicrobatchCut | MicrobatchError:
-    """What would run where in so many pieces; or why it cannot.
+    """Return the schedule of a program in chunks, or the error that refuses it.
 
     Args:
-      closed, program: as of `chunked`.
-      count: pieces.
+      closed: a closed jaxpr.
+      program: the program imported from it.
+      count: number of chunks.
     Returns:
-      A cut of the program, or of the body of one of its loops.
+      A schedule of the program, or of the body of one of its loops.
     """
     try:
         return _find(closed, program, ChunkChoice(count))[0][0]
@@ -96,7 +100,14 @@ def may_chunk(
 def _find(
     closed: Any, program: Program, choice: ChunkChoice
 ) -> tuple[tuple[MicrobatchCut, FlowResult], ChunkLoop | None]:
-    """The cut, and in which loop it is: one over micro-batches that its user wrote."""
+    """Find a schedule of the program, or of the body of a loop of its user's.
+
+    Returns:
+      The schedule with its analysis, and the loop whose body it is of; None: the
+      program.
+    Raises:
+      MicrobatchError: no output projection can be chunked.
+    """
     flat = flatten(closed, program)
     heads = [*heads_of(flat)]
     found = _first(flat, heads, choice)
@@ -118,6 +129,7 @@ def _find(
 def _first(
     flat: Flat, heads: list[Head], choice: ChunkChoice
 ) -> tuple[MicrobatchCut, FlowResult] | None:
+    """Return the schedule of the first output projection to have one, or None."""
     for head in heads[: choice.most_tried]:
         found = _cut(flat, head, choice) if choice.count <= head.rows else None
         if found is not None:
@@ -128,7 +140,7 @@ def _first(
 def _cut(
     flat: Flat, head: Head, choice: ChunkChoice
 ) -> tuple[MicrobatchCut, FlowResult] | None:
-    """In one loop, of which no long rows enter or leave; None where it takes more."""
+    """Return a schedule of one loop that no full logits enter or leave, or None."""
     part = part_of(flat, head)
     if part is None:
         return None

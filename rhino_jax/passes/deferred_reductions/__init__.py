@@ -1,12 +1,12 @@
-"""Partial sums that stay open past linear ops and loops, until they meet.
+"""Deferred reductions: leave sums over mesh axes unreduced past linear ops and loops.
 
-In: a closed jaxpr with its program; what a first plan of it cuts, and prices.
-Out: a closed jaxpr of the same arguments and results, in which sums over mesh axes are
-dims in front of values, summed where that is cheapest.
-Order: `linear` (ops that a sum may be moved past), `reach` (how far it could be),
-`flow` and `sites` (how far it is worth it under a plan), `accumulated` (in loops under
-any), `choice` (as text); `values`, `pieces`,
-`loops`, `remats` and `emit` (the new jaxpr).
+In: a closed jaxpr with its program; the sharding of a first plan of it, and its costs.
+Out: a closed jaxpr of the same arguments and results, in which partial sums over mesh
+axes are leading dims of values, reduced where that is cheapest.
+Order: `linear` (ops that commute with a sum), `reach` (values that can be unreduced),
+`flow` and `sites` (those that should be, under a plan), `accumulated` (loops whose sums
+should be under any plan), `choice` (as text); `values`, `pieces`, `loops`, `remats` and
+`emit` (the new jaxpr).
 """
 
 from rhino_jax.passes.deferred_reductions.accumulated import accumulated

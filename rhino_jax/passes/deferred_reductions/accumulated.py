@@ -1,8 +1,8 @@
-"""Sums inside loops that only add them up: worth leaving open whatever the plan.
+"""Gradient accumulation: sums worth deferring to the end of a loop under any plan.
 
-A plan that sums in every trip avoids to cut what is summed, and so never shows that it
-would be worth it. Here every such sum is taken to be over one mesh axis of all devices,
-and a planner sees which mesh axes it cuts the pieces by.
+A plan that reduces in every iteration avoids sharding the summed dims, and so never
+shows that deferring would pay. Here every such sum is assumed to be over one mesh axis
+of all devices; by which mesh axes it is sharded is the planner's choice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from rhino_jax.passes.deferred_reductions.sites import Axes, Site, sites
 
 @dataclass(frozen=True)
 class _Supposed:
-    """Suppose that every sum is over all pieces and costs its bytes:
-    `sites.SitePrices`.
+    """Costs if every sum is over all given mesh axes, and costs its bytes.
+
+    It implements `sites.SitePrices`.
+
+    Attributes:
+      program: the program.
+      pieces: sizes of the mesh axes.
     """
 
     program: Program
@@ -53,10 +58,11 @@ class _Supposed:
 
 
 def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
-    """Where sums of loops could be left open until behind them.
+    """Return the sums of loops that can be deferred to the end of the loop.
 
     Args:
-      pieces: sizes of the mesh axes that they are supposed to go over.
+      program: the program.
+      pieces: sizes of the mesh axes that the sums are supposed to be over.
     """
     runs = visible(program)
     found = sites(program, _Supposed(program, pieces), 0.0)
@@ -73,8 +79,11 @@ def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
 
 
 def _mixed(program: Program, runs: Mapping[int, int]) -> Iterator[int]:
-    """Carries that their loop does more with than to add to them, as they enter it:
-    the state of a recurrence, whose gradient is as linear, but read in every trip."""
+    """Yield carries that their loop does not only add to, by value id inside the body.
+
+    The state of a recurrence is one: its gradient is as linear, but read in every
+    iteration.
+    """
     readers: dict[int, list[Op]] = {}
     for op in program.ops:
         for v in op.operands:

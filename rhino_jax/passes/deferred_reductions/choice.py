@@ -1,4 +1,4 @@
-"""Which sums are left open, as records and as text."""
+"""Choice of the sums to defer, as records and as text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 
 Split = tuple[tuple[int, int], ...]
-"""Of an op whose sum is left open: (piece, factor), for every piece of the group the
-factor that is divided by it; of one factor major first."""
+"""How an op's unreduced sum is divided: (index of a mesh axis of the group, factor that
+it shards); per factor, major axis first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredGroup:
-    """Partial sums that are open over the same mesh axes.
+    """Values that are unreduced over the same mesh axes.
 
     Attributes:
-      pieces: sizes of the dims that open values have in front, one for every mesh axis.
-      made: op id → how its summed factors are divided; its result is open.
-      open: ids of the values that are held open; all else is summed when it is read.
+      pieces: sizes of the leading dims of unreduced values, one per mesh axis.
+      made: op id → how its summed factors are divided; its result is unreduced.
+      open: ids of the values that stay unreduced; any other value is reduced when it is
+        read.
     """
 
     pieces: tuple[int, ...]
@@ -28,7 +29,7 @@ class DeferredGroup:
 
 
 def as_text(groups: Iterable[DeferredGroup]) -> str:
-    """The choice that `delayed` takes; empty where there is no group."""
+    """Return groups as the choice that `delayed` takes; empty for no groups."""
     said = [
         {
             "pieces": list(group.pieces),
@@ -41,7 +42,7 @@ def as_text(groups: Iterable[DeferredGroup]) -> str:
 
 
 def from_text(choice: str) -> Sequence[DeferredGroup]:
-    """What `as_text` wrote."""
+    """Parse the groups that `as_text` wrote."""
     return [
         DeferredGroup(
             tuple(said["pieces"]),

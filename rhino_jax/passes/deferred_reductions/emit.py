@@ -1,4 +1,4 @@
-"""A program with sums left open, traced anew."""
+"""Retrace a program with deferred reductions."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ from rhino_jax.passes.retraced import retraced
 
 
 INLINED = frozenset({"jit", "pjit"})
-"""Calls that mean nothing but their bodies."""
+"""Calls that are equivalent to their bodies."""
 
 
 def delayed(closed: Any, program: Program, choice: str) -> Any:
-    """The same function with sums left open where `choice` says so.
+    """Rewrite a program with the deferred reductions of a choice.
 
-    An open sum over a mesh axis of size p is an array with a dim of size p in front,
-    which is meant to be cut over that axis: partial sums then stay where they are until
-    the dim is summed.
+    A value that is unreduced over a mesh axis of size p is an array with a leading dim
+    of size p, which is meant to be sharded over that axis: partial sums then stay on
+    their devices until the dim is summed.
 
     Args:
       closed: a closed jaxpr.
-      program: imported from it.
+      program: the program imported from it.
       choice: see `choice.as_text`.
     Returns:
       A closed jaxpr of the same arguments, constants and results.
+    Raises:
+      InternalError: shapes or dtypes of results changed.
     """
     emitter = DeferredEmitter(program, tuple(from_text(choice)))
     opened = open_jaxpr(closed)
@@ -72,21 +74,23 @@ def delayed(closed: Any, program: Program, choice: str) -> Any:
 
 
 def _plain(array: Any, atom: Any) -> UnreducedValue:
+    """Wrap an array as a reduced value."""
     return UnreducedValue(atom.aval, array)
 
 
 _KEEPS_ZEROS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
 )
+"""Ops whose result is zero if their operand is."""
 
 
 @dataclass(slots=True)
 class DeferredEmitter:
-    """Runs the equations of a program's regions.
+    """Emitter of a program's equations with unreduced values.
 
     Attributes:
-      program: whose ops and values the groups name.
-      groups: what is left open.
+      program: the program that ids in the groups refer to.
+      groups: the deferred reductions.
     """
 
     program: Program
@@ -100,7 +104,7 @@ class DeferredEmitter:
                 self._made.setdefault(op, []).append(g)
 
     def held_open(self, value: int) -> list[int]:
-        """The groups in which a value of the program is held open."""
+        """Return the indices of the groups in which a value stays unreduced."""
         return [g for g, group in enumerate(self.groups) if value in group.open]
 
     def region(
@@ -110,7 +114,14 @@ class DeferredEmitter:
         consts: Sequence[Any],
         inputs: Sequence[UnreducedValue],
     ) -> list[UnreducedValue]:
-        """Run all equations of a jaxpr; its results."""
+        """Run all equations of a jaxpr and return its outputs.
+
+        Args:
+          region: the region of the program.
+          jaxpr: the open jaxpr that the region was imported from.
+          consts: arrays of its constants.
+          inputs: values of its inputs.
+        """
         env: dict[Any, UnreducedValue] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             env[var] = _plain(const, var)
@@ -152,7 +163,8 @@ class DeferredEmitter:
         return self.as_it_was(eqn, operands)
 
     def changes(self, op: Op) -> bool:
-        """Whether anything inside of an op, or what it makes, is open."""
+        """Whether an op with regions has an unreduced result, or defers a sum
+        inside."""
         assert op.call is not None
         return any(self.held_open(v) for v in op.results) or any(
             inner in self._made
@@ -164,7 +176,7 @@ class DeferredEmitter:
     def as_it_was(
         self, eqn: Any, operands: Sequence[UnreducedValue]
     ) -> list[UnreducedValue]:
-        """An equation of whole values."""
+        """Bind an equation to reduced operands."""
         results = bind_eqn(eqn, [v.closed() for v in operands], eqn.params)
         is_zero = eqn.primitive.name in _KEEPS_ZEROS and operands[0].is_zero
         return [
@@ -175,7 +187,7 @@ class DeferredEmitter:
     def source(
         self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
     ) -> UnreducedValue:
-        """An op whose own sum is left open."""
+        """Run an op whose own sum is deferred."""
         (g, *_), (result,) = self._made[op.id], eqn.outvars
         group = self.groups[g]
         split, rule = group.made[op.id], op.rule
@@ -193,7 +205,15 @@ class DeferredEmitter:
     def linear(
         self, op: Op, eqn: Any, operands: list[UnreducedValue]
     ) -> UnreducedValue | None:
-        """An op that a sum is moved past; None where it is to be run as it was."""
+        """Run an op on unreduced operands in which it is linear.
+
+        Args:
+          op: the op.
+          eqn: its equation.
+          operands: its operands.
+        Returns:
+          Its result, unreduced; None where the op has to run on reduced operands.
+        """
         wanted = self.held_open(op.results[0]) if op.results else []
         way = self.way(op, operands, wanted)
         if way is None or unsaid(eqn.params) is None:
@@ -223,7 +243,15 @@ class DeferredEmitter:
     def way(
         self, op: Op, operands: Sequence[UnreducedValue], wanted: Sequence[int]
     ) -> tuple[int, ...] | None:
-        """Operands that may be read open, if any of them is."""
+        """Return the operands in which an op is linear, if one of them is unreduced.
+
+        Args:
+          op: the op.
+          operands: its operands.
+          wanted: indices of the groups in which its result stays unreduced.
+        Returns:
+          Positions of the operands; None where no such operand is unreduced.
+        """
         for way in linear_ways(self.program, op):
             if any(g in operands[i].open for i in way for g in wanted):
                 return way
@@ -237,8 +265,16 @@ class DeferredEmitter:
         way: Sequence[int],
         pieces: Sequence[int],
     ) -> Any:
-        """One part of a result: of these parts of operands, None where there is
-        none."""
+        """Compute the reduced part of a linear op's result, or that of one group.
+
+        Args:
+          eqn: the equation.
+          operands: its operands.
+          arrays: that part of each operand in `way`, None for zero; other operands
+            reduced.
+          way: positions of the operands in which the op is linear.
+          pieces: sizes of the leading dims; empty for the reduced part.
+        """
         present = [i for i in way if arrays[i] is not None]
         if eqn.primitive.name in ("add", "add_any") and len(present) == 1:
             return arrays[present[0]]

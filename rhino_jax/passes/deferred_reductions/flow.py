@@ -1,4 +1,4 @@
-"""The cheapest cut of a small directed graph, by Dinic's algorithm.
+"""Minimum cut of a small directed graph, by Dinic's algorithm.
 
 Source: Dinic, "Algorithm for solution of a problem of maximum flow in networks with
 power estimation", Soviet Mathematics Doklady 11 (1970).
@@ -17,19 +17,27 @@ _SMALL = 1e-15
 
 @dataclass(slots=True)
 class FlowNetwork:
-    """Nodes 0 (source), 1 (sink), 2, …, and edges in pairs: forth, back."""
+    """A flow network: nodes 0 (source), 1 (sink), 2, …, and pairs of edges.
+
+    Edge e of an even number runs forward, e + 1 is its reverse.
+
+    Attributes:
+      heads: node that each edge ends at.
+      left: residual capacity of each edge, in seconds.
+      out: edges that start at each node.
+    """
 
     heads: list[int] = field(default_factory=list)
     left: list[float] = field(default_factory=list)
     out: list[list[int]] = field(default_factory=lambda: [[], []])
 
     def node(self) -> int:
-        """A new node."""
+        """Add a node and return its number."""
         self.out.append([])
         return len(self.out) - 1
 
     def edge(self, tail: int, head: int, capacity: float = math.inf) -> int:
-        """A new edge; its number."""
+        """Add an edge and return its number."""
         for a, b, c in ((tail, head, capacity), (head, tail, 0.0)):
             self.out[a].append(len(self.heads))
             self.heads.append(b)
@@ -37,8 +45,10 @@ class FlowNetwork:
         return len(self.heads) - 2
 
     def cut(self) -> list[bool]:
-        """Of every node whether it is on the source's side of the cheapest cut: of
-        several, of the one with the fewest nodes there."""
+        """Return for each node whether it is on the source's side of the minimum cut.
+
+        Of several minimum cuts, it is the one with the fewest nodes on that side.
+        """
         while (levels := self._levels())[1] >= 0:
             tried = [0] * len(self.out)
             while self._push(levels, tried):
@@ -46,6 +56,7 @@ class FlowNetwork:
         return [level >= 0 for level in levels]
 
     def _levels(self) -> list[int]:
+        """Return each node's distance in edges from the source; -1: unreachable."""
         levels = [-1] * len(self.out)
         levels[0] = 0
         queue = deque([0])
@@ -59,7 +70,16 @@ class FlowNetwork:
         return levels
 
     def _push(self, levels: list[int], tried: list[int]) -> bool:
-        """Send what one more path takes; whether there was one."""
+        """Push flow along one more shortest augmenting path.
+
+        Args:
+          levels: distance of each node from the source.
+          tried: number of exhausted edges per node; updated by this.
+        Returns:
+          Whether there was such a path.
+        Raises:
+          ValueError: the path has infinite capacity.
+        """
         path: list[int] = []
         node = 0
         while node != 1:

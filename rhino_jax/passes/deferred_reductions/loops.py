@@ -1,4 +1,4 @@
-"""Loops whose carries are open sums, reduced once behind the loop."""
+"""Scans with unreduced carries, which are reduced once after the loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from rhino_jax.passes.deferred_reductions.values import (
 
 
 Parts = tuple[Any, dict[int, Any]]
-"""What is whole of a value, or None, and its open parts by group."""
+"""(reduced part of a value or None, unreduced part by index of its group)."""
 
 
 def run(
     runner: RegionRunner, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
 ) -> list[UnreducedValue]:
-    """A scan, some of whose carries and stacked results are open."""
+    """Run a scan, some of whose carries and stacked results are unreduced.
+
+    Args:
+      runner: emitter of the program.
+      op: the scan.
+      eqn: its equation.
+      operands: its operands.
+    """
     (body,) = closed_region_jaxprs(eqn)
     inner, inner_consts = open_jaxpr(body), jaxpr_consts(body)
     num_consts, num_carry = scan_counts(eqn.params)
@@ -80,7 +87,8 @@ def run(
 
 
 def _same(value: UnreducedValue) -> UnreducedValue:
-    """A value that every run of a body reads: whole before the loop."""
+    """Return a value in reduced form: outside of the loop, if all iterations read
+    it."""
     return UnreducedValue(value.aval, value.closed(), is_zero=value.is_zero)
 
 
@@ -89,7 +97,13 @@ def _init(
     values: Sequence[UnreducedValue],
     wanted: Sequence[Sequence[int]],
 ) -> list[Parts]:
-    """Carries as they enter the loop."""
+    """Return the initial carries of a scan.
+
+    Args:
+      runner: emitter of the program.
+      values: the initial carries as operands.
+      wanted: indices of the groups in which each carry stays unreduced.
+    """
     found: list[Parts] = []
     for value, groups in zip(values, wanted, strict=True):
         if not groups:
@@ -110,7 +124,14 @@ def _init(
 def _parts(
     value: UnreducedValue, groups: Sequence[int], runner: RegionRunner, has_plain: bool
 ) -> Parts:
-    """A carry as it leaves the body; with a whole part where it entered with one."""
+    """Return a carry at the end of an iteration.
+
+    Args:
+      value: the carry.
+      groups: indices of the groups in which it stays unreduced.
+      runner: emitter of the program.
+      has_plain: whether it has a reduced part at the start of an iteration.
+    """
     if not groups:
         return value.closed(), {}
     if not set(value.open) <= set(groups):
@@ -126,7 +147,7 @@ def _parts(
 
 
 def _made(value: UnreducedValue, groups: Sequence[int]) -> Parts:
-    """A stacked result as it leaves the body."""
+    """Return a stacked result of one iteration."""
     if not value.open or not set(value.open) <= set(groups):
         return value.closed(), {}
     return value.plain, dict(value.open)
@@ -135,7 +156,7 @@ def _made(value: UnreducedValue, groups: Sequence[int]) -> Parts:
 def _filled(
     step: Any, init: list[Parts], stacks: Sequence[Any], avals: Sequence[Any]
 ) -> list[Parts]:
-    """The carries with a whole part wherever the body adds to it."""
+    """Add a reduced part of zero to each initial carry that the body adds one to."""
     slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
     while True:
         leaving, _ = jax.eval_shape(step, init, slices)
@@ -152,5 +173,5 @@ def _filled(
 
 
 def _in_front(array: Any, count: int) -> Any:
-    """(length, *pieces, …) → (*pieces, length, …)."""
+    """Transpose (length, *pieces, …) to (*pieces, length, …)."""
     return jnp.moveaxis(array, 0, count)

@@ -1,4 +1,4 @@
-"""Ops run in pieces: batched over dims that stand for mesh axes."""
+"""Run ops batched over leading dims that stand for mesh axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from rhino_jax.passes.deferred_reductions.choice import Split
 
 
 def unsaid(params: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Parameters without shardings; None where one of them cuts something."""
+    """Return an equation's parameters without output shardings.
+
+    Returns:
+      None where an output sharding partitions a dim.
+    """
     said = {k: params[k] for k in ("sharding", "out_sharding") if params.get(k)}
     if any(any(s.spec) for s in said.values()):
         return None
@@ -24,15 +28,15 @@ def unsaid(params: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def batched(
     eqn: Any, arrays: Sequence[Any], places: Sequence[Sequence[int | None]]
 ) -> Any:
-    """An equation of one result, over dims that its operands have besides.
+    """Run an equation of one result, batched over additional dims of its operands.
 
     Args:
       eqn: the equation.
       arrays: its operands.
-      places: of every dim that is batched over, outermost first: where each operand
-        has it, or None; those before it are not counted.
+      places: for each batched dim, outermost first, its position in each operand, or
+        None; positions do not count the batched dims before it.
     Returns:
-      The result, the dims in front.
+      The result, with the batched dims leading.
     """
     params = unsaid(eqn.params)
     assert params is not None
@@ -48,14 +52,15 @@ def batched(
 def in_pieces(
     eqn: Any, rule: Rule, arrays: Sequence[Any], split: Split, pieces: Sequence[int]
 ) -> Any:
-    """An op that sums, its sum left open.
+    """Run an op that sums, and return its unreduced result.
 
     Args:
-      eqn, rule: of the op.
-      arrays: its operands, as the program has them.
-      split, pieces: see `Group`.
+      eqn: the op's equation.
+      rule: factors of the op.
+      arrays: its operands in full.
+      split, pieces: see `choice.DeferredGroup`.
     Returns:
-      The parts of its result, of shape (*pieces, *shape).
+      The partial sums, of shape (*pieces, *shape).
     """
     cut: dict[int, list[int]] = {}
     for piece, factor in split:
@@ -83,9 +88,13 @@ def in_pieces(
 
 
 def can_split(rule: Rule, split: Split, pieces: Sequence[int]) -> bool:
-    """Whether the factors are dims of their own, and come out even.
+    """Whether mesh axes divide factors evenly, and these are dims of their own.
 
-    Not those over which a window slides: pieces would need their neighbours' borders.
+    Factors over which a window slides are excluded: partial sums would need a halo.
+
+    Args:
+      rule: factors of the op.
+      split, pieces: see `choice.DeferredGroup`.
     """
     if any(rule.factors[f].kind is FactorKind.HALO for _, f in split):
         return False

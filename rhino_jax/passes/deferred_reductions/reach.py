@@ -1,7 +1,7 @@
-"""How far partial sums could stay open: values, and who reads them how.
+"""Values that can stay unreduced, and how ops read them.
 
-Regions that run once (`jit`, recomputed ones) and scans are looked into; loops of
-unknown length and branches are not.
+Regions that run once (`jit`, recomputed regions) and scans are analysed; loops of
+unknown trip count and conditionals are not.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from rhino_jax.passes.deferred_reductions.linear import NEEDS_ALL, linear_ways
 
 @dataclass(slots=True)
 class Reach:
-    """Attributes:
-    values: those that could be open: value → how often it is made in a step.
-    passed: (value, value that is open if it is read open, op in between or None).
-    together: pairs that are open only together, the first if the second is.
-    ended: values of which some reader needs the sum.
+    """Values that can be unreduced.
+
+    Attributes:
+      values: value id → number of times that it is computed per step.
+      passed: (value id, id of the value that is unreduced if the first is read so, op
+        that computes the second, or None where it is the first in another region).
+      together: (value id, value id): the first must be unreduced if the second is.
+      ended: ids of values that some op reads reduced.
     """
 
     values: dict[int, int] = field(default_factory=dict)
@@ -31,7 +34,7 @@ class Reach:
 
 
 def visible(program: Program) -> dict[int, int]:
-    """Ops that are looked at → how often each runs in a step."""
+    """Return ids of analysed ops → number of times that each runs per step."""
     return {op.id: count for op, count in _walk(program, program.body, 1)}
 
 
@@ -45,17 +48,18 @@ def _walk(program: Program, region: Region, count: int) -> Iterator[tuple[Op, in
 
 
 def is_entered(op: Op) -> bool:
-    """Whether sums may be open inside of an op with regions."""
+    """Whether values may be unreduced inside of an op with regions."""
     assert op.call is not None
     return op.name in INLINED or op.name in REMATS or op.call.kind is RegionKind.SCAN
 
 
 def reach(program: Program, sources: Iterable[int], runs: Mapping[int, int]) -> Reach:
-    """From the results of some ops, all that linear ops make of them.
+    """Return the values that linear ops compute from the unreduced results of some ops.
 
     Args:
-      sources: ops whose sums are open.
-      runs: what `visible` gives.
+      program: the program.
+      sources: ids of the ops whose sums are deferred.
+      runs: result of `visible`.
     """
     made = set(sources)
     found = Reach()
@@ -75,7 +79,14 @@ def reach(program: Program, sources: Iterable[int], runs: Mapping[int, int]) -> 
 
 
 def _grow(program: Program, op: Op, count: int, values: dict[int, int]) -> None:
-    """Note what of an op's values could be open, if its operands could."""
+    """Add an op's results, and values in its regions, that can be unreduced.
+
+    Args:
+      program: the program.
+      op: the op.
+      count: number of times that it runs per step.
+      values: values that can be unreduced; extended by this.
+    """
     if op.call is None:
         if values.keys().isdisjoint(op.operands):
             return
@@ -96,8 +107,13 @@ def _grow(program: Program, op: Op, count: int, values: dict[int, int]) -> None:
 
 
 def crossings(op: Op) -> Iterator[tuple[int, int, bool]]:
-    """(value outside, value inside, whether it goes in) that may be open, but for the
-    carries of loops as they leave."""
+    """Yield values that enter or leave an op's regions and can be unreduced.
+
+    Carries that leave a loop are not among them: see `carried`.
+
+    Yields:
+      (value outside, value inside, whether it enters the region).
+    """
     call = op.call
     assert call is not None
     (region,) = call.regions
@@ -117,7 +133,7 @@ def crossings(op: Op) -> Iterator[tuple[int, int, bool]]:
 
 
 def carried(op: Op) -> Iterator[tuple[int, int, int]]:
-    """(value that enters a body, value that leaves it, result) of a scan's carries."""
+    """Yield a scan's carries as (body's input, body's output, result of the scan)."""
     call = op.call
     assert call is not None
     if call.kind is RegionKind.SCAN:
@@ -127,7 +143,11 @@ def carried(op: Op) -> Iterator[tuple[int, int, int]]:
 
 
 def way_of(program: Program, op: Op, values: Mapping[int, int]) -> tuple[int, ...]:
-    """The operands in which an op is linear, if some of them could be open."""
+    """Return the operands in which an op is linear, if enough of them can be unreduced.
+
+    Returns:
+      Positions of the operands; empty where there are none.
+    """
     for way in linear_ways(program, op):
         could = [op.operands[i] in values for i in way]
         if all(could) if op.name in NEEDS_ALL else any(could):
@@ -136,7 +156,15 @@ def way_of(program: Program, op: Op, values: Mapping[int, int]) -> tuple[int, ..
 
 
 def _read(program: Program, op: Op, found: Reach, *, is_source: bool) -> None:
-    """Note how an op reads what could be open."""
+    """Record how an op reads values that can be unreduced.
+
+    Args:
+      program: the program.
+      op: the op.
+      found: values that can be unreduced; extended by this.
+      is_source: whether the op's own sum is deferred, so that it reads reduced
+        operands.
+    """
     open_ends: set[int] = set()
     if found.values.keys().isdisjoint(op.operands) and op.call is None:
         return

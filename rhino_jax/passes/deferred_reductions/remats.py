@@ -1,4 +1,4 @@
-"""Recomputed regions that give open sums."""
+"""Recomputed regions (`jax.checkpoint`) with unreduced results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from rhino_jax.passes.deferred_reductions.values import RegionRunner, UnreducedV
 def run(
     runner: RegionRunner, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
 ) -> list[UnreducedValue]:
-    """A region that is recomputed: it reads whole values, and may give open ones."""
+    """Run a recomputed region on reduced values; it may return unreduced ones.
+
+    Args:
+      runner: emitter of the program.
+      op: the region's op.
+      eqn: its equation.
+      operands: its operands.
+    """
     (body,) = closed_region_jaxprs(eqn)
     inner, consts = open_jaxpr(body), jaxpr_consts(body)
     assert op.call is not None

@@ -1,10 +1,10 @@
-"""Which sums are worth leaving open, and how far: a cheapest cut for each set of axes.
+"""Choose which sums to defer, and how far: a minimum cut for each set of mesh axes.
 
-Every value that could be open is two nodes: that it *is* open, and that all its readers
-take it so. An edge between them costs what its sum costs; a reader that needs the sum
-ties the second to the sink; a linear op ties it to the op's result being open. The
-cheapest cut between the ops that sum (open, whatever comes) and the sink (summed) is
-where the collectives go.
+Every value that can be unreduced has two nodes: that it *is* unreduced, and that all
+its readers read it so. An edge between them costs the value's reduction; an op that
+needs the reduced value ties the second to the sink; a linear op ties it to its result
+being unreduced. The minimum cut between the ops that sum (always unreduced) and the
+sink (reduced) is where the collectives go.
 """
 
 from __future__ import annotations
@@ -22,42 +22,48 @@ from rhino_jax.passes.deferred_reductions.reach import Reach, reach, visible
 
 
 Axes = tuple[int, ...]
-"""Mesh axes, by position, ascending."""
+"""Positions of mesh axes, ascending."""
 
 
 class SitePrices(Protocol):
-    """What a plan says of a program."""
+    """Sharding of a program under a plan, and costs of reductions."""
 
     @property
     def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
-        """Op id → for every factor, the mesh axes that cut it, major first."""
+        """Op id → for each factor, the mesh axes that shard it, major first."""
         ...
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Of the mesh's axes."""
+        """Sizes of the mesh axes."""
         ...
 
     def close(self, value: int, axes: Axes) -> tuple[float, float]:
-        """Seconds, and bytes on the wire, of summing a value over mesh axes once."""
+        """Return seconds, and bytes on the wire, of one reduction over mesh axes."""
         ...
 
     def held_s(self, op: Op, axes: Axes) -> float:
-        """Seconds that an op takes longer, once, if its result is not summed over mesh
-        axes yet."""
+        """Return seconds by which one run of an op slows if its result is unreduced.
+
+        Args:
+          op: the op.
+          axes: mesh axes over which the result is unreduced.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Sums that meet, and are left open until they have.
+    """Sums that meet in one value or more, and the deferral of their reductions.
 
     Attributes:
-      axes: mesh axes that they go over.
-      group: what is left open.
-      saved_s, saved_bytes: of collectives, in one step; by estimate.
-      ops: ops whose sums are left open.
-      closed: values that are summed.
+      axes: mesh axes that the sums are over.
+      group: the values that stay unreduced.
+      saved_s: estimated seconds saved per step: of collectives, less those by which
+        ops slow.
+      saved_bytes: estimated bytes of collectives saved per step.
+      ops: ids of the ops whose sums are deferred.
+      closed: ids of the values that are reduced instead.
     """
 
     axes: Axes
@@ -69,10 +75,12 @@ class Site:
 
 
 def sites(program: Program, prices: SitePrices, least_s: float = 1e-6) -> list[Site]:
-    """Where sums are worth leaving open, under a plan; the most useful first.
+    """Return the reductions worth deferring under a plan, most seconds saved first.
 
     Args:
-      least_s: what a site must save.
+      program: the program.
+      prices: its sharding, and costs of reductions.
+      least_s: minimum seconds that a site must save per step.
     """
     runs = visible(program)
     by_axes: dict[Axes, dict[int, Split]] = {}
@@ -90,8 +98,15 @@ def sites(program: Program, prices: SitePrices, least_s: float = 1e-6) -> list[S
 
 
 def _split(op: Op, prices: SitePrices) -> tuple[Axes, Split] | None:
-    """The mesh axes over which an op's result is a partial sum, and how its factors
-    are divided by them; None where it is not, or cannot be left open."""
+    """Return the mesh axes over which an op's result is partial, and their factors.
+
+    Args:
+      op: the op.
+      prices: the program's sharding.
+    Returns:
+      The mesh axes, and how they divide the op's summed factors; None where the result
+      is not partial, or its sum cannot be deferred.
+    """
     rule, cut = op.rule, prices.cuts.get(op.id)
     if op.name not in SUMS or rule is None or cut is None or len(op.results) != 1:
         return None
@@ -115,7 +130,15 @@ def _sites_over(
     axes: Axes,
     splits: Mapping[int, Split],
 ) -> Iterator[Site]:
-    """Those of the same mesh axes."""
+    """Yield the sites of one set of mesh axes.
+
+    Args:
+      program: the program.
+      prices: its sharding, and costs of reductions.
+      runs: number of times that each op runs per step.
+      axes: the mesh axes.
+      splits: id of each op with partial sums over them → how its factors are divided.
+    """
     found = reach(program, splits, runs)
     made = {program.ops[op].results[0]: op for op in splits}
     costs = {v: prices.close(v, axes) for v in found.values}
@@ -147,7 +170,19 @@ def _cut(
     costs: Mapping[int, tuple[float, float]],
     runs: Mapping[int, int],
 ) -> tuple[dict[int, bool], dict[int, bool]]:
-    """Of every value whether it is open, and whether it is summed while it is."""
+    """Compute a minimum cut of unreduced values.
+
+    Args:
+      found: values that can be unreduced, and how ops read them.
+      made: id of each unreduced result → id of the op that sums.
+      prices: costs of reductions.
+      axes: the mesh axes.
+      costs: value id → seconds and bytes of its reduction.
+      runs: number of times that each op runs per step.
+    Returns:
+      For each value, whether it is unreduced, and whether it then has to be reduced for
+      a reader.
+    """
     network = FlowNetwork()
     opened = {v: network.node() for v in found.values}
     passed = {v: network.node() for v in found.values}
@@ -171,7 +206,7 @@ def _cut(
 
 
 def _flows(found: Reach, is_open: Mapping[int, bool]) -> list[list[int]]:
-    """Open values that touch, together."""
+    """Return the connected components of unreduced values."""
     near: dict[int, set[int]] = {v: set() for v, yes in is_open.items() if yes}
     pairs = [(a, b) for a, b, _ in found.passed] + found.together
     for a, b in pairs:

@@ -1,7 +1,7 @@
-"""Values of which some sums are open.
+"""Values with unreduced parts.
 
-A value is `plain + sum over p of open[p]`, for each of several groups that it may be
-open in. Either part may be missing: it is zero then.
+A value is `plain + sum over p of open[p]`, for each of several groups in which it may
+be unreduced. Either part may be missing: it is zero then.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rhino_jax.passes.deferred_reductions.choice import DeferredGroup
 
 
 class UnreducedValue:
-    """A value of the program.
+    """A value of the program, some of whose sums may be unreduced.
 
     Attributes:
-      aval: shape and type.
-      plain: what of it is whole; None: nothing.
-      open: number of a group → array of shape (*pieces, *shape).
+      aval: abstract value of JAX: shape and dtype.
+      plain: array of its reduced part; None: zero.
+      open: index of a group → array of shape (*pieces, *shape).
       is_zero: whether it is known to be zero everywhere.
     """
 
@@ -35,13 +35,13 @@ class UnreducedValue:
         maker: Any = None,
         is_zero: bool = False,
     ) -> None:
-        """`maker`: the equation on whose line sums are closed."""
+        """Create a value; `maker` is the equation whose source line its sums get."""
         self.aval, self.plain, self.open = aval, plain, dict(opened or {})
         self.is_zero, self._maker = is_zero, maker
         self._closed = None if self.open else plain
 
     def closed(self) -> Any:
-        """The array as the program has it, made once."""
+        """Return the reduced array, computed once."""
         if self._closed is None:
             if self._maker is None:
                 self._closed = self._sum()
@@ -60,20 +60,20 @@ class UnreducedValue:
 
 
 def zeros(aval: Any, pieces: Sequence[int]) -> Any:
-    """A part of a value that has nothing in it."""
+    """Return a part of a value that is zero, with leading dims of sizes `pieces`."""
     return lax.full((*pieces, *aval.shape), 0, aval.dtype)
 
 
 class RegionRunner(Protocol):
-    """What runs the regions of a program; see `emit.InterleavedEmitter`."""
+    """Emitter of a program's regions; see `emit.DeferredEmitter`."""
 
     @property
     def groups(self) -> Sequence[DeferredGroup]:
-        """What is left open."""
+        """The deferred reductions."""
         ...
 
     def held_open(self, value: int) -> list[int]:
-        """The groups in which a value of the program is held open."""
+        """Return the indices of the groups in which a value stays unreduced."""
         ...
 
     def region(
@@ -83,5 +83,5 @@ class RegionRunner(Protocol):
         consts: Sequence[Any],
         inputs: Sequence[UnreducedValue],
     ) -> list[UnreducedValue]:
-        """Run all equations of a jaxpr; its results."""
+        """Run all equations of a jaxpr and return its outputs."""
         ...

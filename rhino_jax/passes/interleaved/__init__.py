@@ -1,12 +1,12 @@
-"""Inputs stored in blocks, so that a contiguous cut has its share of every part.
+"""Interleaved storage: contiguous shards of fused weights with a share of every part.
 
-In: a closed jaxpr with its program; which dims of inputs are in blocks, and how
+In: a closed jaxpr with its program; the dims of inputs that are interleaved, and how
 (`rhino_jax.ir.blocks`).
-Out: a closed jaxpr of arguments and results of the same shapes, in which values made of
-them are in blocks as well, up to where they are split.
-Order: `order` (arrays in blocks and as written), `links` (dims that are one range),
-`moves` (splits and reshapes, of every block), `reach` (all that is in blocks), `sites`
-(which inputs are worth it), `emit` (the new jaxpr).
+Out: a closed jaxpr of arguments and results of the same shapes, in which values
+computed from these inputs are interleaved as well, up to where they are split.
+Order: `order` (arrays in interleaved and logical order), `links` (dims that are one
+range), `moves` (splits and reshapes per block), `reach` (all interleaved dims), `sites`
+(inputs worth interleaving), `emit` (the new jaxpr).
 """
 
 from rhino_jax.passes.interleaved.emit import in_blocks

@@ -1,4 +1,4 @@
-"""A program whose inputs are stored in blocks, traced anew."""
+"""Retrace a program with its inputs in interleaved storage."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from rhino_jax.passes.retraced import retraced
 
 
 def in_blocks(closed: Any, program: Program, choice: str) -> Any:
-    """The same function, of inputs that are stored in blocks.
+    """Rewrite a program for inputs in interleaved storage.
 
-    What replaces such an input in the next call is stored as it is; every other result
-    is as written.
+    The output that replaces such an input in the next call is stored as the input is;
+    every other output is in logical order.
 
     Args:
       closed: a closed jaxpr.
-      program: imported from it.
-      choice: see `rhino_jax.ir.blocks.as_text`.
+      program: the program imported from it.
+      choice: interleaved dims of inputs; see `rhino_jax.ir.blocks.as_text`.
     Returns:
       A closed jaxpr of arguments, constants and results of the same shapes.
     """
@@ -85,18 +85,18 @@ def in_blocks(closed: Any, program: Program, choice: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedEmitter:
-    """Runs the equations of a program's regions.
+    """Emitter of a program's equations on interleaved values.
 
     Attributes:
-      ops: of the program.
-      marks: the dims that are in blocks.
+      ops: the program, and how its ops order dims.
+      marks: the interleaved dims.
     """
 
     ops: DimOrders
     marks: Marks
 
     def dims(self, value: int) -> list[tuple[int, InterleavedOrder]]:
-        """The dims of a value that are in blocks."""
+        """Return the dims of a value that are interleaved, and how."""
         found = []
         for d in range(self.ops.program.values[value].rank):
             blocks = self.marks.get(DimRef(value, d))
@@ -110,7 +110,13 @@ class InterleavedEmitter:
         have: Sequence[tuple[int, InterleavedOrder]],
         want: Sequence[tuple[int, InterleavedOrder]],
     ) -> Any:
-        """An array with its dims stored in another way."""
+        """Convert an array from one storage order to another.
+
+        Args:
+          x: the array.
+          have: its interleaved dims, and how.
+          want: the interleaved dims of the result, and how.
+        """
         x = all_written(x, [each for each in have if each not in want])
         return all_stored(x, [each for each in want if each not in have])
 
@@ -122,13 +128,14 @@ class InterleavedEmitter:
         args: Sequence[Any],
         consts: Mapping[Any, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Run all equations of a jaxpr; its results.
+        """Run all equations of a jaxpr and return its outputs.
 
         Args:
-          region, jaxpr: the same.
-          env: variable → array, filled by this.
-          args: its arguments.
-          consts: variables that are constants, as written.
+          region: the region of the program.
+          jaxpr: the open jaxpr that the region was imported from.
+          env: variable → array; filled by this.
+          args: arrays of its inputs.
+          consts: variables of its constants → arrays in logical order.
         """
         env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -147,7 +154,7 @@ class InterleavedEmitter:
         return list(map(read, jaxpr.outvars, region.outputs))
 
     def op(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        """Run one equation: on dims in blocks where it can, else as written."""
+        """Run one equation: on interleaved dims where it can, else in logical order."""
         asks = handled(self.ops, op, self.marks)
         arrays = []
         for i, (x, v) in enumerate(zip(operands, op.operands, strict=True)):
@@ -163,7 +170,7 @@ class InterleavedEmitter:
         return results
 
     def bound(self, op: Op, eqn: Any, arrays: Sequence[Any]) -> list[Any]:
-        """An equation, on what it takes."""
+        """Bind an equation to operands that are interleaved as it requires."""
         if op.call is not None:
             bodies = [
                 self.body(region, jaxpr)
@@ -184,7 +191,7 @@ class InterleavedEmitter:
         return bind_eqn(eqn, arrays, eqn.params)
 
     def body(self, region: Region, jaxpr: Any) -> Any:
-        """The jaxpr of a region, as it is or traced anew."""
+        """Return the jaxpr of a region, retraced if a value in it is interleaved."""
         if not self.changes(region):
             return jaxpr
         inner = open_jaxpr(jaxpr)
@@ -195,7 +202,7 @@ class InterleavedEmitter:
         return like_jaxpr(jaxpr, new, gained)
 
     def changes(self, region: Region) -> bool:
-        """Whether anything inside of a region is in blocks."""
+        """Whether any value inside of a region is interleaved."""
         for op_id in region.ops:
             op = self.ops.program.ops[op_id]
             if any(map(self.dims, (*op.operands, *op.results))):

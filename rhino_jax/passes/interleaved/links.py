@@ -1,8 +1,8 @@
-"""Which dims of an op are one and the same index range, in whatever order it is.
+"""Dims of an op that are one index range, whose order the op does not depend on.
 
-Where every operand has the elements of such a range in another order, all the same one,
-the op gives its results in that order too and does nothing else differently: a matmul
-along its free and contracted dims, a sum, elementwise ops.
+Where all operands have the elements of such a range in the same permuted order, the op
+computes its results in that order and is otherwise unchanged: a matmul along its free
+and contracted dims, a sum, elementwise ops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DimRef(NamedTuple):
 
     Attributes:
       value: value id.
-      dim: which of its dims.
+      dim: position of the dim.
     """
 
     value: int
@@ -30,13 +30,14 @@ class DimRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DimLink:
-    """Dims that hold the same range.
+    """Dims that hold the same index range.
 
     Attributes:
       places: the dims.
-      minor: of each, how many of its elements lie together for one of the range.
-      operands: (operand, dim) of the op among them.
-      results: (result, dim) likewise.
+      minor: for each dim, the number of its consecutive elements per index of the
+        range.
+      operands: (operand position, dim) of those dims that are the op's operands'.
+      results: (result position, dim) of those that are its results'.
     """
 
     places: tuple[DimRef, ...]
@@ -60,14 +61,15 @@ _FREE = frozenset(
         OpKind.UPDATE,
     }
 )
-"""Ops that know elements of a parallel dim by nothing but what they are. A generator
-knows their positions, a kernel may, and a convolution has groups of them."""
+"""Kinds of ops that depend only on the values of elements along a parallel dim.
+Generators depend on their positions, kernels may, and convolutions group them."""
 
 _SUMS = frozenset({OpKind.CONTRACTION, OpKind.REDUCTION})
+"""Kinds of ops that sum over dims."""
 
 
 def links(program: Program, op: Op) -> list[DimLink]:
-    """The ranges of an op that may come in any order."""
+    """Return the index ranges of an op whose order it does not depend on."""
     if op.call is not None:
         return list(_through(program, op))
     if op.rule is None or not op.is_known or op.manual is not None:
@@ -82,7 +84,11 @@ def links(program: Program, op: Op) -> list[DimLink]:
 
 
 def _of_factor(op: Op, rule: Rule, factor: int) -> DimLink | None:
-    """The dims that are made of a factor, if it is the major one of all of them."""
+    """Return the dims with a factor of an op, if it is the major factor of all of them.
+
+    Returns:
+      None where it is not, or the op depends on the factor's order.
+    """
     kind, reducer = rule.factors[factor].kind, rule.factors[factor].reducer
     is_summed = kind is FactorKind.REDUCE and op.traits.kind in _SUMS
     if not (kind is FactorKind.PARALLEL or (is_summed and reducer)):
@@ -109,7 +115,10 @@ def _of_factor(op: Op, rule: Rule, factor: int) -> DimLink | None:
 
 
 def _through(program: Program, op: Op) -> Iterator[DimLink]:
-    """Values that enter and leave regions are the same inside and outside."""
+    """Yield links of the values that enter and leave an op's regions.
+
+    A value is the same inside and outside, or one is the slices of the other.
+    """
     for operands, results, inside, is_stack in crossings(op):
         values = [op.operands[i] for i in operands] + [op.results[i] for i in results]
         rank = program.values[inside[0]].rank
@@ -125,12 +134,12 @@ def _through(program: Program, op: Op) -> Iterator[DimLink]:
 
 
 Crossing = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]
-"""Operands, results, values inside of regions, and whether these are slices of those
-outside."""
+"""(positions of operands, positions of results, ids of values inside of regions,
+whether the latter are slices of the former)."""
 
 
 def crossings(op: Op) -> Iterator[Crossing]:
-    """What enters and leaves the regions of an op."""
+    """Yield the values that enter and leave the regions of an op."""
     call = op.call
     assert call is not None
     if call.kind is RegionKind.CALL:

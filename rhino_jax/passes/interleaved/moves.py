@@ -1,8 +1,7 @@
-"""Ops that take a dim apart or put it together, on dims that are stored in blocks.
+"""Ops that split, join or reshape dims in interleaved storage.
 
-A slice, pad, split or concatenation at the bounds of parts is one of every block. A
-reshape of `(3 · h · k)` to `(3, h, k)` is one of every block, and puts the blocks into
-`h`.
+A slice, pad, split or concatenation at the bounds of parts is done in each block. A
+reshape of `(3 · h · k)` to `(3, h, k)` is one in each block, and interleaves `h`.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from rhino_jax.passes.interleaved.order import split_shape
 
 
 Marks = Mapping[DimRef, InterleavedOrder]
-"""Dims that are in blocks → how."""
+"""Interleaved dims → their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class DimMove:
-    """A dim and the parts of it that an op takes, or is given.
+    """A slice, pad, split or concatenation, which reads or writes parts of one dim.
 
     Attributes:
-      dim: the dim, of operands and results alike.
-      whole: the value that has the whole dim.
-      pieces: of every other one: value, and where in the dim it starts and stops.
-      is_split: whether the whole is read; else it is made.
+      dim: position of the dim, in operands and results alike.
+      whole: id of the value with the whole dim.
+      pieces: (value id, start, stop) of each other value: its range in the whole dim.
+      is_split: whether the op reads the whole dim; else it writes it.
     """
 
     dim: int
@@ -43,8 +42,14 @@ class DimMove:
 
 
 def move_of(op: Op, eqn: Any) -> DimMove | None:
-    """What an op moves along one dim, if that is all that it does there; of several
-    dims none."""
+    """Return the parts of one dim that an op reads or writes.
+
+    Args:
+      op: the op.
+      eqn: its equation.
+    Returns:
+      None where it is no slice, pad, split or concatenation, or one along several dims.
+    """
     name, params = op.name, eqn.params
     if name == "slice":
         return _slice(op, eqn)
@@ -63,6 +68,7 @@ def move_of(op: Op, eqn: Any) -> DimMove | None:
 def _following(
     values: Sequence[int], sizes: Sequence[int]
 ) -> tuple[tuple[int, int, int], ...]:
+    """Return (value id, start, stop) of adjacent parts."""
     sizes = [int(size) for size in sizes]
     stops = list(accumulate(sizes))
     return tuple(
@@ -98,8 +104,15 @@ def _pad(op: Op, eqn: Any) -> DimMove | None:
 def pieces_in_blocks(
     move: DimMove, marks: Marks
 ) -> dict[DimRef, InterleavedOrder] | None:
-    """How the pieces of a dim in blocks are stored; None where some piece is no whole
-    number of parts, or the dim is as written."""
+    """Return the interleaved order of the parts that an op reads or writes.
+
+    Args:
+      move: the op.
+      marks: interleaved dims.
+    Returns:
+      Orders of the values that have more than one part of the whole dim; None where
+      some value has a fraction of a part, or the dim is in logical order.
+    """
     blocks = marks.get(DimRef(move.whole, move.dim))
     if blocks is None:
         return None
@@ -114,7 +127,16 @@ def pieces_in_blocks(
 
 
 def run_move(eqn: Any, move: DimMove, count: int, arrays: Sequence[Any]) -> list[Any]:
-    """A slice, pad, split or concatenation, of every block."""
+    """Run a slice, pad, split or concatenation in each block.
+
+    Args:
+      eqn: its equation.
+      move: the parts that it reads or writes.
+      count: number of blocks.
+      arrays: its operands, in interleaved order.
+    Returns:
+      Its results, in interleaved order.
+    """
     d, name, params = move.dim, eqn.primitive.name, eqn.params
     shapes = [v.aval.shape for v in eqn.outvars]
     apart = [x.reshape(split_shape(x.shape, d, count)) if x.ndim else x for x in arrays]
@@ -138,12 +160,12 @@ def run_move(eqn: Any, move: DimMove, count: int, arrays: Sequence[Any]) -> list
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """A reshape that takes (parts, rest of each, …) out of a dim, or makes one of them.
+    """A reshape between an interleaved dim and dims (parts, rest of each part, …).
 
     Attributes:
-      dim: the dim that is in blocks.
-      parts, rest: the dims of the other shape.
-      is_split: whether the operand has the dim; else the result.
+      dim: position of the interleaved dim.
+      parts, rest: positions of the dims in the other shape.
+      is_split: whether the operand has the interleaved dim; else the result has.
     """
 
     dim: int
@@ -153,7 +175,11 @@ class Regroup:
 
 
 def regroup_of(op: Op, marks: Marks) -> Regroup | None:
-    """How a reshape takes apart, or makes, a dim that is in blocks."""
+    """Return how a reshape splits or merges an interleaved dim.
+
+    Returns:
+      None where the op is no such reshape.
+    """
     if op.name != "reshape" or op.rule is None or len(op.operands) != 1:
         return None
     sides = (op.operands[0], op.rule.operands[0]), (op.results[0], op.rule.results[0])
@@ -179,12 +205,19 @@ def regroup_of(op: Op, marks: Marks) -> Regroup | None:
 
 
 def run_regroup(eqn: Any, move: Regroup, count: int, x: Any) -> Any:
-    """A reshape, of every block."""
+    """Run a reshape in each block.
+
+    Args:
+      eqn: its equation.
+      move: the interleaved dim, and the dims that it is split into or merged from.
+      count: number of blocks.
+      x: its operand.
+    """
     (out,) = eqn.outvars
     shape = list(out.aval.shape if move.is_split else x.shape)
     a, b = move.parts, move.rest
-    # In blocks: (…, block, part, …, rest of a block, …); apart, blocks are major in
-    # the rest.
+    # Interleaved: (…, block, part, …, rest of a block, …); split, blocks are the major
+    # factor of the rest.
     in_blocks = [*shape[:a], count, *shape[a:b], shape[b] // count, *shape[b + 1 :]]
     if move.is_split:
         return jnp.moveaxis(x.reshape(in_blocks), a, b).reshape(shape)

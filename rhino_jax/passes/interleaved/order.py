@@ -1,4 +1,4 @@
-"""Arrays with a dim in blocks, and as it is written."""
+"""Convert arrays between logical and interleaved (block-cyclic) order of a dim."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rhino_jax.ir.blocks import InterleavedOrder
 
 
 def stored(x: Any, dim: int, blocks: InterleavedOrder) -> Any:
-    """An array as it is stored, of one as it is written; NumPy stays NumPy.
+    """Convert a dim from logical to interleaved order.
 
     Args:
-      x: array of any rank.
-      dim: which dim to reorder, of `blocks.size` elements.
-      blocks: how.
+      x: array of any rank, of JAX or NumPy.
+      dim: the dim to reorder, of `blocks.size` elements.
+      blocks: the interleaved order.
     Returns:
-      An array of the same shape.
+      An array of the same library and shape.
     """
     if _is_even(blocks):
         return _turned(x, dim, len(blocks.parts), blocks.count)
@@ -33,7 +33,7 @@ def stored(x: Any, dim: int, blocks: InterleavedOrder) -> Any:
 
 
 def written(x: Any, dim: int, blocks: InterleavedOrder) -> Any:
-    """The inverse of `stored`."""
+    """Convert a dim from interleaved to logical order: the inverse of `stored`."""
     if _is_even(blocks):
         return _turned(x, dim, blocks.count, len(blocks.parts))
     apart = x.reshape(split_shape(x.shape, dim, blocks.count))
@@ -46,39 +46,41 @@ def written(x: Any, dim: int, blocks: InterleavedOrder) -> Any:
 
 
 def all_stored(x: Any, dims: Iterable[tuple[int, InterleavedOrder]]) -> Any:
-    """An array with several dims as they are stored."""
+    """Convert several dims from logical to interleaved order."""
     for dim, blocks in dims:
         x = stored(x, dim, blocks)
     return x
 
 
 def all_written(x: Any, dims: Iterable[tuple[int, InterleavedOrder]]) -> Any:
-    """The inverse of `all_stored`."""
+    """Convert several dims from interleaved to logical order."""
     for dim, blocks in dims:
         x = written(x, dim, blocks)
     return x
 
 
 def split_shape(shape: Sequence[int], dim: int, count: int) -> tuple[int, ...]:
-    """A shape with a dim as (blocks, elements of each)."""
+    """Return a shape with one dim split into (blocks, elements of each)."""
     return (*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])
 
 
 def _is_even(blocks: InterleavedOrder) -> bool:
+    """Whether all parts have the same size."""
     return len(set(blocks.parts)) == 1
 
 
 def _turned(x: Any, dim: int, major: int, minor: int) -> Any:
-    """A dim of (major, minor, rest) as one of (minor, major, rest)."""
+    """Transpose a dim of (major, minor, rest) to (minor, major, rest)."""
     rest = x.shape[dim] // (major * minor)
     apart = x.reshape((*x.shape[:dim], major, minor, rest, *x.shape[dim + 1 :]))
     return _library(x).swapaxes(apart, dim, dim + 1).reshape(x.shape)
 
 
 def _library(x: Any) -> Any:
+    """Return the array library of an array: `jax.numpy` or NumPy."""
     return jnp if isinstance(x, jax.Array) else np
 
 
 def _cut(x: Any, dim: int, parts: Sequence[int]) -> list[Any]:
-    """The parts of a dim, each an array."""
+    """Split a dim into parts, each an array."""
     return list(_library(x).split(x, [*accumulate(parts)][:-1], dim))

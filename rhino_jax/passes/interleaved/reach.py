@@ -1,4 +1,4 @@
-"""All dims of a program that are in blocks where some of them are."""
+"""Propagate interleaved storage through a program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rhino_jax.passes.interleaved.moves import (
 
 @dataclass(frozen=True, eq=False)
 class DimOrders:
-    """A program with what its ops do to the order of dims.
+    """A program, and how its ops depend on the order of dims.
 
     Attributes:
       program: the program.
@@ -36,22 +36,23 @@ class DimOrders:
 
     @classmethod
     def of(cls, closed: Any, program: Program) -> DimOrders:
-        """Those of a closed jaxpr."""
+        """Build it from a closed jaxpr and the program imported from it."""
         return cls(program, dict(_equations(closed, program, program.body)))
 
     def links(self, op: Op) -> list[DimLink]:
-        """See `links.links`."""
+        """Return the index ranges of an op that may be reordered; see `links.links`."""
         if op.id not in self._links:
             self._links[op.id] = links(self.program, op)
         return self._links[op.id]
 
     def move(self, op: Op) -> DimMove | None:
-        """See `moves.move_of`."""
+        """Return the parts of a dim that an op reads or writes; see `moves.move_of`."""
         return move_of(op, self.eqns[op.id]) if op.call is None else None
 
     @cached_property
     def at(self) -> Mapping[int, list[Op]]:
-        """Value → the ops that make, read or pass it on."""
+        """Value id → ops that compute it, read it, or pass it into or out of
+        regions."""
         found: dict[int, list[Op]] = defaultdict(list)
         for op in self.program.ops:
             values = {*op.operands, *op.results}
@@ -65,6 +66,7 @@ class DimOrders:
 def _equations(
     jaxpr: Any, program: Program, region: Region
 ) -> Iterator[tuple[int, Any]]:
+    """Yield (op id, equation) of a region, recursively."""
     for op, eqn in ops_and_equations(program, region, jaxpr):
         yield op.id, eqn
         if op.call is not None:
@@ -74,12 +76,13 @@ def _equations(
 
 
 def reach(ops: DimOrders, seeds: Marks) -> dict[DimRef, InterleavedOrder] | None:
-    """Every dim that is in blocks where the seeds are, as far as ops go on in any
-    order; None where one and the same dim would be in blocks of two kinds.
+    """Return all dims that are interleaved where the seeds are.
 
     Args:
-      ops: of the program.
-      seeds: dims that are in blocks.
+      ops: the program, and how its ops depend on the order of dims.
+      seeds: interleaved dims to start from.
+    Returns:
+      Interleaved dims → their order; None where one dim would have two orders.
     """
     marks: dict[DimRef, InterleavedOrder] = {}
     queue: list[DimRef] = []
@@ -113,8 +116,11 @@ def reach(ops: DimOrders, seeds: Marks) -> dict[DimRef, InterleavedOrder] | None
 
 
 def major_of(link: DimLink, marks: Marks) -> InterleavedOrder | None:
-    """The blocks of the range that linked dims hold; None where none is in blocks, or
-    blocks would divide what lies together."""
+    """Return the interleaved order of the index range that linked dims hold.
+
+    Returns:
+      None where no dim is interleaved, or blocks would divide an index's elements.
+    """
     for place, minor in zip(link.places, link.minor, strict=True):
         if place in marks:
             return marks[place].scaled(over=minor)
@@ -123,10 +129,10 @@ def major_of(link: DimLink, marks: Marks) -> InterleavedOrder | None:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """The dims of an op that it takes, and gives, in blocks.
+    """Dims that an op can read and write in interleaved order.
 
     Attributes:
-      operands, results: (which, dim).
+      operands, results: (position of the operand or result, dim).
     """
 
     operands: frozenset[tuple[int, int]]
@@ -134,7 +140,10 @@ class Handled:
 
 
 def handled(ops: DimOrders, op: Op, marks: Marks) -> Handled:
-    """What need not be as it is written, of an op."""
+    """Return the dims that an op can read and write in interleaved order.
+
+    It needs all other dims in logical order.
+    """
     operands: set[tuple[int, int]] = set()
     results: set[tuple[int, int]] = set()
     for link in ops.links(op):

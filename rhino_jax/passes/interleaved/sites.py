@@ -1,4 +1,4 @@
-"""Which inputs of a program are of use in blocks: weights that are split into parts."""
+"""Inputs worth interleaving: fused weights that the program splits into parts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from rhino_jax.passes.interleaved.reach import DimOrders, reach
 
 
 MAX_PARTS = 8
-"""Fused weights have few parts: queries, keys and values, a gate and what it gates. A
-dim that is split into more is one of repeated things (layers, heads)."""
+"""Maximum number of parts of a fused weight, as queries, keys and values, or a gate and
+the gated values. A dim that is split into more stands for repeated objects (layers,
+heads)."""
 
 
 def split_inputs(closed: Any, program: Program, count: int) -> Stored:
-    """The inputs, and dims of them, that are split into parts, in so many blocks.
+    """Return the dims of inputs that are split into parts, in interleaved order.
 
-    Of a program that gives its state back, state alone.
+    If the program returns updated state, only state is interleaved.
 
     Args:
       closed: a closed jaxpr.
-      program: imported from it.
-      count: how many blocks; parts that cannot be divided so are left as written.
+      program: the program imported from it.
+      count: number of blocks; dims with a part that it does not divide are left in
+        logical order.
     """
     ops = DimOrders.of(closed, program)
     slots = {e.value: i for i, e in enumerate(program.inputs) if not e.is_const}
@@ -54,7 +56,7 @@ def split_inputs(closed: Any, program: Program, count: int) -> Stored:
 
 
 def _split_dims(ops: DimOrders) -> Iterator[tuple[DimRef, tuple[int, ...]]]:
-    """Dims that are read in parts, and their parts."""
+    """Yield dims that are read in parts, and sizes of the parts."""
     bounds: dict[DimRef, set[int]] = defaultdict(set)
     for op in ops.program.ops:
         move = ops.move(op)
@@ -70,7 +72,7 @@ def _split_dims(ops: DimOrders) -> Iterator[tuple[DimRef, tuple[int, ...]]]:
 
 
 def _taken_apart(ops: DimOrders, op: Op) -> Iterator[tuple[DimRef, tuple[int, ...]]]:
-    """The dims that a reshape takes apart into parts, one of which is then read."""
+    """Yield dims that a reshape splits into parts, if ops then read single parts."""
     if op.name != "reshape" or op.rule is None or len(op.operands) != 1:
         return
     (layout,), (made,) = op.rule.operands, op.rule.results
@@ -86,7 +88,7 @@ def _taken_apart(ops: DimOrders, op: Op) -> Iterator[tuple[DimRef, tuple[int, ..
 
 
 def _is_read_in_parts(ops: DimOrders, place: DimRef) -> bool:
-    """Whether an op that reads a dim, through transposes, takes some of it."""
+    """Whether an op reads only some elements of a dim, possibly after transposes."""
     for op in ops.at[place.value]:
         if op.rule is None or op.operands[:1] != (place.value,):
             continue
