@@ -1,4 +1,4 @@
-"""Where in a plan's arguments the arrays of a pytree belong."""
+"""Match the arrays of a pytree to a plan's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rhino_jax.plan.plan import Leaf, PlanData
 
 
 Kind = Callable[[tuple[int, ...], str], Any]
-"""What of an array's shape and type must be equal."""
+"""Function of shape and dtype whose value must be equal for two arrays to match."""
 
 
 def as_planned(shape: tuple[int, ...], dtype: str) -> Any:
@@ -30,12 +30,12 @@ def of_equal_rank(shape: tuple[int, ...], dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSubtree:
-    """Arrays of a pytree, seen from one of its nodes.
+    """Arrays of a pytree, relative to one of its nodes.
 
     Attributes:
-      name: the key that leads there, if it has one.
-      numbers: which arrays of the whole pytree they are.
-      arrays: the same, with paths from the node on.
+      name: the key of the node, if it has one.
+      numbers: positions of its arrays in the whole pytree.
+      arrays: these arrays, with paths relative to the node.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ArgumentSubtree:
     arrays: tuple[ArrayLeaf, ...]
 
     def children(self) -> Iterator[ArgumentSubtree]:
-        """Parts one key further down, in order."""
+        """Yield the child subtrees, in order."""
         found: dict[str, list[int]] = {}
         for i, array in enumerate(self.arrays):
             found.setdefault(array.path[0], []).append(i)
@@ -62,20 +62,20 @@ def leaves_for(
     kind: Kind = as_planned,
     shape_of: Callable[[Leaf], tuple[int, ...]] = lambda leaf: leaf.shape,
 ) -> list[Leaf]:
-    """The plan's leaf for each array of a pytree.
+    """Return the plan's leaf for each array of a pytree.
 
     The pytree is the tuple of arguments (or of the first of them), one argument, a part
     of one, or a tuple, list or dict of such; names of a dict's keys decide where
-    structure leaves a choice.
+    structure is ambiguous.
 
     Args:
-      plan: whose arguments they belong to.
-      leaves: of the pytree, from `split_result`.
-      what: the call, for messages.
-      kind: what must be equal beside the tree paths.
+      plan: the plan to whose arguments the arrays belong.
+      leaves: leaves of the pytree, from `split_result`.
+      what: name of the calling API, for messages.
+      kind: property that must be equal, in addition to the tree paths.
       shape_of: the shape in which a leaf of the plan is given.
     Raises:
-      RhinoError: an array belongs nowhere, or to several places that differ.
+      RhinoError: an array matches no argument, or several with different specs.
     """
     known = arguments_of(plan)
     finder = _SubtreeFinder(
@@ -101,7 +101,7 @@ def leaves_for(
 
 
 def _type_name(dtype: Any) -> str:
-    """As JAX takes it: float64 of NumPy is float32, unless x64 is enabled."""
+    """Return JAX's canonical dtype name: float64 is float32, unless x64 is enabled."""
     found = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
     return str(found)
 
@@ -112,11 +112,11 @@ def _is_sequence(tree: Any) -> bool:
 
 
 _Misfits = list[tuple[ArrayLeaf, Leaf]]
-"""Arrays, and what was planned where each of them would be."""
+"""Arrays, and the planned leaf at the place of each."""
 
 
 def _distance(given: ArrayLeaf, planned: Leaf) -> tuple[float, ...] | None:
-    """How far a shape is from a planned one; None of another rank or type."""
+    """Return a shape's distance from a planned one; None if rank or dtype differ."""
     kind: Any = given.kind
     shape, dtype = kind
     is_near = isinstance(shape, tuple) and len(shape) == len(planned.shape)
@@ -134,7 +134,7 @@ class _SubtreeFinder:
     arrays: Sequence[ArrayLeaf]
 
     def find(self, whole: ArgumentSubtree, *, is_sequence: bool) -> dict[int, int]:
-        """Numbers of arrays → numbers of known leaves."""
+        """Return positions of arrays → positions of known leaves."""
         if is_sequence:
             for placed in (self._in_order(whole), self._as_pair(whole)):
                 if placed is not None:
@@ -143,7 +143,7 @@ class _SubtreeFinder:
         return self._found(whole, is_root=True)
 
     def _refuse_misfits(self, whole: ArgumentSubtree) -> None:
-        """Refuse all arguments in order, where paths are right and an array is not."""
+        """Refuse a full argument list whose paths match and whose arrays do not."""
         places = [(str(i), *keys_of(leaf.path)[1:]) for i, leaf in self._numbered()]
         if {*places} == {a.path for a in whole.arrays}:
             there = dict(zip(places, range(len(self.known)), strict=True))
@@ -155,7 +155,7 @@ class _SubtreeFinder:
                 yield i, self.known[k]
 
     def _in_order(self, whole: ArgumentSubtree) -> dict[int, int] | None:
-        """As the arguments from the first on."""
+        """Match the arrays as the plan's arguments from the first on, or None."""
         arguments = self._arguments()
         found: dict[int, int] = {}
         for part in whole.children():
@@ -170,7 +170,7 @@ class _SubtreeFinder:
         return found
 
     def _as_pair(self, whole: ArgumentSubtree) -> dict[int, int] | None:
-        """As (args, kwargs)."""
+        """Match the arrays as a pair (args, kwargs), or return None."""
         place: dict[int, tuple[str, ...]] = dict.fromkeys(range(len(self.arrays)), ())
         for i, members in enumerate(self._arguments()):
             place.update(dict.fromkeys(members, ("0", str(i))))
@@ -183,7 +183,7 @@ class _SubtreeFinder:
         return {n: there[a] for n, a in zip(whole.numbers, whole.arrays, strict=True)}
 
     def _arguments(self) -> list[list[int]]:
-        """Numbers of known leaves, by argument; those without arrays are empty."""
+        """Return the positions of each argument's known leaves, possibly none."""
         args, _ = self.plan.in_tree.children()
         count = len(args.children())
         ends: list[int] = []
@@ -215,8 +215,10 @@ class _SubtreeFinder:
         return found
 
     def _nearest(self, part: ArgumentSubtree) -> list[_Misfits]:
-        """The places with the paths of a part, where the fewest arrays differ; of an
-        array by itself, those whose shape is nearest."""
+        """Return the places with a part's paths where the fewest arrays differ.
+
+        For an array by itself, the leaves with the nearest shape.
+        """
         first = part.arrays[0].path
         depth, paths = len(first), {a.path for a in part.arrays}
         ranked: list[tuple[Any, _Misfits]] = []
@@ -245,9 +247,10 @@ class _SubtreeFinder:
         return [(a, self.known[k]) for a, k in pairs if a.kind != self.arrays[k].kind]
 
     def _misfit(self, places: Sequence[_Misfits]) -> RhinoError:
-        """
+        """Return the error of arrays that differ from the planned ones.
+
         Args:
-          places: where the arrays may be meant to be, each with those that differ.
+          places: candidate places of the arrays, each with those that differ.
         """
         given, planned = places[0][0]
         shape, dtype = planned.shape, planned.dtype

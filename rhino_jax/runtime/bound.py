@@ -40,12 +40,13 @@ class Bound(Generic[AnyPlan]):
     """A traced function and its plan, on one mesh.
 
     Attributes:
-      traced: the function, as its user wrote it.
-      running: the same with the passes done that the plan chose; what runs.
+      traced: the traced function, as its user wrote it.
+      running: the traced function after the plan's passes; this one runs.
       plan: its plan.
-      executable: what runs it.
-      storage: the order in which arrays are taken and given.
-      mesh: the mesh on which arguments are taken and results given, as the user
+      executable: runs the program.
+      storage: storage order of arguments and results.
+      mesh: the mesh of arguments and results, as the user made it: results have its
+        axis types.
         made it: results have its axis types.
     """
 
@@ -57,8 +58,8 @@ class Bound(Generic[AnyPlan]):
         self.storage = Storage.of(traced.program, plan)
         self.in_shardings = self.executable.in_shardings[:count]
         self.const_shardings = self.executable.in_shardings[count:]
-        # What each argument was when it last came as it should. Comparing identities,
-        # of all arguments in one go, is what makes a call cheap.
+        # Class, aval and sharding of each argument when it was last placed as planned.
+        # Comparing identities, of all arguments at once, makes a call cheap.
         self._seen: list[list[Any]] = [[None] * count for _ in _IDENTITY]
         self._donations = Donations(
             traced.name, traced.arguments.array_paths, traced.donated
@@ -69,7 +70,7 @@ class Bound(Generic[AnyPlan]):
         self._out_only_arrays = not traced.result.statics
         owned = frozenset() if traced.written is None else traced.written.owned
         self._owned = [i for i in owned if traced.donated[i]]
-        # Tasks of several stages look after processes themselves.
+        # Tasks of several stages coordinate processes themselves.
         processes = () if plan.has_tasks else processes_of_mesh(mesh)
         prefix = f"rhino_jax/run/{plan.fingerprint}"
         self._running = processes and Running(
@@ -77,8 +78,10 @@ class Bound(Generic[AnyPlan]):
         )
 
     def with_types(self, signature: Signature) -> Bound[AnyPlan]:
-        """Return a copy, with what was compiled, for a signature that differs in weak
-        types alone (`frontend.weak_types`)."""
+        """Return a copy, with its compiled programs, for other weak types.
+
+        See `frontend.weak_types`; the signatures may differ in nothing else.
+        """
         found = copy.copy(self)
         found.traced = replace(self.traced, signature=signature)
         found.executable = self.executable.for_types(self.abstract_arrays())
@@ -87,7 +90,7 @@ class Bound(Generic[AnyPlan]):
 
     @cached_property
     def consts(self) -> list[Any]:
-        """The captured arrays, placed once as planned; without references.
+        """Captured arrays without references, placed once as planned.
 
         Copies: the user may donate or delete the originals.
         """
@@ -101,7 +104,7 @@ class Bound(Generic[AnyPlan]):
             )
 
     def held(self) -> list[Any]:
-        """What captured references hold by now, where the plan wants it."""
+        """Return the current values of captured references, in the plan's shardings."""
         captured = self.traced.captured
         if not captured:
             return []
@@ -115,7 +118,7 @@ class Bound(Generic[AnyPlan]):
         return held
 
     def read(self, args: Any, kwargs: Any) -> Arguments | None:
-        """The arrays of a call, or None if it is another signature."""
+        """Return the arrays of a call, or None if it is of another signature."""
         if self.traced.written is None:
             leaves, tree = jax.tree.flatten((args, kwargs))
             return self.match(leaves, tree)
@@ -130,7 +133,7 @@ class Bound(Generic[AnyPlan]):
         return arguments
 
     def match(self, leaves: Sequence[Any], tree: Any) -> Arguments | None:
-        """The arrays among the leaves of a call, or None if it is another signature."""
+        """Return the arrays among a call's leaves, or None for another signature."""
         arguments = self.traced.arguments
         if tree != arguments.tree:
             return None
@@ -168,7 +171,7 @@ class Bound(Generic[AnyPlan]):
         return Arguments(arrays, to_move)
 
     def place(self, arguments: Arguments) -> list[Any]:
-        """The arrays where the plan wants them; the user's own are not touched."""
+        """Return the arrays in the plan's shardings; the user's own do not change."""
         arrays, to_move = arguments.arrays, arguments.to_move
         if arguments.lifted is not None:
             arrays = unshared(arrays, self._owned)
@@ -185,8 +188,10 @@ class Bound(Generic[AnyPlan]):
         return [*arrays, *self.consts, *self.held()]
 
     def _place_numbers(self, arrays: list[Any], to_move: Sequence[int]) -> None:
-        """Put arrays in the place of Python's numbers, of the type that they come back
-        with; the same array as long as the number is the same."""
+        """Replace Python numbers by arrays, of the dtype that they come back with.
+
+        The array is reused as long as the number is the same.
+        """
         for i in to_move:
             x = arrays[i]
             if not is_python_scalar(x):
@@ -199,7 +204,7 @@ class Bound(Generic[AnyPlan]):
             arrays[i] = array
 
     def run(self, arguments: Arguments, compiled: Any = None) -> Any:
-        """Run on arrays; give the result back as the function would."""
+        """Run on arrays; return the result as the function would."""
         if not self._running:
             return self._run(arguments, compiled)
         with self._running.step_of_one_program():
@@ -209,7 +214,7 @@ class Bound(Generic[AnyPlan]):
         if not self.executable.is_runnable:
             raise not_runnable(self.plan, self.mesh)
         self.storage.check(arguments.arrays)
-        # One program looks for itself, before it takes any array's memory.
+        # One SPMD program checks this itself, before it consumes any buffer.
         if arguments.to_move or self.plan.pipeline is not None:
             self._donations.check_alive(arguments.arrays)
         if arguments.lifted is None:
@@ -234,13 +239,13 @@ class Bound(Generic[AnyPlan]):
         self.traced.captured.check(lifted.references, self.traced.name)
 
     def write_captured(self, outs: Sequence[Any]) -> list[Any]:
-        """Write back to captured references; gives the results of the function."""
+        """Write back to captured references; returns the results of the function."""
         own, after = self.traced.captured.split(outs)
         self.traced.captured.write(after)
         return own
 
     def finish(self, lifted: Lifted, arrays: Sequence[Any], outs: Sequence[Any]) -> Any:
-        """Write back to the user's objects, and give the result."""
+        """Write back to the user's objects, and return the result."""
         written = self.traced.written
         assert written is not None
         count = len(self.traced.result.positions)
@@ -250,10 +255,11 @@ class Bound(Generic[AnyPlan]):
     def _delete_donated(
         self, arguments: Arguments, placed: Sequence[Any], outs: Sequence[Any]
     ) -> None:
-        """Free the originals of donated arrays that had to be moved.
+        """Delete the originals of donated arrays that had to be moved.
 
-        Only now: had anything failed before, the user would still have them. Not of
-        what comes back as it is: a moved array may share the original's memory.
+        Only after the run: had anything failed before, the user would still have them.
+        Not those that are returned unchanged: a moved array may share the original's
+        buffer.
         """
         returned = set(map(id, outs))
         for i in arguments.to_move:
@@ -281,7 +287,7 @@ class Bound(Generic[AnyPlan]):
         return self.result(outs)
 
     def result(self, outs: Sequence[Any]) -> Any:
-        """The function's result of its flat arrays; nothing is written back."""
+        """Unflatten the function's result from its flat arrays; writes nothing back."""
         written = self.traced.written
         if written is not None:
             count = len(self.traced.result.positions)
@@ -293,7 +299,7 @@ class Bound(Generic[AnyPlan]):
         return self.traced.result.unflatten(outs)
 
     def abstract_arrays(self) -> list[jax.ShapeDtypeStruct]:
-        """Types and shardings of arguments and constants."""
+        """Return types and shardings of arguments and constants."""
         types = [
             *self.traced.signature.arrays,
             *(array_type(c) for c in self.traced.consts),
@@ -307,7 +313,7 @@ class Bound(Generic[AnyPlan]):
 
 
 def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:
-    """Whether every array is of the class, type and sharding that was seen."""
+    """Whether every array has the class, type and sharding that was seen before."""
     try:
         return all(
             all(map(operator.is_, map(get, arrays), column))
@@ -318,11 +324,11 @@ def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:
 
 
 class Arguments:
-    """The arrays of one call, and which of them are not where the plan wants them.
+    """The arrays of one call, and which of them are not in the plan's shardings.
 
     Attributes:
       arrays: in the program's order.
-      to_move: positions of those that are elsewhere.
+      to_move: positions of the arrays that have to be moved.
       lifted: the objects among the arguments that are written back to, if any.
     """
 

@@ -1,4 +1,4 @@
-"""Specs as sharding constraints on a mesh whose axes are all Auto."""
+"""Apply specs as sharding constraints on a mesh whose axes are all Auto."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from rhino_jax.ir.spec import Spec, format_spec, is_even, shards_per_dim
 
 
 def auto_twin(mesh: Any) -> Any:
-    """A mesh with the same devices and names whose axes are all Auto; inside of
-    `shard_map`, those of it stay Manual."""
+    """Return a mesh of the same devices and names with Explicit axes made Auto.
+
+    Inside of `shard_map`, its Manual axes stay Manual.
+    """
     if all(kind is not AxisType.Explicit for kind in mesh.axis_types):
         return mesh
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
@@ -28,11 +30,11 @@ def auto_twin(mesh: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Turns specs into shardings and places them on values.
+    """Turns specs into shardings and constrains values to them.
 
     Attributes:
       mesh: the mesh.
-      lowering: as of `Decisions`.
+      lowering: the lowering policy of `Decisions`.
     """
 
     mesh: Any
@@ -42,8 +44,10 @@ class Constraints:
     )
 
     def sharding(self, spec: Spec, shape: Sequence[int]) -> NamedSharding:
-        """The sharding that `spec` is; dims of fewer elements than pieces are left
-        open."""
+        """Return the sharding of a spec.
+
+        Dims with fewer elements than shards are left unconstrained.
+        """
         key = (spec, tuple(shape))
         found = self._known.get(key)
         if found is None:
@@ -53,13 +57,13 @@ class Constraints:
         return found
 
     def place(self, x: Any, spec: Spec | None) -> Any:
-        """`x`, constrained to `spec`; as it is where there is nothing to say."""
+        """Constrain `x` to `spec`; `x` itself where there is nothing to constrain."""
         if spec is None or not can_constrain(x) or len(spec) != x.ndim:
             return x
         return jax.lax.with_sharding_constraint(x, self.sharding(spec, x.shape))
 
     def travel(self, x: Any, held: Spec | None, wanted: Spec | None) -> Any:
-        """`x`, taken from one spec to another one collective at a time."""
+        """Reshard `x` from one spec to another, one collective at a time."""
         if wanted is None or held is None or len(held) != len(wanted):
             return self.place(x, wanted)
         if not can_constrain(x) or len(wanted) != x.ndim:
@@ -73,16 +77,21 @@ class Constraints:
 def stops(
     held: Spec, wanted: Spec, sizes: tuple[int, ...], lowering: LoweringPolicy
 ) -> tuple[Spec, ...]:
-    """The specs that a value is annotated with on its way from one to another, which
-    is the last; of one that stays the one."""
+    """Return the specs that a value is annotated with along a reshard.
+
+    The last one is `wanted`; without waypoints, or where nothing changes, it is the
+    only one.
+    """
     if not lowering.annotates_waypoints:
         return (wanted,)
     return reshard_route(held, wanted, sizes, lowering)
 
 
 def partition_spec(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:
-    """The spec as JAX writes it; UNCONSTRAINED where there are more pieces than
-    elements."""
+    """Return the `PartitionSpec` of a spec.
+
+    UNCONSTRAINED in dims with more shards than elements.
+    """
     names, sizes = mesh.axis_names, mesh.axis_sizes
     parts: list[Any] = []
     for dim, size, shards in zip(spec, shape, shards_per_dim(spec, sizes), strict=True):
@@ -99,7 +108,7 @@ def partition_spec(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec
 
 
 def can_constrain(x: Any) -> bool:
-    """Whether a value is an array with dims (no scalar, reference or token)."""
+    """Whether a value is an array with dims (not a scalar, reference or token)."""
     aval = jax.typeof(x)
     if not isinstance(aval, jax.core.ShapedArray) or not aval.shape:
         return False
@@ -107,7 +116,7 @@ def can_constrain(x: Any) -> bool:
 
 
 def explicit_part(sharding: NamedSharding) -> NamedSharding:
-    """The sharding as types have it, where only Explicit axes count."""
+    """Return the sharding restricted to Explicit axes, as in array types."""
     mesh = sharding.mesh
     explicit = {
         name
@@ -123,10 +132,10 @@ def explicit_part(sharding: NamedSharding) -> NamedSharding:
 
 
 def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:
-    """Refuse a spec that cuts an argument or result unevenly.
+    """Refuse a spec that shards an argument or result unevenly.
 
     Raises:
-      PlanFileError: some dim is not divided.
+      PlanFileError: a dim is not divisible by its mesh axes.
     """
     if len(spec) == len(shape) and is_even(spec, shape, mesh.axis_sizes):
         return

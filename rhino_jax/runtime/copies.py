@@ -1,4 +1,4 @@
-"""Copies of arrays that are donated, or kept, while the user holds them, too."""
+"""Copy arrays that are donated or captured while the user holds references to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def _count_of_one_holder() -> int:
-    """What `sys.getrefcount` says of an array in our list and in one other place."""
+    """Return `sys.getrefcount` of an array in our list and in one other place."""
     holder = [object()]
     return next(map(sys.getrefcount, list(holder)))
 
@@ -17,14 +17,14 @@ _HELD_ONCE = _count_of_one_holder()
 
 
 def unshared(arrays: list[Any], owned: Sequence[int]) -> list[Any]:
-    """Copies in place of donated arrays that the user holds elsewhere, too.
+    """Return arrays with copies of the donated ones that the user holds elsewhere, too.
 
-    What an object held before is of no use to it, so it is donated unasked; but it may
-    be in a snapshot, or in a moving average that began as a copy.
+    An object's previous array is of no use to it, so it is donated without a request;
+    but the user may have it in a snapshot, or in a moving average that began as a copy.
 
     Args:
-      arrays: the arrays of a call; of those below, nothing but this list and the user's
-        objects may hold any.
+      arrays: the arrays of a call; only this list and the user's objects may hold
+        references to those at `owned`.
       owned: positions of the donated arrays that objects hold.
     """
     counts = list(map(sys.getrefcount, arrays))
@@ -38,8 +38,8 @@ def unshared(arrays: list[Any], owned: Sequence[int]) -> list[Any]:
 
 
 def copied(x: Any) -> Any:
-    """A copy in memory of its own; a Python scalar as it is.
+    """Return a copy in a buffer of its own; a Python scalar as it is.
 
-    `device_put` shares memory, whatever it is told, if it moves an array.
+    `device_put` may share the buffer, whatever its options, where it moves an array.
     """
     return x.copy() if hasattr(x, "copy") else x

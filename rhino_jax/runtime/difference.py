@@ -1,4 +1,4 @@
-"""What is told of a function that is planned again."""
+"""Explain to the user why a function is planned again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rhino_jax.plan.plan import PlanData
 
 
 def kept_text(before: PlanData, plan: PlanData) -> str:
-    """Whether mesh and state stay where they were, in a sentence."""
+    """Return a sentence that says whether mesh and state stay where they were."""
     if plan.mesh_axes != before.mesh_axes:
         return "Nothing fits on the mesh as it was: state moves to another."
     old = {(leaf.path, leaf.shape): leaf.spec for leaf in before.inputs}
@@ -22,7 +22,7 @@ def kept_text(before: PlanData, plan: PlanData) -> str:
 
 
 def difference(before: Traced, call: Call) -> str | None:
-    """The first thing in which a call differs from one that was traced.
+    """Return the first difference between a call and an earlier traced one.
 
     None where only static values or the mesh differ, which the user knows.
     """
@@ -35,7 +35,7 @@ def difference(before: Traced, call: Call) -> str | None:
     if now.tree != before.signature.tree:
         is_mode = call.lifted is not None and now.arrays == before.signature.arrays
         if is_mode and call.leaves.paths == before.arguments.paths:
-            return None  # an object is in another mode, as in training and evaluation
+            return None  # an object changed mode, as from training to evaluation
         return "the structure of the arguments is another"
     for path, x, was in zip(
         call.leaves.array_paths,

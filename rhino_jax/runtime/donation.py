@@ -1,7 +1,7 @@
-"""Arrays that are donated twice, or were before, found before anything runs.
+"""Detect arrays that are donated twice, or were donated before, before anything runs.
 
 XLA refuses such a call without naming the arguments, and on several devices of the CPU
-backend it ends the process (jaxlib 0.10.2).
+backend it aborts the process (jaxlib 0.10.2).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rhino_jax.errors import TraceError
 
 
 class Donations:
-    """The donated arguments of one function, call after call.
+    """Checks the donated arguments of one function, call after call.
 
-    What the last call returned shares no memory, so only arrays from elsewhere have
-    their memory looked at: that takes microseconds each.
+    Results of the last call share no buffers, so only the buffers of other arrays are
+    compared: that takes microseconds each.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class Donations:
 
         Args:
           arrays: the arguments.
-          to_move: those that are copied to other devices before the call.
+          to_move: positions of those that are copied to other devices before the call.
         Raises:
-          TraceError: names both arguments.
+          TraceError: an array is given twice; the error names both arguments.
         """
         if not self._positions:
             return
@@ -47,10 +47,10 @@ class Donations:
             self._refuse_twice(arrays, places)
 
     def check_alive(self, arrays: Sequence[Any]) -> None:
-        """Refuse arrays that have no memory any more.
+        """Refuse deleted arrays.
 
         Raises:
-          TraceError: names the first of them.
+          TraceError: an array is deleted; the error names the first one.
         """
         gone = [
             path
@@ -71,7 +71,7 @@ class Donations:
             )
 
     def made(self, outs: Sequence[Any]) -> None:
-        """What a call returned."""
+        """Register the results of a call."""
         if self._positions:
             self._made = frozenset(map(id, outs))
 
@@ -107,11 +107,11 @@ def _is_on_devices(x: Any) -> bool:
 
 
 def _memory(x: Any) -> Any:
-    """Where an array's first shard lies; None where that cannot be told."""
+    """Return device and buffer address of an array's first shard; None if unknown."""
     if not _is_on_devices(x) or not x.nbytes:
         return None
     try:
         shard = x.addressable_data(0)
         return next(iter(shard.devices())), shard.unsafe_buffer_pointer()
-    except Exception:  # no shard in this process, or a backend that does not say
+    except Exception:  # no shard in this process, or an unsupporting backend
         return None

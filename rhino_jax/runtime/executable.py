@@ -1,4 +1,4 @@
-"""What is run of a plan: of flat arrays, wherever and in however many pieces."""
+"""The interface of executables: run a plan on flat arrays, as one program or many."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rhino_jax.runtime.tasks.executable import TaskExecutable
 class Executable(Protocol):
     """Runs a program as its plan says.
 
-    Arrays are flat: the arguments', then captured constants; results likewise, then
-    what is written back.
+    Arrays are flat: the arguments, then captured constants; the results, then values
+    that are written back.
 
     Attributes:
-      in_shardings: where each array is taken.
-      out_shardings: where each result is given.
-      is_runnable: whether its devices are here.
+      in_shardings: sharding of each input.
+      out_shardings: sharding of each result.
+      is_runnable: whether its devices are present.
     """
 
     in_shardings: Sequence[NamedSharding]
@@ -33,16 +33,16 @@ class Executable(Protocol):
     def is_runnable(self) -> bool: ...
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
-        """Run on arrays that are where they are taken; what is donated is consumed.
+        """Run on arrays in `in_shardings`; donated ones are consumed.
 
         Args:
-          arrays: concrete ones.
-          compiled: what `lower` was compiled to; None: compile where needed.
+          arrays: concrete arrays.
+          compiled: the compiled result of `lower`; None: compile where needed.
         """
         ...
 
     def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Executable:
-        """Return a copy, with what was compiled, for other weak types.
+        """Return a copy, with its compiled programs, for other weak types.
 
         Args:
           shapes: types of the arrays that it was compiled for.
@@ -54,16 +54,16 @@ class Executable(Protocol):
         ...
 
     def trace(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Traced:
-        """Trace what `run` compiles."""
+        """Trace the program that `run` compiles."""
         ...
 
     def lower(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
-        """Lower what `run` compiles, also where there are no devices."""
+        """Lower the program that `run` compiles, also for an abstract mesh."""
         ...
 
 
 def executable_of(traced: Traced, plan: PlanData, mesh: Any) -> Executable:
-    """What runs a plan of a traced function on a mesh."""
+    """Return the executable of a plan of a traced function on a mesh."""
     if plan.has_tasks:
         return TaskExecutable(traced, plan, mesh)
     return SpmdExecutable(traced, plan, mesh)

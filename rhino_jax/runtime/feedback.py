@@ -1,8 +1,8 @@
-"""Results that come back as arguments: a tie that nothing but the calls shows.
+"""Detect results that come back as arguments: state that only the calls reveal.
 
 `y = f(x, w); y = f(y, w)` replaces `x` by the result, though nothing is donated and no
 name says so (see `rhino_jax.frontend.state`). The first call that has to move such an
-array tells; the function is then planned again with the two tied.
+array reveals it; the function is then planned again with the two tied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rhino_jax.plan.plan import AnyPlan
 
 
 class Feedback:
-    """What the last call gave, as far as it could come back."""
+    """The results of the last call that could come back as arguments."""
 
     def __init__(self, traced: Traced) -> None:
         program = traced.program
@@ -38,18 +38,23 @@ class Feedback:
         self._given: list[tuple[int, weakref.ref[Any]]] = []
 
     def gave(self, outs: Sequence[Any]) -> None:
-        """Remember the results of a call; they may die meanwhile."""
+        """Remember the results of a call, by weak references."""
         if self._candidates:
             self._given = [(k, weakref.ref(outs[k])) for k in self._candidates]
 
     def ignore(self) -> None:
-        """From now on nothing is remembered."""
+        """Stop remembering results."""
         self._candidates, self._given = [], []
 
     def came_back(
         self, arrays: Sequence[Any], to_move: Sequence[int]
     ) -> dict[int, int]:
-        """Results of the last call → which of the arguments that must move they are."""
+        """Return result → argument, for results of the last call that are to move.
+
+        Args:
+          arrays: the arguments of this call.
+          to_move: positions of the arguments that have to be moved.
+        """
         found: dict[int, int] = {}
         for i in to_move:
             if i in self._tied:
@@ -61,18 +66,18 @@ class Feedback:
 
 
 def _type_of(program: Any, value: int) -> tuple[tuple[int, ...], str] | None:
-    """Shape and type; None of a scalar, which no device has a part of."""
+    """Return shape and dtype of a value; None for a scalar, which is never sharded."""
     found = program.values[value]
     return (found.shape, found.dtype) if found.rank else None
 
 
 def tied(traced: Traced, ties: dict[int, int]) -> Traced:
-    """The same trace, in which more results replace arguments."""
+    """Return the trace with further results tied to the arguments that they replace."""
     return replace(traced, program=with_ties(traced.program, ties), remade={})
 
 
 def without(plan: AnyPlan, arguments: set[int]) -> AnyPlan:
-    """The plan as if it had no such arguments: their layout is not kept."""
+    """Return the plan without some arguments, so that their layout is not preserved."""
     known = arguments_of(plan)
     left = [i for i in range(len(known)) if i not in arguments]
     return replace(

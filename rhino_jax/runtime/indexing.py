@@ -1,4 +1,4 @@
-"""Index ops at the edges of sharded dims, where XLA's partitioner errs."""
+"""Rewrite index ops at the edges of sharded dims, where XLA's partitioner errs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def with_clamped_starts(
     Args:
       op: the op.
       operands: its operands: an array, the update, and the starts.
-      specs: how operands, then results, are held; None where the compiler decides.
+      specs: specs of operands, then results; None where the compiler decides.
     Returns:
-      The operands; the same where the op is no such update.
+      The operands; unchanged where the op is no such update.
     """
     if op.name != UPDATE_SLICE or op.rule is None:
         return list(operands)
@@ -56,20 +56,19 @@ def concatenated(
     sizes: Sequence[int],
     place: Callable[[Any, Spec | None], Any],
 ) -> Any | None:
-    """Return a concatenation, or a rotation, along a sharded dim; None where it can run
-    as it is.
+    """Return a concatenation or rotation along a sharded dim; None to leave it to XLA.
 
-    XLA's partitioner takes the dim apart by all-to-alls (CPU, v5e:2x4 and 8 H100, jax
-    0.10.2), but for rotations of shards of one size. Padded to the whole result,
+    XLA's partitioner reshards the dim by all-to-alls (CPU, v5e:2x4 and 8 H100, jax
+    0.10.2), except for rotations with shards of equal size. Padded to the whole result,
     operands are shifted by collective-permutes of their borders, and every element is
     selected from the operand that has it.
 
     Args:
       op: the op.
       operands: its operands.
-      params: of its equation.
-      specs: how operands, then the result, are held; None where the compiler decides.
-      sizes: of the mesh's axes.
+      params: parameters of its equation.
+      specs: specs of operands, then of the result; None where the compiler decides.
+      sizes: sizes of the mesh axes.
       place: constrains an array to a spec.
     """
     spec = specs[-1] if specs else None
@@ -101,7 +100,7 @@ def concatenated(
 
 
 def _clamped(start: Any, most: int) -> Any:
-    """Return a start within 0 and `most`, in its own integer type."""
+    """Return a start clamped to [0, `most`], in its own integer dtype."""
     start = jnp.asarray(start)
     limit = min(most, int(jnp.iinfo(start.dtype).max))
     low, high = (jnp.asarray(x, start.dtype) for x in (0, limit))

@@ -1,8 +1,8 @@
-"""A traced function, run again with the plan's constraints in it.
+"""Evaluate a traced function with the plan's sharding constraints in it.
 
-The walk is the importer's: `region.ops[i]` is `jaxpr.eqns[i]`, so every equation
-finds its op, and every op its specs. Names and source lines of the equations stay,
-so the compiled program still points at the user's code.
+The walk is the importer's: `region.ops[i]` is `jaxpr.eqns[i]`, so every equation finds
+its op, and every op its specs. Names and source lines of the equations stay, so the
+compiled program still points at the user's code.
 """
 
 from __future__ import annotations
@@ -39,19 +39,23 @@ from rhino_jax.runtime.on_shards.parts import run_each_part
 
 
 Copies = dict[tuple[int, Spec], tuple[Any, Any]]
-"""What several ops of a region read: (id of an array, spec) → the array, its copy."""
+"""Resharded operands that several ops of a region share.
+
+(id of an array, spec) → (the array, its copy); the array keeps its id from being
+reused.
+"""
 
 
 def constrained(
     closed_jaxpr: Any, program: Program, decisions: Decisions, mesh: Any
 ) -> Callable[..., list[Any]]:
-    """The function of a jaxpr, with constraints where `decisions` has specs.
+    """Return the function of a jaxpr, with sharding constraints by `decisions`.
 
     Args:
-      closed_jaxpr: what `program` was imported from.
+      closed_jaxpr: the jaxpr that `program` was imported from.
       program: the program.
-      decisions: specs of its values.
-      mesh: the mesh; axes that are not Auto are taken as Auto.
+      decisions: specs of the program's values.
+      mesh: the mesh; Explicit axes are taken as Auto.
     Returns:
       A function of the program's inputs (arguments, then captured constants), flat,
       to the list of its results.
@@ -81,13 +85,14 @@ def constrained_call(
     mesh: Any,
     position: int,
 ) -> Callable[..., list[Any]]:
-    """One equation of a jaxpr, with constraints where `decisions` has specs.
+    """Return the function of one equation of a jaxpr, with constraints by `decisions`.
 
     Args:
-      closed_jaxpr, program, decisions, mesh: as of `constrained`.
-      position: of the equation.
+      closed_jaxpr, program, decisions, mesh: as for `constrained`.
+      position: position of the equation in the jaxpr.
     Returns:
-      A function of the arrays that it reads (literals apart), as they are held.
+      A function of the arrays that the equation reads (without literals), in the specs
+      of `decisions.values`.
     """
     walk = _Interpretation(
         program, decisions, Constraints(auto_twin(mesh), decisions.lowering)
@@ -110,7 +115,7 @@ def constrained_call(
 
 @dataclass(frozen=True, slots=True)
 class _Interpretation:
-    """The walk over program and jaxpr together."""
+    """The evaluation of program and jaxpr in lockstep."""
 
     program: Program
     decisions: Decisions
@@ -119,7 +124,7 @@ class _Interpretation:
     def region(
         self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
     ) -> list[Any]:
-        """Run all equations of a jaxpr; its results."""
+        """Run all equations of a jaxpr and return its results."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         copies: Copies = {}
@@ -134,7 +139,7 @@ class _Interpretation:
         return [read(v) for v in jaxpr.outvars]
 
     def op(self, op: Op, eqn: Any, args: Sequence[Any], copies: Copies) -> list[Any]:
-        """Run one equation, its operands and results placed."""
+        """Run one equation, with constraints on its operands and results."""
         operands = [self.operand(x, op, i, copies) for i, x in enumerate(args)]
         on_shards = run_on_shards(
             eqn, held_specs(op, self.decisions), operands, self.mesh.mesh
@@ -175,7 +180,7 @@ class _Interpretation:
         ]
 
     def parts(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
-        """Run one equation on shards; None where it is to run as it is."""
+        """Run one equation on shards; None where XLA is to partition it."""
         decisions = self.decisions
         route = decisions.waypoints.get(op.results[0], ()) if op.results else ()
         found = run_each_part(
@@ -189,7 +194,7 @@ class _Interpretation:
         ]
 
     def operand(self, x: Any, op: Op, position: int, copies: Copies) -> Any:
-        """An operand, taken to the spec in which an op reads it."""
+        """Reshard an operand to the spec in which an op reads it."""
         held = self.decisions.values.get(op.operands[position])
         for spec in self.decisions.through.get((op.id, position), ()):
             key = id(x), spec
@@ -200,15 +205,17 @@ class _Interpretation:
         return self.mesh.travel(x, held, wanted)
 
     def made(self, x: Any, value: int, whole: Spec | None) -> Any:
-        """A result, taken to the spec in which it is held."""
+        """Reshard a result to the spec of its value."""
         for waypoint in self.decisions.waypoints.get(value, ()):
             x = self.mesh.place(x, waypoint)
         held = self.decisions.values.get(value)
         return self.mesh.travel(self.mesh.place(x, whole), whole, held)
 
     def reading_whole(self, op: Op) -> list[Spec | None]:
-        """For operands that come cut along a dim that the op needs whole, the spec
-        with that dim uncut."""
+        """Return the specs that replicate the WHOLE dims of an op's operands.
+
+        None for operands that are not sharded along such a dim.
+        """
         if op.rule is None:
             return [None] * len(op.operands)
         specs, values = self.decisions.operands, self.decisions.values
@@ -221,8 +228,11 @@ class _Interpretation:
         ]
 
     def making_whole(self, op: Op) -> list[Spec | None]:
-        """Likewise for results: XLA fails to compile some ops (a pad between
-        elements) when it is asked to cut them there, so they are cut afterwards."""
+        """Return the specs that replicate the WHOLE dims of an op's results.
+
+        XLA fails to compile some ops (a pad between elements) with results sharded
+        along such dims, so they are resharded afterwards.
+        """
         if op.rule is None:
             return [None] * len(op.results)
         sizes = self.mesh.mesh.axis_sizes
@@ -232,7 +242,7 @@ class _Interpretation:
         ]
 
     def regions(self, op: Op, jaxprs: Sequence[Any]) -> list[Any]:
-        """The sub-jaxprs of an op, with constraints in them."""
+        """Return the sub-jaxprs of an op, with constraints in them."""
         assert op.call is not None
         return [
             rebuild_jaxpr(self.body(op, i, jaxpr), jaxpr)
@@ -240,7 +250,7 @@ class _Interpretation:
         ]
 
     def body(self, op: Op, position: int, jaxpr: Any) -> Callable[..., list[Any]]:
-        """One region of an op as a function of its inputs."""
+        """Return one region of an op as a function of its inputs."""
         assert op.call is not None
         region = op.call.regions[position]
         inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
@@ -264,10 +274,10 @@ class _Interpretation:
         held: Sequence[Spec | None],
         wanted: Sequence[Spec | None],
     ) -> list[Any]:
-        """Results of a jaxpr, taken to the specs in which they leave it.
+        """Reshard the results of a jaxpr to the specs in which they leave it.
 
-        Each on the line of the equation that made it: what moves data there is read
-        out of the compiled program as that line's.
+        Each on the line of the equation that defined it: collectives of the reshard are
+        read out of the compiled program as that line's.
         """
         makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         placed = []
@@ -278,10 +288,10 @@ class _Interpretation:
         return placed
 
     def entering(self, op: Op, region: Region) -> list[Spec | None]:
-        """How values are held when they enter a region.
+        """Return the specs of values when they enter a region; None: not annotated.
 
         A loop's body is compiled on its own, so they are annotated again inside; so are
-        those of a branch. Calls are inlined and see what their operands say.
+        those of a branch. Calls are inlined and take the shardings of their operands.
         """
         assert op.call is not None
         if op.call.kind is RegionKind.CALL:
@@ -296,11 +306,10 @@ class _Interpretation:
         ]
 
     def leaving(self, op: Op, position: int) -> list[Spec | None]:
-        """In which specs values must leave a region, where that is not how they are
-        held.
+        """Return the specs to which values are resharded when they leave a region.
 
-        A loop's carries leave as they enter, and all branches leave alike: XLA
-        refuses a conditional whose branches do not.
+        None where they have that spec already. A loop's carries leave as they enter,
+        and all branches leave alike: XLA refuses a conditional whose branches do not.
         """
         assert op.call is not None
         region, values = op.call.regions[position], self.decisions.values
@@ -317,7 +326,7 @@ class _Interpretation:
         return specs
 
     def leaving_branches(self, op: Op) -> list[Spec | None]:
-        """One spec for each result: its own, or else what any branch says."""
+        """Return one spec per result: its own, or else that of any branch."""
         assert op.call is not None
         values, annotated = self.decisions.values, self.decisions.region_outputs
         specs: list[Spec | None] = []
@@ -333,10 +342,10 @@ class _Interpretation:
 def uncut_whole(
     rule: Rule, layout: Layout, spec: Spec | None, sizes: Sequence[int]
 ) -> Spec | None:
-    """`spec` without cuts of whole dims; None where it has none.
+    """Return `spec` without the axes that shard WHOLE factors; None if there are none.
 
-    Of a dim that is (windows, what each holds) windows may be cut: whole is only what
-    is minor to them.
+    In a dim of (windows, elements of each) windows may be sharded: only what is minor
+    to them is whole.
     """
     if spec is None:
         return None
@@ -358,7 +367,7 @@ def _cuts_no_whole(
 
 
 def carried(op: Op, position: int) -> tuple[int, ...]:
-    """The inputs of a loop body that its first results become."""
+    """Return the inputs of a loop body that its first results become."""
     call = op.call
     assert call is not None
     inputs = call.regions[position].inputs

@@ -29,9 +29,9 @@ class Lowered:
     def compile(
         self, compiler_options: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> CompiledFunction:
-        """Compile; arguments as of `jax.stages.Lowered.compile`.
+        """Compile; arguments as for `jax.stages.Lowered.compile`.
 
-        For GPUs that are not here, what XLA needs to be told is added.
+        For compile-only GPUs, the XLA options that they need are added.
         """
         options = {**needed_options(self.bound.mesh), **(compiler_options or {})}
         compiled = self.lowered.compile(compiler_options=options or None, **kwargs)
@@ -56,7 +56,7 @@ class CompiledFunction:
         return self.bound.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run; static arguments are left out or None, as they were compiled in."""
+        """Run; static arguments are omitted or None, since they were compiled in."""
         arguments: Arguments | None = self.bound.read(args, kwargs)
         if arguments is None:
             tree = jax.tree.structure((args, kwargs))

@@ -1,4 +1,4 @@
-"""Meshes: as given, in context, or made of axis names and sizes."""
+"""Read meshes: as given, in context, or from axis names and sizes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rhino_jax.utils.keywords import brief, whole
 
 
 def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
-    """The mesh that the user means; None where rhino is to choose.
+    """Return the mesh that the user specifies; None where rhino chooses it.
 
     Args:
       mesh: a `Mesh`, an `AbstractMesh`, a mapping of axis name to size, or None.
     Raises:
-      MeshError: it is none of these, has a bad size, or has Manual axes.
+      MeshError: it is of another type, has a bad size, or has Manual axes.
     """
     if mesh is None:
         return None
@@ -57,7 +57,7 @@ def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
 
 
 def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | AbstractMesh:
-    """A mesh with Auto axes on the devices here, abstract where they are too few.
+    """Return a mesh with Auto axes of the present devices, abstract if these are few.
 
     Raises:
       MeshError: no axes, or a size that is no positive integer.
@@ -82,7 +82,7 @@ def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | Abstrac
 
 
 def devices_here(what: str) -> list[Any]:
-    """The devices of the default backend.
+    """Return the devices of the default backend.
 
     Raises:
       MeshError: there are none.
@@ -99,14 +99,14 @@ def devices_here(what: str) -> list[Any]:
 
 
 def axes_of_mesh(mesh: Any) -> tuple[tuple[str, int], ...]:
-    """(name, size) of the axes of a mesh, major first."""
+    """Return (name, size) of the axes of a mesh, major first."""
     return tuple(
         (str(n), int(s)) for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     )
 
 
 def not_runnable(plan: PlanData, mesh: Any) -> MeshError:
-    """The error of a call on a mesh that has no devices to run on."""
+    """Return the error of a call on a mesh that has no devices to run on."""
     needed = math.prod(size for _, size in plan.mesh_axes)
     have = len(jax.devices())
     axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
@@ -125,11 +125,11 @@ def check_devices_of(eqn: Any, where: str, mesh: Any) -> None:
     """Refuse a `shard_map` over devices other than those that are compiled for.
 
     Args:
-      eqn: its equation; the mesh of it is concrete where the user's is.
-      where: the user's line.
+      eqn: equation of the `shard_map`; its mesh is concrete where the user's is.
+      where: the user's source line.
       mesh: the mesh that the plan is applied to.
     Raises:
-      MeshError: it names other devices.
+      MeshError: its mesh has other devices.
     """
     own = eqn.params["mesh"]
     if not (isinstance(own, Mesh) and isinstance(mesh, Mesh)):

@@ -1,4 +1,4 @@
-"""State where a plan wants it: made there, moved there, or read there from a file."""
+"""Place state as the plan requires: initialized, moved or loaded into its shardings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rhino_jax.runtime.storage import (
 
 
 def abstract_args(plan: PlanData) -> Any:
-    """See `PlanData.abstract_args`."""
+    """Return the plan's arguments as shapes, sharded; see `PlanData.abstract_args`."""
     placed = with_some_mesh(plan, "`plan.abstract_args`")
     sharding = sharding_of(placed)
 
@@ -62,7 +62,7 @@ def _has_held(tree: Any) -> bool:
 
 
 def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
-    """See `PlanData.put`."""
+    """Move a pytree into the plan's shardings; see `PlanData.put`."""
     what = "`plan.put`"
     placed = _runnable(plan, what)
     every = _leaves(tree)
@@ -89,7 +89,7 @@ def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
     have = [
         dims_of(x) or (w if stored else ()) for x, w in zip(given, want, strict=True)
     ]
-    # What the host holds is put in order there; no device holds it twice.
+    # Arrays on the host are reordered there; no device holds them twice.
     on_host = [not isinstance(x, jax.Array) for x in given]
     given = [
         in_order(x, h, w) if host else x
@@ -104,7 +104,10 @@ def put(plan: PlanData, tree: Any, *, local: bool, stored: bool = False) -> Any:
 
 
 def _refuse_local(what: str, known: Sequence[Leaf], want: Sequence[Any]) -> None:
-    """Parts of an array as written have not all of what a device stores."""
+    """Refuse local shards of arrays in interleaved storage.
+
+    A process's rows in default order are not the rows that its devices store.
+    """
     for leaf, dims in zip(known, want, strict=True):
         if dims:
             raise RhinoError(
@@ -116,7 +119,7 @@ def _refuse_local(what: str, known: Sequence[Leaf], want: Sequence[Any]) -> None
 
 
 def as_written(plan: PlanData, tree: Any) -> Any:
-    """See `PlanData.as_written`."""
+    """Return a pytree in default storage order; see `PlanData.as_written`."""
     what = "`plan.as_written`"
     every = _leaves(tree)
     leaves, dims = every.without_scalars(), stored_arguments(plan)
@@ -131,14 +134,14 @@ def as_written(plan: PlanData, tree: Any) -> Any:
 
 
 def _leaves(tree: Any) -> Leaves:
-    """The leaves of a pytree, those of Flax NNX objects as a plan names them."""
+    """Return the leaves of a pytree, those of Flax NNX objects by the plan's names."""
     if nnx_graph.is_imported() and nnx_graph.has_objects(tree):
         tree = nnx_graph.split(tree, nnx_graph.new_references(), named=True)
     return split_result(tree)
 
 
 def _known_local(plan: PlanData, every: Leaves, what: str) -> list[Leaf]:
-    """The plan's leaf for each array, of which a process gives its own part."""
+    """Return the plan's leaf for each array, given as a process's local part."""
     sharding = sharding_of(plan)
     of_equal_shape = (
         lambda leaf: local_shape_here(sharding(leaf), leaf.shape),
@@ -153,12 +156,13 @@ def _known_local(plan: PlanData, every: Leaves, what: str) -> list[Leaf]:
 def _known(
     plan: PlanData, every: Leaves, what: str, *kinds: Callable[..., Any]
 ) -> list[Leaf]:
-    """The plan's leaf for each array. Python scalars, which go with any device, count
-    for the structure; they may also be no arguments at all.
+    """Return the plan's leaf for each array.
+
+    Python scalars, which go with any device, count for the structure; they may also be
+    no arguments at all.
 
     Args:
-      plan, every, what: as of `leaves_for`.
-      kinds: its `kind` and `shape_of`.
+      kinds: `kind` and `shape_of` of `leaves_for`.
     """
     left = every.without_scalars()
     if left.positions != every.positions:
@@ -175,7 +179,7 @@ def _known(
 
 
 def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:
-    """The pytree with these arrays; objects are new ones."""
+    """Return the pytree with these arrays; NNX objects are new ones."""
     tree = leaves.unflatten(arrays)
     if nnx_graph.is_imported():
         return nnx_graph.merge(tree, nnx_graph.new_objects())
@@ -183,11 +187,11 @@ def _rebuilt(leaves: Leaves, arrays: Sequence[Any]) -> Any:
 
 
 def _from_local(what: str, x: Any, leaf: Leaf, sharding: NamedSharding) -> jax.Array:
-    """A global array of what this process has of it."""
+    """Return a global array of this process's part of it."""
     wanted = local_shape_here(sharding, leaf.shape)
     shape = tuple(x.shape)
     if not across.here(sharding) and (0 in shape or shape == leaf.shape):
-        # All of it is in other processes, which have what counts.
+        # All of its shards are in other processes.
         return across.away(
             jax.ShapeDtypeStruct(leaf.shape, type_of(leaf.dtype)), sharding
         )
@@ -204,7 +208,7 @@ def _from_local(what: str, x: Any, leaf: Leaf, sharding: NamedSharding) -> jax.A
 
 
 def local_shape_here(sharding: NamedSharding, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what this process's devices hold of an array, taken together."""
+    """Return the shape of the union of this process's shards of an array."""
     places = sharding.addressable_devices_indices_map(tuple(shape)).values()
     return tuple(
         sum(b - a for a, b in {i[dim].indices(size)[:2] for i in places if i})
@@ -218,7 +222,7 @@ def init(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """See `PlanData.init`."""
+    """Run an init function into the plan's shardings; see `PlanData.init`."""
     what = "`plan.init`"
     check_callable(what, fn)
     placed = _runnable(plan, what)
@@ -228,7 +232,7 @@ def init(
             {name: _on_mesh(placed, x) for name, x in kwargs.items()},
         )
     )
-    # Sizes, configurations and functions are what they are; only arrays are traced.
+    # Sizes, configurations and functions are static; only arrays are traced.
     at = [i for i, x in enumerate(given) if hasattr(x, "shape") and hasattr(x, "dtype")]
     results: list[Leaves] = []
 
@@ -240,7 +244,7 @@ def init(
         results.append(_leaves(fn(*traced_args, **traced_kwargs)))
         return list(results[-1].arrays)
 
-    # An init function sees what it is given as it is written.
+    # An init function reads its arguments in default storage order.
     arrays = [in_order(given[i], dims_of(given[i]), ()) for i in at]
     shapes = jax.eval_shape(flat, arrays)
     known = leaves_for(placed, results[-1].with_arrays(shapes), what)
@@ -262,7 +266,7 @@ def _made_by_stages(
     arrays: Sequence[Any],
     known: Sequence[Leaf],
 ) -> list[Any]:
-    """The results of a function, each made on the devices of its stages alone."""
+    """Return a function's results, each computed on the devices of its stages alone."""
     to_sharding = sharding_of(plan)
     found: list[Any] = [None] * len(known)
     places = [(leaf.stage, leaf.num_stages) for leaf in known]
@@ -288,8 +292,11 @@ def _made_on(
     arrays: Sequence[Any],
     shardings: Sequence[NamedSharding],
 ) -> list[Any]:
-    """The results of a function on some of the devices, where only what it really
-    reads is moved: an optimizer's state is made of no more than shapes."""
+    """Return the results of a function on some of the devices.
+
+    Only arguments that are really read are moved: an optimizer's state depends on no
+    more than shapes.
+    """
     closed = without_dead_code(jax.make_jaxpr(run)(list(arrays)))
     if not across.here(shardings[0]):
         return [*map(across.away, closed.out_avals, shardings)]
@@ -300,7 +307,7 @@ def _made_on(
     given = across.placed([arrays[i] for i in at], [everywhere] * len(at))
 
     def made_of(given: Sequence[Any]) -> list[Any]:
-        # What is not read can be anything.
+        # Arguments that are not read can be anything.
         everything: list[Any] = [None] * len(closed.jaxpr.invars)
         for i, x in zip(at, given, strict=True):
             everything[i] = x
@@ -310,8 +317,11 @@ def _made_on(
 
 
 def _on_mesh(plan: PlanData, argument: Any) -> Any:
-    """An argument of the init function where the plan has it (`params` of
-    `optimizer.init`), or else whole on every device."""
+    """Place an argument of the init function on the plan's mesh.
+
+    In the plan's shardings where the plan has it (`params` of `optimizer.init`), or
+    else replicated.
+    """
     every = _leaves(argument)
     leaves = every.without_scalars()
     everywhere = set(plan.mesh.devices.flat)
@@ -331,14 +341,15 @@ def _on_mesh(plan: PlanData, argument: Any) -> Any:
 
 
 def with_some_mesh(plan: AnyPlan, what: str) -> AnyPlan:
-    """The plan on its mesh, or on one of the devices here, as `plan.jit` takes it."""
+    """Return the plan with its mesh, or one of the present devices, as `plan.jit`."""
     if plan.mesh is not None:
         return plan
     return with_mesh(plan, make_mesh(plan.mesh_axes, what))
 
 
 def _runnable(plan: PlanData, what: str) -> PlanData:
-    """
+    """Return the plan with a mesh of real devices.
+
     Raises:
       MeshError: there are too few devices.
     """
@@ -350,7 +361,7 @@ def _runnable(plan: PlanData, what: str) -> PlanData:
 
 
 def type_of(dtype: str) -> Any:
-    """The element type that a plan's leaf names, also of PRNG keys."""
+    """Return the dtype that a plan's leaf names, also of PRNG keys."""
     if not dtype.startswith("key<"):
         return jax.numpy.dtype(dtype)
     impl = impl_of(dtype)
@@ -358,6 +369,6 @@ def type_of(dtype: str) -> Any:
 
 
 def impl_of(dtype: str) -> str:
-    """JAX's name of the kind of PRNG keys of a dtype such as `key<fry>`."""
+    """Return JAX's name of the PRNG implementation of a dtype such as `key<fry>`."""
     kinds = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
     return kinds[dtype[4:-1]]

@@ -1,8 +1,8 @@
-"""The function that a user calls: plans once per signature, moves, runs.
+"""The function that a user calls: plans once per signature, moves arrays, runs.
 
-Called with arrays, it moves those that are not where the plan wants them and runs
-one compiled program. Called with tracers (inside `jit`, `grad` or `vmap`), it only
-places constraints.
+Called with arrays, it moves those that are not in the plan's shardings and runs one
+compiled program. Called with tracers (inside `jit`, `grad` or `vmap`), it only applies
+sharding constraints.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ from rhino_jax.runtime.processes.agree import agreed, attending, processes_of_me
 
 
 Planner = Callable[[Traced, Any, AnyPlan | None], AnyPlan]
-"""From a traced function, a mesh (None: choose one), and the function's last plan for
-another signature, if any, to a plan with a mesh."""
+"""Makes a plan with a mesh from a traced function.
+
+Its arguments: the traced function, a mesh (None: choose one), and the function's last
+plan for another signature, if any.
+"""
 
 
 class ShardedFunction(Generic[AnyPlan]):
@@ -48,8 +51,9 @@ class ShardedFunction(Generic[AnyPlan]):
     `__wrapped__`; and `plan` and `last_plan`.
 
     Attributes:
-      hardware: what the user named for it, which `like=` takes over; or None.
-      wishes: all that was asked for it, or None.
+      hardware: the hardware that the user specified for it, which `like=` takes over;
+        or None.
+      wishes: all options that the user requested for it, or None.
     """
 
     def __init__(
@@ -61,7 +65,16 @@ class ShardedFunction(Generic[AnyPlan]):
         *,
         plans: bool = True,
     ) -> None:
-        """`plans`: whether `planner` makes plans, and not only hands one out."""
+        """Wrap a function.
+
+        Args:
+          parameters: the function, with names, static and donated arguments.
+          planner: makes its plans.
+          mesh: the mesh that the user specified, or None.
+          what: name of the calling API, for messages.
+          plans: whether `planner` makes plans, and does not only return an existing
+            one.
+        """
         self._parameters, self._planner = parameters, planner
         self._mesh, self._what = mesh, what
         self._last: Bound[AnyPlan] | None = None
@@ -80,12 +93,12 @@ class ShardedFunction(Generic[AnyPlan]):
 
     @property
     def mesh(self) -> Any | None:
-        """The mesh that was given, or None."""
+        """The mesh that the user specified, or None."""
         return self._mesh
 
     @property
     def parameters(self) -> Parameters:
-        """How arguments are read: names, static and donated ones."""
+        """The function's parameters: names, static and donated ones."""
         return self._parameters
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +139,7 @@ class ShardedFunction(Generic[AnyPlan]):
         is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
         if is_traced or bound.traced.has_captured_tracers:
             return bound.run_staged(arrays, call.lifted)
-        # What else holds the arrays must not be taken for the user's.
+        # Our own references must not be taken for the user's: see `copies.unshared`.
         del call, arrays
         arguments = self._match(bound, args, kwargs)
         assert arguments is not None
@@ -167,8 +180,10 @@ class ShardedFunction(Generic[AnyPlan]):
     def _twin(
         self, key: tuple[Signature, Any], traced: Traced
     ) -> Bound[AnyPlan] | None:
-        """Find what was compiled for a signature that differs in weak types alone, if
-        this trace computes the same."""
+        """Find the bound of a signature that differs in weak types alone.
+
+        None unless this trace computes the same.
+        """
         signature, mesh = key
         for (other, its_mesh), bound in reversed(self._bounds.items()):
             if its_mesh == mesh and differ_in_weakness(signature, other):
@@ -179,10 +194,12 @@ class ShardedFunction(Generic[AnyPlan]):
     def _tie_what_came_back(
         self, bound: Bound[AnyPlan], arguments: Arguments
     ) -> Bound[AnyPlan]:
-        """The same, planned again where a result of the last call is an argument now
-        and would have to move."""
+        """Plan again with results of the last call tied to arguments, if any came back.
+
+        Returns `bound` itself where no result came back that would have to move.
+        """
         ties = bound.feedback.came_back(arguments.arrays, arguments.to_move)
-        # Planned again, arrays could be stored otherwise than those that there are.
+        # A new plan could store arrays in another order than the existing ones.
         if not ties or bound.storage.inputs:
             return bound
         key = next(k for k, b in self._bounds.items() if b is bound)
@@ -192,7 +209,7 @@ class ShardedFunction(Generic[AnyPlan]):
         try:
             with attending(mesh):
                 plan = self._planner(traced, bound.mesh, before)
-        except (PinError, InfeasiblePlanError):  # what the user asked for forbids it
+        except (PinError, InfeasiblePlanError):  # the user's options forbid it
             bound.feedback.ignore()
             return bound
         self._say_what_came_back(bound.traced, ties)
@@ -219,7 +236,7 @@ class ShardedFunction(Generic[AnyPlan]):
         )
 
     def _last_bound(self, mesh: Any) -> Bound[AnyPlan] | None:
-        """What was planned last for this mesh."""
+        """Return the bound that was planned last for this mesh, or None."""
         return next(
             (b for (_, m), b in reversed(self._bounds.items()) if m == mesh), None
         )
@@ -245,14 +262,14 @@ class ShardedFunction(Generic[AnyPlan]):
         )
 
     def plan(self, *args: Any, **kwargs: Any) -> AnyPlan:
-        """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s).
+        """Return the plan for these arguments (arrays or `jax.ShapeDtypeStruct`s).
 
         Allocates and runs nothing.
         """
         return self.bound(*args, **kwargs).plan
 
     def bound(self, *args: Any, **kwargs: Any) -> Bound[AnyPlan]:
-        """Traced and planned, for arrays or `jax.ShapeDtypeStruct`s."""
+        """Trace and plan for these arguments (arrays or `jax.ShapeDtypeStruct`s)."""
         return self._bind(split_call(self._parameters, args, kwargs, self._what))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -260,12 +277,12 @@ class ShardedFunction(Generic[AnyPlan]):
         return lower(self.bound(*args, **kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The sharded program as `jax.jit` traces it, over flat arrays."""
+        """Trace the sharded program with `jax.jit`, over flat arrays."""
         bound = self.bound(*args, **kwargs)
         return bound.executable.trace(bound.abstract_arrays())
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes, types and shardings of the result."""
+        """Return shapes, dtypes and shardings of the result."""
         bound = self.bound(*args, **kwargs)
         traced, shapes = bound.traced, bound.traced.out_shapes
         outs = [
@@ -275,7 +292,7 @@ class ShardedFunction(Generic[AnyPlan]):
         return bound.result(traced.captured.split(outs)[0])
 
     def clear_cache(self) -> None:
-        """Forget all traces, plans and compiled programs."""
+        """Clear all traces, plans and compiled programs."""
         self._last = None
         self._bounds.clear()
         self._plans.clear()
@@ -288,7 +305,7 @@ class ShardedFunction(Generic[AnyPlan]):
 
 
 class BoundMethod(Generic[AnyPlan]):
-    """What `instance.function` is; see `ShardedFunction.__get__`."""
+    """A sharded method bound to its instance; see `ShardedFunction.__get__`."""
 
     def __init__(self, function: ShardedFunction[AnyPlan], instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
@@ -314,7 +331,7 @@ class BoundMethod(Generic[AnyPlan]):
 
 
 def unbound(fn: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """A function and its arguments; of a method, its instance is the first."""
+    """Return a function and its arguments; of a method, its instance is the first."""
     if isinstance(fn, BoundMethod):
         return fn.__func__, (fn.__self__, *args)
     return fn, tuple(args)

@@ -1,4 +1,4 @@
-"""A plan of one stage as one SPMD program: the user's, with constraints in it."""
+"""Run a plan of one stage as one SPMD program with sharding constraints."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class SpmdExecutable:
     """Runs a program as one compiled SPMD program; see `runtime.executable.Executable`.
 
     Attributes:
-      traced: the function.
+      traced: the traced function.
       plan: its plan, of one stage.
-      mesh: the mesh on which arguments are taken and results given.
-      in_shardings: of arguments, then constants.
-      out_shardings: of results.
+      mesh: the mesh of arguments and results.
+      in_shardings: shardings of arguments, then constants.
+      out_shardings: shardings of results.
     """
 
     def __init__(self, traced: Traced, plan: PlanData, mesh: Any) -> None:
@@ -55,7 +55,7 @@ class SpmdExecutable:
         )
 
     def function(self) -> Any:
-        """The flat function of arguments and constants, with constraints in it."""
+        """Return the flat function of arguments and constants, with constraints."""
         if stages_in_one(self.plan.transforms) > 1:
             run = over_stages(self.traced, self.plan, auto_twin(self.mesh))
         else:
@@ -76,7 +76,7 @@ class SpmdExecutable:
 
     @cached_property
     def jitted(self) -> Any:
-        """For arrays: donates, and pins what comes out."""
+        """The jitted function for arrays: donates, and fixes the output shardings."""
         inputs = self.traced.program.inputs
         donated = [i for i, entry in enumerate(inputs) if entry.is_donated]
         return jax.jit(
@@ -91,21 +91,25 @@ class SpmdExecutable:
 
     @cached_property
     def _for_types(self) -> Any:
-        """The executable of `jitted` for these types: it takes weak and strong ones
-        alike, which `jitted` compiles apart."""
+        """The compiled function for these types.
+
+        It accepts weak and strong types alike, which `jitted` compiles separately.
+        """
         with self._in_mesh():
             return self.jitted.lower(*(self._types or ())).compile()
 
     @cached_property
     def _staged(self) -> Any:
-        """For tracers: constraints only."""
+        """The jitted function for tracers: with constraints only."""
         if stages_in_one(self.plan.transforms) > 1:
             return jax.jit(self._undifferentiated())
         return jax.jit(self.function())
 
     def _undifferentiated(self) -> Any:
-        """The function, which says itself that it has no derivative: JAX 0.10.2 fails
-        at that of a loop where some axes of a mesh are manual."""
+        """Return the function with a derivative rule that raises.
+
+        JAX 0.10.2 fails to differentiate a loop where some axes of a mesh are manual.
+        """
         run, name = jax.custom_jvp(self.function()), self.traced.name
 
         @run.defjvp
@@ -147,11 +151,11 @@ class SpmdExecutable:
         return self.jitted.lower(*shapes)
 
     def _in_mesh(self) -> AbstractContextManager[Any]:
-        """Put the mesh in context, unless the one that is there can stay."""
+        """Return a context with the mesh, or a null one where the current mesh fits."""
         return nullcontext() if self._fits_context() else jax.set_mesh(self.mesh)
 
     def _fits_context(self) -> bool:
-        """Whether the mesh in context, if any, can stand around this call."""
+        """Whether this call can run within the mesh in context, if any."""
         around = context_mesh()
         if around is None or around is self.mesh:
             return True
@@ -162,9 +166,9 @@ class SpmdExecutable:
     def _is_emulated(self) -> bool:
         """Whether several CPU devices share this process's threads.
 
-        XLA:CPU of jax 0.10.2 stops for good when runs overlap there: a device that
-        has begun the next run takes the thread that another needs to end this one.
-        So each run is waited for.
+        XLA:CPU of jax 0.10.2 deadlocks when runs overlap there: a device that has begun
+        the next run takes the thread that another needs to finish this one. So each run
+        is awaited.
         """
         devices = self.mesh.devices
         return devices.size > 1 and devices.flat[0].platform == "cpu"
@@ -177,12 +181,13 @@ class SpmdExecutable:
 
 
 def over_stages(traced: Traced, plan: PlanData, mesh: Any) -> Callable[..., list[Any]]:
-    """The function of arguments and constants whose stages are an axis of the mesh.
+    """Return the SPMD pipeline: a `shard_map` over the mesh's stage axis.
 
     Args:
-      traced: what one stage does (`passes.spmd_pipeline`).
-      plan: its plan; what is given by layers is cut over the axis in dim 0.
-      mesh: its axes are Auto; all but that of the stages are left to the compiler.
+      traced: the program of one stage (`passes.spmd_pipeline`).
+      plan: its plan; leaves that are stacked by layer are sharded over the axis in dim
+        0.
+      mesh: a mesh with Auto axes; all but the stage axis are left to the compiler.
     """
 
     def on_stage(*arrays: Any) -> list[Any]:

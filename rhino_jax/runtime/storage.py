@@ -1,8 +1,8 @@
-"""Which arrays are stored in blocks: what a plan asks for, and what is known of arrays.
+"""Track which arrays are in interleaved storage: as the plan requests, and as known.
 
-An array says nothing of the order of its elements, and one in the wrong order gives
-wrong numbers and no error. So every array that is stored in blocks is remembered for as
-long as it lives, whoever made it, and a call takes no other where its plan stores one.
+An array does not carry the order of its elements, and one in the wrong order gives
+wrong numbers and no error. So every array in interleaved storage is registered for as
+long as it lives, whoever made it, and a call accepts no other where its plan has one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rhino_jax.runtime.constraints import explicit_part
 
 
 Dims = tuple[tuple[int, InterleavedOrder], ...]
-"""The dims of an array that are in blocks, and how; empty: it is as written."""
+"""(dim, order) of an array's interleaved dims; empty: the default order."""
 
 _KNOWN: dict[int, tuple[weakref.ref[Any], Dims]] = {}
-"""Identity of an array → the array, and how it is stored."""
+"""id of an array → (weak reference to it, its interleaved dims)."""
 
 
 def remember(x: Any, dims: Dims) -> Any:
-    """Note how an array is stored; the same array."""
+    """Register the storage order of an array; returns the array."""
     if dims and isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         key = id(x)
         _KNOWN[key] = weakref.ref(x, lambda _: _KNOWN.pop(key, None)), dims
@@ -41,19 +41,19 @@ def remember(x: Any, dims: Dims) -> Any:
 
 
 def dims_of(x: Any) -> Dims:
-    """How an array is stored, as far as is known."""
+    """Return the registered storage order of an array; empty if there is none."""
     found = _KNOWN.get(id(x))
     return found[1] if found is not None and found[0]() is x else ()
 
 
 def stored_arguments(plan: PlanData) -> dict[str, Dims]:
-    """Tree path → how the argument is stored, of those that are in blocks."""
+    """Return tree path → storage order of the arguments in interleaved storage."""
     stored = stored_in_blocks(plan.transforms)
     return {plan.inputs[slot].path: dims for slot, dims in stored.items()}
 
 
 def in_order(x: Any, have: Dims, want: Dims) -> Any:
-    """An array in another order, where it lies; on the host if it lies there."""
+    """Return an array in another storage order, on the same devices or on the host."""
     if have == want:
         return x
     if not isinstance(x, jax.Array):
@@ -71,7 +71,7 @@ def in_order(x: Any, have: Dims, want: Dims) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _reorder(sharding: Any, have: Dims, want: Dims) -> Any:
-    """The compiled function of an array with this sharding."""
+    """Return the compiled reordering function for arrays of one sharding."""
 
     def run(x: Any) -> Any:
         return all_stored(all_written(x, have), want)
@@ -86,12 +86,12 @@ def _reorder(sharding: Any, have: Dims, want: Dims) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The order in which a program takes and gives its arrays.
+    """The storage order of a program's arguments and results.
 
     Attributes:
-      name: the program's.
-      paths: of its inputs.
-      inputs, outputs: position → how it is stored, of those that are in blocks.
+      name: name of the program.
+      paths: tree paths of its inputs.
+      inputs, outputs: position → storage order, of those in interleaved storage.
     """
 
     name: str
@@ -111,9 +111,10 @@ class Storage:
         return cls(program.name, paths, inputs, outputs)
 
     def check(self, arrays: Sequence[Any]) -> None:
-        """
+        """Refuse arguments that are not in the plan's storage order.
+
         Raises:
-          RhinoError: an argument is, as far as is known, stored otherwise.
+          RhinoError: an argument is, as far as is known, in another order.
         """
         if not self.inputs and not _KNOWN:
             return
@@ -123,10 +124,11 @@ class Storage:
                 raise other_order(f"`{self.name}`", self.paths[i], have, want)
 
     def check_no_trace(self) -> None:
-        """
+        """Refuse to be traced where arguments are in interleaved storage.
+
         Raises:
-          RhinoError: there are arguments in blocks: inside of `jit`, `grad` and `vmap`
-            nobody can tell how they are stored.
+          RhinoError: there are such arguments: inside of `jit`, `grad` and `vmap` their
+            storage order is unknown.
         """
         for i, dims in self.inputs.items():
             raise RhinoError(
@@ -138,30 +140,30 @@ class Storage:
             )
 
     def stored(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arguments as the program takes them."""
+        """Return arguments in the program's storage order."""
         return [
             in_order(x, dims_of(x), self.inputs.get(i, ()))
             for i, x in enumerate(arrays)
         ]
 
     def written(self, outs: Sequence[Any]) -> list[Any]:
-        """Results as they are written."""
+        """Return results in default order."""
         return [in_order(x, self.outputs.get(i, ()), ()) for i, x in enumerate(outs)]
 
     def gave(self, outs: Sequence[Any]) -> None:
-        """Remember how results are stored."""
+        """Register the storage order of results."""
         for i, dims in self.outputs.items():
             remember(outs[i], dims)
 
 
 def said(dims: Dims) -> str:
-    """How an array is stored, for people."""
+    """Return the text of a storage order, for messages."""
     each = [f"{blocks} along dim {dim}" for dim, blocks in dims]
     return " and ".join(each) or "the order that is written"
 
 
 def other_order(what: str, path: str, have: Dims, want: Dims) -> RhinoError:
-    """The error of an array that is, or may be, stored in another order."""
+    """Return the error of an array that is, or may be, in another storage order."""
     if want:
         fix = (
             "plan.put(tree) takes arrays as they are written, plan.init makes them;"

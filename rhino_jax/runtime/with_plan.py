@@ -1,4 +1,4 @@
-"""A function that runs as an existing plan says."""
+"""Run a function by an existing plan."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rhino_jax.runtime.sharded import ShardedFunction
 def jit_with_plan(
     fn: Callable[..., Any], plan: AnyPlan, **options: Any
 ) -> ShardedFunction[AnyPlan]:
-    """`fn` as a function that runs as an existing plan says.
+    """Return `fn` as a function that runs by an existing plan.
 
     Args:
       fn: the function that was planned, or one that `auto_shard` made.
-      plan: its plan; without a mesh, one is made of the devices here.
+      plan: its plan; without a mesh, one is made of the present devices.
       options: `donate_argnums`, `donate_argnames`, `static_argnums`,
         `static_argnames`, as in `jax.jit`.
     Raises:
@@ -44,7 +44,7 @@ def jit_with_plan(
 def sharded_by(
     parameters: Parameters, plan: AnyPlan, what: str
 ) -> ShardedFunction[AnyPlan]:
-    """The function of `parameters` as an existing plan says; see `jit_with_plan`."""
+    """Return the function of `parameters` under a plan; see `jit_with_plan`."""
     mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
 
     def planner(traced: Traced, mesh: Any, before: AnyPlan | None) -> AnyPlan:
@@ -58,7 +58,7 @@ def sharded_by(
 
 
 def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
-    """The plan with its mesh, and the function with its trees and source lines."""
+    """Return the plan on a mesh, with the function's trees and source lines."""
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree
     return replace(
