@@ -152,7 +152,7 @@ class FlatRegions:
 
     @functools.cached_property
     def top(self) -> FlatRegion:
-        """Ops of the whole program, flattened."""
+        """Flattened ops of the whole program."""
         return block_of(self.program, self.program.body, self._of_top)
 
     def of(self, op: Op, region: int = 0) -> FlatRegion:

@@ -1,4 +1,4 @@
-"""Which values of a micro-batch are sliced along the sequence, and where."""
+"""Analysis of a micro-batch: which values are sliced along the sequence, and where."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ from rhino_jax.passes.staged.apart import Apart
 
 @dataclass(slots=True)
 class SliceAnalysis:
-    """Attributes:
-    piece: the micro-batch.
-    length: of the sequence.
-    states: of every value, by its id in the program.
-    runs: of every equation how it is done slice by slice; None: once.
-    twins: value of the backward pass → the one of the forward pass that equals it.
-    known: equations that make what the forward pass left in full.
-    corners: masks by row and column; `masks`: as a whole.
+    """States of a micro-batch's values, and slicing of its equations.
+
+    Attributes:
+      piece: the micro-batch.
+      length: of the sequence, in tokens.
+      states: for every value, by its id in the program.
+      runs: for every equation how it runs slice by slice; None: once, on whole values.
+      twins: value of the backward pass → the equal value of the forward pass.
+      known: equations that recompute values that the forward pass produced in full.
+      corners: masks by row and column.
+      masks: bounds of whole masks.
     """
 
     piece: OpenedProgram
@@ -71,10 +74,10 @@ def analyse(apart: Apart, piece: OpenedProgram, length: int) -> SliceAnalysis:
 
     Args:
       apart: the step.
-      piece: its micro-batch.
-      length: of the sequence.
+      piece: its micro-batch, calls inlined.
+      length: of the sequence, in tokens.
     Raises:
-      TokenSliceError: a token needs later ones, or it cannot be shown that none does.
+      TokenSliceError: a token needs later ones, or it cannot be proved that none does.
     """
     if apart.early:
         raise refused.coupled(apart)
@@ -102,7 +105,7 @@ def analyse(apart: Apart, piece: OpenedProgram, length: int) -> SliceAnalysis:
 
 
 def _is_known(found: SliceAnalysis, op: Op) -> bool:
-    """Whether an op makes again what the forward pass left in full, of all slices."""
+    """Whether an op recomputes values that the forward pass produced of all slices."""
     twins = [found.states.get(found.twins.get(v, -1)) for v in op.results]
     return bool(twins) and all(
         isinstance(s, WholeSequence) and s.when is When.BACKWARD for s in twins
@@ -124,8 +127,10 @@ def _walk(
 
 
 _RAISING = frozenset({"exp", "exp2", "logistic", "max", "reduce_max", "tanh"})
-"""Ops whose results are not as low as one of their operands may be: `reduce_max` is
-done only on pairs of which every row has a column that is not."""
+"""Ops whose results are not as low as one of their operands may be.
+
+`reduce_max` runs only on pairs of which every row has a column that is not low.
+"""
 
 
 def _may_be_low(state: State) -> bool:
@@ -140,18 +145,18 @@ def _lowered(state: State) -> State:
 
 
 def settle(found: SliceAnalysis) -> None:
-    """Check what is known only at the end: which of pairs are the rows.
+    """Check what is known only at the end: which dim of pairs has the rows.
 
     Raises:
       TokenSliceError: the backward pass, which runs slices last to first, needs rows of
-        earlier ones; or pairs that are not masked leave the micro-batch.
+        earlier ones; or unmasked pairs are outputs of the micro-batch.
     """
     for i, run in enumerate(found.runs):
         if run is None or run.pair is None:
             continue
         op = found.piece.op(i)
         if run.pair.row is None:
-            run.pair.decide(0)  # nothing reads along either
+            run.pair.decide(0)  # nothing depends on which it is
         assert op.rule is not None
         for v, layout in zip(op.operands, op.rule.operands, strict=True):
             state = found.states[v]
@@ -174,7 +179,7 @@ def settle(found: SliceAnalysis) -> None:
 def _run(
     found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
 ) -> SlicedOp | Stuck | None:
-    """How an equation is done slice by slice; None where nothing of it is sliced."""
+    """Return how an equation runs slice by slice; None where no operand is sliced."""
     op, is_backward = found.piece.op(i), found.piece.is_backward[i]
     if all(isinstance(s, WholeSequence) for s in states):
         at = _meeting(op, states)
@@ -208,7 +213,7 @@ def _done(
 
 
 def _meeting(op: Op, states: Sequence[State]) -> At | None:
-    """Where data meet weights, and have the sequence: from there on it is cut."""
+    """Find where data meet weights along the sequence; slices begin there."""
     wholes = [s for s in states if isinstance(s, WholeSequence)]
     if op.rule is None or all(s.is_free for s in wholes):
         return None
@@ -231,7 +236,7 @@ def _meeting(op: Op, states: Sequence[State]) -> At | None:
 def _check_known(
     found: SliceAnalysis, op: Op, states: Sequence[State], is_backward: bool
 ) -> None:
-    """What every slice reads is known before the first one runs."""
+    """Refuse an op that reads in a slice what is known only after all slices."""
     before = When.BACKWARD if is_backward else When.FORWARD
     for state in states:
         if isinstance(state, WholeSequence) and state.when > before:
@@ -247,7 +252,7 @@ def _whole(
     result: int,
     stuck: Stuck | None,
 ) -> WholeSequence:
-    """A result of an op that is done once."""
+    """Return the state of a result of an op that runs once, on whole values."""
     known = [s if isinstance(s, WholeSequence) else None for s in states]
     when = max(
         (
@@ -271,8 +276,10 @@ def _whole(
 def _place(
     found: SliceAnalysis, op: Op, states: Sequence[State], result: int
 ) -> SequenceDim | None:
-    """Where a result that is made of data seems to have the sequence. (Wherever that
-    is, what is free is known in full: to cut it there is right.)"""
+    """Return the dim of a result of data alone that seems to be the sequence, or None.
+
+    Such a value is known in full, so that slicing it along any dim is correct.
+    """
     if op.rule is None:
         return None
     places = set[SequenceDim | None]()
@@ -292,17 +299,23 @@ def _place(
 
 
 _RESIZING = frozenset({"slice", "dynamic_slice", "concatenate", "pad", "gather"})
-"""Ops that may leave a dim as long as the sequence that was longer or shorter, as text
-of which all but the last token is read, and all but the first predicted."""
+"""Ops from a longer or shorter dim to one as long as the sequence.
+
+So is text of which all but the last token is read, and all but the first predicted.
+"""
 
 
 def fitting(
     apart: Apart, piece: OpenedProgram, lengths: Sequence[int]
 ) -> SliceAnalysis:
-    """The analysis for the first length of the sequence that fits.
+    """Return the analysis for the first length of the sequence that fits.
 
+    Args:
+      apart: the step.
+      piece: its micro-batch, calls inlined.
+      lengths: candidates, in tokens, likeliest first.
     Raises:
-      TokenSliceError: none does; of the likeliest, why.
+      TokenSliceError: none fits; with the reason for the likeliest.
     """
     errors: list[TokenSliceError] = []
     for length in lengths:

@@ -1,4 +1,4 @@
-"""Bounds of what an equation makes, from those of what it reads."""
+"""Interval analysis: bounds of an equation's results from those of its operands."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from rhino_jax.passes.sequence_slices.bounds import (
 
 
 MAX_ELEMENTS = 1 << 27
-"""Of bounds: a mask of 11,585 tokens squared, 128 MiB of booleans."""
+"""Largest number of elements of bounds.
+
+That is a mask of 11,585 tokens squared, 128 MiB of booleans.
+"""
 
 MAX_EVALUATED = 1 << 20
-"""Elements of what is computed rather than bounded."""
+"""Largest number of elements of arrays that are computed rather than bounded."""
 
 
 def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
-    """Of the result of an equation; None where nothing is known.
+    """Return the bounds of an equation's result; None where nothing is known.
 
     Args:
       eqn: the equation.
-      operands: of its operands.
+      operands: bounds of its operands.
     """
     if len(eqn.outvars) != 1:
         return None
@@ -54,11 +57,13 @@ def bounds_of(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
 
 @dataclass(slots=True)
 class Masks:
-    """Bounds that were found: those of equal equations on the same operands are the
-    same, so that the mask of every layer is looked at once (value numbering).
+    """Cache of bounds by value numbering.
+
+    Equal equations on the same operands have the same bounds, so that the mask of every
+    layer is analysed once.
 
     Attributes:
-      found: by what makes them.
+      found: (equation, operands) → bounds of its result.
     """
 
     found: dict[Any, Bounds | None] = field(default_factory=dict)
@@ -85,7 +90,7 @@ class Masks:
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether elements are booleans, whole numbers or floats."""
+    """Whether elements are booleans, integers or floats."""
     if not isinstance(dtype, np.dtype):
         return False
     return dtype.kind in "bui" or _is_float(dtype)
@@ -96,7 +101,7 @@ def _is_float(dtype: Any) -> bool:
 
 
 def _wide(x: Any) -> Any:
-    """As NumPy can compare it."""
+    """Convert an array to a type that NumPy compares."""
     return x.astype(np.float32) if "bfloat16" in str(x.dtype) else x
 
 
@@ -214,7 +219,12 @@ def _both(
 
 
 def _pairs(fn: Callable[[Any, Any], Any], turned: bool = False) -> Any:
-    """An operator that grows with both operands, or falls with the second."""
+    """Return the rule of an op that is monotone in both of its operands.
+
+    Args:
+      fn: the NumPy function, increasing in the first operand.
+      turned: whether it decreases with the second, instead of increasing.
+    """
 
     def rule(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
         def both(a: Bounds, b: Bounds) -> Bounds:
@@ -229,7 +239,7 @@ def _pairs(fn: Callable[[Any, Any], Any], turned: bool = False) -> Any:
 
 
 def _added(fn: Callable[[Any, Any], Any], turned: bool = False) -> Any:
-    """A sum or difference, of which one may be weights."""
+    """Return the rule of a sum or difference, in which an unknown float is moderate."""
     rule = _pairs(fn, turned)
 
     def of_floats(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
@@ -319,7 +329,7 @@ def _compared(name: str) -> Any:
 
 
 def _is_same_anywhere(a: Any, b: Any) -> bool:
-    """Whether a compiler's floats compare as NumPy's do: those that are whole."""
+    """Whether these compare in compilers as in NumPy: no floats but whole numbers."""
     return all(
         not _is_float(x.dtype) or not np.any(np.isfinite(x) & (x != np.rint(x)))
         for x in (a, b)
@@ -327,7 +337,10 @@ def _is_same_anywhere(a: Any, b: Any) -> bool:
 
 
 def _rounded(bounds: Bounds) -> Bounds:
-    """With what a compiler may round otherwise: a few units in the last place."""
+    """Widen the bounds by what a compiler may round otherwise.
+
+    That is a few units in the last place.
+    """
     if not _is_float(bounds.low.dtype):
         return bounds
     low, high = (np.asarray(x, np.float64) for x in (bounds.low, bounds.high))

@@ -1,7 +1,7 @@
-"""Bounds of the elements of what is made of constants and data: masks, mostly.
+"""Bounds of elements of values that depend on constants and data: masks, mostly.
 
-They are NumPy arrays in which dims along which nothing differs have size one, so that
-a mask that is broadcast to all heads is as small as it was.
+They are NumPy arrays in which dims along which nothing differs have size one, so that a
+mask that is broadcast to all heads is as small as it was.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import numpy as np
 
 
 MODERATE = 1e3
-"""Floats that are made of weights or activations, beside what masks add to scores of
-attention, are taken to be no larger. (A score of 100 is a probability of 1.)"""
+"""Assumed largest magnitude of floats that depend on weights or activations.
+
+What masks add to attention scores is not counted. (A score of 100 is a probability of
+1.)
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Attributes:
-    low, high: [.., size or 1, ..]; the same array where elements are known.
-    is_assumed: whether they hold of weights that are `MODERATE`.
+    """Lower and upper bounds of a value's elements.
+
+    Attributes:
+      low, high: [.., size or 1, ..]; the same array where elements are known.
+      is_assumed: whether they hold only for weights and activations within `MODERATE`.
     """
 
     low: Any
@@ -35,17 +40,17 @@ class Bounds:
 
     @cached_property
     def least(self) -> float:
-        """A bound of all elements from below."""
+        """A lower bound of all elements."""
         return float(np.min(self.low))
 
     @cached_property
     def most(self) -> float:
-        """A bound of all elements from above."""
+        """An upper bound of all elements."""
         return float(np.max(self.high))
 
     @cached_property
     def may_be_low(self) -> bool:
-        """Whether some may be less than what is made of weights."""
+        """Whether some elements may be less than any value of weights."""
         return bool(np.any(self.low < -MODERATE))
 
 
@@ -55,7 +60,7 @@ def exactly(x: Any) -> Bounds:
 
 
 def unknown(dtype: Any, rank: int) -> Bounds | None:
-    """Of elements of which nothing is known; of numbers, None."""
+    """Return bounds of unknown elements: False to True, or None for numbers."""
     if dtype != np.bool_:
         return None
     ones = (1,) * rank

@@ -1,4 +1,4 @@
-"""Masks as they are to pairs of tokens: by row and column alone."""
+"""Masks as functions of the row and column of token pairs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen, SequenceD
 
 
 LOW = -5 * MODERATE
-"""What adds nothing to a softmax: beside a moderate score its exponential is zero in
-float32, as that of -104 is. Half of -1e4, the least that masks add in float16 (whose
-least number is -65,504), so that it is low still beside a score."""
+"""Upper bound of values that add nothing to a softmax.
+
+Added to a moderate score, their exponential is zero in float32, as that of -104 is.
+Half of -1e4, the smallest magnitude that masks add in float16 (whose least number is
+-65,504), so that it is still low when a score is added.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Corner:
-    """Bounds of a whole value.
+    """Bounds of a whole value by row and column.
 
     Attributes:
       low, high: [rows, columns], or views of that.
-      is_after: where the column is after the row, likewise.
+      is_after: [rows, columns], whether the column is after the row.
     """
 
     low: Any
@@ -33,7 +36,7 @@ class Corner:
 
     @cached_property
     def later(self) -> Later:
-        """What it is as one of the operands."""
+        """Facts about the pairs, where the value is an operand of an op."""
         least = np.min(self.low, initial=np.inf, where=self.is_after)
         most = np.max(self.high, initial=-np.inf, where=self.is_after)
         seen = self.seen(self.low >= -MODERATE)
@@ -43,7 +46,7 @@ class Corner:
 
     @property
     def is_never(self) -> bool:
-        """Of booleans: whether none can be true of a later column."""
+        """Whether no boolean can be true in a later column."""
         return not np.any(self.high.astype(bool) & self.is_after)
 
     @property
@@ -51,7 +54,11 @@ class Corner:
         return bool(np.all(self.low.astype(bool) | ~self.is_after))
 
     def seen(self, surely: Any) -> Seen:
-        """How many columns up to the row are among these [rows, columns]."""
+        """Return how many columns up to the row are surely seen.
+
+        Args:
+          surely: [rows, columns], whether the column is surely seen.
+        """
         if np.all(surely | self.is_after):
             return Seen.ALL
         any_in_row = np.any(surely & ~self.is_after, axis=1)
@@ -68,7 +75,7 @@ class Corner:
 
 
 def low(most: float, seen: Seen) -> Later:
-    """Of no more than this: low, if that is low enough."""
+    """Return facts about later pairs with an upper bound: low, if it is low enough."""
     return Later(Fill.LOW, most, seen) if most <= LOW else Later(seen=seen)
 
 
@@ -78,12 +85,12 @@ def corner_of(
     row: SequenceDim,
     column: SequenceDim,
 ) -> Corner | None:
-    """Bounds by row and column; None where nothing is known.
+    """Return bounds by row and column; None where nothing is known.
 
     Args:
       bounds: of a whole value.
-      dims: where it has rows and columns; None: it is the same for all of them.
-      row, column: which of the tokens these are.
+      dims: its dims of rows and of columns; None: it is the same for all of them.
+      row, column: which tokens of the sequence these dims hold.
     """
     if bounds is None:
         return None

@@ -1,4 +1,4 @@
-"""Parts of arrays along the sequence: rows of a slice, and slices put together."""
+"""Slices of arrays along the sequence: taking them, and joining them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ hide_frames(__file__)
 
 @dataclass(frozen=True, slots=True)
 class SliceBounds:
-    """Where slices start, and the last one ends.
+    """Boundaries of the slices of a sequence.
 
     Attributes:
-      bounds: one more than there are slices.
+      bounds: first token of every slice, then the number of tokens.
     """
 
     bounds: tuple[int, ...]
@@ -37,20 +37,20 @@ class SliceBounds:
         return len(self.bounds) - 1
 
     def order(self, is_backward: bool) -> range:
-        """The slices as a pass runs them."""
+        """Return the order in which a pass runs the slices."""
         return range(self.count - 1, -1, -1) if is_backward else range(self.count)
 
     def rows(self, place: SequenceDim, t: int) -> tuple[int, int]:
-        """Those of slice t, among the tokens that are there."""
+        """Return the range of slice t, within the tokens that a value holds."""
         return place.within(self.bounds[t], self.bounds[t + 1])
 
     def columns(self, place: SequenceDim, t: int) -> tuple[int, int]:
-        """Those up to the end of slice t."""
+        """Return the range up to the end of slice t, within the tokens of a value."""
         return place.within(0, self.bounds[t + 1])
 
 
 def taken(x: Any, place: SequenceDim, start: int, stop: int) -> Any:
-    """Tokens `start` to `stop` of those that an array has."""
+    """Return tokens `start` to `stop` of those that an array holds."""
     d, count = place.dim, x.shape[place.dim] // (place.outer * place.inner)
     if (start, stop) == (0, count):
         return x
@@ -61,7 +61,7 @@ def taken(x: Any, place: SequenceDim, start: int, stop: int) -> Any:
 
 
 def joined(parts: Sequence[Any], place: SequenceDim) -> Any:
-    """Parts of the tokens, one after the other."""
+    """Concatenate slices of an array along the tokens."""
     parts = [p for p in parts if p.shape[place.dim]] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
@@ -73,7 +73,7 @@ def joined(parts: Sequence[Any], place: SequenceDim) -> Any:
 
 
 def padded(x: Any, place: SequenceDim, low: int, high: int) -> Any:
-    """With zeros before and after the tokens."""
+    """Pad an array with zeros before and after its tokens."""
     if not low and not high:
         return x
     zero = lax.full((), 0, x.dtype)
@@ -85,7 +85,7 @@ def padded(x: Any, place: SequenceDim, low: int, high: int) -> Any:
 
 
 def _opened(x: Any, place: SequenceDim) -> Any:
-    """[.., outer, tokens, inner, ..]."""
+    """Reshape an array to [.., outer, tokens, inner, ..]."""
     d = place.dim
     count = x.shape[d] // (place.outer * place.inner)
     shape = (*x.shape[:d], place.outer, count, place.inner, *x.shape[d + 1 :])

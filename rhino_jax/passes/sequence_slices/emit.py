@@ -1,4 +1,4 @@
-"""A micro-batch done slice by slice, as a function to be traced."""
+"""Emit a micro-batch that runs slice by slice, as a function to be traced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rhino_jax.passes.sequence_slices.states import (
 hide_frames(__file__)
 
 Span = tuple[SequenceDim, int, int]
-"""Tokens of an array: where, from, to."""
+"""Tokens of an array: its sequence dim, start, stop."""
 
 COMBINE = {
     "sum": lax.add,
@@ -46,11 +46,13 @@ COMBINE = {
 
 @dataclass(eq=False)
 class SliceEmitter:
-    """Attributes:
-    found: the analysis.
-    slices: of the sequence.
-    whole: arrays of values that are known in full.
-    parts: of sliced values an array for each slice.
+    """A run of a micro-batch, slice by slice.
+
+    Attributes:
+      found: the analysis.
+      slices: of the sequence.
+      whole: value → array, of values that are known in full.
+      parts: value → an array for each slice, of sliced values.
     """
 
     found: SliceAnalysis
@@ -61,13 +63,17 @@ class SliceEmitter:
 
     @cached_property
     def makers(self) -> dict[int, int]:
-        """Value → position of the equation that makes it."""
+        """Value → position of the equation that computes it."""
         piece = self.found.piece
         count = range(len(piece.eqns))
         return {v: i for i in count for v in piece.op(i).results}
 
     def run(self, *arrays: Any) -> list[Any]:
-        """What the micro-batch leaves."""
+        """Return the outputs of the micro-batch.
+
+        Args:
+          arrays: its inputs.
+        """
         program = self.found.program
         self.whole.update(zip(program.body.inputs, arrays, strict=True))
         for i, eqn in enumerate(self.found.piece.eqns):
@@ -99,7 +105,12 @@ class SliceEmitter:
 
     @contextlib.contextmanager
     def _tag(self, t: int | None, i: int) -> Iterator[None]:
-        """What is bound is of a slice, and part of an equation."""
+        """Tag equations that are traced inside with their slice and source equation.
+
+        Args:
+          t: slice; None: none.
+          i: position of the equation that they are a part of.
+        """
         source = self.found.piece.sources[i]
         with (
             tagged(f"{'' if t is None else t},{source}"),
@@ -123,7 +134,7 @@ class SliceEmitter:
         self.whole.update(zip(op.results, results, strict=True))
 
     def _full(self, value: int) -> Any:
-        """What is sliced, in full."""
+        """Return a sliced value in full."""
         key = value, "full"
         if key not in self._cuts:
             state, parts = self.found.states[value], self.parts[value]
@@ -170,13 +181,13 @@ class SliceEmitter:
     def _added(
         self, run: SlicedOp, t: int, so_far: list[Any] | None, parts: list[Any]
     ) -> list[Any]:
-        """What the slices so far make, with one more."""
+        """Combine the results of the slices so far with those of one more."""
         if so_far is None or run.is_chained:
             return parts
         assert run.sums is not None
         added = []
         for state, before, part in zip(run.results, so_far, parts, strict=True):
-            if isinstance(state, RowState):  # of columns up to the end of this slice
+            if isinstance(state, RowState):  # columns up to the end of this slice
                 before = taken(
                     before, state.place, *self.slices.columns(state.place, t)
                 )
@@ -184,7 +195,7 @@ class SliceEmitter:
         return added
 
     def _spans(self, i: int, operand: int, run: SlicedOp, t: int) -> list[Span]:
-        """Which tokens of an operand an equation reads in a slice."""
+        """Return which tokens of an operand an equation reads in a slice."""
         rule = self.found.piece.op(i).rule
         assert rule is not None
         return self._located(run, t, rule, rule.operands[operand])
@@ -215,16 +226,19 @@ class SliceEmitter:
         else:
             x = self._columns(value, state.place, t, run.is_backward)
         for place, start, stop in spans:
-            if place != state.place:  # the other of pairs, along which it is whole
+            if place != state.place:  # the other dim of pairs: not sliced along it
                 x = taken(x, place, start, stop)
         return x
 
     def _columns(
         self, value: int, place: SequenceDim, t: int, is_backward: bool
     ) -> Any:
-        """Slices up to this one. Each pass puts them together for itself: to hold all
-        of these from one to the other would be T/2 times what is held of slices. Of
-        what the backward pass makes again, earlier slices are the forward pass's."""
+        """Return a value's slices up to this one, joined.
+
+        Each pass joins them for itself: as residuals they would be T/2 times as large
+        as the slices. Of values that the backward pass recomputes, earlier slices are
+        those of the forward pass.
+        """
         key = value, t, is_backward
         if key not in self._cuts:
             state = self.found.states[value]
@@ -235,8 +249,10 @@ class SliceEmitter:
         return self._cuts[key]
 
     def _cut(self, value: int, spans: Sequence[Span], reader: int) -> Any:
-        """Tokens of what is known in full. Of what only reads inputs, its cuts do so
-        too, and are of no slice."""
+        """Return some tokens of a value that is known in full.
+
+        Slices of values that depend on inputs alone do so too, and belong to no slice.
+        """
         x = self.whole[value]
         if not spans:
             return x
@@ -258,8 +274,10 @@ class SliceEmitter:
         return made
 
     def _remade(self, value: int, spans: Sequence[Span]) -> Any:
-        """Tokens of what is made of inputs alone, element by element, of tokens of
-        what it is made of; None where it is not."""
+        """Compute some tokens of a value that is elementwise in inputs alone.
+
+        It reads only those tokens of its operands. None where it is not elementwise.
+        """
         i = self.makers.get(value, -1)
         if i < 0:
             return None
@@ -315,7 +333,7 @@ class SliceEmitter:
         return results
 
     def _window(self, i: int, eqn: Any, run: SlicedOp) -> None:
-        """Rows without the first or last, or with some more."""
+        """Run a slice or pad of rows on every sequence slice."""
         op = self.found.piece.op(i)
         (made,) = run.results
         read = self.found.states[op.operands[0]]
@@ -327,7 +345,7 @@ class SliceEmitter:
             start, stop = self.slices.rows(made.place, t)
             moved = made.place.first - read.place.first
             before, after = start + moved - low, high - stop - moved
-            if low == high or start == stop:  # all of it is padding, or nothing is left
+            if low == high or start == stop:  # all is padding, or nothing remains
                 before, after = 0, (high - low) - (stop - start)
             params = dict(eqn.params)
             with self._tag(t, i):

@@ -1,4 +1,4 @@
-"""What one op makes of values that are whole, sliced by rows, or pairs of tokens."""
+"""Slicing of one op, given operands that are whole, sliced by rows, or token pairs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class At:
     """Tokens inside a factor of an op.
 
     Attributes:
-      spot: where.
-      first, count: which.
+      spot: where they are in the factor.
+      first, count: which tokens of the sequence.
     """
 
     spot: Spot
@@ -37,7 +37,7 @@ class At:
     count: int
 
     def place(self, rule: Rule, layout: Layout) -> SequenceDim | None:
-        """Where an operand or result has them."""
+        """Return the dim of an operand or result that holds them; None if none does."""
         rows = placed(rule, layout, self.spot)
         if rows is None:
             return None
@@ -46,16 +46,17 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class SlicedOp:
-    """An op that is done slice by slice.
+    """An op that runs slice by slice.
 
     Attributes:
-      ats: where it has rows, or both of pairs; none where it cuts or pads rows.
-      pair: of pairs, which of both are the rows.
-      results: what it makes.
-      is_backward: whether from the last slice to the first.
-      sums: how parts of slices are combined, where results have no rows: "sum", ..;
-        None where they have.
-      is_chained: whether its first operand is what slices before left.
+      ats: where it has rows, or both tokens of pairs; empty where it slices or pads
+        rows.
+      pair: for pairs, which of both are the rows; None for rows.
+      results: states of its results.
+      is_backward: whether slices run last to first.
+      sums: how results of slices are combined, where they have no rows: "sum", ..; None
+        where they have.
+      is_chained: whether its first operand is the result of the slice before.
     """
 
     ats: tuple[At, ...]
@@ -67,14 +68,14 @@ class SlicedOp:
 
     @property
     def row(self) -> At | None:
-        """What a slice has its rows of."""
+        """The tokens of which a slice holds its own rows."""
         if self.pair is None:
             return self.ats[0]
         return None if self.pair.row is None else self.ats[self.pair.row]
 
     @property
     def column(self) -> At | None:
-        """What a slice has up to its end."""
+        """The tokens of which a slice holds all up to its end."""
         if self.pair is None or self.pair.row is None:
             return None
         return self.ats[1 - self.pair.row]
@@ -82,11 +83,11 @@ class SlicedOp:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """An op that is not done slice by slice.
+    """The reason for which an op does not run slice by slice.
 
     Attributes:
       why: in words, as "sorts the sequence".
-      is_refused: whether it cannot be done on all of the sequence either.
+      is_refused: whether it cannot run on the whole sequence either.
     """
 
     why: str
@@ -94,12 +95,12 @@ class Stuck:
 
 
 def end_of(is_backward: bool) -> When:
-    """When what all slices of a pass make is known."""
+    """Return when results of all slices of a pass are known."""
     return When.END if is_backward else When.BACKWARD
 
 
 def ats_of(op: Op, states: Sequence[State]) -> tuple[At, ...] | Stuck:
-    """Where an op has the tokens of its operands, each once."""
+    """Return where an op has the tokens of its operands, without duplicates."""
     rule = op.rule
     if rule is None or op.manual is not None or op.traits.kind is OpKind.KERNEL:
         return Stuck("is not looked into")
@@ -128,7 +129,7 @@ _COUPLED = {
 
 
 def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
-    """Where an operand has tokens: none, rows, or both of pairs."""
+    """Return where an operand has tokens: none, rows, or both tokens of pairs."""
     if isinstance(state, WholeSequence):
         return []
     places = (state.place,) if isinstance(state, RowState) else state.places
@@ -140,7 +141,7 @@ def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
 
 
 def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
-    """An op whose operands have rows at one place."""
+    """Slice an op whose operands have rows at one place."""
     rule = op.rule
     assert rule is not None
     places = [at.place(rule, layout) for layout in rule.results]
@@ -164,13 +165,15 @@ def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
 def on_window(
     op: Op, eqn: Any, state: State, is_backward: bool, length: int
 ) -> SlicedOp | None:
-    """Rows of which the first or last are left out, or are padded.
+    """Slice an op that drops the first or last rows, or pads them.
 
     Args:
       op, eqn: the op.
       state: of its first operand.
       is_backward: whether it is in the backward pass.
-      length: of the sequence.
+      length: of the sequence, in tokens.
+    Returns:
+      None where it is no such op.
     """
     if not isinstance(state, RowState) or not state.place.is_plain:
         return None

@@ -1,4 +1,4 @@
-"""What a micro-batch starts from: weights, data with their sequence, constants."""
+"""States of a micro-batch's inputs: weights, data with their sequence, constants."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rhino_jax.passes.staged.apart import Apart
 def first_states(
     apart: Apart, piece: OpenedProgram, length: int, masks: Masks
 ) -> dict[int, WholeSequence]:
-    """States of the inputs of a micro-batch, by their ids in the program.
+    """Return states of the inputs of a micro-batch, by their ids in the program.
 
     Args:
       apart: the step.
-      piece: its micro-batch.
-      length: of the sequence.
-      masks: bounds that were found.
+      piece: its micro-batch, calls inlined.
+      length: of the sequence, in tokens.
+      masks: cache of bounds.
     """
     ids = piece.program.body.inputs
     states = {ids[0]: WholeSequence(is_free=True)}
@@ -50,7 +50,7 @@ def first_states(
 
 
 def lengths_of(apart: Apart) -> list[int]:
-    """How long the sequence may be, likeliest first.
+    """Return candidates for the length of the sequence, likeliest first.
 
     Data have their sequence in a dim that is not their batch: tokens and labels of that
     length, or text that has one more token, of which a step takes both.
@@ -63,7 +63,7 @@ def lengths_of(apart: Apart) -> list[int]:
         shape, dtype = avals[i].shape, avals[i].dtype
         dims = list(_dims(apart, i, len(shape)))
         for k, d in enumerate(dims):
-            # Tokens are whole numbers; features come after the sequence.
+            # Tokens are integers; features come after the sequence.
             score = 2 * np.issubdtype(dtype, np.integer) + (k == 0)
             found[shape[d]] = found.get(shape[d], 0) + int(score)
     best = sorted((s for s in found if s > 1), key=lambda s: (-found[s], -s))
@@ -71,20 +71,32 @@ def lengths_of(apart: Apart) -> list[int]:
 
 
 def shapes_of(apart: Apart) -> list[tuple[int, ...]]:
-    """Of the data, as a piece reads them."""
+    """Return the shapes of the data, as a micro-batch reads them."""
     avals = [v.aval for v in open_jaxpr(apart.piece).invars[1:]]
     pairs = zip(apart.entering, avals, strict=False)
     return [tuple(aval.shape) for crossing, aval in pairs if crossing.how == "sliced"]
 
 
 def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
-    """Of what enters as [.., outer, rows, pieces, inner, ..], dims but the batch."""
+    """Yield the dims of an input but those of the batch.
+
+    Args:
+      apart: the step.
+      position: of the input, which is [.., outer, rows, micro-batches, inner, ..].
+      rank: of the input.
+    """
     first = apart.entering[position].dim
     return (d for d in range(rank) if d not in (first + 1, first + 2))
 
 
 def _bounds(closed: Any, captured: Sequence[Any], masks: Masks) -> list[Bounds | None]:
-    """Of what a program makes of constants, its last inputs, whatever the others."""
+    """Return bounds of a program's results for known constants and any other inputs.
+
+    Args:
+      closed: the program; constants are its last inputs.
+      captured: these constants.
+      masks: cache of bounds.
+    """
     jaxpr = open_jaxpr(closed)
     of: dict[Any, Bounds | None] = {}
     for v in jaxpr.invars:
@@ -105,7 +117,7 @@ def _bounds(closed: Any, captured: Sequence[Any], masks: Masks) -> list[Bounds |
 
 
 def _captured(const: Any) -> Bounds | None:
-    """Of a constant; of one that is not all on this machine, nothing."""
+    """Return the bounds of a constant; None if it is not fully on this machine."""
     dtype = getattr(const, "dtype", np.dtype(object))
     if not is_number(dtype) or not getattr(const, "is_fully_addressable", True):
         return None

@@ -1,4 +1,4 @@
-"""What an op makes of pairs of tokens: of those whose column is after their row."""
+"""Results of ops on token pairs whose column is after their row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PairOperand:
     """An operand of an op on pairs.
 
     Attributes:
-      later: what it is of pairs.
-      least, most: bounds of all of it; infinite where they are not known.
-      corner: of a whole value, by row and column.
+      later: what is known of its pairs.
+      least, most: bounds of all its elements; infinite where they are not known.
+      corner: bounds of a whole value, by row and column; None of other values.
     """
 
     later: Later
@@ -34,7 +34,7 @@ ZERO = Later(Fill.ZERO)
 
 
 def made_by(eqn: Any, parts: Sequence[PairOperand]) -> Later:
-    """Of pairs that an op makes, elementwise in its operands or linear.
+    """Return what is known of pairs that an elementwise or linear op computes.
 
     Args:
       eqn: its equation.
@@ -54,18 +54,18 @@ _KEPT = frozenset({
     "reduce_max", "reduce_precision", "reshape", "sharding_constraint", "slice",
     "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
-"""Elements of the operand, or along another dim the largest."""
+"""Ops whose results are elements of the operand, or the largest along another dim."""
 
 _ODD = frozenset({
     "abs", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "conj", "erf", "expm1",
     "floor", "imag", "log1p", "neg", "real", "reduce_or", "reduce_sum", "round",
     "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
 })  # fmt: skip
-"""Zero of zeros."""
+"""Ops that map zeros to zeros."""
 
 
 def _plain(parts: Sequence[PairOperand]) -> Later:
-    """Of what is not known of later columns."""
+    """Return what is known where nothing is known of later columns."""
     seen = min(p.later.seen for p in parts)
     leak = next((p.later.leak for p in parts if p.later.leak), "")
     return Later(seen=seen, leak=leak)
@@ -80,19 +80,19 @@ def _is_low(part: PairOperand) -> bool:
 
 
 def _may_be_low(part: PairOperand) -> bool:
-    """Of a later column, or one that may be masked besides."""
+    """Whether pairs are low in later columns, or may be masked in others too."""
     return _is_low(part) or part.later.seen is Seen.NONE
 
 
 def _most(part: PairOperand) -> float:
-    """A bound from above; what is made of weights is moderate."""
+    """Return an upper bound; values of weights are taken as moderate."""
     if _is_low(part):
         return part.later.most
     return part.most if math.isfinite(part.most) else MODERATE
 
 
 def _chosen(parts: Sequence[PairOperand]) -> Later:
-    """`select_n(which, no, yes)`."""
+    """Return the rule of `select_n(which, no, yes)`."""
     which, *cases = parts
     if all(map(_is_zero, cases)):
         return ZERO
@@ -113,20 +113,26 @@ def _chosen(parts: Sequence[PairOperand]) -> Later:
 
 
 def _seen(mask: Corner, cases: Sequence[PairOperand], may_be: Sequence[Any]) -> Seen:
-    """How many columns up to a row are surely chosen from what is not low there."""
+    """Return how many columns up to a row surely choose values that are not low.
+
+    Args:
+      mask: the predicate.
+      cases: values for False and True.
+      may_be: for each case, [rows, columns], whether it may be chosen.
+    """
     dark = np.zeros(mask.is_after.shape, bool)
     for i, (case, at) in enumerate(zip(cases, may_be, strict=True)):
         if case.corner is not None:
             dark |= at & (case.corner.low < -MODERATE)
         elif case.later.seen is not Seen.ALL:
             if not np.any(may_be[1 - i] & ~mask.is_after):
-                return case.later.seen  # all of them are of this case
+                return case.later.seen  # all columns choose this case
             dark |= at
     return mask.seen(~dark)
 
 
 def _chosen_by_pairs(which: PairOperand, cases: Sequence[PairOperand]) -> Later:
-    """A choice that is made by rows, or pair by pair."""
+    """Return the rule of a choice by rows, or pair by pair."""
     is_clear = all(c.later.seen is Seen.ALL for c in cases)
     seen = Seen.ALL if is_clear else Seen.NONE
     if len(cases) == 2 and _is_zero(which):
@@ -137,7 +143,10 @@ def _chosen_by_pairs(which: PairOperand, cases: Sequence[PairOperand]) -> Later:
 
 
 def _both_seen(a: PairOperand, b: PairOperand) -> Seen:
-    """Of a sum: one column that is seen in either may not be the same one."""
+    """Return how many columns are seen in a sum.
+
+    One column that is seen in either operand may not be the same one.
+    """
     if Seen.ALL in (a.later.seen, b.later.seen):
         return min(a.later.seen, b.later.seen)
     return Seen.NONE

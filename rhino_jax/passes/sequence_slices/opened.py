@@ -1,6 +1,6 @@
-"""A micro-batch without calls: layers of a scan, and of `jax.checkpoint`, one by one.
+"""A micro-batch with calls inlined: layer scans unrolled, `jax.checkpoint` removed.
 
-What a recomputed region makes again is in the backward pass, and of the same values.
+Recomputed regions are inlined in the backward pass, and compute the same values.
 """
 
 from __future__ import annotations
@@ -37,18 +37,22 @@ from rhino_jax.passes.staged.sides import sides_of
 hide_frames(__file__)
 
 MAX_LAYERS = 128
-"""Loops that run more often are not over layers: the deepest of the models that are
-planned here has 118 (PaLM 540B), GPT-3 96."""
+"""Largest number of steps of a scan over layers.
+
+The deepest of the models that are planned here has 118 (PaLM 540B), GPT-3 96.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class OpenedProgram:
-    """Attributes:
-    closed: closed jaxpr of the arguments and results of `Apart.piece`.
-    program: imported from it.
-    sources: of every equation the one of `Apart.piece` that it is a part of.
-    is_backward: of every equation, whether that is in the backward pass.
-    weights: positions of the inputs that are made of other arrays than the data.
+    """A micro-batch with calls inlined.
+
+    Attributes:
+      closed: closed jaxpr of the arguments and results of `Apart.piece`.
+      program: imported from it.
+      sources: for every equation the equation of `Apart.piece` that it is a part of.
+      is_backward: for every equation, whether it is in the backward pass.
+      weights: positions of the inputs that depend on other arrays than the data.
     """
 
     closed: Any
@@ -66,11 +70,11 @@ class OpenedProgram:
 
 
 def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
-    """Take a micro-batch's calls apart.
+    """Inline a micro-batch's calls and unroll its layer scans.
 
     Args:
       apart: the step.
-      lengths: loops that run so often may be over the sequence, and stay.
+      lengths: scans with so many steps may be over the sequence, and are not unrolled.
     """
     sides = sides_of(apart)
     walk = _OpeningWalk(frozenset(lengths))
@@ -99,7 +103,7 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
 
 @dataclass(eq=False)
 class _Stack:
-    """What a loop stacks, until it is read as one array."""
+    """The slices that a scan stacks, until they are read as one array."""
 
     parts: list[Any]
 
@@ -153,7 +157,7 @@ class _OpeningWalk:
     def _is_open(self, eqn: Any) -> bool:
         bodies = closed_region_jaxprs(eqn)
         if any(np.ndim(c) for body in bodies for c in jaxpr_consts(body)):
-            return False  # these would become constants of the program
+            return False  # arrays would become constants of the program
         if region_kind(eqn) is RegionKind.SCAN:
             length = eqn.params["length"]
             return length <= MAX_LAYERS and length not in self.lengths
@@ -190,7 +194,7 @@ def _at(x: Any, i: int) -> Any:
 
 @contextlib.contextmanager
 def _inside(eqn: Any) -> Iterator[None]:
-    """Within the names and line of a call."""
+    """Enter the name scope and source line of a call."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(eqn_context(eqn))
         if eqn.params.get("name"):

@@ -1,4 +1,4 @@
-"""What an op makes of pairs of tokens: scores, attention weights, and their sums."""
+"""Slicing of ops on pairs of tokens: scores, attention weights, and their sums."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ UNMASKED = "lets tokens read later ones"
 
 @dataclass(slots=True)
 class Corners:
-    """Masks by row and column, and what ops make of them, of ops before too.
+    """Cache of masks by row and column, and of op results on pairs.
 
     Attributes:
-      found: corners by bounds and dims.
-      made: results by op and operands.
+      found: (bounds, dims) → mask.
+      made: (op, operands) → what is known of its results.
     """
 
     found: dict[Any, Corner | None] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class OnPairs:
     """An op that has tokens at two places.
 
     Attributes:
-      op, eqn: what it is.
+      op, eqn: the op.
       states: of its operands.
       ats: both places.
       is_backward: whether it is in the backward pass.
-      corners: masks by row and column.
+      corners: cache of masks by row and column.
     """
 
     op: Op
@@ -90,7 +90,7 @@ class OnPairs:
         return self._reduced(pair, later, found[0])
 
     def _pair(self) -> PairState | None:
-        """Which are the rows, as the operands have it; None where they differ."""
+        """Return which place has the rows by the operands; None where they differ."""
         pair = PairState()
         assert self.op.rule is not None
         for layout, state in zip(self.op.rule.operands, self.states, strict=True):
@@ -101,7 +101,7 @@ class OnPairs:
         return pair
 
     def _later(self, pair: PairState) -> Later:
-        """What is known of later columns; a mask tells which those are."""
+        """Return facts about later columns; a mask decides which place has the rows."""
         if pair.row is not None:
             return self._made(pair.row)
         either: list[Later] = []
@@ -124,7 +124,7 @@ class OnPairs:
     def _part(self, i: int, row: int) -> PairOperand:
         state = self.states[i]
         if isinstance(state, Cross):
-            # Which of its dims is the row is the same question.
+            # The operand's row dim is decided with this op's: later is unknown yet.
             return PairOperand(
                 state.later
                 if state.pair.row is not None
@@ -163,7 +163,7 @@ class OnPairs:
     def _reduced(
         self, pair: PairState, later: Later, places: Sequence[SequenceDim | None]
     ) -> SlicedOp | Stuck:
-        """Pairs combined along their rows, columns or both."""
+        """Slice a reduction of pairs along their rows, columns or both."""
         how, row = reducer_of(self.op), pair.row
         if row is None:
             return Stuck(_unmasked(later), is_refused=True)

@@ -1,4 +1,4 @@
-"""How an op combines what it has along a dim."""
+"""The reducer by which an op combines elements along a dim."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from rhino_jax.ir.program import Op
 
 
 def reducer_of(op: Op) -> str | None:
-    """As "sum"; None where parts of the dim cannot be combined afterwards."""
+    """Return the reducer, as "sum"; None where partial results cannot be combined."""
     return "sum" if op.name == "dot_general" else REDUCERS.get(op.name)

@@ -1,4 +1,4 @@
-"""Steps that cannot run slice by slice: what a token needs of later ones, and where."""
+"""Errors of steps that cannot run slice by slice, with the op that is not causal."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def no_sequence(apart: Apart, shapes: Sequence[tuple[int, ...]]) -> TokenSliceEr
 def not_causal(
     program: Program, length: int, op: Op, why: str, user: Op | None = None
 ) -> TokenSliceError:
-    """Of an op that mixes tokens, or would need all of what another one makes.
+    """Return the error of an op that mixes tokens, or needs all of another's result.
 
     Args:
       program: a micro-batch.
-      length: of the sequence.
-      op: what mixes tokens.
+      length: of the sequence, in tokens.
+      op: the op that mixes tokens.
       why: in words, after its name.
-      user: what then reads it for every token.
+      user: op that then reads the result for every token; None: no such op.
     """
     shapes = [list(program.values[v].shape) for v in (*op.operands, *op.results)]
     reader = ""
@@ -61,7 +61,10 @@ def not_causal(
 
 
 def _where(program: Program, op: Op) -> str:
-    """The user's line; of what JAX itself traced, that of what is next to it."""
+    """Return an op's source line in the user's code.
+
+    An op that JAX itself traced has that of a neighbouring op.
+    """
     if op.source.file:
         return str(op.source)
     read, made = {*op.operands}, {*op.results}
@@ -72,20 +75,20 @@ def _where(program: Program, op: Op) -> str:
 
 
 def late(program: Program, length: int, cause: Cause, user: Op) -> TokenSliceError:
-    """Of an op on every token that reads what only all slices make."""
+    """Return the error of an op on every token that reads a result of all slices."""
     return not_causal(program, length, program.ops[cause.op], cause.why, user)
 
 
 def against_order(
     name: str, aval: Any, maker: StagedTask, reader: StagedTask, parts: int
 ) -> TokenSliceError:
-    """Of a part of the model that reads what a part after it makes of another slice.
+    """Return the error of a model part that reads a later part's values.
 
     Args:
       name: of the program.
       aval: type of the value.
-      maker, reader: tasks of the two.
-      parts: of the model.
+      maker, reader: tasks that compute and read it, of different slices.
+      parts: how many parts the model has.
     """
     ends = [
         f"part {t.place % parts} of slice {t.place // parts}" for t in (reader, maker)

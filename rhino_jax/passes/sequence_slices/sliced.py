@@ -1,4 +1,4 @@
-"""A micro-batch whose sequence is cut in slices."""
+"""A micro-batch whose sequence is cut into slices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rhino_jax.passes.staged.apart import Apart
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlicedBody:
-    """The body of a micro-batch, done slice by slice.
+    """A micro-batch that runs slice by slice.
 
-    The forward pass runs slices in order, the backward pass last to first; what a slice
-    reads of others was made before, in this order.
+    The forward pass runs slices in order, the backward pass last to first; values that
+    a slice reads of others were computed earlier in this order.
 
     Attributes:
       piece: closed jaxpr of the arguments and results of `Apart.piece`.
-      slice_of: of every equation its slice; None of what only reads inputs.
-      source: of every equation the position of the one in `Apart.piece` that it is a
+      slice_of: for every equation its slice; None of those on inputs alone.
+      source: for every equation the position of the one in `Apart.piece` that it is a
         part of.
     """
 
@@ -38,15 +38,15 @@ class SlicedBody:
 
 
 def sliced(apart: Apart, lengths: Sequence[int]) -> SlicedBody:
-    """Cut the sequence of a micro-batch.
+    """Cut the sequence of a micro-batch into slices.
 
     Args:
       apart: the step.
       lengths: tokens of every slice.
     Raises:
-      TokenSliceError: a token needs later ones, it cannot be shown that none does, or
-        the lengths are not those of the sequence.
-    Source: Li et al. 2021 (TeraPipe), section 3.2.
+      TokenSliceError: a token needs later ones, it cannot be proved that none does, or
+        the lengths do not add up to the sequence. Source: Li et al. 2021 (TeraPipe),
+        section 3.2.
     """
     found = _found(apart)
     if sum(lengths) != found.length or any(n < 1 for n in lengths):
@@ -59,7 +59,7 @@ def sliced(apart: Apart, lengths: Sequence[int]) -> SlicedBody:
 
 
 def sequence_length(apart: Apart) -> int:
-    """Tokens of the sequence that slices cut.
+    """Return the number of tokens of the sequence that slices cut.
 
     Raises:
       TokenSliceError: as `sliced` does.
@@ -69,7 +69,7 @@ def sequence_length(apart: Apart) -> int:
 
 @functools.lru_cache(maxsize=2)
 def _found(apart: Apart) -> SliceAnalysis:
-    """Whatever its slices: those who choose them ask for several."""
+    """Analyse a micro-batch; cached, as the choice of slices asks several times."""
     lengths = lengths_of(apart)
     if not lengths:
         raise refused.no_sequence(apart, shapes_of(apart))

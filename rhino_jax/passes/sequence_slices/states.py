@@ -1,8 +1,8 @@
-"""What a value is to a loop over slices of a causal sequence.
+"""States of values in a loop over slices of a causal sequence.
 
 The sequence is one factor of S indices. Slices run in order in the forward pass, last
-to first in the backward pass. What is sliced has, at slice t, rows of that slice; of
-pairs of tokens (scores of attention) its rows, and the columns up to its end.
+to first in the backward pass. At slice t a sliced value holds rows of that slice; pairs
+of tokens (attention scores) hold its rows, and the columns up to its end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rhino_jax.passes.sequence_slices.bounds import Bounds
 
 @dataclass(frozen=True, slots=True)
 class SequenceDim:
-    """Where a value has the sequence, or a part of it.
+    """The dim of a value that holds the sequence, or a part of it.
 
     Attributes:
       dim, outer, inner: the dim is (outer, tokens, inner), major first.
-      first: the first token that is there.
-      count: how many tokens are.
+      first: the first token that it holds.
+      count: number of tokens that it holds.
     """
 
     dim: int
@@ -40,18 +40,20 @@ class SequenceDim:
         return self.outer == self.inner == 1
 
     def resized(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """The shape with so many tokens there."""
+        """Return the shape with another number of tokens in this dim."""
         return self.rows.local(shape, tokens)
 
     def within(self, start: int, stop: int) -> tuple[int, int]:
-        """Which of the tokens that are there are `start` to `stop` of the sequence."""
+        """Return which of the held tokens are `start` to `stop` of the sequence."""
         low, high = start - self.first, stop - self.first
         return min(max(low, 0), self.count), min(max(high, 0), self.count)
 
 
 class When(IntEnum):
-    """Before what a value is known in full: the forward pass, the backward pass, or
-    what follows it."""
+    """Time from which a value is known in full.
+
+    FORWARD: before the forward pass. BACKWARD: before the backward pass. END: after it.
+    """
 
     FORWARD = 0
     BACKWARD = 1
@@ -60,7 +62,7 @@ class When(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a value needs all slices.
+    """The op for which a value needs all slices.
 
     Attributes:
       op: its id.
@@ -73,14 +75,15 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class WholeSequence:
-    """Known in full, at once.
+    """State of a value that is known in full, at once.
 
     Attributes:
-      when: before what.
-      is_free: whether it is made of data and constants alone.
-      place: of what is free, where it seems to have the sequence.
-      bounds: of what is known before the forward pass, what is known of its elements.
-      cause: of what is known later, why.
+      when: before which pass it is known.
+      is_free: whether it depends on data and constants alone.
+      place: for a free value, the dim that seems to be the sequence; None: none.
+      bounds: for values known before the forward pass, bounds of their elements; None:
+        unknown.
+      cause: for values known later, why.
     """
 
     when: When = When.FORWARD
@@ -92,12 +95,12 @@ class WholeSequence:
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """A slice has its rows.
+    """State of a value of which a slice holds its rows.
 
     Attributes:
-      place: where.
-      is_backward: whether the backward pass makes it.
-      may_be_low: whether what masks add may be in it.
+      place: the sequence dim.
+      is_backward: whether the backward pass computes it.
+      may_be_low: whether it may contain the low values that masks add.
     """
 
     place: SequenceDim
@@ -106,8 +109,10 @@ class RowState:
 
 
 class Fill(Enum):
-    """What pairs are whose column is after their row: anything, zero (or False), or
-    so low that its exponential is zero."""
+    """Elements of pairs whose column is after their row.
+
+    They are anything, zero (or False), or so low that their exponential is zero.
+    """
 
     ANY = "any"
     ZERO = "zero"
@@ -115,8 +120,10 @@ class Fill(Enum):
 
 
 class Seen(IntEnum):
-    """How many of the columns up to a row are surely not low: perhaps none, one at
-    least in every row, or all."""
+    """Number of columns up to a row that are surely not low.
+
+    NONE: perhaps none. ONE: at least one in every row. ALL: all.
+    """
 
     NONE = 0
     ONE = 1
@@ -125,13 +132,13 @@ class Seen(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """What is known of pairs of tokens.
+    """Facts about the elements of token pairs.
 
     Attributes:
-      fill: what those are whose column is after their row.
-      most: of low ones, a bound from above.
-      seen: of the others.
-      leak: in words, what let pairs through that are later.
+      fill: elements whose column is after their row.
+      most: for low ones, an upper bound.
+      seen: for the other columns, how many are surely not low.
+      leak: in words, what lets later pairs through.
     """
 
     fill: Fill = Fill.ANY
@@ -141,7 +148,7 @@ class Later:
 
 
 class PairState:
-    """Which of the two dims of pairs is their row; shared by all that are alike."""
+    """The row dim of token pairs, shared by all pairs that must agree on it."""
 
     def __init__(self) -> None:
         self._same: tuple[PairState, bool] | None = None
@@ -156,7 +163,7 @@ class PairState:
 
     @property
     def row(self) -> int | None:
-        """0 or 1; None: not known."""
+        """0 or 1; None: not known yet."""
         root, turned = self._root()
         return root._row if root._row is None else root._row ^ turned
 
@@ -166,11 +173,11 @@ class PairState:
         root._row = row ^ turned
 
     def join(self, other: PairState, turned: bool) -> bool:
-        """Whether both can have their rows in the same dim; then they do.
+        """Whether both can have their rows in the same dim; then they are made to.
 
         Args:
           other: of the other pairs.
-          turned: whether its first dim is this one's second.
+          turned: whether the first dim of the other is this one's second.
         """
         (mine, a), (its, b) = self._root(), other._root()
         turned = turned ^ a ^ b
@@ -187,13 +194,13 @@ class PairState:
 
 @dataclass(frozen=True, slots=True)
 class Cross:
-    """Pairs of tokens: a slice has its rows, and the columns up to its end.
+    """State of pairs of tokens: a slice holds its rows, and the columns up to its end.
 
     Attributes:
-      places: of both.
-      pair: which is the row.
-      later: what is known of columns after the row.
-      is_backward: whether the backward pass makes it.
+      places: dims of both tokens.
+      pair: which of them is the row.
+      later: facts about columns after the row.
+      is_backward: whether the backward pass computes it.
     """
 
     places: tuple[SequenceDim, SequenceDim]

@@ -1,4 +1,4 @@
-"""What the backward pass makes again of what the forward pass made: the same values."""
+"""Value numbering of the backward pass: recomputed values that the forward pass has."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rhino_jax.passes.staged.apart import Apart
 
 
 def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
-    """Value of the backward pass → the one of the forward pass that equals it.
+    """Return value of the backward pass → the equal value of the forward pass.
 
-    Two are equal that the same primitive makes, with the same parameters, of equal
-    values, be it before the micro-batches.
+    Two values are equal if the same primitive computes them, with the same parameters,
+    from equal values; also before the micro-batches.
 
     Args:
       apart: the step.
-      opened: its micro-batch.
+      opened: its micro-batch, calls inlined.
     """
     names = _Names()
     before, piece = open_jaxpr(apart.before), open_jaxpr(opened.closed)
@@ -42,7 +42,7 @@ def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
 
 
 class _Names:
-    """Equal values have one name.
+    """Value numbers: equal values have one name.
 
     Attributes:
       known: names of variables; others are their own names.
@@ -59,7 +59,7 @@ class _Names:
         return str(x.dtype), x.shape, x.tobytes()
 
     def add(self, eqn: Any) -> None:
-        """Name the results of an equation; of one with effects, each time anew."""
+        """Name the results of an equation, unless it has effects."""
         if eqn.effects:
             return
         reads = tuple(map(self.of, eqn.invars))
@@ -70,7 +70,10 @@ class _Names:
 
 
 def _frozen(x: Any) -> Hashable:
-    """What parameters are equal by; of those that cannot be compared, themselves."""
+    """Return a key by which parameters are compared.
+
+    Those that cannot be hashed are compared by identity.
+    """
     if isinstance(x, dict):
         return tuple((k, _frozen(x[k])) for k in sorted(x))
     if type(x) in (list, tuple):

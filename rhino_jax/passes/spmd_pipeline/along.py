@@ -1,4 +1,4 @@
-"""Equations along the layers of stacks `[L, …]`: each stage may do its own part."""
+"""Equations along the layers of stacks `[L, …]`: each stage may run its own part."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Stacked:
     """An equation on a stage's part of stacks.
 
     Attributes:
-      dims: of every operand the dim over layers; -1: it has none.
+      dims: for every operand the dim over layers; -1: it has none.
       results: likewise; -1: a reduction over layers, each stage's own.
-      reducer: of that.
+      reducer: of that reduction; empty where there is none.
     """
 
     dims: tuple[int, ...]
@@ -30,21 +30,33 @@ class Stacked:
     reducer: str = ""
 
     def stacks_of(self, operands: Sequence[int | None]) -> set[int]:
-        """Those of the operands that it reads along their dim 0."""
+        """Return those of the operands that are read along their dim 0.
+
+        Args:
+          operands: value ids, None of literals.
+        """
         pairs = zip(operands, self.dims, strict=True)
         return {v for v, d in pairs if d == 0 and v is not None}
 
 
 def operands_of(lines: Lines, i: int) -> list[int | None]:
-    """Numbers of what an equation reads; None of literals."""
+    """Return the value ids of an equation's operands; None of literals."""
     return [None if is_literal(v) else lines.number(v) for v in lines.eqns[i].invars]
 
 
 def reads_along(
     lines: Lines, rule: Rule | None, i: int, stacks: Collection[int]
 ) -> Stacked | None:
-    """An equation along the dim 0 of stacks that it reads; None where it has to have
-    them whole."""
+    """Return an equation along dim 0 of stacks that it reads.
+
+    None where it needs them whole.
+
+    Args:
+      lines: equations.
+      rule: factors of the equation's op; None: unknown.
+      i: its position.
+      stacks: value ids of stacks.
+    """
     if (found := plain(lines, i)) is not None or rule is None:
         return found
     operands = operands_of(lines, i)
@@ -59,14 +71,20 @@ def reads_along(
 
 
 def makes_along(lines: Lines, rule: Rule | None, i: int) -> Stacked | None:
-    """An equation along the dim 0 of its only result; None where there is none."""
+    """Return an equation along dim 0 of its only result; None where it is not.
+
+    Args:
+      lines: equations.
+      rule: factors of the equation's op; None: unknown.
+      i: its position.
+    """
     if len(lines.makes[i]) != 1:
         return None
     if (found := plain(lines, i)) is not None or rule is None:
         return found
     found = _along(rule, rule.results[0][:1], {}, lines, i)
     if found is not None and 0 not in found.dims:
-        # What a position alone says (an iota) is another number on every stage.
+        # A result that depends on positions alone (an iota) differs on every stage.
         return found if lines.eqns[i].primitive.name == "broadcast_in_dim" else None
     return found
 
@@ -80,8 +98,17 @@ def plain(lines: Lines, i: int) -> Stacked | None:
 def _along(
     rule: Rule, layout: Layout, known: Mapping[int, int], lines: Lines, i: int
 ) -> Stacked | None:
-    """An equation along the factor that is dim 0 of a layout; None where that is no
-    dim of its own everywhere."""
+    """Return an equation along the factor that is dim 0 of a layout.
+
+    None where that factor is not a dim of its own in all operands and results.
+
+    Args:
+      rule: factors of the equation's op.
+      layout: of an operand or result; its dim 0 is the factor.
+      known: index of an operand → the dim that must be the factor.
+      lines: equations.
+      i: position of the equation.
+    """
     if not layout or len(layout[0]) != 1 or lines.eqns[i].primitive.name == "scan":
         return None
     (factor,) = layout[0]
@@ -107,7 +134,11 @@ def _along(
 
 
 def _dim(layout: Layout, factor: int) -> int | None:
-    """The dim that is a factor; -1: none; None: it is a part of one, or of several."""
+    """Return the dim that is exactly a factor.
+
+    It is -1 where no dim has the factor, None where it is a part of a dim, or in
+    several.
+    """
     found = [d for d, dim in enumerate(layout) if factor in dim]
     if not found:
         return -1

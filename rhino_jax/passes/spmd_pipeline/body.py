@@ -1,7 +1,7 @@
-"""What a micro-batch does: loops over layers, and what runs before, between and after.
+"""Phases of a micro-batch: scans over layers, and equations before, between and after.
 
 Layers are spread over stages, L/S on each, and so is every stack `[L, …]` of theirs:
-weights, what the forward pass leaves for the backward pass, gradients.
+weights, residuals of the forward pass, gradients.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from rhino_jax.passes.staged.lines import Lines
 
 
 class EquationPhase(enum.Enum):
-    """Where an equation runs. ONCE: it is the same for all micro-batches. ROWS: for
-    those of a stage's own. LOOP: a pipelined loop. TAIL: on a stage's layers, right
-    after the loop that made what it reads. SUM: adds to what all micro-batches leave.
+    """Phase in which an equation runs.
+
+    ONCE: it is the same for all micro-batches. ROWS: for a stage's own micro-batches.
+    LOOP: a pipelined scan over layers. TAIL: on a stage's layers, right after the scan
+    that computed what it reads. SUM: accumulates an output of micro-batches.
     """
 
     ONCE = "once"
@@ -39,18 +41,19 @@ class EquationPhase(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class MicrobatchBody:
-    """A micro-batch's equations, each with its place.
+    """A micro-batch's equations, each with its phase.
 
     Attributes:
       lines: the equations.
       consts, carries: how many of the inputs are these; then come slices.
-      loops: positions of the loops over layers, in order.
-      places: of every equation.
-      levels: of every value how many of the loops have to be done before it is there.
+      loops: positions of the scans over layers, in order.
+      places: for every equation its phase.
+      levels: for every value how many of the scans have to be done before it is
+        available.
       varies: values that differ from one micro-batch to another.
       stacks: values of which a stage has its part of dim 0.
-      stacked: of equations on such.
-      sums: of every carry.
+      stacked: equations on such values, by position.
+      sums: for every carry how it accumulates.
     """
 
     lines: Lines
@@ -65,7 +68,7 @@ class MicrobatchBody:
     sums: tuple[Sum, ...]
 
     def at(self, place: EquationPhase, level: int) -> tuple[int, ...]:
-        """The equations of a place that run when so many loops are done."""
+        """Return the equations of a phase that run after so many scans."""
         return tuple(
             i
             for i, p in enumerate(self.places)
@@ -73,15 +76,15 @@ class MicrobatchBody:
         )
 
     def level(self, equation: int) -> int:
-        """Loops that are done before an equation runs."""
+        """Return the number of scans that are done before an equation runs."""
         return max((self.levels[v] for v in self.lines.reads[equation]), default=0)
 
     def is_stacked_sum(self, found: Sum) -> bool:
-        """Whether every stage sums what its own layers leave."""
+        """Whether every stage accumulates the values of its own layers."""
         return found.part in self.stacks and found.part in self.varies
 
     def loop_values(self, loop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Carries and stacks that a loop makes."""
+        """Return the carries and the stacks that a scan computes."""
         at = self.loops[loop]
         makes = self.lines.makes[at]
         _, carries = scan_counts(self.lines.eqns[at].params)
@@ -91,12 +94,12 @@ class MicrobatchBody:
 def body_of(
     lines: Lines, program: Program, consts: int, carries: int
 ) -> MicrobatchBody:
-    """Say where everything of a micro-batch runs.
+    """Assign phases to the equations of a micro-batch.
 
     Args:
-      lines: its equations, calls taken apart.
-      program: imported from the same.
-      consts, carries: inputs of the loop over micro-batches.
+      lines: its equations, calls inlined.
+      program: imported from the same jaxpr.
+      consts, carries: number of these inputs of the loop over micro-batches.
     """
     rules = [program.ops[op].rule for op in program.body.ops]
     sums = tuple(sum_of(lines, consts + k, k) for k in range(carries))
@@ -117,7 +120,7 @@ def body_of(
 
 
 class _BodyWalk:
-    """One pass over the equations."""
+    """One walk over the equations."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class _BodyWalk:
         self.places: list[EquationPhase] = []
 
     def _given(self, consts: int) -> set[int]:
-        """Constants that are read as stacks, or made into what is."""
+        """Return constants that scans read as stacks, directly or through equations."""
         lines = self.lines
         wanted = {v for i in self.loops for v in sliced(lines, i)}
         for i in reversed(range(len(lines.eqns))):

@@ -1,4 +1,4 @@
-"""The pass: from a step in micro-batches to what one stage does of it."""
+"""The SPMD pipeline pass: from a micro-batched step to the function of one stage."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from rhino_jax.passes.staged.lines import Lines
 hide_frames(__file__)
 
 AXIS = "stage"
-"""Of the mesh, to which the collectives of a stage belong."""
+"""Name of the mesh axis of stages, which the collectives of a stage are over."""
 
 
 def on_stage(closed: Any, program: Program, choice: str) -> Any:
-    """What one of several stages does of a step in micro-batches.
+    """Return what each of several stages runs of a micro-batched step.
 
-    Results are those of the step as it is but for the order in which floats are added.
-    All micro-batches pass forward through all stages, then back (as GPipe has it): a
-    stage holds what all of them leave for the backward pass. What is in no layer each
-    stage does for some of the micro-batches, and updates of stacks for its layers.
+    Results are those of the original step but for the order in which floats are added.
+    All micro-batches pass forward through all stages, then back (as in GPipe): a stage
+    holds the residuals of all of them. Equations outside of layers each stage runs for
+    some of the micro-batches, and updates of stacks for its layers.
 
     Args:
       closed: closed jaxpr of the step in micro-batches.
       program: imported from it.
       choice: JSON, as `{"stages": 2}`.
     Returns:
-      A closed jaxpr of the same inputs and results, stacks of layers `[L, …]` as
-      `[L / stages, …]`, to be run inside of `shard_map` over the axis `stage`: it has
-      collectives over it.
+      A closed jaxpr of the same inputs and results, stacks of layers `[L, …]` as `[L /
+        stages, …]`, to be run inside of `shard_map` over the axis `stage`: it has
+        collectives over it.
     Raises:
-      StageError: it has no loop over layers that divides; see `found.find`.
+      StageError: it has no scan over layers that divides; see `found.find`.
     """
     stages = int(json.loads(choice)["stages"])
     flat = _flat(closed)
@@ -69,7 +69,7 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
 
 
 def _flat(closed: Any) -> Any:
-    """The step with calls taken apart."""
+    """Return the step with calls inlined."""
     opened = open_jaxpr(closed)
     count = len(opened.invars)
 

@@ -24,10 +24,10 @@ class StageLoop:
 
     Attributes:
       at: position of its equation.
-      closed: what it does to a micro-batch, calls taken apart.
-      body: the same, everything in its place.
-      count: micro-batches.
-      layers: of every loop over layers, how many these are.
+      closed: its body, of one micro-batch, calls inlined.
+      body: the same, with the phases of its equations.
+      count: number of micro-batches.
+      layers: for every scan over layers, their number.
     """
 
     at: int
@@ -38,16 +38,16 @@ class StageLoop:
 
 
 def find(closed: Any, name: str, stages: int, asked: int) -> StageLoop:
-    """The loop over micro-batches, and whether its layers divide into stages.
+    """Return the loop over micro-batches, if its layers divide into stages.
 
     Args:
       closed: closed jaxpr of the step in micro-batches.
       name: of the step.
-      stages: how many.
-      asked: micro-batches that the batch was to be cut into.
+      stages: number of stages.
+      asked: number of micro-batches that was requested.
     Raises:
-      StageError: it has none with a loop over layers, several, layers that do not
-        divide, or too few micro-batches.
+      StageError: there is no such loop with a scan over layers, or several; or its
+        layers, or micro-batches, do not divide among stages.
     """
     opened = open_jaxpr(closed)
     found = [*_loops(opened)]

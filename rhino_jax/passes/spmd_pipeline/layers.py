@@ -1,4 +1,4 @@
-"""Loops over layers: those with products in them that go through stacks."""
+"""Scans over layers: those with matmuls or convolutions that go through stacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def layer_loops(lines: Lines, consts: int) -> list[int]:
-    """Loops with products in them that go through stacks: of weights, or of what such
-    a loop before has made."""
+    """Return positions of scans with matmuls or convolutions that go through stacks.
+
+    The stacks are weights, or results of such a scan before.
+
+    Args:
+      lines: equations of a micro-batch.
+      consts: how many of its inputs, the first ones, are the same for all
+        micro-batches.
+    """
     varies = set(lines.inputs[consts:])
     stacks: set[int] = set()
     found = []
@@ -31,7 +38,7 @@ def layer_loops(lines: Lines, consts: int) -> list[int]:
 
 
 def length_of(lines: Lines, loop: int) -> int:
-    """Layers that a loop goes through."""
+    """Return the number of layers that a scan goes through."""
     return int(lines.eqns[loop].params["length"])
 
 
@@ -45,7 +52,7 @@ def _has_products(eqn: object) -> bool:
 
 
 def sliced(lines: Lines, loop: int) -> list[int]:
-    """Values that a loop reads slice by slice, literals left out."""
+    """Return the values that a scan reads slice by slice, without literals."""
     eqn = lines.eqns[loop]
     first = sum(scan_counts(eqn.params))
     return [lines.number(v) for v in eqn.invars[first:] if not is_literal(v)]

@@ -1,4 +1,4 @@
-"""Equations on a stage's part of stacks of layers."""
+"""Equations run on a stage's part of stacks of layers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def run_local(
 
     Args:
       eqn: the equation.
-      stacked: where its operands and results have their layers.
+      stacked: dims of its operands and results that are over layers.
       args: its operands; stacks are this stage's part, others are whole.
-      stage, stages: which, traced, and of how many.
+      stage: index of this stage, traced.
+      stages: number of stages.
     """
     whole = [tuple(v.aval.shape) for v in eqn.invars]
     given = [
@@ -46,6 +47,6 @@ def run_local(
 
 
 def part(x: Any, dim: int, stage: Any, stages: int) -> Any:
-    """This stage's part of a whole array."""
+    """Return this stage's part of a whole array."""
     size = x.shape[dim] // stages
     return lax.dynamic_slice_in_dim(x, stage * size, size, dim)

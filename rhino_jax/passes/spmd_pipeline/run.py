@@ -1,4 +1,4 @@
-"""What a stage does with its layers and its share of the micro-batches."""
+"""The loop over micro-batches on one stage: its layers, its share of all else."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ hide_frames(__file__)
 
 
 class StageRun:
-    """One stage, inside `shard_map`.
+    """The loop over micro-batches on one stage, inside `shard_map`.
+
+    m micro-batches, S stages, T ticks, L layers.
 
     Attributes:
-      once: values that are the same for all micro-batches; stacks are its part.
-      rows: value → [m/S, …], of its own micro-batches, whole.
-      ticks: stack → [T, L/S, …], its layers' of all micro-batches, and whether the
-        loop that made it is reversed.
-      sums: carry → what micro-batches leave together, of this stage.
+      once: values that are the same for all micro-batches; stacks are this stage's
+        part.
+      rows: value → [m/S, …], of this stage's own micro-batches, whole.
+      ticks: stack → [T, L/S, …], of its layers and all micro-batches, and whether the
+        scan that computed it is reversed.
+      sums: carry → accumulated output of micro-batches, on this stage.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class StageRun:
         self._readers = _readers(body)
 
     def results(self) -> list[Any]:
-        """What the loop over micro-batches leaves: sums, and slices of its own rows."""
+        """Return outputs of the loop: sums, and slices of this stage's own rows."""
         body = self.body
         for i, place in enumerate(body.places):
             if place is EquationPhase.ONCE:
@@ -67,15 +70,20 @@ class StageRun:
         left = [self._left(k, s) for k, s in enumerate(body.sums)]
         return [*left, *map(self._slices, range(body.carries, len(body.lines.outputs)))]
 
-    # What equations read.
+    # Operands of equations.
 
     def _line(self, value: int | None) -> AbstractContextManager[None]:
-        """On the line of what made a value."""
+        """Enter the source line of the equation that computed a value."""
         at = None if value is None else self.body.lines.maker.get(value)
         return nullcontext() if at is None else at_line_of(self.body.lines.eqns[at])
 
     def _once(self, value: int, as_stack: bool) -> Any:
-        """A value that is the same for all micro-batches."""
+        """Return a value that is the same for all micro-batches.
+
+        Args:
+          value: its id.
+          as_stack: whether a stack is wanted as this stage's part, instead of whole.
+        """
         x = self.once[value]
         if as_stack or value not in self.body.stacks:
             return x
@@ -85,7 +93,7 @@ class StageRun:
         return self._gathered[value]
 
     def _all(self, value: int) -> Any:
-        """[m, …] of a value, whole."""
+        """Return a value of all micro-batches, [m, …], whole."""
         if value not in self._gathered:
             with self._line(value):
                 self._gathered[value] = self.axis.whole(self._own_rows(value))
@@ -98,7 +106,13 @@ class StageRun:
         return self.rows[value]
 
     def _do(self, i: int, env: dict[int, Any], read: Any) -> None:
-        """Run an equation; `read(value, as_stack)` finds what is not in `env`."""
+        """Run an equation and add its results to `env`.
+
+        Args:
+          i: position of the equation.
+          env: value id → array.
+          read: function of (value id, as_stack) that returns an operand; see `_once`.
+        """
         lines, stacked = self.body.lines, self.body.stacked.get(i)
         eqn = lines.eqns[i]
         args = [
@@ -112,7 +126,7 @@ class StageRun:
                 made = bind_eqn(eqn, args, eqn.params)
         env.update(zip(lines.makes[i], made, strict=True))
 
-    # Between loops: a stage's own micro-batches.
+    # Between scans: a stage's own micro-batches.
 
     def _rows(self, level: int) -> None:
         body, lines = self.body, self.body.lines
@@ -155,7 +169,7 @@ class StageRun:
             self.sums[k] = x
 
     def _sum_at(self, found: Sum) -> int | None:
-        """Loops that are done when a sum is taken of whole values; None of stacks."""
+        """Return how many scans come before a sum of whole values; None of stacks."""
         if found.part is None or self.body.is_stacked_sum(found):
             return None
         return self.body.levels[found.part] if found.part in self.body.varies else 0
@@ -173,7 +187,7 @@ class StageRun:
         part = lax.convert_element_type(part, so_far.dtype)
         return part if found.how == "unchanged" else COMBINE[found.how](so_far, part)
 
-    # Loops over layers: a micro-batch on every tick.
+    # Scans over layers: a micro-batch on every tick.
 
     def _loop(self, number: int) -> None:
         body, axis, at = self.body, self.axis, self.body.loops[number]
@@ -213,13 +227,13 @@ class StageRun:
     def _tick(
         self, eqn: Any, here: Sequence[int], sums: Sequence[int], leave: Sequence[int]
     ) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-        """What a stage does with the micro-batch that it has received.
+        """Return the scan body of a tick: the stage runs what it has received.
 
         Args:
-          eqn: the loop over layers.
-          here: its position, and equations on what it leaves.
-          sums: carries to which it adds.
-          leave: values that are kept of every tick.
+          eqn: the scan over layers.
+          here: its position, and those of TAIL equations on its results.
+          sums: carries that it accumulates.
+          leave: values that are stacked over ticks.
         """
         body, axis = self.body, self.axis
         is_reversed = bool(eqn.params["reverse"])
@@ -262,7 +276,7 @@ class StageRun:
         return tick
 
     def _operands(self, eqn: Any, read: Any) -> list[Any]:
-        """Of a loop over layers: consts and carries whole, stacks a stage's part."""
+        """Return operands of a scan over layers; stacks are this stage's part."""
         first = sum(scan_counts(eqn.params))
         number = self.body.lines.number
         args = []
@@ -275,7 +289,13 @@ class StageRun:
         return args
 
     def _prepare(self, at: int, first: int, value: int) -> None:
-        """Gather, before a loop, what is read whole in it."""
+        """Gather, before a scan, a value that is read whole in it.
+
+        Args:
+          at: position of the scan.
+          first: number of its consts and carries.
+          value: its id.
+        """
         lines, stacks = self.body.lines, self.body.stacks
         eqn = lines.eqns[at]
         whole = {lines.number(v) for v in eqn.invars[:first] if not is_literal(v)}
@@ -286,7 +306,13 @@ class StageRun:
             self._once(value, False)
 
     def _at(self, value: int, as_stack: bool, j: Any) -> Any:
-        """A value of a micro-batch."""
+        """Return a value of one micro-batch.
+
+        Args:
+          value: its id.
+          as_stack: whether a stack is wanted as this stage's part, instead of whole.
+          j: number of the micro-batch, traced.
+        """
         if value not in self.body.varies:
             return self._once(value, as_stack)
         if as_stack and value in self.body.stacks:
@@ -296,7 +322,7 @@ class StageRun:
             x, at = self._all(value), j
         return lax.dynamic_index_in_dim(x, at, 0, keepdims=False)
 
-    # What leaves.
+    # Outputs.
 
     def _left(self, carry: int, found: Sum) -> Any:
         return self.given[carry] if found.part is None else self.sums[carry]
@@ -315,12 +341,12 @@ class StageRun:
 
 
 def _nothing(start: Any) -> Any:
-    """What is handed on before the first micro-batch; it is not looked at."""
+    """Return what is sent before the first micro-batch; it is never read."""
     return start if is_key(start) else jnp.zeros_like(start)
 
 
 def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
-    """Value → the equations that read it; -1: it leaves, or is added up elsewhere."""
+    """Return value → equations that read it; -1: an output, or a sum elsewhere."""
     found: dict[int, set[int]] = {}
     steps = {i for s in body.sums for i in s.steps}
     for i, values in enumerate(body.lines.reads):

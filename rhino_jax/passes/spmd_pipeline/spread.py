@@ -1,7 +1,7 @@
-"""Values of all micro-batches, as stages hold them: each some rows, or all of them.
+"""Values of all micro-batches, spread over stages: each has some rows, or all of them.
 
-m micro-batches, S stages, T = m + S - 1 ticks: a micro-batch j is at the stage that is
-p-th in a loop's direction at tick j + p.
+m micro-batches, S stages, T = m + S - 1 ticks: micro-batch j is at tick j + p at the
+stage that is p-th in a scan's direction.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ REDUCE: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class StageAxis:
-    """The axis of stages, as its devices see it.
+    """The mesh axis of stages, as seen by one of its devices.
 
     Attributes:
       name: its name.
-      stages, count: how many stages and micro-batches.
-      stage: which this is, traced.
+      stages: number of stages.
+      count: number of micro-batches.
+      stage: index of this stage, traced.
     """
 
     name: str
@@ -49,20 +50,23 @@ class StageAxis:
         return self.count + self.stages - 1
 
     def place(self, is_reversed: bool) -> Any:
-        """How many stages come before this one in a loop's direction."""
+        """Return how many stages come before this one in a scan's direction."""
         return self.stages - 1 - self.stage if is_reversed else self.stage
 
     def handed_on(self, x: Any, is_reversed: bool) -> Any:
-        """What the stage before had; zeros at the first."""
+        """Send an array to the next stage; return that of the one before.
+
+        The first stage gets zeros.
+        """
         pairs = [(i, i + 1) for i in range(self.stages - 1)]
         return self._sent(x, [(b, a) for a, b in pairs] if is_reversed else pairs)
 
     def whole(self, rows: Any) -> Any:
-        """[m/S, …] on each → [m, …]."""
+        """Gather [m/S, …] of each stage → [m, …]."""
         return jnp.reshape(self._each(lambda k: rows), (-1, *rows.shape[1:]))
 
     def rows_of_last(self, ticks: Any, is_reversed: bool) -> Any:
-        """[T, …] of the last stage in a loop's direction → [m/S, …]."""
+        """Distribute [T, …] of the last stage in a scan's direction → [m/S, …]."""
         last = 0 if is_reversed else self.stages - 1
         parts = self._parts(ticks[self.stages - 1 :])
         own = parts[last]
@@ -73,18 +77,18 @@ class StageAxis:
         return own
 
     def rows_of_stack(self, ticks: Any, is_reversed: bool) -> Any:
-        """[T, L/S, …] → [m/S, L, …]."""
+        """Exchange [T, L/S, …] → [m/S, L, …]."""
         found = self._exchanged(self._own(ticks, is_reversed))
         found = jnp.moveaxis(found, 0, 1)
         return jnp.reshape(found, (found.shape[0], -1, *found.shape[3:]))
 
     def rows_of_parts(self, ticks: Any, is_reversed: bool, reducer: str) -> Any:
-        """[T, …], each stage's own → [m/S, …] of all together."""
+        """Reduce [T, …], each stage's own, over stages → [m/S, …]."""
         found = self._exchanged(self._own(ticks, is_reversed))
         return REDUCE[reducer](found, axis=0).astype(found.dtype)
 
     def together(self, x: Any, how: str) -> Any:
-        """What all stages have, reduced."""
+        """Reduce an array over all stages."""
         if how == "sum":
             return lax.psum(x, self.name)
         return REDUCE[how](self._each(lambda k: x), axis=0).astype(x.dtype)
@@ -94,7 +98,7 @@ class StageAxis:
         return lax.dynamic_slice_in_dim(ticks, start, self.count, 0)
 
     def _exchanged(self, x: Any) -> Any:
-        """[m, …] → [S, m/S, …]: of every stage what it has of this stage's rows."""
+        """Exchange [m, …] → [S, m/S, …]: each stage's values of this stage's rows."""
         parts = self._parts(x)
 
         def for_stage(k: int) -> Any:
@@ -104,16 +108,17 @@ class StageAxis:
         return self._each(for_stage)
 
     def _parts(self, x: Any) -> Any:
-        """[m, …] → [S, m/S, …]."""
+        """Reshape [m, …] → [S, m/S, …]."""
         return jnp.reshape(x, (self.stages, -1, *x.shape[1:]))
 
     def _each(self, given: Callable[[int], Any]) -> Any:
-        """[S, …] of what every stage gives to this one, by permutes: all-gathers and
-        all-to-alls of what is cut along axes that are left to XLA, it first gathers
-        along these (TPU v5e and H100, jax 0.10.2).
+        """Return [S, …] of what every stage gives to this one, by permutes.
+
+        All-gathers and all-to-alls of arrays that are sharded along axes left to XLA,
+        it first gathers along these (TPU v5e and H100, jax 0.10.2).
 
         Args:
-          given: what this stage gives to the one that comes k later.
+          given: function of k that returns what this stage gives to the one k later.
         """
         found = None
         for k in range(self.stages):
@@ -127,7 +132,7 @@ class StageAxis:
         return found
 
     def _sent(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-        """By pairs of stages; random keys as the bits that they are."""
+        """Permute an array by (source, target) stages; random keys as their bits."""
         if not is_key(x):
             return lax.ppermute(x, self.name, pairs)
         bits = lax.ppermute(jax.random.key_data(x), self.name, pairs)
@@ -135,10 +140,10 @@ class StageAxis:
 
 
 def either(condition: Any, x: Any, y: Any) -> Any:
-    """One array or another, by a scalar."""
+    """Select one of two arrays by a scalar."""
     return lax.select(jnp.broadcast_to(condition, x.shape), x, y)
 
 
 def is_key(x: Any) -> bool:
-    """Whether these are random keys, whose bits are of a type of their own."""
+    """Whether an array has random keys, whose bits are of a type of their own."""
     return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))

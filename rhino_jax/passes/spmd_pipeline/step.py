@@ -1,4 +1,4 @@
-"""What of a whole step is cut by layers, and what one stage does of it."""
+"""A whole step on one stage: which values are sharded by layers, and its equations."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class LoopedStep:
     """A step around its loop over micro-batches.
 
     Attributes:
-      lines: its equations, calls taken apart.
+      lines: its equations, calls inlined.
       loop: that loop.
       stacks: values of which a stage has its part of dim 0: its layers.
-      stacked: equations on such.
-      results: of every result, whether it is given by layers.
+      stacked: equations on such values, by position.
+      results: for every result, whether it is sharded by layers.
     """
 
     lines: Lines
@@ -49,7 +49,7 @@ class LoopedStep:
     results: tuple[bool, ...]
 
     def shapes(self, stages: int) -> list[tuple[int, ...]]:
-        """Of every input, constants last, what a stage has."""
+        """Return the shapes of inputs, then constants, on one stage."""
         found = []
         for v in (*self.lines.inputs, *self.lines.consts):
             shape = tuple(getattr(self.lines.avals[v], "shape", ()))
@@ -60,12 +60,14 @@ class LoopedStep:
 
 
 def step_of(lines: Lines, program: Program, loop: StageLoop) -> LoopedStep:
-    """Say what is cut by layers: stacks that the loop reads, what it leaves of them,
-    and what is made of these element by element, as optimizer state.
+    """Determine which values are sharded by layers.
+
+    These are stacks that the loop reads, what it outputs of them, and what depends on
+    these elementwise, as optimizer state.
 
     Args:
-      lines: the step's equations, calls taken apart.
-      program: imported from the same.
+      lines: the step's equations, calls inlined.
+      program: imported from the same jaxpr.
       loop: found in it.
     """
     rules = [program.ops[op].rule for op in program.body.ops]
@@ -101,7 +103,16 @@ def _read_by_loop(lines: Lines, loop: StageLoop) -> set[int]:
 def _back(
     lines: Lines, rules: Sequence[Any], loop: StageLoop, wanted: set[int]
 ) -> tuple[set[int], dict[int, Stacked]]:
-    """What has to be given by layers, and equations that make it so."""
+    """Return inputs that must be sharded by layers, and equations that keep them so.
+
+    It walks backward from values that must be sharded by layers.
+
+    Args:
+      lines: equations.
+      rules: for each, factors of its op; None: unknown.
+      loop: the loop over micro-batches.
+      wanted: ids of values that must be sharded.
+    """
     wanted, made = set(wanted), dict[int, Stacked]()
     for i in reversed(range(len(lines.eqns))):
         if i == loop.at or not wanted.intersection(lines.makes[i]):
@@ -120,7 +131,15 @@ def _forth(
     given: set[int],
     made: Mapping[int, Stacked],
 ) -> tuple[set[int], dict[int, Stacked]]:
-    """All that is by layers, and equations that leave it so."""
+    """Return all values that are sharded by layers, and equations on them.
+
+    Args:
+      lines: equations.
+      rules: for each, factors of its op; None: unknown.
+      loop: the loop over micro-batches.
+      given: ids of inputs that are sharded.
+      made: equations that `_back` found.
+    """
     stacks, stacked = set(given), dict[int, Stacked]()
     for i, makes in enumerate(lines.makes):
         if i == loop.at:
@@ -149,7 +168,7 @@ class OnStage:
         self.gathered: dict[int, Any] = {}
 
     def results(self) -> list[Any]:
-        """Of the step; of stacks this stage's part."""
+        """Return the results of the step, stacks as this stage's part."""
         step, lines = self.step, self.step.lines
         for i, eqn in enumerate(lines.eqns):
             if i == step.loop.at:
@@ -184,13 +203,13 @@ class OnStage:
         return self.gathered[value]
 
     def _looped(self, eqn: Any) -> list[Any]:
-        """What the loop over micro-batches leaves."""
+        """Run the loop over micro-batches and return its outputs."""
         body = self.step.loop.body
         is_stack = [v in body.stacks for v in body.lines.inputs[: body.consts]]
         is_stack += map(body.is_stacked_sum, body.sums)
         arrays = []
         for k, atom in enumerate(eqn.invars):
-            if k >= len(is_stack):  # of every micro-batch; a stage takes its own
+            if k >= len(is_stack):  # slices of micro-batches; a stage takes its own
                 arrays.append(self._part(self._read(atom, False)))
             elif is_stack[k]:
                 arrays.append(self._as_part(atom))
@@ -200,7 +219,7 @@ class OnStage:
         return [*made[: body.carries], *map(self.axis.whole, made[body.carries :])]
 
     def _as_part(self, atom: Any) -> Any:
-        """Of a value by layers, this stage's."""
+        """Return this stage's part of a value that is sharded by layers."""
         if is_literal(atom) or self.step.lines.number(atom) not in self.step.stacks:
             return self._part(self._read(atom, False))
         return self._read(atom, True)

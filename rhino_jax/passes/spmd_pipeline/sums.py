@@ -1,4 +1,4 @@
-"""How a micro-batch's part is added to what those before have left."""
+"""Carries of the loop over micro-batches, and how they accumulate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rhino_jax.passes.staged.lines import Lines
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What micro-batches leave together, a carry of the loop over them.
+    """An output that micro-batches accumulate, a carry of the loop over them.
 
     Attributes:
-      part: value of one micro-batch; None: the carry leaves as it came.
-      how: it is combined; "unchanged": all micro-batches leave the same.
-      steps: equations that do so.
+      part: value of one micro-batch that is accumulated; None: the carry is passed
+        through.
+      how: its reducer, as "sum"; "unchanged": all micro-batches output the same value.
+      steps: equations that accumulate it.
     """
 
     part: int | None
@@ -25,7 +26,13 @@ class Sum:
 
 
 def sum_of(lines: Lines, carry: int, position: int) -> Sum:
-    """How a carry is made of what it was and of a micro-batch's part."""
+    """Return how a carry accumulates.
+
+    Args:
+      lines: equations of a micro-batch.
+      carry: position of the carry among the inputs.
+      position: of it among the outputs.
+    """
     value = lines.outputs[position]
     carry = lines.inputs[carry]
     if value is None or value == carry:
@@ -50,7 +57,12 @@ def sum_of(lines: Lines, carry: int, position: int) -> Sum:
 
 
 def _back(lines: Lines, value: int) -> tuple[int, list[int]] | None:
-    """Where a value comes from, but for what only converts or places it."""
+    """Trace a value back through converts and sharding constraints.
+
+    Returns:
+      The value that it comes from, and these equations; None where other ops compute
+        it.
+    """
     steps = []
     while (at := lines.maker.get(value)) is not None:
         if lines.eqns[at].primitive.name not in PLAIN:

@@ -44,7 +44,7 @@ from rhino_jax.passes.retraced import traced_on
 hide_frames(__file__)
 
 MAX_LOOPS = 2
-"""Forward passes up to what couples the batch, and all that waits for it."""
+"""Largest number of loops: one up to what couples the batch, one that depends on it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
