@@ -71,7 +71,7 @@ def choose_plan(
 
     Each mesh is searched briefly, the best one then with the requested level. Meshes of
     three and more axes are left out where the axis before gained little or the search
-    would take long (`Limits.axis_gain`, `Limits.meshes_s`), which the notes say."""
+    would take long (`LIMITS.axis_gain`, `LIMITS.meshes_s`), which the notes say."""
     return find(program, meshes, target, request, progress=progress).plan()
 
 

@@ -1,14 +1,13 @@
-"""From wishes for stages to a plan: where to cut, and the shardings of each group.
+"""Pipeline stages: from the user's options to stage cuts and the shardings of each
+submesh.
 
-In: a `variant_search.Search`, and how many stages, micro-batches and which schedule.
+In: a `variant_search.Search`, the numbers of stages and micro-batches, and a schedule.
 Out: a `plan.plan.PlanData` with a pipeline.
-Order: `pins` (what is to be in which stage), `costs` (what ops take), `shapes` (the
-groups' meshes, and how fast each is), `problem` (a step as `pipeline.cut` sees it),
-`estimated` (what its chunks cost then), `when` (schedules compared by that), `counts`
-(of micro-batches), `least` (what no cut has room for), `cuts` (of any number of them),
-`loops` (over layers, in which parts), `planned` (a group on its own devices; `group`:
-what it costs), `groups` (all), `remat` (what of them is made again), `assembled` (as
-one plan), `again` (until all fits; or again, otherwise), `fitted` (by one schedule),
-`slices` (of sequences), `plan` (the best of several ways), `auto`, `spmd_pipeline`
-(stages as an axis of one mesh).
-"""
+Order: `pins` (ops pinned to stages), `costs` (seconds of ops), `shapes` (submeshes and
+their speeds), `problem` (a step as `pipeline.cut` sees it), `estimated` (costs of its
+chunks), `when` (schedules), `counts` (of micro-batches), `least` (memory bound), `cuts`
+(stage cuts of each number), `loops` (over layers, split), `enough` (bounds), `planned`
+(one submesh planned; `group`: its costs), `groups` (all), `remat`, `assembled` (one
+plan), `again` (until all fit; planned again), `fitted` (by one schedule), `slices` (of
+sequences), `plan` (the best), `auto` (number of stages), `spmd_pipeline` (stages as a
+mesh axis)."""

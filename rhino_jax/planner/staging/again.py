@@ -1,4 +1,5 @@
-"""Groups planned until all of them fit; and those of a plan planned again."""
+"""Submeshes planned until all of them fit, and the submeshes of a plan planned
+again."""
 
 from __future__ import annotations
 
@@ -33,18 +34,20 @@ from rhino_jax.units import format_bytes
 
 
 MAX_TRIES = 3
-"""To make room for what arrives early, which shows when all groups are planned."""
+"""Maximum number of tries to make room for inputs that arrive ahead of their use, whose
+bytes are known once all submeshes are planned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittingGroups:
-    """Groups that fit, and how micro-batches pass through them.
+    """Planned submeshes that fit, and their pipeline.
 
     Attributes:
-      step: the tasks.
-      groups: each planned.
-      pipeline: of these; `simulation`: the same by the clock.
-      room: that was kept for what groups hold.
+      step: the tasks of all submeshes.
+      groups: the planned submeshes.
+      pipeline: the pipeline of these.
+      simulation: the pipeline's simulated schedule.
+      room: the memory set aside for residuals and inputs that arrive early.
     """
 
     step: StagedStep
@@ -60,15 +63,15 @@ def run_that_fits(
     room: Room,
     limit_bytes: float,
 ) -> FittingGroups:
-    """Groups planned until they fit with what arrives early.
+    """Plan submeshes until they fit with inputs that arrive early.
 
     Args:
-      plan: see `groups.plan_groups`.
-      pipeline_of: of tasks, groups, and what is made again.
-      room: that is kept first.
-      limit_bytes: of a device.
+      plan: plans all submeshes with some room, see `groups.plan_groups`.
+      pipeline_of: (tasks, planned submeshes, remat) → pipeline.
+      room: the memory to set aside at first.
+      limit_bytes: the memory budget of a device.
     Raises:
-      InfeasiblePlanError: a group does not fit.
+      InfeasiblePlanError: a submesh does not fit.
     """
     for _ in range(MAX_TRIES):
         step, groups, remade = plan(room)
@@ -101,11 +104,11 @@ class SolvedStages:
     """The problems that gave a plan of several stages.
 
     Attributes:
-      search: of the step as its user wrote it.
-      of_step: the step with stacks in parts.
-      shapes: of the groups.
-      schedule: that was asked for.
-      run: how each group was planned.
+      search: the search of the user's step.
+      of_step: the step, with layer stacks split.
+      shapes: the submeshes.
+      schedule: the requested schedule.
+      run: the planned submeshes and their pipeline.
     """
 
     search: Search
@@ -116,21 +119,21 @@ class SolvedStages:
 
     @property
     def step(self) -> StagedStep:
-        """Its tasks."""
+        """The tasks of all submeshes."""
         return self.run.step
 
     @property
     def groups(self) -> tuple[PlannedGroup, ...]:
-        """How each was planned."""
+        """The planned submeshes."""
         return self.run.groups
 
     @property
     def request(self) -> Request:
-        """With the user's pins."""
+        """The options of the search, with the user's pins."""
         return self.search.request
 
     def laid(self) -> Laid:
-        """The plan."""
+        """Return the plan with its simulated times and peaks."""
         return _laid(self.run)
 
     def held(
@@ -141,16 +144,16 @@ class SolvedStages:
         *,
         is_kept: bool,
     ) -> Laid:
-        """All groups with some layouts held: those where that pins anything otherwise
-        than it is are planned again, in the order in which all were planned.
+        """Plan all submeshes again with some layouts fixed: those whose pins change are
+        searched again, in the original order.
 
         Args:
-          held: the layouts.
-          level: of the search.
-          known: the same at another level, from which the search goes on.
-          is_kept: whether groups hand everything else over as in the plan.
+          held: the fixed layouts.
+          level: level of the search.
+          known: the same plan at another level, from which the search continues.
+          is_kept: whether all other values that stages send have the plan's layouts.
         Raises:
-          PinError: an op cannot make what is held.
+          PinError: an op cannot produce a fixed layout.
         """
         if is_kept:
             handed = {send.key: spec for send, spec in self._handed()}
@@ -166,23 +169,25 @@ class SolvedStages:
             return Laid.nothing(f"{what.rstrip('.')}: {numbers}")
 
     def best(self, held: GroupLayouts, level: str, known: Laid | None = None) -> Laid:
-        """The better of two plans with layouts held: with all else that groups hand one
-        another laid out as it is, and as the first of them does it best."""
+        """Return the better of two plans with layouts fixed: with all other sent values
+        laid out as in the plan, and with layouts that are best for the first submesh
+        that has them."""
         free = self.held(held, level, known, is_kept=False)
         if free.groups and all(
             free.groups[send.source].specs[send.key] == spec
             for send, spec in self._handed()
         ):
-            return free  # it is both
+            return free  # Both plans are the same.
         kept = self.held(held, level, known, is_kept=True)
         return min(kept, free, key=lambda laid: laid.rank)
 
     def planned_with(self, search: Search) -> tuple[PlanData, SolvedStages] | None:
-        """The plan with the pins of another search, cut as it is, and what to ask that
-        plan; None where a group does not fit.
+        """Plan with the pins of another search and the same stage cuts.
 
+        Returns:
+          The plan, and the problems that gave it; None where a submesh does not fit.
         Raises:
-          PinError: an op cannot make what is pinned.
+          PinError: an op cannot produce what is pinned.
         """
         started, other = time.monotonic(), replace(self, search=search)
         laid = other.best(GroupLayouts(), search.request.level)
@@ -192,7 +197,7 @@ class SolvedStages:
         return found.plan(started), found
 
     def plan(self, started: float) -> PlanData:
-        """As one plan, to be asked why it is so.
+        """Return one plan of all submeshes, with these problems as its origin.
 
         Args:
           started: `time.monotonic()` when the search began.
@@ -210,7 +215,7 @@ class SolvedStages:
         return replace(made, origin=self)
 
     def _handed(self) -> Iterator[tuple[TaskSend, Spec]]:
-        """What groups hand one another, and how in the plan."""
+        """Yield the values that stages send, and their layouts in the plan."""
         for send in self.step.sends:
             yield send, self.groups[send.source].specs[send.key]
 
@@ -224,8 +229,8 @@ class SolvedStages:
             step: StagedStep, groups: Sequence[PlannedGroup], _: StagedRemat
         ) -> Pipeline:
             pipeline = with_costs(known, step, groups, self.shapes)
-            # What was searched for holds whatever tasks take; so does what values that
-            # wait on hosts go and come by.
+            # A searched order does not depend on the costs of tasks; nor does one that
+            # transfers of offloaded values follow.
             is_known = pipeline.schedule in (when.SEARCHED, FORWARD_ONLY)
             if is_known or pipeline.is_offloaded:
                 return pipeline
@@ -249,7 +254,7 @@ class SolvedStages:
 
 
 def _laid(run: FittingGroups) -> Laid:
-    """What groups take, and what passes between them, by the clock."""
+    """Return the simulated step, peaks and transfers of planned submeshes."""
     pipeline, simulation = run.pipeline, run.simulation
     sent: dict[tuple[int, int], float] = {}
     for hop in pipeline.hops:
@@ -262,12 +267,12 @@ def _laid(run: FittingGroups) -> Laid:
 
 
 def solved_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
-    """The problems of a plan that are not kept, solved once more.
+    """Solve the problems of a plan again that are not cached.
 
     Args:
-      search: of the step as its user wrote it, on the plan's mesh.
-      plan: of several stages.
-      schedule: that was asked for.
+      search: the search of the user's step, on the plan's mesh.
+      plan: a plan of several stages.
+      schedule: the requested schedule.
     """
     pipeline, shares = plan.pipeline, plan.places
     assert pipeline is not None

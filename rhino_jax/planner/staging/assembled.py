@@ -1,4 +1,4 @@
-"""Planned groups and their pipeline as one plan."""
+"""One plan of all planned submeshes and their pipeline."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def assembled(
     shapes: GroupMeshes,
     started: float,
 ) -> PlanData:
-    """The plan.
+    """Return one plan of all planned submeshes.
 
     Args:
-      search: what was planned.
-      of_step: the step, with stacks in parts.
-      step, groups: its tasks, and how each group was planned.
-      pipeline: how micro-batches pass through.
-      shapes: of the groups.
+      search: the search of the user's step.
+      of_step: the step, with layer stacks split.
+      step, groups: the tasks, and the planned submeshes.
+      pipeline: the pipeline of these.
+      shapes: the submeshes.
       started: `time.monotonic()` when the search began.
     """
     first = max(groups, key=lambda g: g.plan.predicted.peak_bytes).plan
@@ -101,7 +101,7 @@ def _line_times(
     devices: Sequence[Sequence[int]],
     predicted: Predicted,
 ) -> tuple[LineTime, ...]:
-    """Return the seconds of lines, the mean over devices; the rest is waiting."""
+    """Return the seconds of lines, as the mean over devices; the rest is idle time."""
     total = sum(map(len, devices))
     lines = [
         line
@@ -113,7 +113,8 @@ def _line_times(
 
 
 def _devices(shapes: GroupMeshes) -> list[list[int]]:
-    """Of every group, in the order of its mesh, their positions in that of all."""
+    """Return each submesh's devices, in the order of its mesh, as positions in the
+    whole mesh."""
     sizes = [size for _, size in shapes.mesh_axes]
     positions = np.arange(math.prod(sizes)).reshape(sizes)
     bounds = pairwise(accumulate(shapes.places, initial=0))
@@ -146,12 +147,12 @@ def _whole(
     shapes: Sequence[tuple[int, ...]],
     at: int,
 ) -> tuple[Leaf, ...]:
-    """Leaves of the step as it was: a stack is one array over its stages.
+    """Return the leaves of the user's step: a split stack is one array over its stages.
 
     Args:
-      ends, leaves: of the step with stacks in parts.
-      shapes: of the step as it was.
-      at: position of the axis of stages.
+      ends, leaves: inputs or outputs of the step with split stacks, and their leaves.
+      shapes: shapes of the inputs or outputs of the user's step.
+      at: position of the stage axis.
     """
     found: dict[int, Leaf] = {}
     for end, leaf in zip(ends, leaves, strict=True):
@@ -181,7 +182,7 @@ def _whole(
 
 
 def _notes(search: Search) -> list[str]:
-    """What was asked for and is not done in several stages."""
+    """Return notes on requests that have no effect with several stages."""
     found = []
     if search.request.value_pins:
         keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
@@ -194,7 +195,7 @@ def _notes(search: Search) -> list[str]:
 
 
 def _pins(search: Search, names: Sequence[str]) -> dict[str, str]:
-    """Those that are kept."""
+    """Return the pins that apply to stages, as text."""
     request = replace(search.request, value_pins={})
     return pins_text(search.running.program, request, names)
 

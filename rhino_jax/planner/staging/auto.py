@@ -1,9 +1,9 @@
-"""Whether stages can make a step faster than one mesh does, and how many are best.
+"""The decision whether pipeline stages make a step faster than one mesh, and their
+number.
 
-Stages save what one mesh spends on collectives over slow links: they send activations
-there instead of gradients or weights, and idle while the pipeline fills. Or they save
-memory, where one mesh has too little.
-"""
+Stages save the time that one mesh spends on collectives over slow links: they send
+activations there instead of gradients or weights, and idle while the pipeline fills. Or
+they save memory, where one mesh has too little."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ from rhino_jax.units import format_seconds
 
 
 MIN_GAIN = 0.05
-"""Share of the predicted step that stages must gain: ratios of predictions of unlike
-programs were off by more than this on H100 (`planner.variants.MIN_GAIN`)."""
+"""Share of the predicted step time that stages must gain: ratios of predictions of
+different programs were off by more than this on H100 (`planner.variants.MIN_GAIN`)."""
 
 MAX_BATCHES = 8
-"""Micro-batches for every stage with which a pipeline fills at best: the largest that
-are compared (`planner.staging.counts.PER_STAGE`)."""
+"""Micro-batches per stage with which a pipeline is filled best: the largest number that
+is compared (`planner.staging.counts.PER_STAGE`)."""
 
 FIRST_COUNT = 8
-"""Stages that are tried first, where there are more domains than that: Megatron-LM
-(Narayanan et al. 2021, table 1) trains 39B parameters in 2, 145B in 8 of them."""
+"""Number of stages that is tried first, where there are more domains than that:
+Megatron-LM (Narayanan et al. 2021, table 1) trains 39B parameters in 2, 145B in 8 of
+them."""
 
 MIN_UNEVEN = 0.85
-"""What the mean of equal groups is busy, over the busiest, at which unequal ones are
-not tried yet: 32 equal layers in four groups had 0.88."""
+"""Ratio of mean to longest busy time of equal submeshes from which on unequal ones are
+not tried: 32 equal layers on four submeshes had 0.88."""
 
 Places = tuple[int, ...]
-"""Of every stage, how many places it has along the axis of the stages."""
+"""For each stage, its number of places along the stage axis."""
 
 NOT_POSSIBLE = (StageError, MicrobatchError, ScheduleError, PinError)
-"""What a program says that cannot be cut into so many stages."""
+"""Errors of programs that cannot be cut into so many stages."""
 
 
 def slow_seconds(plan: PlanData, target: Target) -> tuple[float, str]:
-    """What a step spends at most on collectives that leave the fastest links, and the
-    name of the slowest of theirs; 0 where all devices share the fastest."""
+    """Return an upper bound on the seconds that a step spends on collectives over other
+    than the fastest links, and the name of the slowest of these links; 0 where all
+    devices share the fastest."""
     if len(target.tiers) < 2:
         return 0.0, ""
     fast = target.tiers[0].name
@@ -71,15 +73,16 @@ def slow_seconds(plan: PlanData, target: Target) -> tuple[float, str]:
 
 
 def least_step_s(plan: PlanData, flops: float, slow_s: float, stages: int) -> float:
-    """A bound on a step in so many stages: nothing is sent over slow links, nothing is
-    computed twice to that end, and the pipeline fills as fast as with the gradients of
-    weights computed late: in a third of the time of 1F1B (Qi et al. 2023, table 1).
+    """Return a lower bound on a step in some number of stages: nothing is sent over
+    slow links, nothing is computed twice to avoid that, and the pipeline fills as fast
+    as with late weight gradients: in a third of the time of 1F1B (Qi et al. 2023, table
+    1).
 
     Args:
-      plan: on one mesh.
-      flops: of the program.
-      slow_s: what that plan spends over slow links.
-      stages: how many.
+      plan: the plan on one mesh.
+      flops: FLOPs of a step of the program.
+      slow_s: seconds that the plan spends on slow links.
+      stages: the number of stages.
     """
     fill = 1 + (stages - 1) / (3 * MAX_BATCHES * stages)
     compute_s, step_s = plan.predicted.compute_s, plan.predicted.step_time_s
@@ -88,20 +91,20 @@ def least_step_s(plan: PlanData, flops: float, slow_s: float, stages: int) -> fl
 
 
 def times_done(plan: PlanData, flops: float) -> float:
-    """How often the devices together do the work of a step; more than once where all
-    compute what they would else have to send."""
+    """Return how many times the devices together compute the FLOPs of a step; more than
+    1 where all compute what they would otherwise have to send."""
     done = plan.predicted.flops_per_device * math.prod(n for _, n in plan.mesh_axes)
     return max(1.0, done / flops) if flops else 1.0
 
 
 def flops_of(program: Program) -> float:
-    """Of a step, all trips of loops counted."""
+    """Return the FLOPs of a step, with all trips of loops."""
     return sum(op.flops * count for op, count in program.walk())
 
 
 def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
-    """Numbers of stages: groups of whole domains of the fastest links. Where one mesh
-    does not fit, any power of two."""
+    """Return candidate numbers of stages: submeshes of whole domains of the fastest
+    links; where one mesh does not fit, small powers of two."""
     domain = target.tiers[0].size if target.tiers else None
     domains = devices // domain if domain else 1
     if domains < 2:
@@ -110,7 +113,8 @@ def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
 
 
 def evenness(plan: PlanData) -> tuple[float, int]:
-    """What the mean of the groups is busy, over the busiest; and which that is."""
+    """Return the ratio of mean to longest busy time of the submeshes, and the index of
+    the busiest."""
     assert plan.pipeline is not None
     busy = plan.pipeline.busy_s
     most = max(busy)
@@ -118,14 +122,13 @@ def evenness(plan: PlanData) -> tuple[float, int]:
 
 
 def merged(plan: PlanData, enough_s: float) -> list[Places]:
-    """Groups of unequal size in which a step may take less than `enough_s`: of a plan
-    in equal ones the group that is busy longest takes a neighbour's devices too.
+    """Return unequal submeshes with which a step may take less than `enough_s`: the
+    busiest submesh of a plan with equal ones takes a neighbour's devices too.
 
-    Had all groups as much to do, a step by the same schedule would be shorter by their
-    evenness: where that is not enough, there are none.
-    """
+    With equal busy times, a step by the same schedule would be shorter by that ratio
+    (`evenness`): where that is not enough, the list is empty."""
     count, (even, at) = plan.num_stages, evenness(plan)
-    # A TPU has collectives in groups whose size divides the number of all devices.
+    # TPU collectives run in groups whose size divides the number of all devices.
     if count < 4 or count % 2 or even >= MIN_UNEVEN:
         return []
     if plan.predicted.step_time_s * even >= enough_s:
@@ -136,13 +139,13 @@ def merged(plan: PlanData, enough_s: float) -> list[Places]:
 
 @dataclass(eq=False)
 class _Tried:
-    """Plans by the groups of their stages; None where there is none.
+    """Plans by the sizes of their submeshes; None where there is none.
 
     Attributes:
-      plan_in: plans in such groups a step that is shorter than so many seconds.
-      enough_s: what a step has to be shorter than.
-      found: those that were tried.
-      bounds: of those that are not enough, what a step takes at least, in seconds.
+      plan_in: plans stages of given sizes, with a step shorter than some seconds.
+      enough_s: seconds that a step has to be shorter than.
+      found: the plans tried so far.
+      bounds: lower bounds in seconds on the steps of those that are not fast enough.
     """
 
     plan_in: Callable[[Places, float], PlanData]
@@ -152,7 +155,7 @@ class _Tried:
 
     @property
     def best(self) -> PlanData | None:
-        """The fastest."""
+        """The fastest plan."""
         plans = [plan for plan in self.found.values() if plan is not None]
         return min(plans, key=lambda p: p.predicted.step_time_s, default=None)
 
@@ -170,13 +173,13 @@ class _Tried:
         return plan.predicted.step_time_s
 
     def why_not(self, places: Places) -> str:
-        """Say why there is no plan in such groups."""
+        """Say why there is no plan with such submeshes."""
         if places in self.bounds:
             return f"at least {format_seconds(self.bounds[places])}"
         return "not possible"
 
     def unequal(self) -> None:
-        """Beside those in equal groups, what may be clearly faster than the best."""
+        """Try unequal submeshes that may be clearly faster than the best equal ones."""
         equal = [plan for plan in self.found.values() if plan is not None]
         if self.best is None:
             return
@@ -188,8 +191,8 @@ class _Tried:
             self.seconds(places)
 
     def climb(self, counts: list[int]) -> None:
-        """From the first that is tried to more stages and to fewer, as long as steps
-        get shorter."""
+        """Try more stages and fewer, from the first number on, as long as steps get
+        shorter."""
         at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
         for way in (1, -1):
             last = self.seconds((1,) * counts[at])
@@ -214,15 +217,15 @@ def with_stages(
     devices: int,
     plan_in: Callable[[Places, float], PlanData],
 ) -> PlanData:
-    """The plan on one mesh, or one in stages that is predicted to be clearly faster.
+    """Return the plan on one mesh, or one in stages that is predicted to be clearly
+    faster.
 
     Args:
-      on_one: the plan on one mesh, or why there is none.
-      program: what is planned.
+      on_one: the plan on one mesh, or the error where there is none.
+      program: the program to plan.
       target: the hardware.
-      devices: how many there are.
-      plan_in: plans in groups of such sizes a step that is shorter than so many
-        seconds.
+      devices: the number of devices.
+      plan_in: plans stages of given sizes, with a step shorter than some seconds.
     Raises:
       InfeasiblePlanError: `on_one`, where stages do not help.
     """
@@ -270,7 +273,8 @@ def _variant(name: str, plan: PlanData) -> Variant:
 def _told(
     tried: _Tried, why: str, others: tuple[Variant, ...], on_one: PlanData | None = None
 ) -> PlanData:
-    """A plan with what was compared: that on one mesh, or else the best in stages."""
+    """Return the plan on one mesh, or else the best in stages, with a note on what was
+    compared."""
     plan = on_one or tried.best
     assert plan is not None
     lines = ", ".join(
@@ -292,7 +296,8 @@ def _told(
 
 
 def _groups(places: Places) -> str:
-    """How many groups, or their sizes as shares of all devices."""
+    """Return the number of submeshes, or their sizes as shares of all devices, as
+    text."""
     is_equal = len({*places}) == 1
     shares = " + ".join(f"{n}/{sum(places)}" for n in places)
     return str(len(places)) if is_equal else f"{len(places)} of {shares}"

@@ -12,13 +12,13 @@ from rhino_jax.planner.search.found import SearchResult
 
 
 def seconds_by_op(found: SearchResult) -> dict[int, float]:
-    """What every op of a found plan takes, with the collectives that it waits for.
+    """Return the seconds of every op of a plan, with the collectives that it waits for.
 
-    Times of a step, so of all runs of an op; what collectives hide behind compute is
-    taken off all ops alike, so that they sum up to the predicted step.
+    Seconds are of all runs in a step; the communication that compute hides is
+    subtracted from all ops proportionally, so that they sum up to the predicted step.
 
     Args:
-      found: a search that found something.
+      found: the result of a search in which a plan fits.
     """
     solved = found.solved[0]
     model, labels = solved.mesh_problem.model, solved.solution.labels
@@ -28,7 +28,7 @@ def seconds_by_op(found: SearchResult) -> dict[int, float]:
         [costs[label] for costs, label in zip(model.problem.costs, labels, strict=True)]
     )
     for source, target, table in model.problem.edges:
-        # A new value is laid out as the argument whose place it takes by its maker.
+        # The producer of an argument's next value also reshards it to that argument.
         is_made = nodes[target].kind is NodeKind.INPUT
         seconds[source if is_made else target] += table[labels[source], labels[target]]
     total = seconds.sum()
@@ -41,8 +41,8 @@ def seconds_by_op(found: SearchResult) -> dict[int, float]:
 
 
 def _op_of(graph: Graph, n: int) -> int:
-    """The op that a node's time is of: its own; of a value that is laid out anew for
-    several readers the first of these, or what makes it."""
+    """Return the op that a node's time belongs to: its own; for a value that is
+    resharded for several readers the first of these, or its producer."""
 
     def after(m: int) -> list[int]:
         return [e.target for e in graph.outgoing[m]]
@@ -62,11 +62,11 @@ def _op_of(graph: Graph, n: int) -> int:
                 m for m in {k for m in around for k in beside(m)} if m not in seen
             ]
             seen.update(around)
-    return graph.program.body.ops[-1]  # an argument given back in another layout
+    return graph.program.body.ops[-1]  # An argument returned in another layout.
 
 
 def with_regions(program: Program, seconds: Mapping[int, float], op_id: int) -> float:
-    """Of an op and all in its regions."""
+    """Return the seconds of an op and of all ops in its regions."""
     op = program.ops[op_id]
     inner = () if op.call is None else op.call.regions
     return seconds.get(op_id, 0.0) + sum(

@@ -1,4 +1,4 @@
-"""Numbers of micro-batches that are compared, where rhino chooses."""
+"""Candidate numbers of micro-batches, where rhino chooses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 
 
 PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))
-"""Micro-batches for every stage that are compared where rhino chooses, and those that
-are tried after them where nothing fits: their activations are smaller. Meshes are
-compared for the first of them."""
+"""Micro-batches per stage that are compared where rhino chooses, and numbers that are
+tried after them where nothing fits: their activations are smaller. Meshes are compared
+for the first of them."""
 
 
 def rows_of(
@@ -25,33 +25,33 @@ def rows_of(
     places: tuple[str, ...],
     most_loops: int = MAX_LOOPS,
 ) -> int:
-    """Of a step's batch.
+    """Return the number of rows of a step's batch.
 
     Args:
       closed: closed jaxpr of the step; `program`: imported from it.
-      places: where sums over the batch are those of a micro-batch.
+      places: places where sums over the batch are taken over each micro-batch.
       most_loops: see `MicrobatchChoice`.
     Raises:
-      MicrobatchError: there is no batch to cut.
+      MicrobatchError: the step has no batch that can be split.
     """
     choice = MicrobatchChoice(1, most_loops=most_loops, per_microbatch=places, least=1)
     return cut_for_stages(closed, program, choice)[0].rows
 
 
 def data_of(closed: Any, program: Program, places: tuple[str, ...]) -> tuple[int, ...]:
-    """Values of the inputs that hold a step's batch; see `rows_of`."""
+    """Return the value ids of the inputs that hold a step's batch; see `rows_of`."""
     choice = MicrobatchChoice(1, most_loops=MAX_LOOPS, per_microbatch=places, least=1)
     return cut_for_stages(closed, program, choice)[0].inputs
 
 
 def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int]]:
-    """Numbers of micro-batches to be compared; each list where nothing of those before
-    fits.
+    """Yield lists of numbers of micro-batches to be compared; each is for where nothing
+    of those before fits.
 
     Args:
-      rows: of the batch, which each number divides.
-      stages: how many.
-      multiple_of: what each number is a multiple of.
+      rows: rows of the batch, which each number divides.
+      stages: the number of stages.
+      multiple_of: a divisor of each number.
     """
     counts = [n for n in range(2, rows + 1) if rows % n == 0 and n % multiple_of == 0]
     seen = set[int]()
@@ -63,7 +63,7 @@ def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int
 
 
 def _nearest(counts: Sequence[int], stages: int, factors: Sequence[int]) -> list[int]:
-    """Of some numbers of micro-batches, those nearest to so many for every stage."""
+    """Return the candidates nearest to some numbers of micro-batches per stage."""
     near = (
         min(counts, key=lambda n: (abs(math.log(n / (k * stages))), n)) for k in factors
     )
@@ -76,9 +76,9 @@ def one_micro_batch(
     """Return the error of a training step that is to run in one micro-batch.
 
     Args:
-      name: of the step; `stages`: how many.
-      rows: of its batch.
-      refused: why its sequences cannot run in slices; None where they can.
+      name: the name of the step; `stages`: the number of stages.
+      rows: rows of its batch.
+      refused: why its sequences cannot be sliced; None where they can.
     """
     numbers, fixes = f"{stages} stages", ["stages=1"]
     if refused is None:

@@ -1,4 +1,4 @@
-"""Where a step may be cut, in some number of micro-batches."""
+"""Stage cuts of a step in some number of micro-batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from rhino_jax.planner.variant_search import Search
 
 
 MAX_OPS_OF_BEST = 1500
-"""Forward ops of programs whose cut CP-SAT looks at; of more, orders are cut."""
+"""Maximum number of forward ops for which CP-SAT solves the stage cut; with more,
+orders are cut."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,18 +47,20 @@ class StagingRequest:
     """A step that is to be planned in stages.
 
     Attributes:
-      search: of the step as its user wrote it.
-      of_step: it, with stacks in parts.
-      shares: of every group of devices, its places along the axis of the stages.
-      schedule: name of a family, or "auto".
-      places: where sums over the batch are those of a micro-batch.
+      search: the search of the user's step.
+      of_step: the step, with layer stacks split.
+      shares: number of places of each submesh along the stage axis.
+      schedule: name of a schedule, or "auto".
+      places: places where sums over the batch are taken over each micro-batch.
       stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
-      may_recompute: whether stages that do not fit may run their forward passes again.
-      slices: of sequences, by `token-slices`: how many, or their lengths, or nothing.
-      kept: input of the step → where it is in another plan, whose cut is kept.
-      finds: what was found for it, and for its groups.
-      enough_s: what its step has to be shorter than.
+      may_recompute: whether stages may recompute activations to fit.
+      slices: sequence slices of schedule `token-slices`: their number, or their
+        lengths; empty: chosen here.
+      kept: input of the step → its stages in another plan, whose stage cut is taken
+        over.
+      finds: results of searches of the step, and of its submeshes.
+      enough_s: seconds that the step has to be shorter than.
     """
 
     search: Search
@@ -75,23 +78,23 @@ class StagingRequest:
 
     @property
     def most_slices(self) -> int:
-        """In which sequences may run by `token-slices`."""
+        """Maximum number of sequence slices of schedule `token-slices`."""
         said = self.slices
         return said[0] if len(said) == 1 else len(said) or max(COUNTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutStep:
-    """A step in so many micro-batches, and where it is cut.
+    """A step in some number of micro-batches, cut into stages.
 
     Attributes:
-      apart: the step.
-      shapes: of the groups.
+      apart: the step, with its loop over micro-batches taken apart.
+      shapes: the submeshes.
       has_backward: whether there is a backward pass.
-      chosen: the cut.
-      group_of: of every chunk; empty where each has its own.
-      work: what chunks take, by an estimate.
-      slices: lengths of the slices of sequences; empty where these are whole.
+      chosen: the stage cut.
+      group_of: submesh of each chunk; empty where each chunk has its own.
+      work: estimated costs of the chunks.
+      slices: lengths of the sequence slices; empty where sequences are whole.
     """
 
     apart: Apart
@@ -104,11 +107,12 @@ class CutStep:
 
 
 def worth_comparing(shapes: GroupMeshes, apart: Apart, most: int) -> Sequence[MeshAxes]:
-    """Meshes for other numbers of micro-batches than that of a step, up to so many.
+    """Return the meshes to compare for other numbers of micro-batches than that of a
+    step, up to `most`.
 
-    The best of one is that of all where every device has rows of a micro-batch in each;
-    where there are too few rows for that, the best few are compared again.
-    """
+    The best mesh of one number is the best of all where every device has rows of a
+    micro-batch in each; where there are too few rows for that, the best few are
+    compared again."""
     devices = max(map(shapes.devices, range(shapes.groups)))
     return shapes.good[:1] if apart.cut.rows // most >= devices else shapes.good
 
@@ -116,17 +120,17 @@ def worth_comparing(shapes: GroupMeshes, apart: Apart, most: int) -> Sequence[Me
 def cuts_of(
     asked: StagingRequest, meshes: Sequence[MeshAxes], count: int
 ) -> list[CutStep]:
-    """A step in `count` micro-batches, cut where that is best: into a chunk for every
-    stage, and several, as the schedule may need; where that does not fit, also as is
-    best where all stages are recomputed, if they may be.
+    """Cut a step in `count` micro-batches at its best: into one chunk for each stage,
+    and into several, as schedules may need; where that does not fit, also at the best
+    cut with all stages recomputed, if they may be.
 
     Args:
-      asked: what is planned.
-      meshes: of all devices, to be compared.
-      count: of micro-batches.
+      asked: the step to plan.
+      meshes: candidate meshes of all devices.
+      count: the number of micro-batches.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
-      NotFaster: it takes too long, however it is cut.
+      NotFaster: the step takes too long, however it is cut.
     """
     of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
     apart = take_apart(of_step.closed, of_step.program, count, asked.places)
@@ -143,7 +147,7 @@ def cuts_of(
     for group_of in when.placements(schedule, shapes.groups):
         chunks = len(group_of)
         is_asked = not found
-        # A pinned op is in the only chunk of its stage.
+        # Pins name a stage, so its ops are in its only chunk.
         is_one = of_step.stacks or asked.stage_pins or asked.kept or in_slices
         if not is_asked and (is_one or not sides.backward):
             continue
@@ -170,7 +174,7 @@ def cuts_of(
                 found += _in_slices(asked, whole, sides, problem)
                 continue
             if schedule == AUTO and is_asked and count < shapes.groups:
-                # Slices fill a pipeline that so few micro-batches leave idle.
+                # Sequence slices fill a pipeline that so few micro-batches leave idle.
                 with contextlib.suppress(ScheduleError):
                     found += _in_slices(asked, whole, sides, problem)
             found.append(whole)
@@ -181,10 +185,11 @@ def cuts_of(
 
 
 def _check_slices(asked: StagingRequest, apart: Apart) -> None:
-    """Refuse a training step in one micro-batch, but by a schedule that may slice it.
+    """Refuse a training step in one micro-batch, unless a schedule may slice its
+    sequences.
 
     Raises:
-      MicrobatchError: sequences cannot run in slices, or another schedule is asked for.
+      MicrobatchError: sequences cannot be sliced, or another schedule is requested.
     """
     refused: ScheduleError | None = None
     try:
@@ -199,13 +204,13 @@ def _check_slices(asked: StagingRequest, apart: Apart) -> None:
 def _in_slices(
     asked: StagingRequest, whole: CutStep, sides: Sides, problem: CutProblem
 ) -> list[CutStep]:
-    """A step that is cut, in slices of its sequences, in a few ways.
+    """Return a step cut into stages with its sequences sliced in a few ways.
 
     Args:
-      asked: what is planned.
-      whole: cut as is best for many slices.
-      sides: of a micro-batch.
-      problem: by which it is cut.
+      asked: the step to plan.
+      whole: the step, cut at its best for many slices.
+      sides: forward and backward pass of a micro-batch.
+      problem: the cut problem that it is a solution of.
     """
     stages, target = whole.chosen.stages, asked.search.target
     slicing = Slicing(
@@ -227,7 +232,8 @@ def _in_slices(
 def _priced(
     asked: StagingRequest, sides: Sides, shapes: GroupMeshes
 ) -> tuple[Sides, GroupMeshes]:
-    """What ops take, loops in two, on the mesh that is best for them whole."""
+    """Return the passes with split loops, and the seconds of their ops on the mesh that
+    is best for whole loops."""
     one = [shapes.mesh_axes]
     return sides, shapes_of(asked.search, sides, asked.shares, one, asked.finds)
 
@@ -235,12 +241,12 @@ def _priced(
 def _cut_into(
     asked: StagingRequest, problem: CutProblem, *, may_recompute: bool
 ) -> list[tuple[CutProblem, StageCut]]:
-    """Where a step is best cut; and besides, where that does not fit and stages may be
-    recomputed, where it is best cut if all of them are."""
+    """Return the best cut; and, where that does not fit and stages may be recomputed,
+    the best cut with all of them recomputed."""
     if asked.schedule != TOKEN_SLICES:
         return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
     many = paced(problem, asked.most_slices)
-    # How work grows along a sequence is not in it: closer is no better.
+    # The growth of work along a sequence is not modelled: a closer cut is no better.
     gap = when.MIN_GAIN
     found = _cut_where_best(asked.search, many, may_recompute=may_recompute, gap=gap)
     return [(problem, chosen) for _, chosen in found]
@@ -261,7 +267,7 @@ def _cut_where_best(
     try:
         found = problem, cut(problem, level, gap=gap, seed=request.seed)
     except InfeasiblePlanError:
-        # What optimizers hold is a guess here; when groups are planned it is known.
+        # Optimizer state is a guess here; planning the submeshes tells its real bytes.
         pass
     if not may_recompute:
         return [found]
@@ -270,7 +276,7 @@ def _cut_where_best(
 
 
 def _recomputed(problem: CutProblem) -> CutProblem:
-    """With forward passes that run twice, and leave nothing."""
+    """Return the problem in which forward passes run twice, and save nothing."""
     ops = (
         replace(op, backward_s=op.forward_s + op.backward_s, activation_bytes=0)
         for op in problem.ops.ops

@@ -1,9 +1,9 @@
-"""Bounds a step in stages before it is planned, where it has to be faster than another.
+"""Lower bounds on a step in stages before it is planned, where it has to beat another
+plan.
 
-To plan stages takes many searches: loops in parts, numbers of micro-batches, schedules
-and then every group. One search comes before all of these, that of a whole micro-batch
-on the devices of a group, and mostly it says that stages gain nothing.
-"""
+Planning stages takes many searches: split loops, numbers of micro-batches, schedules
+and then every submesh. One search comes before all of these, that of a whole
+micro-batch on a submesh, and mostly it proves that stages gain nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NEAR = 0.03
 
 
 class NotFaster(Exception):
-    """A plan is not enough.
+    """A plan is not fast enough.
 
     Attributes:
-      step_s: the shortest that was planned, or a bound on all; infinite where nothing
-        is known but that it is not enough.
-      count: of micro-batches.
+      step_s: the shortest planned step in seconds, or a lower bound on all; infinite
+        where neither is known.
+      count: the number of micro-batches.
     """
 
     def __init__(self, step_s: float, count: int = 0) -> None:
@@ -40,17 +40,18 @@ def check_any(
     *,
     sends: bool = True,
 ) -> None:
-    """Refuse numbers of stages with which a step takes too long in any number of
+    """Refuse a number of stages with which a step takes too long in any number of
     micro-batches.
 
     Args:
-      shapes: of the groups, with what a micro-batch takes on each, in the first number.
+      shapes: the submeshes, with the seconds of a micro-batch on each, for the first
+        number of micro-batches.
       rounds: numbers of micro-batches.
-      enough_s: what a step has to be shorter than.
-      sends: whether collectives count; without, a bound on other meshes too, of which
-        more axes save collectives.
+      enough_s: seconds that a step has to be shorter than.
+      sends: whether collectives count; without them the bound holds for other meshes
+        too, since more axes save collectives.
     Raises:
-      NotFaster: with no number of micro-batches a step is.
+      NotFaster: no number of micro-batches makes a step fast enough.
     """
     if not sends:
         seconds = {n: {0: compute_s} for n, compute_s in shapes.compute_s.items()}
@@ -73,10 +74,10 @@ def check_enough(
     cut and scheduled.
 
     Args:
-      shapes: of the groups, with what a micro-batch takes on each.
-      searched: number of micro-batches of which that is one.
-      count: number of micro-batches.
-      enough_s: what a step has to be shorter than.
+      shapes: the submeshes, with the seconds of a micro-batch on each.
+      searched: the number of micro-batches which those seconds are for.
+      count: the number of micro-batches to check.
+      enough_s: seconds that a step has to be shorter than.
     Raises:
       NotFaster: it is not.
     """
@@ -86,12 +87,16 @@ def check_enough(
 
 
 def least_step_s(shapes: GroupMeshes, searched: int, count: int) -> float:
-    """A bound on a step: every group does as large a share of the model as it is fast,
-    and the pipeline fills as with the gradients of weights computed late, in a third of
-    the time of 1F1B (Qi et al. 2023, table 1). In fewer micro-batches all collectives
-    that are the same for each, as of weights, are as much fewer; in more, none.
+    """Return a lower bound on a step: every submesh has a share of the model in
+    proportion to its speed, and the pipeline fills as with late weight gradients, in a
+    third of the time of 1F1B (Qi et al. 2023, table 1).
 
-    Args: as of `check_enough`.
+    In fewer micro-batches, collectives whose size does not depend on the micro-batch,
+    such as those of weights, shrink in proportion; in more, they are not counted more
+    often.
+
+    Args:
+      shapes, searched, count: see `check_enough`.
     """
     rates = [
         1 / seconds if (seconds := _seconds(shapes, group, searched, count)) else 0.0
@@ -99,13 +104,14 @@ def least_step_s(shapes: GroupMeshes, searched: int, count: int) -> float:
     ]
     if not all(rates):
         return 0.0
-    # Fewer micro-batches than groups may run in slices, which fill the pipeline.
+    # Fewer micro-batches than stages may run in sequence slices, which fill the
+    # pipeline.
     idle = (shapes.groups - 1) / (3 * count) if count >= shapes.groups else 0.0
     return (1 - NEAR) / sum(rates) * (1 + idle)
 
 
 def _seconds(shapes: GroupMeshes, group: int, searched: int, count: int) -> float:
-    """Of all micro-batches, were the whole model on one group."""
+    """Return the seconds of all micro-batches, were the whole model on one submesh."""
     places = shapes.places[group]
     total_s = math.fsum(shapes.seconds[places].values())
     compute_s = min(total_s, shapes.compute_s.get(places, 0.0))

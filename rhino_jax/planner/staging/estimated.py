@@ -1,4 +1,4 @@
-"""What the chunks of a cut step cost, before any group is planned."""
+"""Estimated costs of the chunks of a cut step, before any submesh is planned."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ def estimated(
     shapes: GroupMeshes,
     group_of: Sequence[int],
 ) -> StepWork:
-    """Chunks with their backward passes whole, and split.
+    """Return the estimated work of all chunks, with their backward passes whole and
+    split.
 
     Args:
-      problem, chosen: where the step is cut, one chunk for every stage of the problem.
-      sides: of a micro-batch, loops of its backward pass in two where that splits them.
-      shapes: of the groups, with what ops of it take.
-      group_of: of every chunk.
+      problem, chosen: the cut problem and its cut, one chunk for each of its stages.
+      sides: passes of a micro-batch, with the loops of its backward pass split in two
+        where schedules split it.
+      shapes: the submeshes, with the seconds of ops on them.
+      group_of: submesh of each chunk.
     """
     work = as_work(problem, chosen)
     labels = Labels.at(sides, chosen.stages, group_of, is_split=True)
     took = [0.0] * labels.count
-    devices = shapes.devices(0)  # as in the problem
+    devices = shapes.devices(0)  # The problem's bytes are of these devices too.
     for label, op_id in zip(labels.of, sides.program.body.ops, strict=True):
         if label is not None:
             seconds = shapes.seconds[shapes.places[labels.group(label)]]
@@ -43,7 +45,7 @@ def estimated(
         for c, chunk in enumerate(work.chunks)
     )
     work = in_groups(replace(work, chunks=chunks), group_of)
-    # What is done between is the same in all schedules that come into question.
+    # The cost between the passes is the same in all candidate schedules, so it is 0.
     between = (Between(),) * work.groups if sides.is_coupled else ()
     return replace(work, between=between)
 
@@ -51,7 +53,8 @@ def estimated(
 def twice(
     work: StepWork, sides: Sides, shapes: GroupMeshes, chosen: StageCut
 ) -> StepWork:
-    """The same where what couples micro-batches is made ahead of all forward passes."""
+    """Return the work in which values that couple micro-batches are computed ahead of
+    all forward passes."""
     took = [0.0] * len(work.chunks)
     labels = Labels.at(sides, chosen.stages, [chunk.group for chunk in work.chunks])
     for i in sides.ahead:
@@ -64,7 +67,7 @@ def twice(
         replace(chunk, costs=(replace(chunk.costs[0], ahead_s=s),))
         for chunk, s in zip(work.chunks, took, strict=True)
     )
-    # What is ahead sends no more than forward passes do.
+    # Ahead tasks send at most what forward passes do.
     edges = tuple(replace(edge, ahead_bytes=edge.forward_bytes) for edge in work.edges)
     return replace(work, chunks=chunks, edges=edges, is_twice=True)
 

@@ -1,4 +1,5 @@
-"""A step that is cut, by one schedule: its groups planned until all fits."""
+"""The plan of a cut step by one schedule: its submeshes planned until all of them
+fit."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ from rhino_jax.planner.variant_search import tell_nobody
 
 
 def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
-    """The plan of a step that is cut.
+    """Return the plan of a cut step by one schedule.
 
     Args:
-      asked: what is planned.
-      cut_step: the step.
+      asked: the step to plan.
+      cut_step: the step, cut into stages.
       way: its schedule.
     Raises:
-      InfeasiblePlanError: a group does not fit.
-      ScheduleError: a schedule that is searched for does not.
+      InfeasiblePlanError: a submesh does not fit.
+      ScheduleError: a searched schedule does not fit.
     """
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
     together = of_step.together
@@ -61,7 +62,7 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
         is_kept = not asked.may_recompute
         would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
     is_free = asked.may_recompute and cut_step.has_backward
-    # What is searched for is not simulated with links to hosts.
+    # The search for schedules does not simulate links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
     room = Room(
         way.in_flight,
@@ -79,14 +80,14 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
             shapes,
             room,
             asked.finds,
-            # Of values in slices none are chosen one by one.
+            # Values of sequence slices are not chosen one by one.
             sides=None if cut_step.slices else sides,
         ),
         lambda *planned: _pipeline(asked, cut_step, way, *planned),
         room,
         search.request.memory_budget_bytes,
     )
-    # What is asked later is nobody's progress, and no pass of this search.
+    # Later questions report no progress, and are not dumped as passes of this search.
     quiet = replace(search.asking(watch=None), report=tell_nobody)
     solved = SolvedStages(quiet, of_step, shapes, asked.schedule, run)
     return solved.plan(asked.started)
@@ -117,7 +118,7 @@ def _pipeline(
     )
     pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
     if pipeline.is_offloaded:
-        # Values go and come as this schedule has it.
+        # Offloaded values are transferred in the order of this schedule.
         rate = asked.search.target.device.host_bytes_per_s
         return replace(pipeline, host_bytes_per_s=rate or 0.0)
     if not cut_step.has_backward:

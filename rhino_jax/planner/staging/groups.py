@@ -1,4 +1,5 @@
-"""Each group's shardings: planned on its own devices, alike where groups meet."""
+"""The shardings of each submesh: planned on its own devices, equal where stages
+exchange values."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from rhino_jax.planner.variant_search import Search
 
 
 NOTHING = GroupLayouts()
-"""Beside the user's pins."""
+"""No fixed layouts in addition to the user's pins."""
 
 
 def plan_groups(
@@ -45,24 +46,26 @@ def plan_groups(
     before: Sequence[PlannedGroup] = (),
     sides: Callable[[], Sides] | None = None,
 ) -> tuple[StagedStep, list[PlannedGroup], StagedRemat]:
-    """Plan all groups; what one sends another is laid out alike on both.
+    """Plan all submeshes; a value that one sends to another has the same layout on
+    both.
 
     Args:
-      search: how to plan.
-      step_of: all tasks.
-      of_step: the step; parts of a stack are laid out alike.
-      shapes: of the groups.
-      room: that it needs.
-      finds: what was found for groups of this step, in other tries too.
-      held: layouts of values, beside the user's pins and instead of them.
-      before: all groups, planned otherwise: their problems are solved again, where
-        anything is pinned otherwise.
-      sides: of a micro-batch, where its values may be made again one by one.
+      search: the search of the step.
+      step_of: remat → the tasks of all submeshes.
+      of_step: the step; the parts of a stack have the same layout.
+      shapes: the submeshes.
+      room: the memory to set aside.
+      finds: results of searches of submeshes of this step, in other tries too.
+      held: fixed layouts of values, which override the user's pins.
+      before: all submeshes as planned before: their problems are solved again, where
+        pins differ.
+      sides: passes of a micro-batch, where its values may be recomputed one by one;
+        None: only whole chunks are.
     Returns:
-      The tasks; the groups; what is made again.
+      The tasks; the planned submeshes; their remat.
     Raises:
-      InfeasiblePlanError: a group does not fit; says which.
-      PinError: an op cannot make what is held.
+      InfeasiblePlanError: a submesh does not fit; says which.
+      PinError: an op cannot produce a fixed layout.
     """
     known: dict[ValueKey, Spec] = {}
     stacks: dict[int, Spec] = {}
@@ -72,7 +75,7 @@ def plan_groups(
         output_pins={**search.request.output_pins, **held.outputs},
     )
     request, budget = search.request, search.request.memory_budget_bytes
-    # Values are chosen anew.
+    # The values to recompute are chosen again.
     remade = replace(room.remade, values={}) if room.may_recompute else room.remade
     step = step_of(remade)
     meeting = _meeting(step)
@@ -95,7 +98,8 @@ def plan_groups(
 
     on_all = partial(_on_all, groups=range(step.groups), shapes=shapes)
     remaking = Remaking(step_of, sides, planned, room, budget, finds)
-    # What a small group has, a larger one can have too: its other axes are the same.
+    # Layouts of a small submesh are possible on a larger one: its other axes are the
+    # same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
         step, one, remade = _that_fits(remaking, step, group, remade)
         found[group] = one
@@ -109,10 +113,10 @@ def plan_groups(
 def _that_fits(
     remaking: Remaking, step: StagedStep, group: int, remade: StagedRemat
 ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
-    """Plan a group so that it fits, as it is or with values that it recomputes.
+    """Plan a submesh so that it fits, as it is or with rematerialization.
 
     Returns:
-      The tasks; the group; what all groups recompute.
+      The tasks; the planned submesh; the remat of all submeshes.
     Raises:
       InfeasiblePlanError: it does not fit either way.
     """
@@ -125,7 +129,7 @@ def _that_fits(
         wide = (kept := remaking.planned(step, group, MAX_TRIES)).wide
     except Refused as refused:
         if refused.is_alone or not may_recompute:
-            # One micro-batch alone holds as much either way.
+            # Remat does not lower the peak of one micro-batch alone.
             raise _told(refused, room, is_again=is_again) from None
         wide = refused.wide
     if kept is None or (may_recompute and kept.is_bound):
@@ -139,20 +143,20 @@ def _that_fits(
 
 
 def _of_stacks(group: PlannedGroup, of_step: Unstacked) -> Iterator[tuple[int, Spec]]:
-    """Stacks of which a group has a part, and how that is laid out."""
+    """Yield the stacks of which a submesh has a part, and the layout of that part."""
     for key in group.of.arguments:
         if key.kind is ValueKind.INPUT and of_step.inputs[key.number].part is not None:
             yield of_step.inputs[key.number].whole, group.specs[key]
 
 
 def _on_all(spec: Spec, groups: Collection[int], shapes: GroupMeshes) -> Spec:
-    """Of what groups of unequal size have in common."""
+    """Return the part of a spec that submeshes of unequal size have in common."""
     sizes = {shapes.places[g] for g in groups}
     return spec if len(sizes) == 1 else without(spec, [shapes.stage_axis])
 
 
 def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanError:
-    """Why a group does not fit, with what else there is to try."""
+    """Return the error where a submesh does not fit, with further fixes."""
     error = refused.error
     if is_again:
         return in_vain(error)
@@ -169,7 +173,7 @@ def _told(refused: Refused, room: Room, *, is_again: bool) -> InfeasiblePlanErro
 
 
 def _meeting(step: StagedStep) -> dict[ValueKey, set[int]]:
-    """Of everything that is sent, the groups that have it."""
+    """Return sent value → the submeshes that have it."""
     found: dict[ValueKey, set[int]] = {}
     for send in step.sends:
         found.setdefault(send.key, set()).update((send.source, send.target))
@@ -178,16 +182,17 @@ def _meeting(step: StagedStep) -> dict[ValueKey, set[int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Laid:
-    """What a group lays out as elsewhere, or as the user asks.
+    """The layouts that other submeshes or the user prescribe for one submesh.
 
     Attributes:
       of_step: the step.
-      stage_axis: of the mesh.
-      is_large: the group has several devices along it, among which each part of a stack
-        is cut by layers: so a stack as a whole is one array over all groups.
-      request: with the user's pins of the step's inputs and results.
-      known: of what other groups send or get.
-      stacks: of other groups' parts, beside that.
+      stage_axis: position of the stage axis in the mesh.
+      is_large: the submesh has several places along that axis, over which each part of
+        a stack is sharded by layers: so a stack as a whole is one array over all
+        submeshes.
+      request: has the user's pins of the step's inputs and results.
+      known: layouts of values that other submeshes send or receive.
+      stacks: layouts of other submeshes' parts of stacks, other than that.
     """
 
     of_step: Unstacked
@@ -207,16 +212,18 @@ class _Laid:
         known: Mapping[ValueKey, Spec],
         stacks: Mapping[int, Spec],
     ) -> _Laid:
-        """Collect what the layout of one group depends on."""
+        """Collect the layouts that prescribe those of one submesh."""
         is_large = shapes.places[group] > 1
         return cls(of_step, shapes.stage_axis, is_large, request, known, stacks)
 
     def pins(
         self, of: GroupProgram, outputs: Sequence[Any]
     ) -> tuple[dict[int, Spec], dict[int, Spec]]:
-        """
+        """Return the pins of a submesh's arguments and results, by position.
+
         Args:
-          outputs: of every result of the step its group and key.
+          of: the submesh's tasks as one program.
+          outputs: submesh and key of each result of the step.
         """
         inputs: dict[int, Spec] = {}
         for i, key in enumerate(of.arguments):
@@ -239,7 +246,7 @@ class _Laid:
         return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}
 
     def _own(self, spec: Spec, end: End) -> Spec:
-        """As of all devices, on the group's own."""
+        """Return a spec on all devices as one on the submesh."""
         if not self.is_large:
             return without(spec, [self.stage_axis])
         if end.part is None:

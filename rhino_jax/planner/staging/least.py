@@ -1,8 +1,8 @@
-"""What all stages together hold, whatever the cut, the schedule and the shardings.
+"""A lower bound on the memory of all stages together, whatever the cut, the schedule
+and the shardings.
 
-To plan groups of devices until none fits takes many searches. A step that needs more
-than all devices have, be nothing of it held twice, needs none.
-"""
+Planning submeshes until none fits takes many searches. A step that needs more memory
+than all devices have, even with nothing replicated, is refused without them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rhino_jax.units import format_bytes
 
 
 def check_least(asked: StagingRequest, micro_batches: int) -> None:
-    """Refuse a step whose arguments, and sums of gradients over micro-batches, are more
-    than the memory of all devices. They are held while micro-batches run.
+    """Refuse a step whose arguments and accumulated gradients exceed the memory of all
+    devices. Both are live while micro-batches run.
 
     Args:
-      asked: what is planned.
-      micro_batches: any number of them.
+      asked: the step to plan.
+      micro_batches: any number of micro-batches.
     Raises:
       InfeasiblePlanError: no stages have room for it.
-      MicrobatchError: it cannot be cut into so many.
+      MicrobatchError: the batch cannot be split so.
     """
     program, search = asked.of_step.program, asked.search
     devices = math.prod(size for _, size in search.meshes[0])
     budget = search.request.memory_budget_bytes
     arguments = _arguments(program)
     held = sum(arguments.values())
-    # Sums of gradients are as large as what they are of, and hardly more.
+    # Accumulated gradients are as large as their parameters, and hardly larger.
     if 2 * held <= budget * devices:
         return
     closed, places = asked.of_step.closed, asked.places
@@ -59,7 +59,7 @@ def check_least(asked: StagingRequest, micro_batches: int) -> None:
 
 
 def _arguments(program: Program) -> dict[str, int]:
-    """Path → bytes of what the step reads or gives back."""
+    """Return path → bytes of the arguments that the step reads or returns."""
     read = {v for op in program.body.ops for v in program.ops[op].operands}
     read |= {*program.body.outputs}
     return {

@@ -1,4 +1,4 @@
-"""Pins that say in which stage something is: path, line or scope → stage."""
+"""Stage pins: path, line or scope → stage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rhino_jax.plan.kept import Part
 def without_stages(
     pinned: Mapping[str, Any], stages: int
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Pins of layouts, and pins of stages, which are numbers.
+    """Separate layout pins from stage pins, which are numbers.
 
     Args:
       pinned: key → spec or stage.
-      stages: how many there are to be.
+      stages: the number of stages.
     Raises:
       PinError: there is no such stage.
     """
@@ -44,10 +44,10 @@ def without_stages(
 
 
 PartOf = tuple[int, int]
-"""A stack, by its position, and the number of a part of it."""
+"""(Position of a stack, index of one of its parts)."""
 
 Chain = tuple[tuple[int, ...], ...]
-"""Of every part of a stack the forward ops that read it, as positions in the body."""
+"""For each part of a stack, the forward ops that read it, as positions in the body."""
 
 
 def pinned_ops(
@@ -57,20 +57,22 @@ def pinned_ops(
     sides: Sides,
     kept: Mapping[int, Part],
 ) -> tuple[dict[int, int], list[Chain]]:
-    """Forward ops that have to be in one stage: what the user pins, and what reads a
-    part of a stack whose stages are known; and what has to be in stages in a row: what
-    reads parts of other stacks.
+    """Return the ops that stage pins and split stacks fix to stages.
+
+    A forward op is fixed to a stage if the user pins it, or if it reads a part of a
+    stack whose stages are known; the readers of parts of other stacks are fixed to
+    consecutive stages.
 
     Args:
-      pins: key → stage. A path or glob means the ops that read the argument.
-      of_step: the step, with stacks in parts.
-      apart, sides: of a micro-batch of it.
-      kept: input of the step → where it is in a plan whose cut is kept, but for pins.
-        The first op that reads it is there: more stages may have copies.
+      pins: key → stage. A path or glob stands for the ops that read the argument.
+      of_step: the step, with layer stacks split.
+      apart, sides: a micro-batch of it, and its passes.
+      kept: input of the step → its stages in a plan whose cut is taken over, except for
+        pins. The first op that reads it is there: more stages may have copies.
     Returns:
       Position of an op in the body → stage; chains.
     Raises:
-      PinError: a key means nothing, or an op is pinned twice.
+      PinError: a key matches nothing, or an op is pinned twice.
     """
     found: dict[int, int] = {}
     said: dict[int, str] = {}
@@ -104,7 +106,7 @@ def pinned_ops(
 def _chains(
     of_step: Unstacked, reads: list[tuple[PartOf | None, list[int]]]
 ) -> dict[int, Chain]:
-    """Position of a stack → its chain, where every part is read."""
+    """Return the position of a stack → its chain, where every part is read."""
     found = {}
     for k, stack in enumerate(of_step.stacks):
         links = [
@@ -119,8 +121,8 @@ def _chains(
 def _reads(
     of_step: Unstacked, apart: Apart, sides: Sides
 ) -> Iterator[tuple[int, PartOf | None, list[int]]]:
-    """(input, the stack and the part that it is of, the forward ops that read it alone
-    of all state)."""
+    """Yield (input, the stack part that it is, forward ops that read no other
+    state)."""
     stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
     for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
         state = sources - apart.data
@@ -133,7 +135,7 @@ def _reads(
 
 
 def _inside(key: str, sides: Sides) -> Iterator[int]:
-    """Forward ops on a line or in a scope."""
+    """Yield the forward ops on a line or in a scope."""
     line, scope = on_line(key), in_scope(key)
 
     def is_there(source: Source) -> bool:

@@ -1,4 +1,4 @@
-"""A plan of several stages."""
+"""The plan of several stages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 
 MAX_FORMS = 2
-"""Ways to have loops in parts that are compared for all numbers of micro-batches."""
+"""Maximum number of ways to split loops that are compared for all numbers of
+micro-batches."""
 
 NO_PINS: Mapping[str, int] = {}
 
@@ -59,21 +60,21 @@ def plan_stages(
     kept: Mapping[int, Part] = NOWHERE,
     enough_s: float = math.inf,
 ) -> PlanData:
-    """The plan of a step in so many stages.
+    """Return the plan of a step in some number of stages.
 
     Args:
-      search: of the step as its user wrote it.
-      shares: of every group of devices, its places along the axis of the stages.
-      microbatches: how many; "auto": the best of a few counts.
-      schedule: name of a family, or "auto"; `token-slices` with what is said of slices.
-      places: where sums over the batch are those of a micro-batch.
+      search: the search of the user's step.
+      shares: number of places of each submesh along the stage axis.
+      microbatches: the number of micro-batches; "auto": the best of a few.
+      schedule: name of a schedule, or "auto"; `token-slices` may specify the slices.
+      places: places where sums over the batch are taken over each micro-batch.
       stage_pins: key → stage.
-      may_recompute: whether stages that do not fit may run their forward passes again.
-      kept: input of the step → where it is in another plan, whose cut is kept.
-      enough_s: what a step has to be shorter than.
+      may_recompute: whether stages may recompute activations to fit.
+      kept: input of the step → its stages in another plan, whose cut is taken over.
+      enough_s: seconds that the step has to be shorter than.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
-      NotFaster: no step is.
+      NotFaster: no step is short enough.
     """
     started = time.monotonic()
     schedule, slices = slices_in(schedule)
@@ -121,7 +122,7 @@ def plan_stages(
 
 
 def _idle(plan: PlanData, *, has_loops: bool) -> Iterator[str]:
-    """On stages that have almost nothing to do."""
+    """Yield a note on stages that have almost no work."""
     idle = [] if plan.pipeline is None else idle_stages(plan.pipeline)
     if plan.pipeline is None or not idle:
         return
@@ -143,13 +144,13 @@ def _fastest(
     meshes: Sequence[MeshAxes],
     rounds: Sequence[Sequence[int]],
 ) -> PlanData:
-    """The fastest plan of the numbers of micro-batches that are asked for.
+    """Return the fastest plan over the candidate numbers of micro-batches.
 
     Args:
-      forms: the step, with its loops in parts in several ways.
-      whole: the same with whole loops, to be tried where none of these can be cut.
-      meshes: to be compared for the first number of micro-batches.
-      rounds: numbers of micro-batches, each list where none of those before fits.
+      forms: the step, with its loops split in several ways.
+      whole: the step with whole loops, to be tried where none of these can be cut.
+      meshes: candidate meshes for the first number of micro-batches.
+      rounds: numbers of micro-batches, each list for where none of those before fits.
     """
     best: PlanData | None = None
     for i, counts in enumerate(rounds):
@@ -168,7 +169,7 @@ def _fastest(
 
 
 def _counts(asked: StagingRequest, microbatches: int | str) -> list[list[int]]:
-    """See `counts_of`."""
+    """Return the candidate numbers of micro-batches; see `counts_of`."""
     of_step, is_said = asked.of_step, isinstance(microbatches, int)
     most = (
         microbatches
@@ -188,12 +189,13 @@ def _cuts(
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
 ) -> list[tuple[StagingRequest, CutStep]]:
-    """The step cut for all numbers of micro-batches; its loops in all ways for the
-    first of them, and in the best few for the others.
+    """Cut the step for all numbers of micro-batches; with its loops split in all ways
+    for the first of them, and in the best few for the others.
 
     Raises:
-      StageError, InfeasiblePlanError, PinError: no way is in the order of stages.
-      NotFaster: no number of micro-batches is enough.
+      StageError, InfeasiblePlanError, PinError: no way to split loops agrees with the
+        order of stages.
+      NotFaster: no number of micro-batches is fast enough.
     """
     slower: list[NotFaster] = []
     found: list[tuple[StagingRequest, CutStep]] = []
@@ -209,8 +211,8 @@ def _cuts(
                 slower.append(refused)
                 break
             except (StageError, InfeasiblePlanError, PinError):
-                # Parts may be against the order of stages, as where one loop follows
-                # another, or a stack as a whole is pinned.
+                # Parts may contradict the order of stages: where one loop follows
+                # another, or where a whole stack is pinned.
                 if is_last:
                     raise
                 continue
@@ -230,10 +232,10 @@ def _best_of(
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
 ) -> PlanData:
-    """The best of some numbers of micro-batches.
+    """Return the best plan over some numbers of micro-batches.
 
     Raises:
-      InfeasiblePlanError: with none of them every group fits.
+      InfeasiblePlanError: not all submeshes fit with any of them.
     """
     found = _cuts(forms, whole, meshes, counts)
     cuts = [c for _, c in found]
@@ -252,7 +254,7 @@ def _best_of(
         try:
             plan = fitted(*found[way.cut], way)
         except (InfeasiblePlanError, ScheduleError) as error:
-            # More micro-batches, or fewer in flight, hold less.
+            # More micro-batches, or fewer in flight, need less memory.
             refused = error
             continue
         if schedule == AUTO and cuts[way.cut].has_backward:
@@ -270,9 +272,10 @@ def _best_of(
 
 
 def _may_be_faster(plan: PlanData, tried: when.Way, way: when.Way) -> bool:
-    """Whether a way may make a faster plan than one that was tried before: where that
-    had to recompute; or by recomputing, where it does not fit else. Estimates are
-    compared, which are off by about the same: a plan fuses what they add up."""
+    """Whether a schedule may be faster than a plan by another one: if that one
+    recomputes; or if this one, which does not fit otherwise, recomputes. Estimates are
+    compared with each other, since they are off by about the same: a plan fuses what
+    they add up."""
     if _is_recomputed(plan):
         return way.step_time_s < tried.step_time_s
     return way.recomputed_s < tried.step_time_s
@@ -281,8 +284,8 @@ def _may_be_faster(plan: PlanData, tried: when.Way, way: when.Way) -> bool:
 def _may_be_remade(
     asked: StagingRequest, cut_step: CutStep, way: when.Way, tried: when.Way
 ) -> bool:
-    """Whether a way that fits may be faster than one whose backward passes are split,
-    which keep all that loops stack: were that not written and read."""
+    """Whether a schedule that fits may be faster than one with split backward passes,
+    which saves all stacked residuals: if these were not written and read."""
     program = asked.of_step.program
     has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
     if way.is_split or not tried.is_split or not (asked.may_recompute and has_loops):
@@ -295,8 +298,8 @@ def _may_be_remade(
 
 
 def _is_recomputed(plan: PlanData) -> bool:
-    """Whether to have all kept might be faster: not where what is made again is so by
-    price."""
+    """Whether saving all residuals might be faster; not where values are recomputed
+    because that is faster."""
     pipeline = plan.pipeline
     assert pipeline is not None
     busy = zip(pipeline.made_again, pipeline.busy_s, strict=False)
@@ -326,9 +329,10 @@ def _stacks_are_whole(
 
 
 def _check_group_of_one(asked: StagingRequest) -> None:
-    """
+    """Refuse submeshes that prevent loops from being split.
+
     Raises:
-      StageError: loops are whole only because of the groups' sizes.
+      StageError: loops are whole only because of the sizes of the submeshes.
     """
     program, shares = asked.of_step.program, asked.shares
     for layers in all_layers(asked):
@@ -345,7 +349,7 @@ def _check_group_of_one(asked: StagingRequest) -> None:
 
 
 def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
-    """Schedules of cuts, the best first."""
+    """Return the schedules of cuts, the best first."""
     if all(c.has_backward for c in cuts):
         when.check_has_one(schedule)
         return when.compared([c.work for c in cuts], schedule)

@@ -1,4 +1,4 @@
-"""One group, planned on its own devices."""
+"""The plan of one submesh, on its own devices."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from rhino_jax.units import format_bytes
 
 
 MAX_TRIES = 3
-"""To make room for what micro-batches in flight leave."""
+"""Maximum number of tries to make room for the residuals of micro-batches in flight."""
 
 FIX = "take more micro-batches, more stages or more devices."
 
 Pins = tuple[Mapping[int, Spec], Mapping[int, Spec], Mapping[int, ValuePin]]
-"""Of arguments and of results, by position, and of values inside."""
+"""Pins of arguments and of results, by position, and of intermediate values."""
 
 
 class Refused(Exception):
-    """A group does not fit.
+    """A submesh does not fit.
 
     Attributes:
-      error: what to say.
-      is_alone: not even with one micro-batch, and nothing in flight.
-      wide: planned with room for one.
+      error: the error to raise.
+      is_alone: it does not fit even with one micro-batch, and no others in flight.
+      wide: the submesh planned with room for one micro-batch; None: there is no such
+        plan.
     """
 
     def __init__(
@@ -61,20 +62,21 @@ class Refused(Exception):
 
 @dataclass(frozen=True, eq=False)
 class PlannedGroup:
-    """One group.
+    """A planned submesh.
 
     Attributes:
       of: its tasks as one program.
-      found: of that: the problem, and its solution.
-      plan: the same, read back.
-      specs: of everything that it has between tasks.
-      seconds: predicted, of every op.
-      tile: of its devices' memory.
-      working: of every task, the bytes that it takes beyond what is held anyway.
+      found: the problem of that program, and its solution.
+      plan: the plan of that solution.
+      specs: spec of each value between its tasks.
+      seconds: predicted seconds of each op.
+      tile: tile of its devices' memory layout.
+      working: for each task, its working bytes in addition to what is live anyway.
       is_bound: whether it could be faster with more memory.
-      wide: the group planned with room for one micro-batch, which holds too much.
-      made_again: what its backward passes make again, if values are chosen for that.
-      waits_s: estimated, of a step, for what is in the host's memory.
+      wide: the submesh planned with room for one micro-batch, which exceeds the budget.
+      made_again: the values that its backward passes recompute or fetch, if chosen one
+        by one.
+      waits_s: estimated seconds of a step that it waits for offloaded values.
     """
 
     of: GroupProgram
@@ -94,15 +96,16 @@ class PlannedGroup:
         return tuple(size for _, size in self.plan.mesh_axes)
 
     def bytes(self, step: StagedStep, key: ValueKey) -> int:
-        """Of one device."""
+        """Return the bytes of a value on one device."""
         return held_bytes(step.types[key], self.specs[key], self.sizes, self.tile)
 
     def left_bytes(self, step: StagedStep) -> int:
-        """What the forward pass of a micro-batch leaves for its backward pass."""
+        """Return the bytes of the residuals that a micro-batch's forward pass saves for
+        its backward pass."""
         return sum(self.held(step, chunk)[0] for chunk in self.chunks)
 
     def offloaded_bytes(self, step: StagedStep, chunk: int | None = None) -> int:
-        """What of that waits in the host's memory; of a chunk, or of all."""
+        """Return the bytes of offloaded residuals; of a chunk, or of all."""
         tasks = self.of.tasks
         group = tasks[0].group
         sent = step.waits_on_host(group)
@@ -114,20 +117,20 @@ class PlannedGroup:
         )
 
     def flying_bytes(self, step: StagedStep, in_flight: int) -> int:
-        """What it holds of so many micro-batches in flight; of what waits in the host's
-        memory, of those on their way."""
+        """Return the bytes of the residuals of some micro-batches in flight; of
+        offloaded values, those in transfer."""
         sent = self.offloaded_bytes(step)
         kept = self.left_bytes(step) - sent
         return in_flight * kept + min(in_flight, MOVING) * sent
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Of the model, those that it runs."""
+        """The chunks of the model that it runs."""
         of = {t.place: None for t in self.of.tasks if t.is_per_micro_batch}
         return tuple(sorted(of))
 
     def held(self, step: StagedStep, chunk: int) -> tuple[int, int, int]:
-        """Bytes of what a chunk's tasks leave for one another, of a micro-batch: see
+        """Return the bytes of a micro-batch's values between a chunk's tasks: see
         `TaskResiduals.of_chunk`."""
         tasks = self.of.tasks
         holding = TaskResiduals.of(tasks, step.received(tasks[0].group))
@@ -136,13 +139,13 @@ class PlannedGroup:
         return sizes[0], sizes[1], sizes[2]
 
     def fixed_bytes(self, step: StagedStep) -> int:
-        """What it holds all the time."""
+        """Return the bytes that are live at all times."""
         made = {key for task in self.of.tasks for key in task.makes}
         held = {*self.of.arguments, *made}
         return sum(self.bytes(step, key) for key in held if key.kind in FIXED)
 
     def working_bytes(self, chunk: int) -> int:
-        """The most that a task of a chunk takes while it runs."""
+        """Return the largest working bytes of a chunk's tasks."""
         tasks = zip(self.of.tasks, self.working, strict=True)
         return max(
             (n for t, n in tasks if not is_once(t) and t.place == chunk), default=0
@@ -150,15 +153,16 @@ class PlannedGroup:
 
     @property
     def update_bytes(self) -> int:
-        """The most that what runs once a step takes."""
+        """The largest working bytes of the tasks that run once a step."""
         tasks = zip(self.of.tasks, self.working, strict=True)
         return max((n for t, n in tasks if is_once(t)), default=0)
 
     def peak_bytes(self, step: StagedStep, in_flight: int) -> int:
-        """The most that it holds, but for what arrives early.
+        """Return the peak in bytes, without inputs that arrive early.
 
         Args:
-          in_flight: micro-batches of which its forward passes have left something.
+          step: the tasks of all submeshes.
+          in_flight: number of micro-batches whose residuals are live.
         """
         working = max(self.working_bytes(chunk) for chunk in self.chunks)
         flying = self.flying_bytes(step, in_flight) + working
@@ -167,18 +171,18 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What groups have to hold beside what their tasks do.
+    """Memory to set aside for values other than those of a submesh's own tasks.
 
     Attributes:
-      in_flight: of every group, the micro-batches of which it holds something.
-      ahead_bytes: of every group, of one device, what arrives early.
-      may_recompute: whether groups that do not fit may make values again.
-      is_split: whether their backward passes are: then values are made again only
+      in_flight: for each submesh, the number of micro-batches whose residuals are live.
+      ahead_bytes: for each submesh, the bytes per device of inputs that arrive early.
+      may_recompute: whether submeshes may recompute values to fit.
+      is_split: whether their backward passes are split: then values are recomputed only
         where that is faster.
-      host_bytes_per_s: of a device's link to its host's memory, if values may wait
-        there as well.
-      would_recompute: the keyword with which they might, where they may not.
-      remade: what they do, in any case.
+      host_bytes_per_s: bandwidth of a device's link to host memory; None: nothing is
+        offloaded.
+      would_recompute: the keyword that allows recomputation, where it is not allowed.
+      remade: the remat that is fixed in any case.
     """
 
     in_flight: tuple[int, ...]
@@ -201,21 +205,21 @@ def plan_group(
     before: PlannedGroup | None = None,
     tries: int = MAX_TRIES,
 ) -> PlannedGroup:
-    """Plan a group, with room for what micro-batches in flight leave.
+    """Plan a submesh, with room for the residuals of micro-batches in flight.
 
     Args:
-      search: how to plan.
-      step: all tasks of all groups.
-      of: the group's.
-      mesh_axes: of its devices.
-      pins: of what it meets others with, and the user's.
-      room: that groups need.
-      finds: what was found for other groups.
-      before: the group planned otherwise, whose problem is solved again.
-      tries: with less and less memory.
+      search: the search of the step.
+      step: the tasks of all submeshes.
+      of: the submesh's tasks as one program.
+      mesh_axes: (name, size) of its axes.
+      pins: layouts of the values that it exchanges with others, and the user's pins.
+      room: the memory to set aside.
+      finds: results of searches of other submeshes.
+      before: the submesh as planned before, whose problem is solved again; None: none.
+      tries: maximum number of tries, each with less memory.
     Raises:
       Refused: it does not fit.
-      PinError: an op cannot make what is pinned.
+      PinError: an op cannot produce what is pinned.
     """
     request = search.request
     budget = request.memory_budget_bytes
@@ -270,11 +274,11 @@ def _found(
     finds: Finds,
     before: PlannedGroup | None,
 ) -> SearchResult:
-    # Else pins are of what groups hand one another alone.
+    # Otherwise all pins are of values that stages send each other.
     by_user = search.request.pins or search.request.output_pins or asked.value_pins
     asked = replace(asked, names_pins=bool(by_user))
     if before is None:
-        # The other groups' devices are not idle.
+        # Without this, the plan would note the other submeshes' devices as idle.
         own = search.target.replace(num_devices=math.prod(n for _, n in mesh_axes))
         return finds.find(of.program, mesh_axes, own, asked)
     if _pins_of(before.found.request) == _pins_of(asked):
@@ -287,7 +291,8 @@ def _pins_of(request: Request) -> Pins:
 
 
 def _is_known(before: PlannedGroup, pins: Pins, level: str) -> bool:
-    """Whether a group was planned so before: what is pinned now was so then."""
+    """Whether a submesh was planned with these pins before, or with the same layouts
+    unpinned."""
     known, (inputs, outputs, inside) = before.found.request, pins
     specs, of = before.specs, before.of
     return (
@@ -308,7 +313,7 @@ def _planned(
     plan: PlanData,
     is_bound: bool,
 ) -> PlannedGroup:
-    """What was found for a group, with what its tasks take."""
+    """Return a planned submesh, with the working bytes of its tasks."""
     planned = PlannedGroup(
         of,
         found,

@@ -1,4 +1,4 @@
-"""A micro-batch, forward and back, as a problem of where to cut it."""
+"""A micro-batch, forward and backward, as a stage cut problem."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rhino_jax.planner.staging.shapes import GroupMeshes
 
 
 STATE_COPIES = 4
-"""What a group holds for every byte of a parameter: with its gradient, and two moments
-of Adam's. Optimizers differ; a plan says what is really held."""
+"""Bytes that a stage holds for every byte of a parameter: with its gradient, and two
+moments of Adam's. Optimizers differ; a plan counts the real bytes."""
 
 
 def problem_of(
@@ -28,21 +28,22 @@ def problem_of(
     pins: Mapping[int, int],
     chains: Sequence[Sequence[Sequence[int]]] = (),
 ) -> cutting.CutProblem:
-    """Where may this be cut?
+    """Return the stage cut problem of a micro-batch.
 
-    Bytes are those of a device of the first group: where others have more devices, the
-    limit of theirs is as much higher, and a hop as much faster as its smaller side.
+    Bytes are those of a device of the first submesh: where others have more devices,
+    their limit is higher in proportion, and a hop is faster in proportion to its
+    smaller end.
 
     Args:
-      sides: of a micro-batch.
-      shapes: of the groups.
-      group_of: of every stage of the problem.
-      micro_batches: how many.
-      limit_bytes: of a device.
-      pins: forward equation → the stage in which it has to be.
-      chains: forward equations that have to be in stages in a row.
+      sides: passes of a micro-batch.
+      shapes: the submeshes.
+      group_of: submesh of each stage of the problem.
+      micro_batches: the number of micro-batches.
+      limit_bytes: the memory budget of a device.
+      pins: forward equation → the stage that it is fixed to.
+      chains: forward equations that are fixed to consecutive stages.
     Raises:
-      StageError: there is no forward pass, or a loop holds both passes.
+      StageError: there is no forward pass, or a loop contains both passes.
     """
     _check_passes(sides, len(group_of))
     place = {i: k for k, i in enumerate(sides.forward)}
@@ -152,7 +153,8 @@ def _hops(shapes: GroupMeshes, group_of: Sequence[int]) -> tuple[cutting.GroupHo
 def _seconds(
     sides: Sides, place: Mapping[int, int], seconds: Mapping[int, float]
 ) -> tuple[list[float], list[float]]:
-    """Of every forward op, there and back."""
+    """Return the seconds of every forward op in the forward and in the backward
+    pass."""
     ahead, back = [0.0] * len(place), [0.0] * len(place)
     homes = sides.homes
     for i, op_id in enumerate(sides.program.body.ops):

@@ -1,5 +1,5 @@
-"""What a group's backward passes had better make again, or find in the host's memory,
-that it fits or is faster."""
+"""The choice of what a submesh's backward passes recompute or fetch from host memory,
+so that it fits or is faster."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ from rhino_jax.planner.variants import MIN_GAIN
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
 
 SECONDS = 2.0
-"""For one choice of what is made again."""
+"""Time limit in seconds for one choice of values."""
 
 MAX_CHOICES = 5
-"""One after the other, each to save what a plan with the one before still lacks."""
+"""Maximum number of choices, one after the other, each to free the bytes that a plan
+with the one before still lacks."""
 
 MIN_MORE = 0.01
-"""Of the budget: with less, the next choice is the same again."""
+"""Share of the budget by which at least a choice must free more: with less, the next
+choice is the same again."""
 
 StepOf = Callable[[StagedRemat], StagedStep]
-"""From what is made again to the tasks of a step; those of other groups stay as they
-are."""
+"""Remat → the tasks of a step; those of other submeshes stay as they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Remaking:
-    """Chooses for groups what they make again.
+    """Choose the values that submeshes recompute or offload.
 
     Attributes:
-      step_of: all tasks.
-      sides: of a micro-batch; None where values are not chosen one by one.
-      planned: a group of a step planned, in so many tries.
-      room: that groups need.
-      budget_bytes: of a device.
-      finds: what was found for groups of this step.
+      step_of: remat → the tasks of all submeshes.
+      sides: passes of a micro-batch; None where values are not chosen one by one.
+      planned: (tasks, submesh, number of tries) → the planned submesh.
+      room: the memory to set aside.
+      budget_bytes: the memory budget of a device.
+      finds: results of searches of submeshes of this step.
     """
 
     step_of: StepOf
@@ -71,15 +72,15 @@ class Remaking:
         kept: PlannedGroup | None,
         wide: PlannedGroup | None,
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
-        """A group that makes values again, whichever are the cheapest, or all of its
-        forward passes; or as it is, where that fits and is about as fast.
+        """Plan a submesh that recomputes the cheapest values, or all of its forward
+        passes; or without remat, where that fits and is about as fast.
 
         Args:
-          step: all tasks, with all that the group has kept.
-          group: which.
-          remade: what others make again.
-          kept: it as it is, if that fits.
-          wide: it planned with room for one micro-batch.
+          step: the tasks of all submeshes, without remat of this one.
+          group: the submesh.
+          remade: the remat of the others.
+          kept: the submesh planned without remat, if that fits.
+          wide: the submesh planned with room for one micro-batch.
         Raises:
           InfeasiblePlanError: it does not fit either way.
         """
@@ -97,13 +98,13 @@ class Remaking:
     def by_price(
         self, step: StagedStep, group: int, remade: StagedRemat, kept: PlannedGroup
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
-        """A group that fits, with values made again where it takes less time so.
+        """Plan a submesh that fits with values recomputed, where that takes less time.
 
         Args:
-          step: all tasks, with all that the group has kept.
-          group: which.
-          remade: what others make again.
-          kept: it as it is.
+          step: the tasks of all submeshes, without remat of this one.
+          group: the submesh.
+          remade: the remat of the others.
+          kept: the submesh planned without remat.
         """
         tasks = self._tasks(kept, group)
         if self.sides is None or not tasks.forward:
@@ -131,8 +132,8 @@ class Remaking:
     def _with(
         self, chosen: Chosen, group: int, remade: StagedRemat, kept: PlannedGroup
     ) -> tuple[StagedStep, StagedRemat] | None:
-        """All tasks, with a choice of values for a group; None where the micro-batch
-        has none of them."""
+        """Return the tasks of all submeshes with a choice of values for one; None where
+        the micro-batch has none of these values."""
         assert self.sides is not None
         text = in_ids_of_piece(chosen.choice, kept.of, self.sides())
         if not text:
@@ -147,7 +148,8 @@ class Remaking:
         remade: StagedRemat,
         kept: tuple[StagedStep, PlannedGroup],
     ) -> PlannedGroup:
-        """A group with the values of a choice made again, beside it with all kept.
+        """Plan a submesh with a choice of values, and compare it with the plan that
+        saves all.
 
         Raises:
           Refused: it does not fit.
@@ -176,7 +178,7 @@ class Remaking:
     def _values(
         self, step: StagedStep, group: int, remade: StagedRemat, wide: PlannedGroup
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat] | None:
-        """With the cheapest choice of values that makes it fit."""
+        """Plan a submesh with the cheapest choice of values with which it fits."""
         tasks = self._with_host(step, wide, self._tasks(wide, group))
         if self.sides is None or not tasks.forward:
             return None
@@ -201,7 +203,8 @@ class Remaking:
         return None
 
     def _waits_s(self, step: StagedStep, group: PlannedGroup) -> float:
-        """For the link to the host, beyond the shorter of both passes."""
+        """Return the seconds of transfers to and from the host that the shorter of both
+        passes does not hide."""
         size = group.offloaded_bytes(step)
         if not size or not self.room.host_bytes_per_s:
             return 0.0
@@ -213,7 +216,7 @@ class Remaking:
         return max(0.0, link_s - min(passes.values()))
 
     def _lacks(self, step: StagedStep, group: PlannedGroup, at: int) -> int:
-        """How much more it takes than there is."""
+        """Return the bytes by which a submesh exceeds the budget."""
         needed = group.peak_bytes(step, self.room.in_flight[at])
         return int(needed + self.room.ahead_bytes[at] - self.budget_bytes) + 1
 
@@ -237,7 +240,8 @@ class Remaking:
         )
 
     def _with_host(self, step: StagedStep, group: PlannedGroup, tasks: Tasks) -> Tasks:
-        """Tasks of which values may wait in the host's memory too, if there is any."""
+        """Return the tasks with the values that may be offloaded, if the host has a
+        link."""
         rate = self.room.host_bytes_per_s
         if not rate:
             return tasks
@@ -245,7 +249,7 @@ class Remaking:
         return replace(tasks, hosted=hosted, host_bytes_per_s=rate)
 
     def _hosted(self, step: StagedStep, group: PlannedGroup) -> Iterator[int]:
-        """Results of calls, and arguments, that may wait in the host's memory."""
+        """Yield results of calls, and arguments, that may be offloaded."""
         program, tasks = group.of.program, group.of.tasks
         keys = may_wait(tasks, step.received(tasks[0].group))
         ends = zip(group.of.arguments, program.inputs, strict=True)
@@ -258,7 +262,7 @@ class Remaking:
 
 
 def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
-    """Of a group that runs its forward passes again."""
+    """Return the error of a submesh that recomputes its forward passes already."""
     return InfeasiblePlanError(
         f"{error.what} Its backward passes run its forward passes again already.",
         where=error.where,
@@ -268,7 +272,7 @@ def in_vain(error: InfeasiblePlanError) -> InfeasiblePlanError:
 
 
 def _is_faster(group: PlannedGroup, kept: PlannedGroup) -> bool:
-    """Whether a group is clearly faster than it is with all of it kept."""
+    """Whether a submesh is clearly faster than with all residuals saved."""
     return _seconds(group) < (1 - MIN_GAIN) * _seconds(kept)
 
 

@@ -1,4 +1,4 @@
-"""The groups' meshes, and how fast each is."""
+"""The submeshes of pipeline stages, and the speed of each."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rhino_jax.planner.variant_search import Search
 
 @dataclass(frozen=True, eq=False)
 class GroupMeshes:
-    """All groups, each with its part of one mesh.
+    """All submeshes, each a part of one mesh.
 
     Attributes:
-      mesh_axes: of all devices.
-      places: of every group along the axis of the stages.
-      seconds: places → op → what it takes on a group that has so many.
-      hop: bytes per second, and latency, between groups.
-      good: the best few meshes that were compared, this first.
-      compute_s: places → what of `seconds` is compute, in all.
+      mesh_axes: (name, size) of the axes of all devices.
+      places: number of places of each submesh along the stage axis.
+      seconds: places → op → its seconds on a submesh of that size.
+      hop: bandwidth in bytes per second, and latency in seconds, between submeshes.
+      good: the best few candidate meshes, this one first.
+      compute_s: places → compute seconds in `seconds`, summed over ops.
     """
 
     mesh_axes: MeshAxes
@@ -45,7 +45,7 @@ class GroupMeshes:
         seconds: Mapping[int, Mapping[int, float]],
         target: Target,
     ) -> GroupMeshes:
-        """Groups on a mesh of this hardware."""
+        """Return the submeshes of a mesh of this hardware."""
         shapes = cls(mesh_axes, places, seconds, (0.0, 0.0))
         link = lay_out(target, mesh_axes).axes[shapes.stage_axis]
         return replace(shapes, hop=(link.bytes_per_s, link.alpha_s))
@@ -56,18 +56,19 @@ class GroupMeshes:
 
     @cached_property
     def stage_axis(self) -> int:
-        """Its position in the mesh."""
+        """Position of the stage axis in the mesh."""
         return [name for name, _ in self.mesh_axes].index(STAGE_AXIS)
 
     def mesh(self, group: int) -> MeshAxes:
-        """Of one group."""
+        """Return the axes of one submesh."""
         return own_mesh(self.mesh_axes, self.places[group])
 
     def devices(self, group: int) -> int:
         return math.prod(size for _, size in self.mesh(group))
 
     def speed(self, group: int) -> float:
-        """Of all ops together, over that of the first group."""
+        """Return the speed of a submesh over that of the first, for all ops
+        together."""
         first, own = (sum(self.seconds[self.places[g]].values()) for g in (0, group))
         return first / own if own else 1.0
 
@@ -79,15 +80,15 @@ def shapes_of(
     meshes: Sequence[MeshAxes],
     finds: Finds,
 ) -> GroupMeshes:
-    """The best of the meshes for a whole micro-batch on the largest group, and what its
-    ops take on every group.
+    """Return the best mesh for a whole micro-batch on the largest submesh, and the
+    seconds of its ops on every submesh.
 
     Args:
-      search: of the step.
-      sides: of a micro-batch.
-      places: of every group along the axis of the stages.
-      meshes: of all devices, to be compared.
-      finds: what was found for other numbers of micro-batches.
+      search: the search of the step.
+      sides: passes of a micro-batch.
+      places: number of places of each submesh along the stage axis.
+      meshes: candidate meshes of all devices.
+      finds: results for other numbers of micro-batches.
     """
     asked = replace(
         search.request,
@@ -102,7 +103,7 @@ def shapes_of(
     compute_s: dict[int, float] = {}
     good: tuple[MeshAxes, ...] = tuple(meshes)
     for size in sorted({*places}, reverse=True):
-        # Smaller groups have the mesh that is best for the largest.
+        # Smaller submeshes use the mesh that is best for the largest.
         left = good[:1] if seconds else good
         own = [own_mesh(axes, size) for axes in left]
         found = finds.find_whole(sides.program, own, search.target, asked)

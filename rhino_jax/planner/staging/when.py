@@ -1,4 +1,4 @@
-"""When to run: the schedules that a cut step may run by, compared by the clock."""
+"""Schedules of a cut step, compared by simulation."""
 
 from __future__ import annotations
 
@@ -23,41 +23,43 @@ from rhino_jax.units import format_seconds
 
 
 WHOLE = ("1f1b", "gpipe", "kfkb")
-"""Schedules of one chunk in every group, and of backward passes that are whole."""
+"""Schedules of one chunk per submesh, with whole backward passes."""
 
 SEVERAL = ("interleaved", "zero-bubble-v")
-"""Schedules of several chunks in every group."""
+"""Schedules of several chunks per submesh."""
 
 COUPLED = "gpipe"
-"""The usual schedule of coupled micro-batches: backward passes wait for all forward
-passes, or else for what of these runs once more, ahead of them."""
+"""The default schedule of coupled micro-batches: backward passes wait for all forward
+passes, or else for those parts of them that run once more, ahead of them."""
 
 ONLY_TWICE = ("1f1b", "kfkb")
-"""Schedules that start backward passes early: of coupled micro-batches they run only
-with that. All others but GPipe run either way."""
+"""Schedules that start backward passes early: with coupled micro-batches they run only
+with parts of the forward passes ahead. All others but GPipe run either way."""
 
 SEARCHED = "searched"
 
 RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED, TOKEN_SLICES)
-"""Schedules that are run. "auto" looks at the last only where micro-batches are fewer
-than stages: it is for causal sequences alone, and a group's program is as many times
-longer as there are slices, and with it planning."""
+"""Schedules that stages can run. "auto" considers the last only where micro-batches are
+fewer than stages: it needs causal sequences, and a submesh's program is longer by the
+number of slices, as is planning."""
 
 CHUNKS = 2
-"""In every group, where there are several: as many as ZB-V has, and the least that
-makes bubbles smaller; more send more."""
+"""Chunks per submesh, where there are several: the number of ZB-V, and the smallest
+that makes bubbles smaller; more send more."""
 
 MIN_GAIN = 0.02
-"""Of a simulated step, for a schedule that holds more, sends more or is less usual
-than the one that it takes the place of."""
+"""Share of a simulated step that a schedule must gain over one that holds less, sends
+less or is the default."""
 
 DISPATCH_S = 1e-4
-"""What any task takes beyond its work, where schedules are compared: a jitted call on
-four devices took 18 µs, with 128 arrays 370 µs (JAX 0.12, CPU). Of tasks as short as
-that the most tasks are the slowest, whatever their bubble."""
+"""Seconds that any task takes in addition to its work, where schedules are compared: a
+jitted call on four devices took 18 µs, with 128 arrays 370 µs (JAX 0.12, CPU). With
+tasks as short as that the schedule with the most tasks is the slowest, whatever its
+bubble."""
 
 SAMPLES = 4
-"""Shaken lists for each way to run backward passes, where schedules are compared."""
+"""Number of perturbed list schedules for each way to run backward passes, where
+schedules are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +67,16 @@ class Way:
     """A schedule for one of several cuts.
 
     Attributes:
-      cut: which.
-      name: of the schedule.
-      is_split: whether backward passes are in two tasks.
-      step_time_s: simulated, of what the cut is estimated to take.
-      fits: whether it does, by the same estimate.
-      in_flight: of every group, micro-batches of which it holds something.
-      recomputed_s: as `step_time_s`, where all backward passes run their forward passes
-        again; infinite where they cannot.
-      is_usual: whether it is what others have to be clearly faster than.
-      slices: of every sequence.
+      cut: position of the cut.
+      name: name of the schedule.
+      is_split: whether backward passes are split into two tasks.
+      step_time_s: simulated step in seconds, from the estimated costs of the cut.
+      fits: whether it fits in memory, by the same estimate.
+      in_flight: for each submesh, the number of micro-batches whose residuals are live.
+      recomputed_s: as `step_time_s`, with all forward passes recomputed in backward
+        passes; infinite where they cannot be.
+      is_usual: whether it is the default, which others have to be clearly faster than.
+      slices: number of slices of every sequence.
     """
 
     cut: int
@@ -89,18 +91,19 @@ class Way:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What is usual is taken unless another is clearly faster, and each time as
-        many slices, of which programs are as much longer, have to be so too."""
+        """Sort key: the default schedule unless another is clearly faster; each
+        doubling of the slices, whose programs are longer in proportion, has to be
+        clearly faster too."""
         steps = 2.0 if self.name == SEARCHED else float(not self.is_usual)
         steps += math.log2(self.slices)
         return not self.fits, self.step_time_s * (1 + MIN_GAIN * steps)
 
 
 def check_runs(schedule: str) -> None:
-    """Refuse schedules by which stages do not run.
+    """Refuse schedules that stages cannot run.
 
     Raises:
-      ScheduleError: one.
+      ScheduleError: `schedule` is one.
     """
     if schedule in (AUTO, *RUN, FORWARD_ONLY):
         return
@@ -113,10 +116,10 @@ def check_runs(schedule: str) -> None:
 
 
 def check_has_one(schedule: str) -> None:
-    """Refuse schedules that have no backward passes.
+    """Refuse schedules without backward passes.
 
     Raises:
-      ScheduleError: one.
+      ScheduleError: `schedule` is one.
     """
     if schedule == FORWARD_ONLY:
         raise ScheduleError(
@@ -128,12 +131,13 @@ def check_has_one(schedule: str) -> None:
 
 
 def may_split(schedule: str) -> bool:
-    """Whether backward passes may be split by it."""
+    """Whether a schedule may split backward passes."""
     return schedule not in (*WHOLE, "interleaved", TOKEN_SLICES)
 
 
 def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
-    """Of every chunk its group, in the ways that suit a schedule."""
+    """Return the placements of chunks that suit a schedule: the submesh of each
+    chunk."""
     there = tuple(range(groups))
     found = []
     if schedule not in SEVERAL:
@@ -146,13 +150,13 @@ def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
 
 
 def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
-    """Schedules of all cuts, the one to be taken first.
+    """Return the schedules of all cuts, best first.
 
     Args:
-      works: what each cut is estimated to take.
+      works: estimated work of each cut.
       schedule: its name, or "auto".
     Raises:
-      ScheduleError: none suits any.
+      ScheduleError: no schedule suits any cut.
     """
     found, wrong = [], []
     for at, work in enumerate(map(dispatched, works)):
@@ -169,8 +173,8 @@ def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
 
 
 def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
-    """Those of all ways for which groups are planned until one fits: of "auto" the best
-    of all, then what holds the least of every cut."""
+    """Return the schedules for which submeshes are planned until one fits: for "auto"
+    the best of all, then the default of every cut, which holds least."""
     if schedule != AUTO:
         return list(ways)
     usual = [way for way in ways if way.is_usual]
@@ -178,7 +182,7 @@ def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
 
 
 def dispatched(work: StepWork) -> StepWork:
-    """Tasks with what it takes to start them."""
+    """Return the work with the dispatch time of its tasks (`DISPATCH_S`)."""
 
     def cost(of: ChunkCost) -> ChunkCost:
         inputs, weights = of.split_s
@@ -196,7 +200,7 @@ def dispatched(work: StepWork) -> StepWork:
 
 
 def _usual(work: StepWork) -> str:
-    """What is usual, of one chunk in every group."""
+    """Return the default schedule of one chunk per submesh."""
     return COUPLED if work.between and not work.is_twice else WHOLE[0]
 
 
@@ -245,18 +249,19 @@ def _way(at: int, name: str, work: StepWork) -> Way:
 
 
 def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
-    """Of every group, micro-batches of which it holds something.
+    """Return, for each submesh, the number of micro-batches whose residuals are live.
 
     Args:
-      schedule: of the groups.
-      chunks: of all of them together, a part of the model for one slice each.
+      schedule: the schedule of all submeshes.
+      chunks: number of chunks of all submeshes together, each counted once for each
+        sequence slice.
     """
     found = in_flight(schedule)
     return tuple(-(-count // (chunks // len(found))) for count in found)
 
 
 def _recomputed(work: StepWork) -> StepWork:
-    """With forward passes that run again in backward passes."""
+    """Return the work with forward passes that run again in backward passes."""
 
     def cost(of: ChunkCost) -> ChunkCost:
         return replace(of, backward_s=of.forward_s + of.backward_s)
@@ -266,14 +271,14 @@ def _recomputed(work: StepWork) -> StepWork:
 
 
 def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
-    """A pipeline whose costs are known, with its last word on when to run.
+    """Return a pipeline with known costs in its final schedule.
 
     Args:
-      pipeline: by the schedule that was taken before its groups were planned.
-      schedule: that was asked for.
-      limit_bytes: of a device.
+      pipeline: by the schedule that was chosen before its submeshes were planned.
+      schedule: the requested schedule.
+      limit_bytes: the memory budget of a device.
     Raises:
-      ScheduleError: what was searched for does not fit.
+      ScheduleError: a searched schedule does not fit.
     """
     limit = int(limit_bytes) if math.isfinite(limit_bytes) else 0
     work = work_of(pipeline, limit)
@@ -294,8 +299,8 @@ def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
 
 
 def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
-    """Whether a schedule other than 1F1B, with one chunk in every group, is still
-    faster than that when the costs of tasks are known."""
+    """Whether a schedule other than 1F1B, with one chunk per submesh, is still faster
+    than the default when the costs of tasks are known."""
     if pipeline.schedule in WHOLE or pipeline.group_of:
         return True
     work = work_of(pipeline)
@@ -304,7 +309,7 @@ def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
 
 
 def note(ways: Sequence[Way], works: Sequence[StepWork], taken: str) -> str:
-    """What was compared, for people."""
+    """Return a note on the schedules that were compared."""
     best: dict[str, Way] = {}
     for way in sorted(ways, key=lambda w: (not w.fits, w.step_time_s)):
         best.setdefault(way.name, way)

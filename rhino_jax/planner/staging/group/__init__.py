@@ -1,7 +1,7 @@
-"""Groups of devices that are planned: once for all that are alike, and what they cost.
+"""Submeshes as planned: equivalent ones are planned once, with the costs of their
+tasks.
 
-In: the tasks of a group as one program, and what the search found for them.
-Out: seconds and bytes of every task, and of what passes between groups.
-Order: `alike` (which groups do the same), `working` (what tasks take while they run),
-`costs` (of tasks, and of what is sent).
-"""
+In: the tasks of a submesh as one program, and the search's result for it.
+Out: seconds and bytes of every task, and of transfers between submeshes.
+Order: `alike` (equivalent submeshes), `crossing` (layouts of sent values), `working`
+(working memory of tasks), `costs` (of tasks, and of transfers)."""

@@ -1,4 +1,5 @@
-"""Groups that do the same are searched once, and steps that nearly do from there."""
+"""Cached searches: equivalent submeshes are searched once, and similar steps start from
+known solutions."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from rhino_jax.planner.search.remat.choice import Chosen
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finds:
-    """What was found for one step, and for its groups.
+    """Results of searches of one step, and of its submeshes.
 
-    Of a loop over layers most stages do the same, to parts of one stack: they differ in
-    the paths of what they read, and in the names of their tasks.
+    Of a loop over layers most stages compute the same with parts of one stack: they
+    differ in the paths of their inputs, and in the names of their tasks.
 
     Attributes:
-      known: of groups.
-      whole: mesh of the largest group → of a whole micro-batch there.
-      faster: plan of a group, and whether what loops stack stays → what it had better
-        make again, memory left aside.
+      known: results of submeshes.
+      whole: mesh of the largest submesh → the result of a whole micro-batch on it.
+      faster: (plan of a submesh, whether stacked residuals stay) → the values to
+        recompute because that is faster, memory left aside.
     """
 
     known: dict[Hashable, SearchResult] = field(default_factory=dict)
@@ -39,18 +40,20 @@ class Finds:
         target: Target,
         request: Request,
     ) -> SearchResult:
-        """The search of a whole micro-batch. On one mesh, on which one of another size
-        was searched, or one whose loops are whole, it begins with what was found there.
+        """Search a whole micro-batch.
+
+        On one mesh, it starts from the known solution of another number of
+        micro-batches, or of whole loops, on that mesh.
 
         Args:
-          program: of it.
-          meshes: of a group, to be compared.
+          program: the program of a micro-batch.
+          meshes: candidate meshes of a submesh.
           target: all devices.
-          request: the same for all but for the time that is left.
+          request: the same for all searches but for the remaining time.
         """
         like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
         found = find(program, meshes, target, request, like=like, is_estimate=True)
-        # The other meshes' problems are not kept.
+        # Only the best mesh's problem is cached.
         best = replace(found, solved=found.solved[:1])
         self.whole.setdefault(found.mesh_axes, best)
         return found
@@ -58,13 +61,13 @@ class Finds:
     def find(
         self, program: Program, mesh_axes: MeshAxes, target: Target, request: Request
     ) -> SearchResult:
-        """The search of a group, or that of one that does the same.
+        """Search a submesh, or return the result of an equivalent one.
 
         Args:
-          program: of the group.
-          mesh_axes: of its devices.
-          target: those; the same for all groups of a mesh.
-          request: the same for all groups but for pins and memory.
+          program: the submesh's tasks as one program.
+          mesh_axes: (name, size) of its axes.
+          target: its devices; the same for all submeshes of a mesh.
+          request: the same for all submeshes but for pins and memory.
         """
         key = (
             _without_names(program),
@@ -81,7 +84,8 @@ class Finds:
     def of_plan(
         self, found: SearchResult, keeps_stacks: bool, ask: Callable[[], Chosen | None]
     ) -> Chosen | None:
-        """What a plan had better make again; asked once for groups that do the same."""
+        """Return the values to recompute under a plan; `ask` is called once for
+        equivalent submeshes."""
         key = found, keeps_stacks
         if key not in self.faster:
             self.faster[key] = ask()
@@ -89,7 +93,7 @@ class Finds:
 
 
 def _without_names(program: Program) -> Program:
-    """A group's program without what its inputs, results and tasks are called."""
+    """Return a submesh's program without the names of its inputs, results and tasks."""
     tasks = {*program.body.ops}
     return replace(
         program,

@@ -1,4 +1,4 @@
-"""What the tasks of planned groups cost, and what passes between them."""
+"""Costs of the tasks of planned submeshes, and of transfers between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_costs(
     groups: Sequence[PlannedGroup],
     shapes: GroupMeshes,
 ) -> Pipeline:
-    """A pipeline with what its tasks, and what passes between them, cost."""
+    """Return a pipeline with the costs of its tasks and transfers."""
     return replace(
         pipeline,
         costs=_chunk_costs(step, groups),
@@ -32,7 +32,7 @@ def with_costs(
 def _chunk_costs(
     step: StagedStep, groups: Sequence[PlannedGroup]
 ) -> tuple[StageCost, ...]:
-    """What the tasks of planned groups take and hold, chunk by chunk."""
+    """Return the seconds and bytes of the tasks of planned submeshes, by chunk."""
     found = []
     for chunk, at in enumerate(step.chunks):
         is_first = step.chunks.index(at) == chunk
@@ -69,8 +69,9 @@ def _cost(
 def bytes_between(
     step: StagedStep, source: PlannedGroup, target: PlannedGroup, key: ValueKey
 ) -> int:
-    """Of one device, what passes of a value from group to group: as the target has it,
-    cut over the mesh axes that are alike. To more devices, several times."""
+    """Return the bytes per device of a value that one submesh sends to another: in the
+    target's layout, sharded over the mesh axes of equal size. Sent to more devices,
+    they count in proportion."""
     unlike = [
         axis
         for axis, sizes in enumerate(zip(source.sizes, target.sizes, strict=True))
@@ -84,8 +85,8 @@ def bytes_between(
 
 
 def _between(step: StagedStep, groups: Sequence[PlannedGroup]) -> tuple[Between, ...]:
-    """What every group does between forward and backward passes; empty where no group
-    does anything."""
+    """Return the tasks of every submesh between forward and backward passes; empty
+    where there are none."""
     kinds = {task.kind for tasks in step.tasks for task in tasks}
     if TaskKind.BETWEEN not in kinds:
         return ()
@@ -112,9 +113,12 @@ def _hops(
     bytes_per_s: float,
     latency_s: float,
 ) -> tuple[StageHop, ...]:
-    """Between which chunks anything passes, and how much for every micro-batch: sums
-    over all of them, and what updates exchange, pass once a step. What several chunks
-    of a group read is sent to the first of them; within a group nothing is sent."""
+    """Return the pairs of chunks between which anything is sent, and the bytes of every
+    micro-batch.
+
+    Sums over all micro-batches, and values that updates exchange, are sent once a step
+    and count no bytes. A value that several chunks of a submesh read is sent to the
+    first of them; within a submesh nothing is sent."""
     sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
     made: dict[ValueKey, int] = {}
     sent: set[tuple[ValueKey, int]] = set()

@@ -1,9 +1,9 @@
-"""Layouts of the values that a group sends and receives, by the cost of the link too.
+"""Layouts of the values that a submesh sends and receives, with the cost of the link.
 
-A group that is planned on its own receives a value whole for nothing, though every one
-of its devices then gets all of it over the link between groups: a link that is often a
-tenth as fast as those inside of a group, over which shards can be gathered.
-"""
+A submesh that is planned on its own receives a value replicated at no cost, though
+every one of its devices then gets all of it over the link between submeshes: a link
+that is often a tenth as fast as those inside of a submesh, over which shards can be
+gathered."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rhino_jax.planner.variants import MIN_GAIN
 
 @dataclass(frozen=True, eq=False)
 class GroupCrossing:
-    """The values that one group sends and receives of every micro-batch.
+    """The values that one submesh sends and receives of every micro-batch.
 
     Attributes:
-      step: all tasks.
-      keys: the values, of which the layouts are free.
-      bytes_per_s: of the link between groups, for one device.
-      on_all: spec of a group → the part of it that all groups can have.
+      step: the tasks of all submeshes.
+      keys: the values whose layouts are free.
+      bytes_per_s: bandwidth of the link between submeshes, for one device.
+      on_all: spec on a submesh → the part of it that is possible on all submeshes.
     """
 
     step: StagedStep
@@ -46,11 +46,13 @@ class GroupCrossing:
         bytes_per_s: float,
         on_all: Callable[[Spec], Spec],
     ) -> GroupCrossing:
-        """Args:
-        step: all tasks.
-        group: which.
-        known: values of which another group's plan, or a pin, says the layout.
-        bytes_per_s, on_all: as of `GroupCrossing`.
+        """Return the values that one submesh exchanges and whose layouts are free.
+
+        Args:
+          step: the tasks of all submeshes.
+          group: the submesh.
+          known: values whose layout another submesh's plan, or a pin, prescribes.
+          bytes_per_s, on_all: see the attributes.
         """
         ends = {s.key for s in step.sends if group in (s.source, s.target)}
         keys = [
@@ -63,11 +65,12 @@ class GroupCrossing:
         group: PlannedGroup,
         plan: Callable[[Mapping[ValueKey, Spec], PlannedGroup], PlannedGroup],
     ) -> PlannedGroup:
-        """The group as it is, or with other specs of what crosses where that is faster.
+        """Return the submesh as it is, or with other specs of exchanged values where
+        that is faster.
 
         Args:
-          group: planned by the time that its own devices take.
-          plan: plans it with specs of some of the values, from how it is planned.
+          group: the submesh, planned by the time of its own devices.
+          plan: plans it again with specs of some of the values.
         """
         if not (specs := self.cheaper(group)):
             return group
@@ -76,7 +79,7 @@ class GroupCrossing:
         return group
 
     def seconds(self, group: PlannedGroup) -> float:
-        """The group's predicted step, and what passes over the link."""
+        """Return the predicted step of a submesh, and the seconds of its transfers."""
         sent = sum(
             self._link_s(group, key, group.specs[key])
             for key in self.keys
@@ -91,11 +94,14 @@ class GroupCrossing:
         return self.step.micro_batches * size * share / self.bytes_per_s
 
     def cheaper(self, group: PlannedGroup) -> dict[ValueKey, Spec]:
-        """Specs with which a planned group and the link take less time together, for
-        values of which that is so whatever else it does: all other choices stay.
+        """Return specs with which a planned submesh and the link take less time
+        together.
+
+        All other choices stay, so each spec is an improvement on its own.
 
         Returns:
-          Nothing where it saves less than another search is worth (`MIN_GAIN`).
+          Value → spec; empty where it saves less than another search is worth
+            (`MIN_GAIN`).
         """
         solved = group.found.solved[0]
         model, labels = solved.mesh_problem.model, solved.solution.labels
@@ -113,7 +119,7 @@ class GroupCrossing:
         for n, key in nodes.items():
             specs = [s.results[0] for s in model.options[n].strategies]
             total = costs[n] + np.array([self._link_s(group, key, s) for s in specs])
-            # A spec that not all groups can have would be another one on the link.
+            # A spec that some submesh cannot have would be another one on the link.
             total[[self.on_all(s) != s for s in specs]] = np.inf
             best = int(total.argmin())
             if total[best] < total[labels[n]]:
@@ -122,7 +128,8 @@ class GroupCrossing:
         return found if saved_s > MIN_GAIN * group.found.step_s else {}
 
     def _nodes(self, group: PlannedGroup) -> Mapping[int, ValueKey]:
-        """The nodes of the group's arguments and results that cross."""
+        """Return the nodes of the submesh's arguments and results that are
+        exchanged."""
         ends = {NodeKind.INPUT: group.of.arguments, NodeKind.OUTPUT: group.of.results}
         return {
             node.id: ends[node.kind][node.slot]

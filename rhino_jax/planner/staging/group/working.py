@@ -1,9 +1,8 @@
-"""What the tasks of a planned group take while they run.
+"""Working memory of the tasks of a planned submesh.
 
-A group is planned as one program, in which its tasks follow one another. Each is
-compiled on its own: all that it reads is there from its start to its end, all that it
-makes is written, and what it makes for itself ends with it.
-"""
+A submesh is planned as one program, in which its tasks follow one another. Each is
+compiled separately: all of its arguments are live from its start to its end, all of its
+results are written, and its temporaries end with it."""
 
 from __future__ import annotations
 
@@ -29,13 +28,14 @@ def working_bytes(
     found: SearchResult,
     size_of: Callable[[ValueKey], int],
 ) -> tuple[int, ...]:
-    """Of every task what one device takes beyond what is held whether or not it runs.
+    """Return the bytes per device that each task takes in addition to what is live
+    whether or not it runs.
 
     Args:
-      step: all tasks of all groups.
-      of: the group's.
-      found: the plan of that program.
-      size_of: bytes of one device, of what is between tasks.
+      step: the tasks of all submeshes.
+      of: the submesh's tasks as one program.
+      found: the result of that program.
+      size_of: bytes per device of a value between tasks.
     """
     holding = TaskResiduals.of(of.tasks, step.received(of.tasks[0].group))
     usages = _usages(found)
@@ -59,12 +59,12 @@ def working_bytes(
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """Memory of a choice.
+    """Memory of one value, or copy, under a choice.
 
     Attributes:
-      port: of what value; None of copies.
-      bytes: of one device.
-      start, stop: when; stop is not included.
+      port: port of the value; None for copies.
+      bytes: bytes on one device.
+      start, stop: times from which and until which it is live; stop is excluded.
     """
 
     port: int | None
@@ -93,11 +93,13 @@ def _usages(found: SearchResult) -> list[_Usage]:
 def _inside(
     found: SearchResult, call: Op, made: dict[int, int], usages: Sequence[_Usage]
 ) -> int:
-    """The most that is live inside of a task.
+    """Return the peak bytes of values that are live inside of a task.
 
     Args:
-      call: the task's.
-      made: value that it makes → bytes that are its own from when it is made.
+      found: the result of the submesh's program.
+      call: the task's call.
+      made: result of the task → bytes that it allocates when it is produced.
+      usages: memory of all values of the program.
     """
     graph = found.solved[0].mesh_problem.model.graph
     ops = {op.id for op in _ops(graph.program, call)}
@@ -113,7 +115,7 @@ def _inside(
         since = first
         if port is not None:
             node = graph.nodes[port.node]
-            # What a loop leaves of a carry is where the carry is.
+            # A loop's final carry has the buffer of the carry.
             kept = node.ports[0] if node.kind is NodeKind.CARRY else port
             results.add(kept.id)
             since = max(first, starts.get(kept.id, node.time))
@@ -126,16 +128,16 @@ def _inside(
 
 
 def _end(graph: Graph, usage: _Usage, last: int) -> int:
-    """When what a task makes for itself is not needed any more."""
+    """Return the time at which a task's temporary is not needed any more."""
     if usage.stop <= last + 1 or usage.port is None:
         return min(usage.stop, last + 1)
-    # Something that another task makes again of it is not made so.
+    # A fused value that another task reads is written here, not computed there.
     read = [e.time for e in graph.readers[usage.port] if e.time <= last]
     return max(read, default=usage.start) + 1
 
 
 def _ops(program: Program, op: Op) -> Iterator[Op]:
-    """An op, and all in its regions."""
+    """Yield an op, and all ops in its regions."""
     yield op
     for region in op.call.regions if op.call is not None else ():
         for inner in region.ops:

@@ -1,7 +1,6 @@
-"""Loops over layers in parts: how many, and what is worth a look.
+"""Loops over layers, split over stages: candidate numbers of parts.
 
 In: a step that is to be planned in stages, its loops whole.
-Out: stacks to be cut, and into which parts, the most even first.
-Order: `rows` (stages in a row), `parts` (on these, by what loops take), `forms` (of a
-step).
-"""
+Out: stacks to be split, and their parts, the most even split first.
+Order: `rows` (consecutive stages), `parts` (splits by the seconds of loops), `forms`
+(splits of a step)."""

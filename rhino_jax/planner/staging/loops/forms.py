@@ -1,4 +1,4 @@
-"""How loops over layers may be cut, by what they take."""
+"""Candidate splits of a step's loops over layers, by their seconds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 
 
 FEW_AXES = 2
-"""Axes of a group's mesh on which a step is bounded first, where more may be taken:
-those of three take ten times as long to search."""
+"""Maximum number of axes of a submesh on which a step is bounded first, where more are
+allowed: meshes of three take ten times as long to search."""
 
 
 def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
-    """Of a step whose loops are whole."""
+    """Return the layers of a step whose loops are whole."""
     of_step = asked.of_step
     data = data_of(of_step.closed, of_step.program, asked.places)
     return layers_of(of_step.program, data)
@@ -37,14 +37,17 @@ def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
 def forms_of(
     whole: StagingRequest, rounds: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[LayerStack, ...]], Sequence[MeshAxes]]:
-    """Stacks to be cut, and into which parts, the most even first; empty: none. And the
-    meshes that are then worth comparing.
+    """Return the candidate splits of stacks, the most even first, and the meshes that
+    are then worth comparing.
 
     Args:
       whole: the step, its loops whole.
       rounds: numbers of micro-batches, the usual one first.
+    Returns:
+      For each candidate, the stacks to be split, and their parts (empty: none); the
+        meshes.
     Raises:
-      NotFaster: with none of them a step is short enough.
+      NotFaster: no number of micro-batches makes a step short enough.
     """
     counts = rounds[0]
     program, meshes = whole.of_step.program, whole.search.meshes
@@ -73,10 +76,11 @@ def _shapes(
     meshes: Sequence[MeshAxes],
     rounds: Sequence[Sequence[int]],
 ) -> GroupMeshes:
-    """Return the groups, with what a micro-batch takes, where that may be enough.
+    """Return the submeshes with the seconds of a micro-batch, where these may be fast
+    enough.
 
     Raises:
-      NotFaster: it is not.
+      NotFaster: they are not.
     """
     search, shares, finds = whole.search, whole.shares, whole.finds
     few = [axes for axes in meshes if len(axes) <= 1 + FEW_AXES]
@@ -91,10 +95,12 @@ def _shapes(
 def as_kept(
     forms: Sequence[tuple[LayerStack, ...]], kept: Mapping[int, Part]
 ) -> Sequence[tuple[LayerStack, ...]]:
-    """Those whose parts are where they are in another plan; all, where none is so.
+    """Return the splits whose parts are on the same stages as in another plan; all,
+    where there are none.
 
     Args:
-      kept: input of the step → where it is.
+      forms: the candidate splits.
+      kept: input of the step → its stages in the other plan.
     """
     found = []
     for form in forms:
@@ -113,7 +119,7 @@ def _seconds(
     sides: Sides,
     seconds: Mapping[int, float],
 ) -> list[float]:
-    """Of the loops over layers of a step, in a micro-batch."""
+    """Return the seconds of a step's loops over layers, in a micro-batch."""
     program = sides.program
     data = [
         entry.value

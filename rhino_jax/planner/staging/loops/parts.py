@@ -1,11 +1,10 @@
-"""Into how many parts loops over layers may be cut, and which of that is worth a look.
+"""Numbers of parts of loops over layers that are worth comparing.
 
-A stack of layers lies in equal parts on stages in a row, one on each, or as a whole on
-one stage. What is left of a step may be in any stage: spread over those that have the
-least to do, or all of it in the slowest. Between these two lies what the slowest stage
-takes, so numbers of parts are left out before any are traced where the first is more
-than the second is of others.
-"""
+A stack of layers lies in equal parts on consecutive stages, one on each, or as a whole
+on one stage. The rest of a step may be in any stage: spread over those with the least
+work, or all of it in the slowest. These two give a lower and an upper bound on the
+slowest stage, so numbers of parts are dropped before any are traced where their lower
+bound is above another's upper bound."""
 
 from __future__ import annotations
 
@@ -19,10 +18,12 @@ from rhino_jax.planner.staging.loops.rows import LoopStages, choices_of, rows_of
 
 
 MAX_LOOPS = 3
-"""Loops that are cut, those with the most work; others stay whole."""
+"""Maximum number of loops that are split, those with the most work; others stay
+whole."""
 
 MAX_FORMS = 6
-"""Numbers of parts that are compared by an estimate; the best of them are planned."""
+"""Maximum number of splits that are compared by an estimate; the best of them are
+planned."""
 
 
 def parts_of(
@@ -31,13 +32,15 @@ def parts_of(
     rest: float,
     shares: Sequence[int],
 ) -> list[tuple[LayerStack, ...]]:
-    """Stacks to be cut, and into which parts, the most even first; empty: none.
+    """Return the candidate splits of stacks, the most even first.
 
     Args:
-      layers: of a step.
+      layers: the layers of a step.
       took: seconds of the loops over each.
-      rest: seconds of all else.
-      shares: of every group of devices, its places along the axis of the stages.
+      rest: seconds of all other ops.
+      shares: number of places of each submesh along the stage axis.
+    Returns:
+      For each candidate, the stacks to be split, and their parts; empty: none.
     """
     order = sorted(range(len(layers)), key=lambda k: -took[k])
     chosen = sorted(order[:MAX_LOOPS])
@@ -49,7 +52,7 @@ def parts_of(
     most = math.inf
     for rows in rows_of([choices_of(x.length, shares) for x in layers], after):
         low, high = _bounds(took, rows, shares, rest)
-        # Of groups of equal size the cut chooses the stages.
+        # With submeshes of equal size, the stage cut chooses the stages.
         key = tuple(LoopStages(0, r.count) for r in rows) if is_even else rows
         least[key] = min(low, least.get(key, math.inf))
         most = min(most, high)
@@ -66,13 +69,14 @@ def _bounds(
     shares: Sequence[int],
     rest: float,
 ) -> tuple[float, float]:
-    """The least and the most that the slowest stage takes for its share of devices."""
+    """Return a lower and an upper bound on the seconds of the slowest stage, per share
+    of devices."""
     loads = [0.0] * len(shares)
     for seconds, row in zip(took, rows, strict=True):
         mine = range(row.first, row.last + 1)
         for s in mine:
             loads[s] += seconds * shares[s] / sum(shares[k] for k in mine)
-    # What is left fills up the stages that have the least.
+    # The rest fills up the stages that have the least work.
     paces = sorted(
         (load / share, share) for load, share in zip(loads, shares, strict=True)
     )

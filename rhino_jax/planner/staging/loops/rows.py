@@ -1,4 +1,4 @@
-"""Stages in a row, on which parts of loops may lie."""
+"""Consecutive stages, over which loops are split."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoopStages:
-    """Stages in a row, on which parts of a loop lie.
+    """Consecutive stages that hold the parts of a loop.
 
     Attributes:
-      first: of them.
-      count: how many; 1: the loop is whole.
+      first: the first of them.
+      count: the number of stages; 1: the loop is whole.
     """
 
     first: int
@@ -24,12 +24,13 @@ class LoopStages:
 
 
 def choices_of(length: int, shares: Sequence[int]) -> list[LoopStages]:
-    """Where so many layers may lie in parts like the groups' shares."""
+    """Return the consecutive stages over which some layers can be split in proportion
+    to the submeshes' shares."""
     found = []
     for first in range(len(shares)):
         for count in range(1, len(shares) - first + 1):
             mine = shares[first : first + count]
-            # Among the devices of a larger group its part is cut by layers, too.
+            # A larger submesh shards its part by layers, too.
             if count == 1 or (length % sum(mine) == 0 and min(mine) == 1):
                 found.append(LoopStages(first, count))
     return found
@@ -38,8 +39,8 @@ def choices_of(length: int, shares: Sequence[int]) -> list[LoopStages]:
 def rows_of(
     choices: Sequence[Sequence[LoopStages]], after: Sequence[set[int]]
 ) -> Iterator[tuple[LoopStages, ...]]:
-    """Where parts of all loops may lie: of what comes after others, none before theirs
-    end."""
+    """Yield the stages of all loops; a loop that comes after another starts no earlier
+    than the stage where that one ends."""
 
     def rest(rows: tuple[LoopStages, ...]) -> Iterator[tuple[LoopStages, ...]]:
         at = len(rows)

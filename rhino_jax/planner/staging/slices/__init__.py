@@ -1,7 +1,6 @@
-"""Sequences in slices that run one after the other: how many, and how long each is.
+"""Sequence slices that run one after the other (TeraPipe): their number and lengths.
 
-In: `schedule="token-slices"`, a step in micro-batches, and where it is cut into stages.
-Out: `chosen.works_of`, what stages take for every slice, of a few ways to slice.
-Order: `asked` (what the user says of slices), `growth` (what of an op's work is of a
-token alone, and what of a token and those before it), `chosen`.
-"""
+In: `schedule="token-slices"`, a step in micro-batches, and its stage cut.
+Out: `chosen.Slicing`, the stages' costs of every slice, for a few ways to slice.
+Order: `asked` (the user's slices), `growth` (the part of an op's work that grows with
+tokens, and that with pairs of tokens), `chosen`."""

@@ -1,4 +1,4 @@
-"""What a user says of slices with the schedule: `token-slices:4`, or their lengths."""
+"""The user's sequence slices in `schedule=`: `token-slices:4`, or their lengths."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rhino_jax.utils.keywords import brief, read_choice
 
 
 FEW = (1, 2, 4)
-"""Micro-batches that are compared where slices fill the pipeline, which all are in
-flight at once: more of them hold no less."""
+"""Numbers of micro-batches that are compared where slices fill the pipeline: all are in
+flight at once, so more of them need no less memory."""
 
 TOKEN_SLICES = "token-slices"
 
@@ -22,10 +22,10 @@ FORMS = (
 
 
 def read_schedule(what: str, value: Any, known: tuple[str, ...]) -> str:
-    """`schedule=`, checked.
+    """Check `schedule=`.
 
     Raises:
-      ScheduleError: slices are said in no such way.
+      ScheduleError: the slices are not specified so.
       RhinoError: there is no such schedule.
     """
     if not isinstance(value, str) or not value.startswith(f"{TOKEN_SLICES}:"):
@@ -46,7 +46,7 @@ def read_schedule(what: str, value: Any, known: tuple[str, ...]) -> str:
 
 
 def slices_in(schedule: str) -> tuple[str, tuple[int, ...]]:
-    """The schedule's name, and what is said of slices: one number is how many there
-    are, several are their lengths; none is nothing."""
+    """Return the schedule's name, and the slices: one number is their count, several
+    are their lengths; empty: not specified."""
     name, _, numbers = schedule.partition(":")
     return name, tuple(map(int, numbers.split(","))) if numbers else ()

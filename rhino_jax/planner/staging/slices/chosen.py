@@ -1,4 +1,4 @@
-"""Which slices sequences run in, by what stages are estimated to take."""
+"""Choice of sequence slices, by the estimated seconds of stages."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from rhino_jax.planner.staging.slices.growth import Growth, growths
 
 
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Slices that are compared. With m sequences in T slices the bubble is
-(S - 1) / (m·T + S - 1): 48 stages and two sequences take 32, as TeraPipe's deepest
-models do. More make groups' programs, and with them planning, longer: what they have to
-gain for that is in `planner.staging.when`."""
+"""Candidate numbers of slices. With m sequences in T slices the bubble is (S - 1) /
+(m·T + S - 1): 48 stages and two sequences take 32, as TeraPipe's deepest models do.
+More slices make submeshes' programs, and with them planning, longer: the gain required
+for that is in `planner.staging.when`."""
 
 TILE = 128
-"""Tokens of a tile of a matrix product; slices are of whole ones, where there are
+"""Tokens of a tile of a matmul; slices consist of whole tiles, where there are
 enough."""
 
 MAX_UNITS = 32
-"""Parts of a sequence that are in some slice as a whole, for few slices: of 4,096
-tokens such a part is a tile. For more slices of longer sequences there are up to four
-times as many parts as slices."""
+"""Number of parts of a sequence that are not split between slices, for few slices: of
+4,096 tokens such a part is a tile. For more slices of longer sequences there are up to
+four times as many parts as slices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slicing:
-    """A step that is cut into stages, to run in slices.
+    """A step that is cut into stages, to run in sequence slices.
 
     Attributes:
-      apart: the step; `sides`: of a micro-batch.
-      shapes: of the groups.
-      stages: of every forward op its stage.
-      work: what stages take for whole sequences.
-      dispatch_s: what any task takes beyond its work.
-      sums_s: of every stage, to add a slice's gradients of weights to those so far.
-      launch_s: that every kernel takes, however small.
+      apart: the step.
+      sides: passes of a micro-batch.
+      shapes: the submeshes.
+      stages: the stage of each forward op.
+      work: the stages' costs of whole sequences.
+      dispatch_s: seconds that any task takes in addition to its work.
+      sums_s: for each stage, seconds to accumulate a slice's weight gradients.
+      launch_s: seconds that every kernel takes, however small.
     """
 
     apart: Apart
@@ -62,7 +63,7 @@ class Slicing:
 
     @cached_property
     def length(self) -> int:
-        """Of sequences."""
+        """Number of tokens of a sequence."""
         return sequence_length(self.apart)
 
     @cached_property
@@ -80,13 +81,13 @@ class Slicing:
         )
 
     def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], StepWork]]:
-        """Lengths of slices, and what stages take so.
+        """Yield lengths of slices, and the stages' costs of these.
 
         Args:
-          asked: how many slices; or their lengths; or nothing.
+          asked: the number of slices; or their lengths; or empty.
         Raises:
           ScheduleError: the step has no backward pass, sequences are shorter than that
-            or cannot run in slices.
+            or cannot be sliced.
         """
         if not self.sides.backward:
             raise _no_backward()
@@ -102,7 +103,8 @@ class Slicing:
             yield lengths, self.in_slices(lengths)
 
     def lengths(self, count: int) -> tuple[int, ...]:
-        """The best of so many slices, by the stage that is busy longest."""
+        """Return the lengths of `count` slices with the shortest step, by the stage
+        that is busy longest."""
         units = units_of(self.length, count)
         shares = np.arange(units + 1) / units
         before, inside = shares[:, None], shares[None, :]
@@ -118,7 +120,7 @@ class Slicing:
         return tuple(np.diff(ends).tolist())
 
     def in_slices(self, lengths: Sequence[int]) -> StepWork:
-        """What stages take for every slice."""
+        """Return the stages' costs of every slice."""
         ends = np.cumsum([0, *lengths]) / self.length
         shares = [n / self.length for n in lengths]
 
@@ -152,8 +154,8 @@ class Slicing:
 
 
 def paced(problem: CutProblem, count: int) -> CutProblem:
-    """Where to cut what runs in so many slices: as where there were as many more
-    micro-batches, each as much smaller."""
+    """Return the cut problem of a step in `count` slices: that of `count` times as many
+    micro-batches, each smaller in proportion."""
     ops = problem.ops
     return replace(
         problem,
@@ -185,13 +187,13 @@ def paced(problem: CutProblem, count: int) -> CutProblem:
 def sums_s(
     problem: CutProblem, stages: Sequence[int], bytes_per_s: float
 ) -> list[float]:
-    """Of every stage, what it takes to add a slice's gradients of weights to those of
-    the slices after it: two are read, and one is written.
+    """Return, for each stage, the seconds to accumulate a slice's weight gradients: two
+    arrays are read, and one is written.
 
     Args:
-      problem: as it is cut.
-      stages: of every op.
-      bytes_per_s: of a device's memory.
+      problem: the cut problem.
+      stages: the stage of each op.
+      bytes_per_s: bandwidth of a device's memory.
     """
     found = [0.0] * problem.stages
     for parameter in problem.ops.parameters:
@@ -201,7 +203,8 @@ def sums_s(
 
 
 def units_of(length: int, count: int) -> int:
-    """Parts of a sequence, for so many slices; equal ones, where there are some 16."""
+    """Return the number of parts of a sequence for `count` slices; equal parts, where
+    some 16 divide it."""
     most = max(min(length, MAX_UNITS), min(length // TILE, 4 * count), count)
     least = max(count, most // 2)
     return max((n for n in range(least, most + 1) if length % n == 0), default=most)

@@ -1,5 +1,5 @@
-"""How the work of ops grows along a sequence: with a slice's tokens, or with these
-times those that they attend to."""
+"""Growth of the work of ops along a sequence: with the tokens of a slice, or with these
+times the tokens that they attend to."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Growth:
     """Seconds of a part of the model, for a whole sequence.
 
     Attributes:
-      forward_s, backward_s: (of tokens alone, of pairs of tokens, of any slice); the
-        second as if all tokens were attended to, the last to launch kernels.
+      forward_s, backward_s: seconds of work per token, of work per pair of tokens, and
+        of any slice; the second as if all tokens were attended to, the last to launch
+        kernels.
     """
 
     forward_s: tuple[float, float, float]
@@ -32,12 +33,12 @@ class Growth:
 
     @staticmethod
     def of(parts_s: tuple[float, float, float], before: Any, inside: Any) -> Any:
-        """Of a slice.
+        """Return the seconds of a slice.
 
         Args:
-          parts_s: of a whole sequence.
-          before, inside: tokens ahead of the slice, and in it, as shares of all:
-            numbers or arrays.
+          parts_s: the seconds of a whole sequence, see `forward_s`.
+          before, inside: tokens before the slice, and in it, as shares of all: numbers
+            or arrays.
         """
         alone, pairs, fixed = parts_s
         return fixed + alone * inside + pairs * inside * (before + inside)
@@ -52,19 +53,21 @@ def growths(
     group_of: Sequence[int],
     launch_s: float = 0.0,
 ) -> list[Growth]:
-    """Of every part of the model.
+    """Return the growth of every part of the model.
 
-    What grows with pairs of tokens is read off the step in two slices: of it the second
-    one does twice as much as the first.
+    Work that grows with pairs of tokens is measured on the step in two slices: of such
+    work the second slice does twice as much as the first.
 
     Args:
-      apart: the step; `length`: of its sequences; `sides`: of a micro-batch.
-      stages: of every forward equation its part.
-      shapes: of the groups, with what ops take.
-      group_of: of every part.
-      launch_s: that every kernel takes, however small.
+      apart: the step.
+      length: tokens of its sequences.
+      sides: passes of a micro-batch.
+      stages: the part of each forward equation.
+      shapes: the submeshes, with the seconds of ops on them.
+      group_of: the submesh of each part.
+      launch_s: seconds that every kernel takes, however small.
     Raises:
-      ScheduleError: it cannot run in slices.
+      ScheduleError: the step cannot be sliced.
     """
     pairs = _shares_of_pairs(apart, length, sides)
     part_of = dict(zip(sides.forward, stages, strict=True))
@@ -91,7 +94,7 @@ def growths(
 
 
 def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
-    """How many kernels an op is, those of its regions too: ops that take time."""
+    """Return the number of kernels of an op, with its regions: ops that take time."""
     op = program.ops[op_id]
     inner = () if op.call is None else op.call.regions
     within = sum(_kernels(program, seconds, o) for region in inner for o in region.ops)
@@ -100,7 +103,8 @@ def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
 
 
 def _shares_of_pairs(apart: Apart, length: int, sides: Sides) -> Mapping[int, float]:
-    """Equation → what of its work for a whole sequence grows with pairs of tokens."""
+    """Return equation → share of its work for a whole sequence that grows with pairs of
+    tokens."""
     half = length // 2
     cut = sliced(apart, (half, length - half))
     program = sides_of(replace(apart, piece=cut.piece)).program
@@ -114,21 +118,25 @@ def _shares_of_pairs(apart: Apart, length: int, sides: Sides) -> Mapping[int, fl
 
 
 def _share(done: Sequence[float], half: int, length: int) -> float:
-    """
+    """Return the share of work that grows with pairs of tokens.
+
     Args:
-      done: in both slices: the first has `half` of the tokens.
+      done: the work in both slices.
+      half: tokens of the first slice.
+      length: tokens of the sequence.
     """
     if not all(done):
-        return 0.0  # once, for the sequence as a whole
+        return 0.0  # It runs once, for the whole sequence.
     first, second = half / length, 1 - half / length
-    # Of tokens alone, and of pairs: with the second slice all tokens are attended to.
+    # Columns: work per token, and per pair; the second slice attends to all tokens.
     both = np.array([[first, first**2], [second, second]])
     alone, pairs = np.maximum(np.linalg.solve(both, np.array(done)), 0.0)
     return float(pairs / (alone + pairs)) if alone + pairs else 0.0
 
 
 def _work(program: Program, op_id: int) -> float:
-    """FLOPs, those of regions too; of what has none, bytes that it makes."""
+    """Return the FLOPs of an op with its regions; for an op without any, the bytes of
+    its results."""
 
     def flops(op: Op) -> float:
         inner = () if op.call is None else op.call.regions

@@ -1,4 +1,4 @@
-"""What gave a plan in one program, to ask it and to plan it again from there."""
+"""The origin of an SPMD pipeline's plan, to explain it and to plan it again."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ ONLY_STACKS = "over the stages of one program only stacks of layers lie, by dim 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SolvedInOne:
-    """The search that gave a plan of several stages in one program.
+    """The search that gave the plan of an SPMD pipeline.
 
     Attributes:
-      stage: of the whole step.
-      search, found: of what one stage does, with the passes of the plan.
+      stage: the search of the whole step.
+      search, found: the search of one stage's program, with the plan's passes, and its
+        result.
     """
 
     stage: StageSearch
@@ -44,19 +45,19 @@ class SolvedInOne:
     def again(
         cls, search: Search, stages: int, done: Sequence[Transform]
     ) -> SolvedInOne:
-        """Of a plan whose problem is not kept.
+        """Solve the problem of a plan again that is not cached.
 
         Args:
-          search: of the whole step, on the plan's mesh.
-          stages: how many.
-          done: passes of the plan, those of micro-batches and stages too.
+          search: the search of the whole step, on the plan's mesh.
+          stages: the number of stages.
+          done: the plan's passes, including those of micro-batches and stages.
         """
         stage = StageSearch(search, stages)
         of_stage = stage.of_step(done)
         return cls(stage, of_stage, of_stage.find()).alone()
 
     def alone(self) -> SolvedInOne:
-        """With what holds of the best mesh only, and nobody to tell."""
+        """Return the search limited to the best mesh, without progress reports."""
         found = replace(self.found, solved=self.found.solved[:1])
         axes = self.stage.whole_axes(found.mesh_axes)
 
@@ -69,31 +70,34 @@ class SolvedInOne:
 
     @property
     def whole(self) -> WholePipeline:
-        """What makes the plan of all stages."""
+        """The step from the plan of one stage to that of all stages."""
         axes = self.stage.whole_axes(self.found.mesh_axes)
         program = self.search.running.program
         return WholePipeline(self.stage.search, program, axes, self.stage.axis)
 
     def plan(self) -> PlanData:
-        """The plan, which can be asked why it is so.
+        """Return the plan of all stages, with this search as its origin.
 
         Raises:
           InfeasiblePlanError: nothing fits.
-          PinError: a pin cuts over the stages what does not lie there.
+          PinError: a pin shards something over the stage axis that is no stack of
+            layers.
         """
         return replace(self.whole.plan(self.found), origin=self.alone())
 
     def planned_with(
         self, search: Search, report: Progress
     ) -> tuple[PlanData, SolvedInOne] | None:
-        """The plan with the pins and the budget of another search, with the passes of
-        this one, and what to ask it; None where nothing fits so.
+        """Plan with the pins and the budget of another search, with the passes of this
+        one.
 
         Args:
-          search: of the whole step.
-          report: is told of progress.
+          search: the other search of the whole step.
+          report: callback for progress.
+        Returns:
+          The plan, and the search that gave it; None where nothing fits.
         Raises:
-          PinError: an op cannot make what is pinned.
+          PinError: an op cannot produce what is pinned.
         """
         stage = replace(self.stage, search=search)
         of_stage = stage.of_step(self._done)
@@ -110,14 +114,15 @@ class SolvedInOne:
 
     @property
     def _done(self) -> tuple[Transform, ...]:
-        """Passes of the plan, those that its step begins with left out."""
+        """The plan's passes, without those that the search of its step starts with."""
         before = len(self.stage.search.transforms)
         return self.search.transforms[before:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _View:
-    """Of what a stage has, what it is of the whole (`explain.explaining.View`)."""
+    """Map values of one stage to those of the whole step
+    (`explain.explaining.View`)."""
 
     of: WholePipeline
 
@@ -144,7 +149,7 @@ class _View:
         return "" if over in ([], [0] if self._is_stack(place) else []) else ONLY_STACKS
 
     def _is_stack(self, place: PlacedValues) -> bool:
-        """Whether a stage has its part of all that the place is."""
+        """Whether a stage has a part of everything at the place."""
         whole, own = self.of.search.traced.program, self.of.of_stage
         ends = [(whole.inputs[i].value, own.inputs[i].value) for i in place.inputs]
         ends += [(whole.outputs[i].value, own.outputs[i].value) for i in place.outputs]
@@ -157,6 +162,6 @@ def _listed(dim: Any) -> tuple[Any, ...]:
 
 
 def _now(search: Search) -> Search:
-    """The search with the time that it has from now on."""
+    """Return the search with its time limit counted from now."""
     limit = search.request.time_limit_s or math.inf
     return search.asking(deadline=time.monotonic() + limit)

@@ -1,13 +1,12 @@
-"""Stages as one program beside stages that run as tasks.
+"""Comparison of an SPMD pipeline with stages that run as tasks.
 
-One program starts nothing but itself, wherever its devices are, and shares what is in
-no layer among all stages. Every stage computes on every tick, though, also where it has
-no micro-batch, and what layers leave for the backward pass is copied on each.
+An SPMD pipeline dispatches one program, wherever its devices are, and shares everything
+outside of layers among all stages. Every stage computes on every tick, though, even
+without a micro-batch, and the layers' residuals are copied on each.
 
-Both are compared by the simulated step, tasks with what it takes to start them. Tasks
-are what is usual: they have stages of their own, and any cut. One program is planned
-where a bound on its step is clearly below, and taken where that is.
-"""
+Both are compared by the simulated step, tasks with their dispatch time. Tasks are the
+default: they have their own stages, and any cut. An SPMD pipeline is planned where a
+lower bound on its step is clearly below, and taken where the step is."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from rhino_jax.units import format_seconds
 
 
 NOT_POSSIBLE = (InfeasiblePlanError, StageError, MicrobatchError, PinError)
-"""Why stages are not one program."""
+"""Errors where stages cannot be an SPMD pipeline."""
 
 
 def or_in_one_program(
@@ -44,17 +43,17 @@ def or_in_one_program(
     microbatches: int | str,
     plan_in_one: Callable[[StageBaseline], PlanData],
 ) -> PlanData:
-    """The plan whose stages run as tasks; or that in one program, where tasks do not
-    fit or take clearly longer.
+    """Return the plan whose stages run as tasks; or an SPMD pipeline, where tasks do
+    not fit or take clearly longer.
 
     Args:
-      as_tasks: the plan, or why there is none.
-      program: what is planned.
-      stages: how many, of equal groups.
-      microbatches: how many, or "auto".
-      plan_in_one: plans it in one program, if that may be fast enough.
+      as_tasks: the plan as tasks, or the error where there is none.
+      program: the program to plan.
+      stages: the number of stages, on equal submeshes.
+      microbatches: the number of micro-batches, or "auto".
+      plan_in_one: plans an SPMD pipeline, if that may be fast enough.
     Raises:
-      InfeasiblePlanError: `as_tasks`, where one program does not fit either.
+      InfeasiblePlanError: `as_tasks`, where an SPMD pipeline does not fit either.
     """
     share = share_of_layers(program, stages)
     is_int = isinstance(microbatches, int)
@@ -92,7 +91,7 @@ def or_in_one_program(
 
 
 def share_of_layers(program: Program, stages: int) -> float:
-    """Share of a step's operations that is in loops which divide into so many parts."""
+    """Return the share of a step's FLOPs that is in loops which `stages` divides."""
 
     def within(region: Region) -> float:
         total = 0.0
@@ -115,13 +114,14 @@ def _flops(program: Program, region: Region) -> float:
 
 
 def least_s(as_tasks: PlanData, share: float, count: int) -> float:
-    """A bound on a step in one program: stages have equal parts of all that is done as
-    tasks, the layers' in all ticks, and nothing is copied, sent or done twice.
+    """Return a lower bound on the step of an SPMD pipeline in seconds: stages have
+    equal parts of the tasks' work, the layers' on all ticks, and nothing is copied,
+    sent or computed twice.
 
     Args:
       as_tasks: the plan whose stages run as tasks.
-      share: of the step that is in layers.
-      count: the most micro-batches.
+      share: share of the step that is in layers.
+      count: maximum number of micro-batches.
     """
     pipeline = as_tasks.pipeline
     assert pipeline is not None
@@ -131,7 +131,8 @@ def least_s(as_tasks: PlanData, share: float, count: int) -> float:
 
 
 def dispatched_s(as_tasks: PlanData) -> float:
-    """A step with what it takes to start its tasks (`when.DISPATCH_S`)."""
+    """Return the step time of tasks in seconds, with their dispatch time
+    (`when.DISPATCH_S`)."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
     work = dispatched(work_of(pipeline))

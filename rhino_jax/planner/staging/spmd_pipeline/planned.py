@@ -1,4 +1,4 @@
-"""A plan of several stages that are one program: an axis of its mesh."""
+"""The plan of an SPMD pipeline: its stages are an axis of the mesh."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from rhino_jax.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class StageBaseline:
-    """Beside what it is compared.
+    """The plan that an SPMD pipeline has to beat.
 
     Attributes:
-      enough_s: a step has to be shorter.
-      may_do: whether so many micro-batches may be enough.
+      enough_s: seconds that a step has to be shorter than.
+      may_do: whether a number of micro-batches may be fast enough.
     """
 
     enough_s: float = math.inf
@@ -40,7 +40,7 @@ class StageBaseline:
 
 
 EVERY = StageBaseline()
-"""Compared with nothing."""
+"""No plan to beat."""
 
 
 def plan_in_one_program(
@@ -52,15 +52,15 @@ def plan_in_one_program(
     may_recompute: bool = False,
     asked: StageBaseline = EVERY,
 ) -> PlanData:
-    """The plan of a step whose layers are spread over an axis of the mesh.
+    """Return the plan of a step whose layers are sharded over the stage axis.
 
     Args:
-      search: of the step as its user wrote it.
-      places: of every stage along the axis.
-      microbatches: how many; "auto": the best of a few counts.
-      per_microbatch: where sums over the batch are those of a micro-batch.
-      may_recompute: whether what loops make again is to be chosen.
-      asked: what it has to be faster than.
+      search: the search of the user's step.
+      places: number of places of each stage along the stage axis.
+      microbatches: the number of micro-batches; "auto": the best of a few.
+      per_microbatch: places where sums over the batch are taken over each micro-batch.
+      may_recompute: whether the planner may choose the residuals of loops.
+      asked: the plan that it has to beat.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
       NotFaster: it fits, and is not fast enough.
@@ -111,12 +111,14 @@ def _planned(
     may_recompute: bool,
     asked: StageBaseline,
 ) -> tuple[list[RematCandidate], list[RematCandidate]]:
-    """Of every number of micro-batches that is compared the best, and all variants."""
+    """Return the best variant of every candidate number of micro-batches, and all
+    variants."""
     tried: list[RematCandidate] = []
     best: list[RematCandidate] = []
 
     def may_do(count: int) -> bool:
-        """Of more micro-batches than were tried, only idle ticks are fewer."""
+        """Whether `count` micro-batches may be fast enough: more than were tried only
+        have fewer idle ticks."""
         if not asked.may_do(count):
             return False
         idle, fit = stage.stages - 1, [t for t in best if t.found.fits]
@@ -129,7 +131,7 @@ def _planned(
     for counts in _counts(stage, microbatches):
         for count in filter(may_do, counts):
             recompute = Recompute(stage, count)
-            # What is best made again hardly depends on how many there are.
+            # The best remat hardly depends on the number of micro-batches.
             best.append(recompute.best(best[:1], is_free=may_recompute and not best))
             tried += recompute.tried
         if any(t.found.fits for t in best):
@@ -138,17 +140,17 @@ def _planned(
 
 
 def _step_s(stage: StageSearch, of: RematCandidate) -> float:
-    """Of all stages; infinite where it does not fit."""
+    """Return the step of all stages in seconds; infinite where it does not fit."""
     return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
 
 
 def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
-    """Numbers of micro-batches to be compared; see `counts_of`."""
+    """Return the candidate numbers of micro-batches; see `counts_of`."""
     if isinstance(microbatches, int):
         return [[microbatches]]
     traced, stages = stage.search.running, stage.stages
     program, places = traced.program, stage.per_microbatch
-    most_loops = MicrobatchChoice(2).most_loops  # as micro-batches on one mesh
+    most_loops = MicrobatchChoice(2).most_loops  # As for micro-batches on one mesh.
     rows = rows_of(traced.closed_jaxpr, program, places, most_loops)
     counts = [*counts_of(rows, stages, stages)]
     if not counts:
@@ -165,7 +167,7 @@ def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
 def _nothing_fits(
     stage: StageSearch, tried: Sequence[RematCandidate]
 ) -> InfeasiblePlanError:
-    """The error of the variant that comes nearest to the budget."""
+    """Return the error of the variant that comes nearest to the budget."""
     nearest = min(tried, key=lambda t: t.peak_bytes)
     others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in tried)
     try:

@@ -1,10 +1,9 @@
-"""What the loops of a stage had better make again in the backward pass.
+"""Choice of the residuals that the loops of an SPMD pipeline's stage save or recompute.
 
-What layers leave for the backward pass is held of all micro-batches, and copied on
-every tick to where it is held and from there: to make it again may take less, with
-memory to spare. Passes are chosen on the step as its user wrote it, before it is cut
-into micro-batches and stages, and planned on what one stage does then.
-"""
+The layers' residuals are live for all micro-batches, and copied to and from their
+stacks on every tick: recomputing them may take less time, even with memory to spare.
+Passes are chosen on the user's step, before it is split into micro-batches and stages,
+and then planned on one stage's program."""
 
 from __future__ import annotations
 
@@ -27,19 +26,20 @@ BRIEF = "fast"
 """Level of the searches that are compared."""
 
 WORTH = 0.99
-"""Of the shortest step so far: choices are planned whose estimates are below. Brief
-plans take about a second and leave a percent open (`planner.variants.NEAR`)."""
+"""Share of the shortest step so far below which a choice's estimate must be for it to
+be planned. Brief plans take about a second and may be off by a percent
+(`planner.variants.NEAR`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RematCandidate:
-    """One variant of what a stage does.
+    """A variant of one stage's program.
 
     Attributes:
-      count: of micro-batches.
-      what: is done to the step before, for people; "" of nothing.
+      count: the number of micro-batches.
+      what: the passes applied to the step before, for messages; "" for none.
       done: these passes.
-      search, found: of a stage.
+      search, found: the search of a stage, and its result.
     """
 
     count: int
@@ -60,12 +60,12 @@ class RematCandidate:
 
 @dataclass(slots=True, eq=False)
 class Recompute:
-    """Variants in so many micro-batches.
+    """Search remat variants in some number of micro-batches.
 
     Attributes:
-      stage: what one stage does.
-      count: of micro-batches.
-      tried: all that was planned, as the user wrote it first.
+      stage: the search of one stage's program.
+      count: the number of micro-batches.
+      tried: all variants planned so far, the user's step first.
     """
 
     stage: StageSearch
@@ -73,12 +73,13 @@ class Recompute:
     tried: list[RematCandidate] = field(default_factory=list)
 
     def best(self, known: Sequence[RematCandidate], *, is_free: bool) -> RematCandidate:
-        """The fastest that fits, or as it is written if that is hardly slower.
+        """Return the fastest variant that fits, or the user's step if that is hardly
+        slower.
 
         Args:
-          known: of another number of micro-batches, what was best, which is then
-            best here.
-          is_free: whether what is made again is to be chosen.
+          known: the best variant of another number of micro-batches, whose passes are
+            taken here.
+          is_free: whether the planner may choose what to recompute.
         """
         for other in known:
             return self._plan(other.what, other.done)
@@ -98,7 +99,7 @@ class Recompute:
         return self.tried[-1]
 
     def _choose(self, written: RematCandidate) -> None:
-        """Plan what may be better than the step as it is written."""
+        """Plan variants that may be better than the user's step."""
         all_kept, before = written, tuple[Transform, ...]()
         if has_remat(self.stage.search.traced.program):
             before = (KEPT_INSTEAD,)
@@ -123,15 +124,17 @@ class Recompute:
         kept: tuple[Chosen, RematCandidate],
         least: tuple[Chosen, RematCandidate],
     ) -> Chosen | None:
-        """What costs the least, if that may be better than what was planned: of two
-        plans is known what a byte that is stacked takes.
+        """Return the cheapest choice of residuals, if that may be better than the plans
+        so far: two plans give the cost of a stacked byte.
 
         Args:
-          kept, least: of all kept, and of nothing saved, the choice and the plan.
+          stacking: the choices.
+          kept, least: the choice and the plan with all residuals saved, and with none
+            saved.
         """
         if not least[1].found.fits or time.monotonic() > self._deadline:
             return None
-        # A stage has its part of the layers, on ticks without a micro-batch too.
+        # A stage runs its part of the layers, on ticks without a micro-batch too.
         stages = self.stage.stages
         share = (self.count + stages - 1) / (self.count * stages)
         more = stacking.stacked_bytes(kept[0]) - stacking.stacked_bytes(least[0])
@@ -158,7 +161,7 @@ class Recompute:
 
 
 def _free_s(tried: RematCandidate) -> float:
-    """A step, were memory no limit."""
+    """Return the step of a variant in seconds, were memory no limit."""
     if tried.found.fits:
         return tried.found.step_s
     return (

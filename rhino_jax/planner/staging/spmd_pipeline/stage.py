@@ -1,4 +1,4 @@
-"""The search of what one of several stages of one program does."""
+"""The search of the program of one stage of an SPMD pipeline."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rhino_jax.planner.variants import cut_in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageSearch:
-    """Searches on one stage's devices.
+    """Search on one stage's devices.
 
     Attributes:
-      search: of the whole step, on all devices.
-      stages: how many.
-      per_microbatch: where sums over the batch are those of a micro-batch.
+      search: the search of the whole step, on all devices.
+      stages: the number of stages.
+      per_microbatch: places where sums over the batch are taken over each micro-batch.
     """
 
     search: Search
@@ -31,16 +31,16 @@ class StageSearch:
 
     @property
     def axis(self) -> int:
-        """Position of the axis of the stages."""
+        """Position of the stage axis."""
         names = [[n for n, _ in axes] for axes in self.search.meshes]
         (axis,) = {of.index(STAGE_AXIS) for of in names}
         return axis
 
     def of_step(self, done: Sequence[Transform] = ()) -> Search:
-        """Of the whole step, as if these devices were all there are.
+        """Return the search of the whole step on one stage's devices.
 
         Args:
-          done: passes that are done before.
+          done: passes applied before.
         """
         own = [own_mesh(axes, 1) for axes in self.search.meshes]
         devices = math.prod(n for _, n in own[0])
@@ -50,23 +50,24 @@ class StageSearch:
         return replace(found, request=own_request(found.request, self.axis))
 
     def of_stage(self, count: int, done: Sequence[Transform] = ()) -> Search:
-        """Of what one stage does of so many micro-batches.
+        """Return the search of one stage's program in `count` micro-batches.
 
         Args:
-          done: passes that are done before.
+          count: the number of micro-batches.
+          done: passes applied before.
         """
         cut = cut_in(count, self.per_microbatch)
         stage = chosen(ONE_PROGRAM, {"stages": self.stages})
         return self.of_step([*done, cut, stage])
 
     def whole_axes(self, own: MeshAxes) -> MeshAxes:
-        """The mesh of all devices, of one stage's."""
+        """Return the mesh of all devices for the mesh of one stage."""
         every = self.search.meshes
         return every[[own_mesh(axes, 1) for axes in every].index(own)]
 
 
 def own_request(request: Request, axis: int) -> Request:
-    """With the pins that a stage has: of all but the axis of the stages."""
+    """Return the request with the pins of one stage, without the stage axis."""
     return replace(
         request,
         pins={i: without(s, [axis]) for i, s in request.pins.items()},

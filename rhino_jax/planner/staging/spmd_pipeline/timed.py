@@ -1,10 +1,9 @@
-"""When stages of one program do what: the ticks of its passes, by predicted seconds.
+"""The ticks of an SPMD pipeline's stages, by predicted seconds.
 
-All seconds of the predicted step are there, each once: what ops take with collectives
-that they wait for (`staging.priced.seconds_by_op`), and what stages send each other.
-So the step of the pipeline is the predicted step, which is the truth of the two: what
-ops take together is searched and compared, and only shared out here.
-"""
+All seconds of the predicted step are counted, each once: those of ops with collectives
+that they wait for (`planner.staging.costs.seconds_by_op`), and those of transfers
+between stages. So the step of the pipeline is the predicted step, which has precedence:
+the total of the ops is searched and compared, and only distributed over ticks here."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ from rhino_jax.planner.meshes import MeshAxes, own_mesh
 
 @dataclass(frozen=True, slots=True)
 class OpSend:
-    """What an op of a stage sends to other stages.
+    """A transfer of an op to other stages.
 
     Attributes:
-      op: its number.
-      local_bytes: of one device, each time.
-      collective: of all times.
+      op: id of the op.
+      local_bytes: bytes of one device, each time.
+      collective: the collective of all times.
     """
 
     op: int
@@ -52,14 +51,14 @@ def pipeline_of(
     seconds: Mapping[int, float],
     sent: Sequence[OpSend],
 ) -> Pipeline:
-    """How micro-batches pass through the stages; what they hold is not known yet.
+    """Return the pipeline of the stages; its memory is not known yet.
 
     Args:
-      program: what one stage does.
-      stages: how many.
-      count: of micro-batches.
-      seconds: of every op, of a step.
-      sent: by the ops of all regions.
+      program: one stage's program.
+      stages: the number of stages.
+      count: the number of micro-batches.
+      seconds: seconds of every op in a step.
+      sent: transfers of the ops of all regions.
     """
     ticks = count + stages - 1
     by_op = {s.op: s for s in sent}
@@ -106,7 +105,8 @@ def pipeline_of(
 
 
 def _permutes(program: Program, op: Op, ticks: int) -> list[Op]:
-    """Of a loop over ticks, what hands on to the next stage; nothing of other ops."""
+    """Return the permutes of a loop over ticks, which send to the next stage; empty for
+    other ops."""
     call = op.call
     if call is None or call.kind is not RegionKind.SCAN or call.trip_count != ticks:
         return []
@@ -115,7 +115,7 @@ def _permutes(program: Program, op: Op, ticks: int) -> list[Op]:
 
 
 def _is_reversed(permute: Op) -> bool:
-    """Whether stages hand to those before them; `frontend.provenance` has the label."""
+    """Whether stages send to those before them; `frontend.provenance` has the label."""
     source, _, target = permute.label.partition(",")[0].partition(" → ")
     return int(source) > int(target)
 
@@ -128,12 +128,12 @@ def _inside(program: Program, op: Op) -> Iterator[Op]:
 
 
 def left_bytes(program: Program, ticks: int, local_bytes: Mapping[int, float]) -> int:
-    """Bytes that loops over ticks keep of every tick, of one device.
+    """Return the bytes per device that loops over ticks save of every tick.
 
     Args:
-      program: what one stage does.
-      ticks: of a pass.
-      local_bytes: of the values that those loops make.
+      program: one stage's program.
+      ticks: ticks of a pass.
+      local_bytes: bytes per device of the results of those loops.
     """
     total = 0.0
     for op in (program.ops[o] for o in program.body.ops):
@@ -145,16 +145,16 @@ def left_bytes(program: Program, ticks: int, local_bytes: Mapping[int, float]) -
 
 
 def holding(pipeline: Pipeline, left: int, fixed: int, peak: int) -> Pipeline:
-    """The pipeline with what its stages hold, at most the predicted peak.
+    """Return the pipeline with the memory of its stages, at most the predicted peak.
 
-    Room for what all ticks leave is there from the first of them on. What is neither
-    that nor arguments, ops take while they run.
+    The residuals of all ticks are allocated from the first tick on. The rest, other
+    than arguments, is working memory of ops.
 
     Args:
-      pipeline: without.
-      left: bytes that passes leave on each tick.
-      fixed: of arguments.
-      peak: predicted, of the step.
+      pipeline: the pipeline without memory.
+      left: bytes that passes save on each tick.
+      fixed: bytes of arguments.
+      peak: predicted peak of the step in bytes.
     """
     fixed = min(fixed, peak)
     handed = max((p.handed_bytes for p in pipeline.passes), default=0)
@@ -179,14 +179,15 @@ def stages_of(
     inputs: Iterable[Leaf],
     predicted: Predicted,
 ) -> tuple[StagePlan, ...]:
-    """Records of all stages.
+    """Return the records of all stages.
 
     Args:
-      plan: of what one stage does.
-      pipeline: of all.
-      axes, axis: of the mesh of all devices, and which is that of the stages.
-      inputs: of the plan of all.
-      predicted: of a step; each stage takes all of it.
+      plan: the plan of one stage's program.
+      pipeline: the pipeline of all stages.
+      axes: (name, size) of the axes of all devices.
+      axis: position of the stage axis.
+      inputs: inputs of the plan of all stages.
+      predicted: predictions for a step; each stage takes all of it.
     """
     stages = axes[axis][1]
     inner = math.prod(n for _, n in axes[axis + 1 :])

@@ -1,11 +1,9 @@
-"""From the plan of what one stage does to that of all stages.
+"""From the plan of one stage's program to that of an SPMD pipeline.
 
-What one stage does (`passes.spmd_pipeline`) is a program of its own, with its layers,
-its sums and as many ticks as all micro-batches take to pass. It is planned on one
-stage's devices, so the bubble, what all micro-batches leave for the backward pass, and
-what lies between layers are in what it is predicted to cost. What stages send each
-other comes on top.
-"""
+One stage's program (`passes.spmd_pipeline`) has its layers, its reductions and the
+ticks of all micro-batches. It is planned on one stage's devices, so its predicted cost
+includes the bubble, the residuals of all micro-batches, and the ops between layers.
+Transfers between stages are added here."""
 
 from __future__ import annotations
 
@@ -47,13 +45,13 @@ from rhino_jax.planner.variant_search import Search
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholePipeline:
-    """From the plan of one stage to that of all.
+    """The step from the plan of one stage to that of all stages.
 
     Attributes:
-      search: of the step.
-      of_stage: what one stage does.
-      axes: of the mesh of all devices.
-      axis: position of that of the stages.
+      search: the search of the whole step.
+      of_stage: one stage's program.
+      axes: (name, size) of the axes of all devices.
+      axis: position of the stage axis.
     """
 
     search: Search
@@ -66,18 +64,20 @@ class WholePipeline:
         return self.axes[self.axis][1]
 
     def step_s(self, found: SearchResult) -> float:
-        """Of all stages, by what was found for one; infinite where nothing fits."""
+        """Return the step of all stages in seconds, from the result of one; infinite
+        where nothing fits."""
         if not found.fits:
             return math.inf
         sent = self._sent(found.decisions())
         return found.step_s + sum(s.collective.seconds for s in sent)
 
     def plan(self, found: SearchResult) -> PlanData:
-        """The plan of all stages, of what was found for one.
+        """Return the plan of all stages, from the result of one.
 
         Raises:
           InfeasiblePlanError: nothing fits.
-          PinError: a pin cuts over the stages what does not lie there.
+          PinError: a pin shards something over the stage axis that is no stack of
+            layers.
         """
         plan = found.plan()
         program = self.search.traced.program
@@ -122,7 +122,7 @@ class WholePipeline:
     def _pipeline(
         self, found: SearchResult, plan: PlanData, sent: Sequence[OpSend]
     ) -> Pipeline:
-        """How micro-batches pass through all stages, of the plan of one."""
+        """Return the pipeline of all stages, from the plan of one."""
         program, count = self.of_stage, plan.microbatches
         pipeline = pipeline_of(program, self.stages, count, seconds_by_op(found), sent)
         held = {
@@ -138,7 +138,7 @@ class WholePipeline:
         )
 
     def _leaf(self, leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
-        """Of a stack, over the axis of the stages."""
+        """Return the leaf of all stages: a stack is sharded over the stage axis."""
         spec = without(leaf.spec, [self.axis])
         if leaf.shape != shape:
             spec = ((self.axis, *spec[0]), *spec[1:])
@@ -189,7 +189,7 @@ class WholePipeline:
                 )
 
     def _sent(self, decisions: Decisions) -> Iterator[OpSend]:
-        """What stages send each other."""
+        """Yield the transfers between stages."""
         laid = lay_out(self.search.target, self.axes)
         for op, runs in _ops(self.of_stage, self.of_stage.body, 1):
             kind = KINDS.get(op.name)
@@ -220,7 +220,7 @@ class WholePipeline:
 
 
 def _ops(program: Program, region: Region, runs: int) -> Iterator[tuple[Op, int]]:
-    """All ops, and how often each runs."""
+    """Yield all ops, with their number of runs in a step."""
     for op in (program.ops[o] for o in region.ops):
         yield op, runs
         if op.call is not None:
