@@ -54,7 +54,7 @@ class SitePrices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Sums that meet in one value or more, and the deferral of their reductions.
+    """Sums that linear ops connect, and how far their reductions are deferred.
 
     Attributes:
       axes: mesh axes that the sums are over.

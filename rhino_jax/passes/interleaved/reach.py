@@ -36,7 +36,7 @@ class DimOrders:
 
     @classmethod
     def of(cls, closed: Any, program: Program) -> DimOrders:
-        """Build it from a closed jaxpr and the program imported from it."""
+        """Return the orders of a closed jaxpr and the program imported from it."""
         return cls(program, dict(_equations(closed, program, program.body)))
 
     def links(self, op: Op) -> list[DimLink]:

@@ -26,7 +26,7 @@ def _result(key: str) -> Local:
 def _slice(
     params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Take dims that hold the batch in full; of a dim of size 0, nothing."""
+    """Set limits so that dims with the batch are taken in full; of size 0, nothing."""
     strides = params["strides"] or (1,) * len(ins[0])
     return {
         "limit_indices": tuple(

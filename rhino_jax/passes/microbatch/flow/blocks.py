@@ -132,6 +132,7 @@ class _FlatWalk:
     def block(
         self, jaxpr: Any, consts: Sequence[Any], region: Region, around: tuple[Any, ...]
     ) -> FlatBlock:
+        """Flatten a region."""
         held = dict(zip(jaxpr.constvars, consts, strict=False))
         items: list[Item] = []
         for op, eqn in ops_and_equations(self.program, region, jaxpr):
@@ -143,6 +144,8 @@ class _FlatWalk:
     def values(
         self, atoms: Sequence[Any], ids: Sequence[int], held: dict[Any, Any]
     ) -> tuple[int, ...]:
+        """Return value ids after inlining, and record those of literals and
+        constants."""
         for atom, value in zip(atoms, ids, strict=True):
             if is_literal(atom):
                 self.consts[value] = atom.val
@@ -153,6 +156,8 @@ class _FlatWalk:
     def op(
         self, eqn: Any, op: Op, operands: tuple[int, ...], around: tuple[Any, ...]
     ) -> list[Item]:
+        """Return the flattened ops of an op: of its region if it is inlined, else
+        itself."""
         bodies = closed_region_jaxprs(eqn)
         if self.is_opened(op):
             assert op.call is not None
@@ -174,6 +179,7 @@ class _FlatWalk:
         return [item]
 
     def is_opened(self, op: Op) -> bool:
+        """Whether an op's region is inlined."""
         if op.call is None or op.call.kind is not RegionKind.CALL:
             return False
         return op.name not in REMATS or op.id in self.opened
