@@ -1,4 +1,4 @@
-"""The face: `auto_shard` and `plan`."""
+"""The entry points: `auto_shard`, `plan` and `load_plan`."""
 
 from __future__ import annotations
 
@@ -55,104 +55,107 @@ def auto_shard(
     progress: bool | Callable[[float | None, float | None], None] = True,
     dump: str | PathLike[str] | None = None,
 ) -> Any:
-    """Make a function that was written for one device run on many.
+    """Shard a function that was written for one device over many.
 
-    Plans once per signature, moves arguments to where the plan wants them, and runs
-    one compiled program. Inside of `jit`, `grad` and `vmap`, only constraints are
-    placed. Plans are kept on disk (`rhino_jax.plan.files.cache`). Where a mesh is of
-    several processes, the first plans for all (`rhino_jax.runtime.processes.agree`):
-    they plan the same functions in the same order.
+    Plans once per signature, moves arguments to the plan's shardings, and runs one
+    compiled program. Inside of `jit`, `grad` and `vmap`, only constraints are placed.
+    Plans are cached on disk (`rhino_jax.plan.files.cache`). For a mesh of several
+    processes, the first plans for all (`rhino_jax.runtime.processes.agree`): all
+    processes plan the same functions in the same order.
 
     Args:
-      fn: the function; a `jax.jit` or `nnx.jit` object is taken off. Of one that
-        `auto_shard` made, hardware, budget, pins and time limit hold where nothing
-        else is said here; its mesh and `like`, where neither mesh nor hardware is.
-      mesh: a `Mesh`, `AbstractMesh`, or mapping of axis name to size. None: the mesh
-        in context (`jax.set_mesh`), or else rhino chooses.
+      fn: the function; a `jax.jit` or `nnx.jit` object is unwrapped. If it is a result
+        of `auto_shard`, its hardware, budget, pins and time limit are the defaults
+        here; its mesh and `like` as well, if neither mesh nor hardware is given here.
+      mesh: a `Mesh`, `AbstractMesh`, or mapping of axis name to size. None: the mesh in
+        context (`jax.set_mesh`), or else rhino chooses.
       hardware: name, path of a TOML file, or `Target`; None: the devices present.
-      memory_budget_bytes: per device, as 12e9 or "16GiB"; None: what the hardware
-        has.
+      memory_budget_bytes: per device, as 12e9 or "16GiB"; None: the memory of the
+        hardware.
       pins: tree path or glob → PartitionSpec, of arguments and results; or argument
-        name → a pytree of them; or all arguments' (`plan.in_specs`). A spec may stand
-        for a whole subtree, None pins nothing, and a NamedSharding over the same mesh
-        is a spec too. Values inside of the function by source line ("model.py:61") or
-        scope ("encoder/layer_*"), or with `rhino.pin`. A number instead of a spec is
-        the stage in which what reads an argument, or is on a line or in a scope, runs.
+        name → a pytree of them; or all arguments' (`plan.in_specs`). A spec may be
+        given for a whole subtree, None pins nothing, and a NamedSharding over the same
+        mesh counts as a spec. Values inside of the function are pinned by source line
+        ("model.py:61") or scope ("encoder/layer_*"), or with `rhino.pin`. A number
+        instead of a spec is the stage of the ops that read an argument, or that are on
+        a line or in a scope.
       in_shardings, out_shardings: pins of arguments and results, written as in
         `jax.jit`: pytree prefixes of PartitionSpecs or NamedShardings; None leaves a
-        subtree to the planner. `pins` of the same arrays hold before them.
+        subtree to the planner. `pins` of the same arrays take precedence.
       level: "best" solves the whole at once and reports the gap, "fast" stops at the
         first good plan.
-      time_limit_s: wall-clock limit of planning, tracing apart, in seconds, or as
-        "2min". To build the model and to read a plan back cannot stop (0.4 s for GPT-2
-        small); then the best recipe is taken. A plan that the clock cut says so in
-        its notes.
-      seed: of the search.
+      time_limit_s: wall-clock limit of planning, without tracing, in seconds, or as
+        "2min". Building the model and reading a plan cannot be interrupted (0.4 s for
+        GPT-2 small); the best recipe is taken then. The notes of a plan say if the
+        limit stopped its search.
+      seed: seed of the search.
       refine: compile this many of the most promising plans (the best, recipes,
-        runners-up), and besides dp, zero1 and fsdp with every activation pinned to
-        the batch, as most people type them, where these promise a step at most 30 %
-        longer; keep the one that the compiler makes fastest within memory. 0: believe
+        runners-up), and in addition dp, zero1 and fsdp with every activation pinned to
+        the batch, as most people type them, if their predicted step is at most 30 %
+        longer; choose the one with the fastest compiled step within memory. 0: rely on
         the prediction.
-      microbatches: into how many parts the batch is cut, which run one after the other
-        and whose gradients are added up; results are those of the whole batch. 1: it
-        is not. "auto": where the program would not fit, or is faster so; where logits
-        of a vocabulary are what is too large, tokens go through the loss alone in
-        chunks.
-      per_microbatch: where sums over the batch are taken of each micro-batch and not of
-        the whole batch, which changes results, as of BatchNorm in other frameworks:
-        modules or scopes ("BatchNorm", "encoder/norm_*"), functions ("batch_norm") or
-        lines ("model.py:61"), of ops that use such sums. What is updated by them, as
-        running statistics, is updated once, by their mean over the micro-batches, so
-        that its momentum is that of a step, however many these are.
-      recompute: what of the forward pass is made again in the backward pass. "auto":
-        what pays, whatever `jax.checkpoint` says; "as written": what `jax.checkpoint`
-        says; "none": nothing. In several stages "auto" is as written, and of a stage
-        that does not fit so, or fits only by slower layouts, or is faster with less
-        that is written and read, the values that pay. Only with "auto" do values wait
-        in the host's memory, where the hardware file has `host_bytes_per_s`.
-      stages: into how many groups devices are divided, each of which runs a part of
-        the model, on one micro-batch after another. "auto": as many as the mesh has by
-        an axis named `stage`; without a mesh, those that are fastest, where slow links
-        or too little memory say that several may be. `[4, 2, 2]`: groups of so many
+      microbatches: number of micro-batches of a batch, run one after the other with
+        accumulated gradients; results are those of the whole batch. 1: no
+        micro-batches. "auto": if the program would not fit, or is faster with them; if
+        the logits of a vocabulary are what does not fit, the loss alone is computed in
+        chunks of tokens.
+      per_microbatch: ops whose sums over the batch are taken of each micro-batch
+        instead of the whole batch, which changes results, as of BatchNorm in other
+        frameworks: modules or scopes ("BatchNorm", "encoder/norm_*"), functions
+        ("batch_norm") or lines ("model.py:61") of ops that use such sums. State that
+        they update, such as running statistics, is updated once, by the mean over the
+        micro-batches, so that its momentum is that of a step, whatever their number.
+      recompute: rematerialization of forward values in the backward pass. "auto": what
+        pays, regardless of `jax.checkpoint`; "as written": as `jax.checkpoint`
+        specifies; "none": no remat. In several stages "auto" is as written; in a stage
+        that does not fit so, or fits only with slower layouts, or is faster with less
+        memory traffic, the values that pay are recomputed. Only with "auto" are values
+        offloaded to host memory, if the hardware file has `host_bytes_per_s`.
+      stages: number of submeshes into which devices are divided, each of which runs a
+        part of the model, on one micro-batch after another. "auto": the size of the
+        mesh axis named `stage`; without a mesh, the fastest number, if slow links or
+        too little memory suggest several. `[4, 2, 2]`: submeshes of these numbers of
         devices, which together are all.
-      schedule: in which order stages run their micro-batches: "gpipe", "1f1b", "kfkb";
-        "zero-bubble": gradients of weights fill the gaps; "interleaved" and
-        "zero-bubble-v": two chunks of the model on each; "searched"; "auto": the
-        fastest of these that fits; "one-program" where none does or that is clearly
-        faster, in which layers are a scan over stacks [layers, …], of which stages have
-        equal parts, and all stages are one compiled program, as of one mesh: for
-        `lower` and TPU pods; in the order of "gpipe", and what is in no layer is shared
-        by the stages. "token-slices":
-        causal sequences pass through the stages slice by slice, forward from the first
-        on and back from the last on: for few long ones, a batch of one too ("auto"
-        compares it where micro-batches are fewer than stages). Slices are as many and
-        as long as is best; "token-slices:4": four; "token-slices:768,640,640": of so
-        many tokens.
-      storage: "blocks": state may be stored with columns of fused weights `(d, 3·h·k)`,
-        `(d, 2·f)` in another order, where steps are faster so; shapes stay. Arrays come
-        from `plan.init` and `plan.put`, and `plan.as_written` puts them back in order;
-        others are refused. "as written": they keep the order that they have. With
-        `like`, as the other has them.
-      while_trips: how often `while` loops that data may end run, to plan and to verify
-        with: a number for all, or by line ("model.py:61"), function or scope. None:
-        the bound that the program has for a loop, else 10.
-      like: a function that `auto_shard` made (its last plan counts), or a plan, that
-        shares state with this one. The mesh and hardware are the same, and arguments
-        of equal tree path and shape, or of equal structure, keep their sharding where
-        `pins` say nothing else; and their stage, so that a model that is edited here
-        and there is cut where it was. `stages=` with a number has it cut anew; so does
-        rhino where it cannot be cut so any more, and a note says why.
-      donate_argnums, donate_argnames, static_argnums, static_argnames: as in
-        `jax.jit`.
-      progress: show a line while planning takes long; or a function that is called
-        with (best, bound) in seconds.
-      dump: a folder, made if need be; every pass from the program to the plan writes
-        there as text what it gives (`rhino_jax.planner.search.passes`).
+      schedule: order in which stages run their micro-batches: "gpipe", "1f1b", "kfkb";
+        "zero-bubble": gradients of weights fill the bubbles; "interleaved" and
+        "zero-bubble-v": two chunks of the model on each stage; "searched"; "auto": the
+        fastest of these that fits; "one-program" if none does or if it is clearly
+        faster. "one-program" is an SPMD pipeline: layers are a scan over stacks
+        [layers, …], of which stages have equal parts, and all stages are one compiled
+        program on one mesh, for `lower` and TPU pods; in the order of "gpipe", with ops
+        outside of the layers shared by the stages. "token-slices": sequence slices of
+        causal sequences pass through the stages one after the other (TeraPipe), forward
+        from the first one and backward from the last: for few long sequences, and a
+        batch of one ("auto" compares it if micro-batches are fewer than stages). Their
+        number and lengths are chosen; "token-slices:4": four;
+        "token-slices:768,640,640": slices of these numbers of tokens.
+      storage: "blocks": interleaved storage: state may be stored with columns of fused
+        weights `(d, 3·h·k)`, `(d, 2·f)` in another order, if steps are faster so;
+        shapes stay. Arrays come from `plan.init` and `plan.put`, and `plan.as_written`
+        restores their order; other arrays are refused. "as written": arrays keep their
+        order. With `like`, as in the other plan.
+      while_trips: trip counts of `while` loops with a data-dependent end, for planning
+        and verification: a number for all, or by line ("model.py:61"), function or
+        scope. None: the program's own bound of a loop, else 10.
+      like: a result of `auto_shard` (its last plan counts), or a plan, that shares
+        state with this one. The mesh and hardware are the same, and arguments of equal
+        tree path and shape, or of equal structure, keep their sharding unless `pins`
+        specify another; and their stage, so that a model that was edited in places has
+        the same stage cuts. A number for `stages=` chooses new cuts; so does rhino if
+        the old cuts are not possible any more, and a note says why.
+      donate_argnums, donate_argnames, static_argnums, static_argnames: as in `jax.jit`.
+      progress: show a line while planning takes long; or a function that is called with
+        (best, bound) in seconds.
+      dump: a folder, created if needed, to which every pass from the program to the
+        plan writes its result as text (`rhino_jax.planner.search.passes`).
+
     Returns:
       The sharded function; without `fn`, a decorator.
+
     Raises:
       MeshError, PinError, HardwareError, InfeasiblePlanError, MicrobatchError,
-      ScheduleError, StageError, TraceError, ProcessError.
+        ScheduleError, StageError, TraceError, ProcessError.
+
     Example:
       >>> @auto_shard(donate_argnums=(0, 1))
       ... def train_step(params, opt_state, batch): ...
@@ -161,7 +164,7 @@ def auto_shard(
     if fn is None:
         return lambda fn: auto_shard(fn, **said)
     what = "`auto_shard`"
-    # A Mesh is callable: it may be a decorator of its own.
+    # A Mesh is callable, as it may be used as a decorator.
     if not callable(fn) or isinstance(fn, Mesh | AbstractMesh):
         raise RhinoError(
             f"{what}: this cannot be called.",
@@ -189,8 +192,10 @@ def auto_shard(
 def _parameters(
     fn: Callable[..., Any], calling: Mapping[str, Any], what: str
 ) -> Parameters:
-    """How `fn` is called; of one that `auto_shard` made, as was said there where
-    nothing is said here."""
+    """Return the signature of `fn` with its static and donated arguments.
+
+    A result of `auto_shard` keeps its own if none are given here.
+    """
     nothing_said = all(given is None for given in calling.values())
     if isinstance(fn, ShardedFunction) and nothing_said:
         return fn.parameters
@@ -231,10 +236,11 @@ def plan(
     """Plan `fn(*args, **kwargs)`; allocates and runs nothing.
 
     Args:
-      fn: a function, or what `auto_shard` made of one (then what was said there holds
-        where nothing else is said here).
+      fn: a function, or the result of `auto_shard` for one, whose options are the
+        defaults here.
       args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
       Others: see `auto_shard`.
+
     Raises:
       MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
     """

@@ -1,7 +1,7 @@
 """The command line: `python -m rhino_jax COMMAND`; `--help` lists the commands.
 
-Its exit codes are in `EXIT_CODES`, which `--help` shows; errors are told in four parts
-on standard error.
+Its exit codes are in `EXIT_CODES`, which `--help` shows; errors are printed in four
+parts on standard error.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-      argv: the words after `python -m rhino_jax`; those of this process if None.
+      argv: the words after `python -m rhino_jax`; None: those of this process.
     Returns:
       The exit code.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Text here holds × and µ; a terminal that has neither shows '?'.
+        # Output contains × and µ; a terminal that lacks them shows '?'.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     args = _parser().parse_args(argv)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RhinoError as error:
         return _fail(error, 2)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has seen enough.
+        # The reader of a pipe (`| head`) has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints the versions of what plans and compiles, and ends."""
+    """Prints the versions that planning and compilation depend on, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
         print(versions_line(versions()))

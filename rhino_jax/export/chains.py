@@ -1,4 +1,4 @@
-"""How a plan lays out the values of an expression, and their cotangents."""
+"""Layouts that a plan gives the values of an expression, and their cotangents."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rhino_jax.runtime.constraints import stops
 
 
 Chain = tuple[Spec, ...]
-"""Layouts that a value passes through, one collective each; it stays in the last."""
+"""Layouts that a value passes through, one collective each; the last one is final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """Looks layouts up in a plan's decisions.
+    """Lookup of layouts in a plan's decisions.
 
     Attributes:
       program: the program.
-      decisions: of its values.
-      sizes: of the mesh axes.
-      inside: what a call gives → the value inside that it is.
-      readers: value → who reads it.
+      decisions: decisions on its values.
+      sizes: sizes of the mesh axes.
+      inside: result of a call → the value inside of the call that it is.
+      readers: value → its reads.
     """
 
     program: Program
@@ -40,7 +40,9 @@ class Finder:
         return self.program.values[value].shape
 
     def spec(self, value: int) -> Spec | None:
-        """How a value is held; None of scalars and where nothing is said."""
+        """Return the layout of a value; None for scalars and values without a
+        decision.
+        """
         found = self.decisions.values.get(value)
         while found is None and value in self.inside:
             value = self.inside[value]
@@ -49,14 +51,16 @@ class Finder:
         return found if found is not None and len(found) == rank > 0 else None
 
     def made(self, value: int) -> Chain:
-        """On the way to how a value is held, and that; empty as of `spec`."""
+        """Return the layouts up to a value's final one; empty if `spec` is None."""
         held = self.spec(value)
         if held is None:
             return ()
         return (*self.decisions.waypoints.get(value, ()), held)
 
     def read(self, read: Read) -> Chain:
-        """From how a value is held to how an op reads it; empty where that is one."""
+        """Return the layouts from a value's own to the one an op reads; empty if they
+        are equal.
+        """
         value, op, position = read
         held = self.spec(value)
         if held is None:
@@ -73,8 +77,10 @@ class Finder:
         return tuple(chain) or self._read_turned(op)
 
     def _read_turned(self, op: int) -> Chain:
-        """How what a permutation of dims makes is read, in the order of the dims that
-        it reads; empty of other ops."""
+        """Return how the result of a transpose is read, in dims of its operand.
+
+        Empty for other ops, and for results with several readers.
+        """
         at = self.program.ops[op]
         if at.traits.kind is not OpKind.MOVEMENT or at.rule is None:
             return ()
@@ -86,7 +92,7 @@ class Finder:
         return tuple(tuple(spec[i] for i in order) for spec in self.read(readers[0]))
 
     def is_read_otherwise(self, value: int) -> bool:
-        """Whether anything reads a value otherwise than it is held."""
+        """Whether any op reads a value in another layout than its own."""
         held = self.spec(value)
         return held is not None and any(
             self.decisions.operands.get((op, i), held) != held
@@ -94,13 +100,16 @@ class Finder:
         )
 
     def is_gathered(self, read: Read) -> bool:
-        """Whether an op takes rows of a value."""
+        """Whether an op gathers rows of a value."""
         _, op, position = read
         return self.program.ops[op].traits.kind is OpKind.LOOKUP and position == 0
 
     def is_remade(self, place: ExpressionPlace) -> bool:
-        """Whether the backward pass computes an expression anew rather than read its
-        inner values, of a gather its indices, otherwise than the forward pass does."""
+        """Whether the backward pass rematerializes an expression.
+
+        It does so if it reads inner values (of a gather the indices) in other layouts
+        than the forward pass stores.
+        """
         if not place.is_cheap or not place.cotangents:
             return False
         return any(
@@ -111,8 +120,12 @@ class Finder:
         )
 
     def held(self, place: ExpressionPlace) -> Iterator[tuple[int, Chain]]:
-        """What an expression makes, and how that is held; nothing where it makes
-        several arrays that are not held alike."""
+        """Yield a value of an expression with its layouts, for each run of the
+        expression.
+
+        Yields nothing for loops, and for runs whose several arrays have different
+        layouts.
+        """
         if place.is_loop:
             return
         for made in place.values:
@@ -126,8 +139,11 @@ class Finder:
         held: Sequence[tuple[int, Chain]],
         back: Chain | None,
     ) -> bool:
-        """Whether how an expression's value is held does not follow from what it
-        reads, or matters to what reads it."""
+        """Whether an expression needs a constraint.
+
+        It does if its layout does not follow from its operands, or differs from that of
+        its readers or cotangent.
+        """
         if not place.is_elementwise or place.is_contracted:
             return True
         if back is not None and any(back != chain[::-1] for _, chain in held):
@@ -140,8 +156,14 @@ class Finder:
     def cotangent(
         self, place: ExpressionPlace, shapes: set[tuple[int, ...]]
     ) -> Chain | None:
-        """How the cotangent of an expression's value is held, and then read where all
-        read it alike; None where there is none, empty where it is not known."""
+        """Return the layouts of the cotangent of an expression's value, with that of
+        its reads.
+
+        The layout of the reads is included if all are equal.
+
+        Returns:
+          None if there is no cotangent; empty if its layout is not unique.
+        """
         found = {
             self._passed(reads, v in place.passed_on)
             for v, reads in place.cotangents.items()
@@ -161,7 +183,16 @@ class Finder:
     def given(
         self, place: ExpressionPlace, shapes: set[tuple[int, ...]]
     ) -> Chain | None:
-        """How an expression makes the cotangents of its operands of some shapes."""
+        """Return the layouts of the cotangents that an expression produces for its
+        operands.
+
+        Args:
+          place: the expression.
+          shapes: shapes of the operands in question.
+
+        Returns:
+          None if there are no cotangents; empty if their layout is not unique.
+        """
         if not place.given:
             return None
         made = {self.made(v) for v in place.given if self.shape(v) in shapes}

@@ -1,4 +1,4 @@
-"""The face of `plan.code`."""
+"""Entry points of `plan.code` and `audit.patch`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rhino_jax.plan.plan import PlanData
 
 
 SPECS = "specs"
-"""The style that knows stages in one program."""
+"""The only style for plans in stages, which are SPMD pipelines."""
 
 
 def patch_of(plan: PlanData) -> str:
-    """A diff of the user's files that says at their lines what a plan decided.
+    """Return a diff of the user's files that adds a plan's decisions as constraints.
 
-    Constraints that stand there get the plan's specs; empty where there is nothing to
-    change, or the plan is not of this process.
+    Existing constraints get the plan's specs. Empty if nothing changes, or the plan was
+    not made in this process.
     """
     if plan.traced is None or not plan.is_one_mesh:
         return ""
@@ -26,15 +26,16 @@ def patch_of(plan: PlanData) -> str:
 
 
 def code_of(plan: PlanData, style: str) -> str:
-    """A plan as the text of a Python module that does without rhino.
+    """Return a plan as the text of a Python module that does not need rhino.
 
     Args:
       plan: the plan.
       style: one of `STYLES`.
+
     Raises:
       RhinoError: no style has that name, or the plan has several stages.
-      PlanFileError: the style says what the program's lines do, and the plan was read
-        from a file.
+      PlanFileError: the style refers to the program's lines, and the plan was read from
+        a file.
     """
     what = f"`plan.code({style!r})`"
     if style not in STYLES:

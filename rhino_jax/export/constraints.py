@@ -1,4 +1,4 @@
-"""What a plan says of the values that a user's expressions make and read."""
+"""Constraints on the values that a user's expressions produce and read."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Constraint:
     """A layout for the value of an expression.
 
     Attributes:
-      file, span: the expression; columns count bytes, as of `ast`.
+      file, span: the expression; columns count bytes, as in `ast`.
       text: the expression, on one line.
       value: the value's id; of several the first.
-      forward: how it is laid out; empty where the expression says that already.
-      backward: how its cotangent is; None where that follows (JAX lays a cotangent out
-        as the value), empty where it is left to the compiler.
+      forward: layouts of the value; empty if the expression already has them.
+      backward: layouts of its cotangent; None if they follow (JAX gives a cotangent the
+        layout of its value), empty if they are left to the compiler.
       shape: its shape.
-      is_remade: whether the backward pass computes the expression anew: it reads values
-        inside of it otherwise than they are held, which nothing else can say.
-      others: in how many other layouts it is, where it is met more than once; such a
-        value is left to the compiler.
+      is_remade: whether the backward pass rematerializes the expression: it reads inner
+        values in other layouts than the stored ones, which no other annotation can
+        express.
+      others: number of other layouts, if the expression runs several times with
+        different ones; such a value is left to the compiler.
     """
 
     file: str
@@ -52,17 +53,17 @@ class Constraint:
 def constraints_of(
     traced: Traced, decisions: Decisions, sizes: Sequence[int]
 ) -> list[Constraint]:
-    """Constraints that say at the user's expressions what a plan decided.
+    """Return constraints that express a plan's decisions at the user's expressions.
 
-    Matmuls, gathers, reductions and all that is more than elementwise are told how they
-    are held, and what they read as well; what is elementwise, only there, and where it
-    or its cotangent is laid out otherwise than what it reads. Operands are told how
-    they are read where that is not how they are held.
+    Matmuls, gathers, reductions and all ops that are more than elementwise get the
+    layouts of their results and operands. Elementwise expressions get that of the
+    result only, and only where it or its cotangent differs from the operands. Operands
+    are constrained where they are read in another layout than their own.
 
     Args:
-      traced: the function, with the passes done that the plan chose.
-      decisions: of the plan.
-      sizes: of the mesh axes.
+      traced: the function, after the plan's program passes.
+      decisions: decisions of the plan.
+      sizes: sizes of the mesh axes.
     """
     program = traced.program
     cotangents = cotangents_of(program)
@@ -96,8 +97,12 @@ def _at(place: ExpressionPlace, finder: Finder) -> Iterator[Constraint]:
 def _arguments(
     place: ExpressionPlace, node: ast.expr, finder: Finder
 ) -> Iterator[tuple[ast.expr, list[tuple[int, Chain]], Chain | None]]:
-    """Operands of an expression that are read otherwise than they are held, or whose
-    cotangents it makes otherwise."""
+    """Yield operands read in another layout than their own, or with other cotangents.
+
+    Yields:
+      (expression of the operand, (value, layouts of the read) pairs, layouts of the
+      cotangent).
+    """
     args = _operands(node)
     found: dict[int, list[tuple[int, Chain]]] = {}
     for reads in place.read:
@@ -112,7 +117,7 @@ def _arguments(
         given = finder.given(place, shapes)
         held = {finder.spec(v) for v, _ in read_as}
         has_moved = any(chain for _, chain in read_as)
-        # Compilers lay out what a gather's transpose makes as they do its indices.
+        # Compilers give the result of a gather's transpose the layout of its indices.
         if has_moved or (given and (held != {given[0]} or is_gather(node))):
             yield args[index], read_as, given
 
@@ -120,8 +125,7 @@ def _arguments(
 def _matched(
     node: ast.expr, read: Iterable[int], count: int, finder: Finder
 ) -> list[int]:
-    """Which value each of the operands of an expression is; empty where that is
-    not known."""
+    """Return the value of each operand of an expression; empty if that is not known."""
     values = list(dict.fromkeys(read))
     if len(values) != count:
         return []
@@ -158,13 +162,16 @@ def _constraint(
 
 
 def node_at(file: str, span: Span) -> ast.expr | None:
-    """The expression of a source file at a span; None where there is none."""
+    """Return the expression of a source file at a span; None if there is none."""
     return _nodes(file, "".join(linecache.getlines(file))).get(span)
 
 
 def written_around(file: str, span: Span) -> ast.expr | None:
-    """The sharding that the user wrote for the value of an expression, in a call of
-    `with_sharding_constraint` or `reshard` around it; None where there is none."""
+    """Return the sharding of the user's own constraint around an expression.
+
+    The call is one of `with_sharding_constraint` or `reshard`. None if there is no such
+    call.
+    """
     wanted = node_at(file, span)
     for node in _nodes(file, "".join(linecache.getlines(file))).values():
         if not isinstance(node, ast.Call) or len(node.args) < 2:
@@ -184,7 +191,7 @@ def _nodes(file: str, source: str) -> dict[Span, ast.expr]:
         return before[1]
     try:
         tree: ast.AST = ast.parse(source)
-    except SyntaxError:  # a notebook's cell with magics
+    except SyntaxError:  # a notebook cell with magics
         tree = ast.Module([], [])
     found: dict[Span, ast.expr] = {}
     for node in ast.walk(tree):
@@ -196,7 +203,7 @@ def _nodes(file: str, source: str) -> dict[Span, ast.expr]:
 
 
 def is_gather(node: ast.expr) -> bool:
-    """Whether an expression is as `table[rows]`."""
+    """Whether an expression is a subscript, as `table[rows]`."""
     return isinstance(node, ast.Subscript)
 
 
@@ -211,7 +218,9 @@ def _operands(node: ast.expr) -> list[ast.expr]:
 
 
 def _einsum_dims(node: ast.expr) -> list[str] | None:
-    """As ["bsd", "df"] of `jnp.einsum("bsd,df->bsf", x, w)`."""
+    """Return the dims of an einsum's operands, as ["bsd", "df"]; None for other
+    expressions.
+    """
     if not isinstance(node, ast.Call) or not node.args:
         return None
     first = node.args[0]

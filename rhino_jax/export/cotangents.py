@@ -1,9 +1,10 @@
-"""Which values of the backward pass belong to an expression of the user's.
+"""Values of the backward pass that belong to a user's expression.
 
-Reverse differentiation runs the equations of an expression again, transposed: they keep
-its place. What they read from elsewhere that the backward pass made is the cotangent of
-the expression's value; what they give to others is what the expression adds to the
-cotangents of its operands. What `jax.checkpoint` computes again is neither.
+Reverse differentiation emits the transposed equations of an expression, which keep its
+source location. Values that they read from elsewhere in the backward pass are the
+cotangent of the expression's value; values that others read from them are contributions
+to the cotangents of its operands. Equations that `jax.checkpoint` recomputes are
+neither.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from rhino_jax.ir.program import Op, Program, RegionKind
 
 
 Read = tuple[int, int, int]
-"""A value, the op that reads it, and at which position."""
+"""A value, the id of the op that reads it, and the operand's position."""
 
 
 def is_transposed(op: Op) -> bool:
-    """Whether an op is of the backward pass proper."""
+    """Whether an op is of the backward pass, recomputation excluded."""
     return op.source.is_backward and not op.source.is_recomputed
 
 
@@ -28,9 +29,9 @@ class Cotangents:
     """The cotangents of a program.
 
     Attributes:
-      maker: value → the op that makes it.
-      readers: value → who reads it.
-      entered: value that enters a region → the values outside, or of the round before,
+      maker: value → the op that produces it.
+      readers: value → its reads.
+      entered: input of a region → the values outside, or of the previous iteration,
         that it is.
     """
 
@@ -39,7 +40,7 @@ class Cotangents:
     entered: dict[int, tuple[int, ...]]
 
     def is_one(self, value: int) -> bool:
-        """Whether the backward pass made a value."""
+        """Whether the backward pass produced a value."""
         seen, left = {value}, [value]
         while left:
             at = left.pop()
@@ -53,14 +54,16 @@ class Cotangents:
         return False
 
     def read_by(self, ops: Iterable[Op]) -> list[int]:
-        """Cotangents that some ops read from others."""
+        """Return the cotangents that some ops read and others produce."""
         members = list(ops)
         inside = {v for op in members for v in op.results}
         read = dict.fromkeys(v for op in members for v in op.operands)
         return [v for v in read if v not in inside and self.is_one(v)]
 
     def given_by(self, ops: Iterable[Op]) -> list[int]:
-        """Values that some ops make for others."""
+        """Return the values that some ops produce and others read, or that nothing
+        reads.
+        """
         members = list(ops)
         ids = {op.id for op in members}
         return [
@@ -73,7 +76,7 @@ class Cotangents:
 
 
 def cotangents_of(program: Program) -> Cotangents:
-    """What is known of a program's backward pass."""
+    """Return the producers and readers of a program's values, across regions."""
     found = Cotangents({}, {}, {})
     for op in program.ops:
         found.maker.update((v, op) for v in op.results)
@@ -85,7 +88,7 @@ def cotangents_of(program: Program) -> Cotangents:
 
 
 def _entered(op: Op) -> dict[int, tuple[int, ...]]:
-    """What enters an op's regions, by what it is outside."""
+    """Return input of an op's regions → the values outside that it is."""
     assert op.call is not None
     call, found = op.call, dict[int, tuple[int, ...]]()
     if call.kind is RegionKind.COND:

@@ -1,8 +1,8 @@
-"""Names of dims, and rules that lay the names out over mesh axes.
+"""Logical names of dims, and rules that map the names to mesh axes.
 
-Frameworks have layouts said in two steps: every array names its dims, and rules say
-over which mesh axes each name is cut. The names here are those of dim classes (dims all
-over the program that are one index range); a class cut in two ways has two names.
+Frameworks specify layouts in two steps: every array names its dims, and rules map each
+name to mesh axes. The names here are those of dim classes (dims across the program that
+are one index range); a class that is sharded in two ways has two names.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ WORDS = (
     (re.compile(r"mlp|ffn?|gate|up|down|wi|wo", re.I), "mlp"),
     (re.compile(r"conv|kernel", re.I), "channels"),
 )
-"""A path and a dim of it, as `params['embed'] 0` → what that dim is often called."""
+"""Pattern of a path and a dim of it, as `params['embed'] 0` → the usual name."""
 
 Word = tuple[str, str]
-"""What a dim is called, and where the first of its kind is."""
+"""Name of a dim, and the path of the first one of its kind."""
 
 Classes = Callable[[int], Sequence[int | None]]
 """Value → the class of every dim."""
@@ -34,14 +34,14 @@ Classes = Callable[[int], Sequence[int | None]]
 
 @dataclass(slots=True)
 class DimNames:
-    """Names of dims, given as they are asked for.
+    """Names of dims, assigned on first use.
 
     Attributes:
       axes: names of the mesh axes.
       classes: see `Classes`.
-      words: class → what it is called, and what it is the same as: of layers that are
-        written one after the other, the dims have the same names.
-      rules: name → mesh axes, in the order in which names were given.
+      words: class → its name, and the path of the first of its kind: dims of repeated
+        layers that are written one after the other share names.
+      rules: name → mesh axes, in the order in which names were assigned.
     """
 
     axes: Sequence[str]
@@ -51,15 +51,17 @@ class DimNames:
     _given: dict[tuple[Word, tuple[int, ...]], str] = field(default_factory=dict)
 
     def of(self, value: int, spec: Spec) -> tuple[str | None, ...]:
-        """The name of every dim of a value; None of dims without class that are not
-        cut."""
+        """Return the name of every dim of a value.
+
+        None for dims without a class that are not sharded.
+        """
         classes = self.classes(value)
         if len(classes) != len(spec):
             classes = [None] * len(spec)
         found: list[str | None] = []
         for dim, cut in zip(classes, spec, strict=True):
             name = self._name(dim, cut)
-            # No name may stand twice in one array.
+            # A name may occur only once in an array.
             found.append(None if name in found and not cut else name)
         return tuple(found)
 
@@ -81,8 +83,8 @@ class DimNames:
 
 
 def names_of(plan: PlanData, traced: Traced) -> DimNames:
-    """Names for a plan's program."""
-    # The search has it already; what reads plans alone need not wait for it.
+    """Return the names for the dims of a plan's program."""
+    # The search has imported these; code that only reads plans need not import them.
     from rhino_jax.analysis.dim_classes import find_dim_classes, find_roles
     from rhino_jax.analysis.inline_regions import inline_regions
 
@@ -106,8 +108,15 @@ def names_of(plan: PlanData, traced: Traced) -> DimNames:
 def _call_by_paths(
     traced: Traced, classes: Mapping[int, Sequence[int | None]], words: dict[int, Word]
 ) -> None:
-    """Call the classes of arguments' dims by what their paths are often called; the one
-    that most arrays have, the model's width, "embed"."""
+    """Name the classes of arguments' dims after their paths.
+
+    The class with the most arrays, the model's width, is "embed".
+
+    Args:
+      traced: the function.
+      classes: value → the class of every dim.
+      words: class → name; extended in place.
+    """
     places: dict[int, list[str]] = {}
     for entry in traced.program.inputs:
         for dim, found in enumerate(classes.get(entry.value, ())):
@@ -128,7 +137,9 @@ def _word(where: Sequence[str]) -> str:
 
 
 def leaf_values(traced: Traced, plan: PlanData) -> Callable[[Leaf], int]:
-    """From an argument or result of a plan to its value in the program."""
+    """Return a function from an argument or result of a plan to its value id in the
+    program.
+    """
     found = {
         id(leaf): entry.value
         for leaf, entry in zip(plan.inputs, traced.program.inputs, strict=True)

@@ -1,4 +1,6 @@
-"""What is written of a plan whose stages are an axis of its mesh."""
+"""Source and sentences for a plan whose stages are an axis of its mesh (SPMD
+pipeline).
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,14 @@ def pipelined(layer, stacks, x):
     )
     return run(stacks, rows).reshape(x.shape)
 '''
-"""A loop over layers in ticks, as a user would write it.
+"""Source of a pipelined loop over layers, as a user would write it.
 
-Source: GPipe (arXiv 1811.06965) as one program: `shard_map` and `ppermute`.
+Source: GPipe (arXiv 1811.06965) as an SPMD pipeline: `shard_map` and `ppermute`.
 """
 
 
 def stages_said(plan: PlanData) -> tuple[str, ...]:
-    """What each stage holds and does, in sentences; nothing of other plans."""
+    """Return sentences on the layers and tasks of each stage; empty for other plans."""
     if not plan.is_one_program:
         return ()
     places = dict(plan.mesh_axes)
@@ -84,7 +86,9 @@ def stages_said(plan: PlanData) -> tuple[str, ...]:
 
 
 def pipelined(plan: PlanData) -> str:
-    """A function that runs layers in stages; nothing of other plans."""
+    """Return the source of a function that runs layers in stages; empty for other
+    plans.
+    """
     if not plan.is_one_program:
         return ""
     return PIPELINED.replace("{count}", str(plan.microbatches))

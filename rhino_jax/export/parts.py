@@ -1,4 +1,4 @@
-"""Pieces of source that the styles share."""
+"""Parts of the exported source that the styles share."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ def place(thing, specs):
     nnx.update(thing, placed)
     return thing
 '''
-"""Instead of `jit`, where objects among the arguments change."""
+"""Source that replaces `jit` if objects among the arguments change."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A plan that is written out.
+    """A plan to be exported.
 
     Attributes:
-      plan: of one stage.
-      traced: its function, as its user wrote it; None of a plan that was read from a
+      plan: a plan of one mesh.
+      traced: its function, as the user wrote it; None for a plan that was read from a
         file.
     """
 
@@ -94,8 +94,9 @@ class Subject:
 
     @cached_property
     def running(self) -> Traced:
-        """The function with the passes done that the plan chose: what decisions are
-        about."""
+        """The function after the plan's program passes, which the decisions refer
+        to.
+        """
         assert self.traced is not None
         return remade(self.traced, self.plan.transforms)
 
@@ -112,7 +113,7 @@ class Subject:
         return constraints_of(self.running, self.plan.decisions, sizes)
 
     def spec(self, spec: Sequence[tuple[int, ...]], shape: Sequence[int]) -> str:
-        """A spec as source; as rhino itself annotates it."""
+        """Return a spec as source, equal to rhino's own annotation."""
         return spec_text(self.partition_spec(spec, shape))
 
     def partition_spec(
@@ -130,7 +131,15 @@ class Subject:
 def head(
     subject: Subject, style: str, says: Sequence[str], imports: str, kind: str = "Auto"
 ) -> str:
-    """Docstring, imports and mesh."""
+    """Return docstring, imports and mesh of the exported module.
+
+    Args:
+      subject: the plan.
+      style: name of the style.
+      says: sentences for the docstring.
+      imports: lines of imports.
+      kind: type of the mesh axes.
+    """
     plan = subject.plan
     names, sizes = zip(*plan.mesh_axes, strict=True)
     axes = ", ".join(f"{n}={s}" for n, s in plan.mesh_axes)
@@ -154,7 +163,7 @@ def _tuple(items: object) -> str:
 
 
 def _on_shards(subject: Subject) -> list[str]:
-    """Say which convolutions the plan itself runs on shards."""
+    """Return a sentence on the convolutions that the plan itself runs on shards."""
     if subject.traced is None:
         return []
     decisions, program = subject.plan.decisions, subject.running.program
@@ -176,7 +185,7 @@ def _on_shards(subject: Subject) -> list[str]:
 
 
 def _losses(subject: Subject) -> list[str]:
-    """What no style carries over."""
+    """Return sentences on parts of the plan that no style can express."""
     plan, lost = subject.plan, _on_shards(subject)
     if subject.has_objects:
         lost.append(
@@ -197,11 +206,12 @@ def _losses(subject: Subject) -> list[str]:
 
 
 def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") -> str:
-    """What every argument and the result are cut like, and functions that give it.
+    """Return source with the specs of every argument and the result, and its functions.
 
     Args:
-      text: of one array.
-      wrap: what makes specs of a tree of what `text` gives.
+      subject: the plan.
+      text: source of an array's spec; None: its PartitionSpec.
+      wrap: expression that converts a tree of these texts to specs.
     """
     text = text or subject.leaf
     arguments, keywords = arguments_of(subject.plan, text)
@@ -259,7 +269,9 @@ def _donated(subject: Subject, names: Sequence[str]) -> list[int]:
 
 
 def at_lines(subject: Subject, words: Words) -> str:
-    """Constraints as a list, and as a diff of the user's files."""
+    """Return source with the constraints as a list, and as a diff of the user's
+    files.
+    """
     rows: list[str] = []
     back: list[str] = []
     apart: list[str] = []

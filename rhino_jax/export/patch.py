@@ -1,4 +1,4 @@
-"""A diff of the user's files that writes constraints around expressions."""
+"""A diff of the user's files that adds constraints around expressions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rhino_jax.ir.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a style says a constraint.
+    """Notation of a constraint in one style.
 
     Attributes:
-      called: the function, of an array and a layout.
-      layout: the source of one.
-      imports: what a file needs for it, as "import jax".
+      called: the function, called with an array and a layout.
+      layout: returns the source of a layout.
+      imports: import statement that a file needs for it, as "import jax".
     """
 
     called: str
@@ -31,7 +31,7 @@ class Words:
     imports: str
 
     def around(self, c: Constraint) -> tuple[str, str]:
-        """What stands before and after an expression."""
+        """Return the text to insert before and after an expression."""
         before, after = self._around(c)
         if c.is_remade:
             return f"{before}jax.checkpoint(lambda: ", f")(){after}"
@@ -47,7 +47,9 @@ class Words:
         return f"{BOTH_WAYS}(", after
 
     def both_ways(self) -> str:
-        """The function that a file needs where cotangents are laid out otherwise."""
+        """Return the source of the function for values whose cotangents have other
+        layouts.
+        """
         return _BOTH_WAYS.format(name=BOTH_WAYS, called=self.called)
 
 
@@ -73,11 +75,11 @@ def {name}(x, forward, backward):
 
 
 def diff_of(constraints: Iterable[Constraint], words: Words) -> str:
-    """A unified diff of all files, for `patch -p1` in the current folder.
+    """Return a unified diff of all files, for `patch -p1` in the current folder.
 
     Args:
-      constraints: sorted by file.
-      words: what each puts around its expression.
+      constraints: constraints, sorted by file.
+      words: notation of the style.
     """
     parts: list[str] = []
     for file, group in itertools.groupby(constraints, key=lambda c: c.file):
@@ -97,7 +99,9 @@ def diff_of(constraints: Iterable[Constraint], words: Words) -> str:
 
 
 def _shown(file: str) -> str:
-    """A path as a diff has it: below the current folder, a cell by its number."""
+    """Return a path as the diff shows it: relative to the current folder; a cell's
+    number.
+    """
     cell = cell_of(file)
     if cell != file:
         return cell
@@ -125,14 +129,14 @@ def _edited(
         before, after = words.around(c)
         written = written_around(file, c.span)
         if written is not None and c.forward:
-            # The user's own constraint gets the plan's spec.
+            # Replace the spec of the user's own constraint by the plan's.
             begin, end = _bytes_of(written, starts)
             said = words.layout(c, c.forward[-1])
             if ast.unparse(written) != ast.unparse(ast.parse(said, mode="eval").body):
                 events.append(((begin, 1, -end), said.encode()))
                 dropped[begin] = end
             continue
-        # Ends come before beginnings, outer ones begin first and end last.
+        # Sort ends before beginnings; outer ones begin first and end last.
         events.append(((begin, 1, -end), before.encode()))
         events.append(((end, 0, -begin), after.encode()))
     pieces, last = [], 0
@@ -149,7 +153,9 @@ def _bytes_of(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
 
 
 def _with_function(lines: list[str], words: Words) -> list[str]:
-    """The file with the function of `Words.both_ways`, after its first imports."""
+    """Return the file with the function of `Words.both_ways` after its first
+    imports.
+    """
     after = 0
     for node in ast.parse("".join(lines)).body:
         is_page = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -161,7 +167,7 @@ def _with_function(lines: list[str], words: Words) -> list[str]:
 
 
 def _with_import(lines: list[str], line: str) -> list[str]:
-    """The file with a line of imports, after its docstring and `__future__`."""
+    """Return the file with an import added after its docstring and `__future__`."""
     tree = ast.parse("".join(lines))
     if any(
         isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) == line

@@ -1,8 +1,8 @@
-"""Which expression of the user's source makes which value.
+"""Expressions of the user's source, and the values that they produce.
 
-JAX keeps of every equation the expression that asked for it, with its columns. All
-equations of one expression (`jax.nn.gelu(x)` has nine) make one value that others read:
-the expression's own. That is where a person would write a sharding constraint.
+JAX stores with every equation the expression that emitted it, with its columns. All
+equations of one expression (`jax.nn.gelu(x)` has nine) produce one value that others
+read: the expression's value. A person would write a sharding constraint there.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
 Span = tuple[int, int, int, int]
-"""First line and column, last line and the column after; as of `ast`."""
+"""First line and column, last line and the column after; as in `ast`."""
 
 
 @dataclass(slots=True)
 class ExpressionPlace:
-    """One expression, and what it is in the program, each time that it is met.
+    """One expression, and its values in the program for each of its runs.
 
     Attributes:
-      file, span: where.
-      values: of each time, what it makes.
-      read: of each time, the values that it reads, in order, each with the op and
-        position where.
-      is_loop: whether it is a loop or a branch, which may make several arrays.
-      is_elementwise: whether nothing in it does more than pass over its operands.
-      is_contracted: whether what does more reads its values.
-      inner: values that it makes and no other expression reads.
-      is_cheap: whether to compute it again costs no matmul, and no loop.
-      cotangents: of its values, each with all that reads it.
-      passed_on: those of them that come to it from a later expression as they are.
-      given: what these make for others: parts of its operands' cotangents.
+      file, span: location of the expression.
+      values: for each run, the values that it produces.
+      read: for each run, its reads, in order: value, op and operand position.
+      is_loop: whether it is a loop or a branch, which may produce several arrays.
+      is_elementwise: whether all of its ops are elementwise.
+      is_contracted: whether an op that is not elementwise reads its values.
+      inner: values that it produces and no other expression reads.
+      is_cheap: whether recomputing it costs no matmul and no loop.
+      cotangents: cotangents of its values, each with its reads.
+      passed_on: those of them that a later expression passes on unchanged.
+      given: contributions to the cotangents of its operands.
     """
 
     file: str
@@ -58,7 +57,7 @@ class ExpressionPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """An op where it is met: in its region, in the expression of its user."""
+    """An op with its region and its user's expression."""
 
     op: Op
     at: tuple[str, Span] | None
@@ -69,13 +68,12 @@ class _Met:
 def places_of(
     closed_jaxpr: Any, program: Program, cotangents: Cotangents
 ) -> list[ExpressionPlace]:
-    """All expressions of the forward computation, in order, and what reverse
-    differentiation makes of them.
+    """Return all expressions of the forward pass, in order, with their cotangents.
 
     Args:
-      closed_jaxpr: what `program` was imported from.
+      closed_jaxpr: the jaxpr from which `program` was imported.
       program: the program.
-      cotangents: of it.
+      cotangents: producers and readers of its values.
     """
     everything = [
         m
@@ -128,8 +126,10 @@ def places_of(
 def _each_time(
     groups: Mapping[tuple[tuple[str, Span] | None, int], list[_Met]],
 ) -> Iterator[tuple[tuple[tuple[str, Span], int], list[_Met]]]:
-    """Every group in as many as do not read from each other: one expression, met again
-    and again in a loop of Python's."""
+    """Split every group into runs that do not read from each other.
+
+    One expression runs several times in a Python loop.
+    """
     for (at, region), members in groups.items():
         assert at is not None
         times: list[tuple[set[int], list[_Met]]] = []
@@ -164,8 +164,11 @@ def _add_sums(
     places: Mapping[tuple[str, Span], ExpressionPlace],
     readers: Mapping[int, list[_Met]],
 ) -> None:
-    """Give sums, of which no transposed equation is left, the cotangents of their terms
-    that nothing else reads: these are one value."""
+    """Give sums the cotangents of their terms.
+
+    No transposed equation of a sum remains; terms that nothing else reads share its
+    cotangent.
+    """
     made_by = {
         v: place for place in places.values() for made in place.values for v in made
     }
@@ -181,7 +184,7 @@ def _add_sums(
 def _own(
     members: list[_Met], readers: Mapping[int, list[_Met]], leaving: set[int]
 ) -> tuple[list[int], set[int]]:
-    """The values of an expression that others read, and all that it makes."""
+    """Return the values of an expression that others read, and all that it produces."""
     here = members[0].at
     inside = {v for m in members for v in m.op.results}
     read = [v for m in members for v in m.op.results if _is_read(readers[v], here)]
@@ -211,7 +214,7 @@ def _walk(
             continue
         inner = closed_region_jaxprs(eqn)
         for sub, closed in zip(op.call.regions, inner, strict=True):
-            # What a loop runs are expressions of their own, as are calls.
+            # The bodies of loops and calls are separate expressions.
             yield from _walk(program, sub, open_jaxpr(closed), at)
 
 
@@ -230,7 +233,7 @@ def _regions(program: Program) -> Iterator[Region]:
 
 
 def made_inside(program: Program) -> dict[int, int]:
-    """What a call gives → the value inside that it is."""
+    """Return result of a call → the value inside of the call that it is."""
     found: dict[int, int] = {}
     for op in program.ops:
         if op.call is not None and op.call.kind is RegionKind.CALL:

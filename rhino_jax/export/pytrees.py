@@ -13,12 +13,12 @@ from rhino_jax.plan.plan import Leaf, PlanData
 
 
 LeafText = Callable[[Leaf], str]
-"""What stands for an array."""
+"""Function from an array of a plan to the source of its layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Static:
-    """Stands where a tree has a leaf that is no array."""
+    """Placeholder for a leaf of a tree that is not an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Argument:
     """One argument, or the result.
 
     Attributes:
-      name: of the argument; `result`.
-      text: of its layouts: a pytree, or where its containers cannot be written, the
-        list of them in the order of `jax.tree.leaves`.
+      name: name of the argument; `result`.
+      text: source of its layouts: a pytree; or, if its containers cannot be written as
+        literals, their list in the order of `jax.tree.leaves`.
       is_list: whether it is such a list.
-      has_statics: whether leaves that are no arrays stand in it.
+      has_statics: whether it contains leaves that are not arrays.
       leaves: the layouts alone, in order.
     """
 
@@ -42,7 +42,9 @@ class Argument:
 
 
 def arguments_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], list[str]]:
-    """All arguments, and the names of those that are given by keyword, the last."""
+    """Return all arguments, and the names of those passed by keyword, which are the
+    last.
+    """
     args, kwargs = _filled(
         plan.in_tree, plan.in_leaf_positions, plan.inputs[: len(plan.in_leaf_positions)]
     )
@@ -58,9 +60,9 @@ def arguments_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], list[s
 
 
 def results_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], bool]:
-    """The result, and whether it is a tuple, whose parts these then are.
+    """Return the result, and whether it is a tuple, whose elements these then are.
 
-    What is written back to arguments is no part of it.
+    Values written back to arguments are not included.
     """
     count = len(plan.out_leaf_positions)
     tree = _filled(plan.out_tree, plan.out_leaf_positions, plan.outputs[:count])
@@ -71,7 +73,7 @@ def results_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], bool]:
 
 
 def spec_text(spec: PartitionSpec) -> str:
-    """As `P("data", None)`."""
+    """Return the source of a spec, as `P("data", None)`."""
     return f"P({', '.join(map(_dim_text, spec))})"
 
 
@@ -84,7 +86,7 @@ def _dim_text(dim: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string as source, with double quotes where that needs no escapes."""
+    """Return a string as source, with double quotes if that needs no escapes."""
     return (
         f'"{text}"'
         if text.isprintable() and not set(text) & {'"', "\\"}
@@ -100,7 +102,7 @@ def _filled(tree: Any, positions: Sequence[int], leaves: Sequence[Leaf]) -> Any:
 
 
 def _root(tree: Any) -> str:
-    """The name of the argument that an array is in."""
+    """Return the name of the argument that contains the tree's arrays."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, Leaf):
             return leaf.path.partition("[")[0].partition(".")[0]
@@ -127,7 +129,9 @@ def _leaf(leaf: Any, text: LeafText) -> str:
 
 
 def _literal(tree: Any, text: LeafText, depth: int) -> str | None:
-    """A tree of dicts, lists, tuples and None; None where there are others."""
+    """Return a tree of dicts, lists, tuples and None as source; None for other
+    containers.
+    """
     if isinstance(tree, Leaf):
         return text(tree)
     if tree is None or isinstance(tree, _Static):

@@ -36,14 +36,14 @@ MORE = (
 
 
 def specs(subject: Subject) -> str:
-    """Specs of arguments and results, and `jax.jit` with them."""
+    """Return specs of arguments and results, and `jax.jit` with them."""
     says = (INSIDE, *stages_said(subject.plan))
     body = layouts(subject) + pipelined(subject.plan)
     return f"{head(subject, 'specs', says, JAX)}\n{body}"
 
 
 def constraints(subject: Subject) -> str:
-    """The same, and `with_sharding_constraint` at the user's lines."""
+    """Return the style `specs`, with `with_sharding_constraint` at the user's lines."""
     return "\n".join(
         [
             head(subject, "constraints", (AT_LINES, MORE), JAX),
@@ -55,7 +55,7 @@ def constraints(subject: Subject) -> str:
 
 
 def constrained(subject: Subject) -> Words:
-    """Constraints of JAX."""
+    """Return the notation of constraints in JAX."""
 
     def layout(c: Constraint, spec: Spec) -> str:
         return f"jax.{subject.spec(spec, c.shape).replace('P.', 'jax.P.')}"
@@ -64,7 +64,7 @@ def constrained(subject: Subject) -> Words:
 
 
 def explicit(subject: Subject) -> str:
-    """Sharding in types: over Explicit axes, `jax.typeof` says layouts."""
+    """Return sharding in types: over Explicit axes, `jax.typeof` shows layouts."""
     says = (
         "arguments and results have these layouts in their types (mesh axes are"
         " Explicit): `jax.typeof(x)` says them, and another layout is an error.",
@@ -130,7 +130,7 @@ def placed(*args):
 
 
 def linen(subject: Subject) -> str:
-    """Logical axis rules of Flax Linen."""
+    """Return logical axis rules of Flax Linen."""
     says = (
         "every array names its dims, RULES say over which mesh axes they are cut."
         " In modules: `nn.with_logical_partitioning(init, names)`, with the names of"
@@ -148,7 +148,7 @@ def linen(subject: Subject) -> str:
 
 
 def nnx(subject: Subject) -> str:
-    """Logical axis rules of Flax NNX."""
+    """Return logical axis rules of Flax NNX."""
     says = (
         "every array names its dims, RULES say over which mesh axes they are cut. In"
         " modules: `nnx.with_partitioning(init, names)`, with the names of the trees"
@@ -197,7 +197,7 @@ def annotate(model, names):
 
 
 def maxtext(subject: Subject) -> str:
-    """MaxText's `logical_axis_rules`."""
+    """Return MaxText's `logical_axis_rules`."""
     says = (
         "`logical_axis_rules` is Python and YAML: paste it into a MaxText config. Its"
         " names are rhino's for the dims of this program; where your model has others"
@@ -230,7 +230,10 @@ def maxtext(subject: Subject) -> str:
 
 
 def _logical(subject: Subject) -> tuple[DimNames, Callable[..., str]]:
-    """Names of all dims; asked for once, so that rules are complete."""
+    """Return names of all dims, and a function from an array to their source.
+
+    All names are assigned before, so that the rules are complete.
+    """
     traced = subject.running
     names = names_of(subject.plan, traced)
     value = leaf_values(traced, subject.plan)
@@ -275,4 +278,4 @@ STYLES: Mapping[str, Callable[[Subject], str]] = {
     "maxtext": maxtext,
     "explicit": explicit,
 }
-"""Style → what writes it."""
+"""Style → function that writes it."""

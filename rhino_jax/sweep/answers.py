@@ -1,4 +1,4 @@
-"""What processes that search are asked, and what they answer."""
+"""Requests to processes that search, and their results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rhino_jax.sweep.work import Counts
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What came of a search.
+    """Result of a search.
 
     Attributes:
       best: budget → the best choice.
-      priced: budget → what the plan costs, or why there is none.
-      refused: why there is none, for the user.
-      failed: what was raised, and where, of an error that no user can mend.
-      counts: what the search took.
-      cpu_s: since the answer before, or since the process began.
+      priced: budget → cost of the plan, or why there is none.
+      refused: why there is no result, as a message for the user.
+      failed: traceback of an internal error; empty if there was none.
+      counts: work of the search.
+      cpu_s: CPU seconds since the previous result, or since the process started.
     """
 
     best: Mapping[int, Best] = field(default_factory=dict)
@@ -37,24 +37,24 @@ class SearchOutcome:
 
 
 Task = tuple[BudgetJobs | BudgetSweep, Program | bytes | None]
-"""What is asked, with its program, or its function as `whole.to_bytes` gives it, the
-first time that a process is asked about it."""
+"""A request, with its program, or its function as serialized by `whole.to_bytes`, the
+first time that a process gets a request about it; None later."""
 
 
 @dataclass(slots=True, eq=False)
 class Answering:
-    """Answers, and keeps what was asked about.
+    """Executor of requests, which caches programs and functions.
 
     Attributes:
       meshes: searches.
-      functions: by their numbers.
+      functions: functions by number.
     """
 
     meshes: Meshes = field(default_factory=Meshes)
     functions: dict[int, Traced] = field(default_factory=dict)
 
     def answer(self, task: Task) -> SearchOutcome:
-        """Search or plan, and say what came of it."""
+        """Search or plan, and return the result."""
         asked, of = task
         self.meshes.counts = Counts()
         try:

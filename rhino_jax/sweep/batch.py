@@ -1,9 +1,9 @@
-"""The function traced with another batch size.
+"""Tracing of the function with another batch size.
 
-The batch is the leading dim of the arguments that are data, as the analysis tells them
-from parameters and state by how they are used; it is what `microbatches` cut. Where
-data arguments have different leading dims (images, and patches of them), all change in
-the same proportion.
+The batch is the leading dim of the arguments that are data, which the analysis
+distinguishes from parameters and state by their use; it is the dim that `microbatches`
+splits. If data arguments have different leading dims (images, and patches of them), all
+change in the same proportion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rhino_jax.sweep.configs import WHAT
 
 
 def leading_dims(analysis: ProgramAnalysis) -> dict[int, int]:
-    """Position of an argument that is data → its leading dim."""
+    """Return position of an argument that is data → size of its leading dim."""
     graph, roles = analysis.graph, analysis.roles
     found = {}
     for node in graph.nodes:
@@ -37,10 +37,10 @@ def leading_dims(analysis: ProgramAnalysis) -> dict[int, int]:
 def with_batch(
     parameters: Parameters, call: Call, analysis: ProgramAnalysis, batch: int
 ) -> Traced:
-    """The call, traced on arguments of that batch size.
+    """Retrace a call with arguments of another batch size.
 
     Raises:
-      RhinoError: no argument has a batch, or one would not be of whole size.
+      RhinoError: no argument has a batch, or the size of one would not be an integer.
     """
     dims = leading_dims(analysis)
     if not dims:

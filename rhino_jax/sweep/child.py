@@ -1,9 +1,9 @@
-"""What searches and plans in a process of its own.
+"""Process that searches and plans for a sweep.
 
     python -m rhino_jax.sweep.child
 
-Answers tasks by an `Answer` each. Programs and answers are plain data: nothing of the
-user's code is imported.
+It answers each task with a `SearchOutcome`. Programs and results are plain data:
+nothing of the user's code is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rhino_jax.utils.subprocess import answer_tasks
 
 
 def main() -> None:
-    """Answer until the process that asks has ended."""
+    """Answer tasks until the parent process ends."""
     answering, before_s = Answering(), 0.0
 
     def answer(task: Task) -> SearchOutcome:

@@ -1,6 +1,6 @@
-"""Processes that search meshes, each one configuration after the other.
+"""Pool of processes that search meshes, each one configuration at a time.
 
-They are given and give plain data, so that neither the user's function nor their script
+They receive and return plain data, so that neither the user's function nor their script
 is imported there: a script needs no `if __name__ == "__main__"`, a notebook nothing.
 """
 
@@ -18,12 +18,12 @@ from rhino_jax.utils.subprocess import Child, ChildEnded
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, with what was asked under which name.
+    """The result of a task, or how its process ended.
 
     Attributes:
-      key: as it was given to `ask`.
-      answer: what came of it; None where the process ended before.
-      ended: how, then.
+      key: key of the task, as passed to `ask`.
+      answer: the result; None if the process ended before.
+      ended: how the process ended; empty if it did not.
     """
 
     key: int
@@ -32,10 +32,10 @@ class Answered:
 
 
 class Children:
-    """Processes that search. To be used in a `with`, which ends them.
+    """Pool of processes that search; a context manager, whose exit ends them.
 
     Args:
-      count: how many.
+      count: number of processes.
     """
 
     def __init__(self, count: int) -> None:
@@ -59,12 +59,12 @@ class Children:
             child.end()
 
     def ask(self, key: int, task: Task) -> None:
-        """Have it done by whichever process is free first."""
+        """Submit a task to the first free process."""
         self._open += 1
         self._tasks.put((key, task))
 
     def answers(self, *, all_of_them: bool) -> Iterator[Answered]:
-        """What was answered so far; or all, which waits for them."""
+        """Yield the results that arrived; with `all_of_them`, wait for all."""
         while self._open:
             try:
                 found = self._answers.get(block=all_of_them)
@@ -78,7 +78,7 @@ _Tasks = queue.SimpleQueue[tuple[int, Task] | None]
 
 
 class _Searcher:
-    """One process, and the thread that talks to it."""
+    """One process, and the thread that communicates with it."""
 
     def __init__(self, tasks: _Tasks, answers: queue.SimpleQueue[Answered]) -> None:
         self._tasks, self._answers = tasks, answers
@@ -89,12 +89,12 @@ class _Searcher:
         self._thread.start()
 
     def kill(self) -> None:
-        """End it, whatever it does; its thread takes no more tasks."""
+        """Kill the process; its thread takes no more tasks."""
         self._child.kill()
         self._tasks.put(None)
 
     def end(self) -> None:
-        """Wait for the end of both."""
+        """Wait for the end of the thread and the process."""
         self._thread.join()
         self._child.close()
 
@@ -110,7 +110,7 @@ class _Searcher:
             except ChildEnded as error:
                 self._answers.put(Answered(key, None, str(error)))
                 return
-            except Exception as error:  # or whoever waits would wait for ever
+            except Exception as error:  # else the receiver would wait forever
                 self._answers.put(
                     Answered(key, None, f"{type(error).__name__}: {error}")
                 )

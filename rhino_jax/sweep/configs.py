@@ -1,4 +1,4 @@
-"""Configurations: one value of everything that varies."""
+"""Configurations: one value of every varied option."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ NAMES = (
     "stages",
     "microbatches",
 )
-"""What may vary."""
+"""Options that may vary."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """Attributes:
-    hardware: as of `auto_shard`; None: the devices present.
-    devices: how many, of which rhino makes meshes; None: as `hardware` or `mesh` say.
-    mesh: (name, size) of its axes; None: the best of up to two axes.
-    memory_budget_bytes: per device; None: what the hardware has.
-    batch: size of the batch; None: as in the arguments.
-    stages, microbatches: as of `auto_shard`.
+    """One value of every option that may vary.
+
+    Attributes:
+      hardware: as in `auto_shard`; None: the devices present.
+      devices: number of devices, from which rhino forms meshes; None: as `hardware` or
+        `mesh` specify.
+      mesh: (name, size) of its axes; None: the best one of up to two axes.
+      memory_budget_bytes: per device; None: the memory of the hardware.
+      batch: size of the batch; None: as in the arguments.
+      stages, microbatches: as in `auto_shard`.
     """
 
     hardware: Any
@@ -49,18 +52,19 @@ class SweepConfig:
 
     @property
     def passes(self) -> tuple[int | None, int | str | tuple[int, ...], int | str]:
-        """What is done to the program: batch, stages, micro-batches."""
+        """Options that change the program: batch, stages, micro-batches."""
         return self.batch, self.stages, self.microbatches
 
 
 def configurations(lists: Mapping[str, Any]) -> list[SweepConfig]:
-    """Every combination, the last list varying fastest.
+    """Return every combination, the last list varying fastest.
 
     Args:
-      lists: name → values; one value stands for a list of it, None for the default.
+      lists: option → values; a single value is a list of one, None the default.
+
     Raises:
-      RhinoError: a value is none of its kind; or meshes and numbers of devices are
-        both given.
+      RhinoError: a value is not valid for its option; or meshes and numbers of devices
+        are both given.
     """
     if lists.get("mesh") is not None and lists.get("devices") is not None:
         raise RhinoError(
@@ -94,7 +98,7 @@ def _value(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name == "hardware":
-        load_target(value)  # a misspelt name is no point that does not fit
+        load_target(value)  # raises for a misspelt name, instead of an infeasible point
     if name in ("devices", "batch"):
         return read_count(WHAT, name, value, least=1)
     if name == "memory_budget_bytes":

@@ -1,4 +1,4 @@
-"""What configurations cost: those that share a model together."""
+"""Cost of configurations; those that share a model are evaluated together."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from rhino_jax.units import format_bytes
 
 
 MAX_AXES = 2
-"""Axes of the meshes that are compared where none is given; a third seldom gains."""
+"""Maximum number of axes of compared meshes if none is given; a third seldom gains."""
 
 
 FITS = 0.99
-"""Share of a budget up to which a plan made within a larger one is taken for it: there,
-larger copies are too small to count (`Pricing.small_share`)."""
+"""Share of a budget up to which a plan made for a larger budget is reused: with a
+larger budget, larger copies are left out of the model (`Pricing.small_share`)."""
 
 
 @dataclass(slots=True, eq=False)
 class Evaluator:
-    """Evaluates groups of configurations, and keeps what they share.
+    """Evaluator of groups of configurations, with a cache of what they share.
 
     Attributes:
-      wishes: what is asked of every plan.
-      level: "fast": the best mesh's first plan; "best": searched on.
-      meshes: searches them.
-      targets: by hardware and number of devices, as they are asked for.
-      functions: numbers of traces, which the sweep keeps.
+      wishes: options of every plan.
+      level: "fast": the first plan of the best mesh; "best": with further search.
+      meshes: searches of meshes.
+      targets: (hardware, number of devices) → target.
+      functions: id of a trace → its number; the sweep keeps the traces alive.
     """
 
     wishes: Wishes
@@ -68,7 +68,7 @@ class Evaluator:
     functions: dict[int, int] = field(default_factory=dict)
 
     def target(self, config: SweepConfig) -> Target:
-        """The hardware of a configuration, with as many devices as it says.
+        """Return the hardware of a configuration, with its number of devices.
 
         Raises:
           HardwareError: there is no such hardware.
@@ -81,8 +81,11 @@ class Evaluator:
         return found
 
     def group(self, config: SweepConfig) -> Hashable:
-        """Equal for configurations that differ in their budgets alone, however their
-        hardware is written: "v5e" of 8 devices is "v5e:8"."""
+        """Return a key that is equal for configurations that differ in their budgets
+        alone.
+
+        Spellings of hardware do not matter: "v5e" with 8 devices is "v5e:8".
+        """
         try:
             target = self.target(config)
         except RhinoError:
@@ -91,14 +94,21 @@ class Evaluator:
         return target, devices, config.mesh, *config.passes
 
     def analysis(self, program: Program, target: Target) -> ProgramAnalysis:
-        """Of a program; the same for all targets of one kind of device."""
+        """Return the analysis of a program, shared by all targets of one kind of
+        device.
+        """
         return self.meshes.analysis(self.meshes.number(program), target)
 
     def begin(
         self, traced: Traced, group: Sequence[SweepConfig]
     ) -> Pending | list[Point]:
-        """What has to be searched or planned for configurations that differ in their
-        budgets alone, or why they cannot be."""
+        """Return the search that a group needs, or its points if the group is not
+        possible.
+
+        Args:
+          traced: the function.
+          group: configurations that differ in their budgets alone.
+        """
         first = group[0]
         try:
             target = self.target(first)
@@ -111,7 +121,7 @@ class Evaluator:
             return refused(group, why_not(error))
 
     def end(self, pending: Pending, answer: SearchOutcome) -> list[Point]:
-        """What the configurations cost, of what was found within each budget."""
+        """Return the points of configurations, from the results within each budget."""
         pairs = list(zip(pending.group, pending.asked.budgets, strict=True))
         if isinstance(pending.asked, BudgetSweep):
             target = pending.target
@@ -125,7 +135,7 @@ class Evaluator:
         target: Target,
         wishes: Wishes,
     ) -> Pending:
-        """Configurations for which the passes are chosen, too."""
+        """Return the pending search of a group for which passes are chosen, too."""
         first = group[0]
         if target.num_devices is None and first.devices is not None:
             target = replace(target, num_devices=first.devices)
@@ -216,7 +226,7 @@ class Evaluator:
         bound_s: float,
         priced_bytes: int,
     ) -> Plan:
-        """The plan of a choice that was found, priced again."""
+        """Build the model of a mesh again, and return the plan of a known solution."""
         started, (axes,) = time.monotonic(), search.meshes
         analysis = self.analysis(search.running.program, search.target)
         request = replace(search.request, memory_budget_bytes=priced_bytes)
@@ -231,7 +241,7 @@ class Evaluator:
 
 
 def refused(group: Sequence[SweepConfig], why: str) -> list[Point]:
-    """Configurations that cannot be."""
+    """Return points of configurations that are not possible, with the reason."""
     return [
         _nothing(c, c.hardware if isinstance(c.hardware, str) else "", 0, (), 0, why)
         for c in group
@@ -239,7 +249,7 @@ def refused(group: Sequence[SweepConfig], why: str) -> list[Point]:
 
 
 def target_of(config: SweepConfig, wishes: Wishes) -> Target:
-    """The hardware of a configuration, with as many devices as it says."""
+    """Return the hardware of a configuration, with its number of devices."""
     hardware = config.hardware
     if isinstance(hardware, str) and config.devices is not None and ":" not in hardware:
         return load_target(f"{hardware}:{config.devices}")

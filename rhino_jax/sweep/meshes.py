@@ -1,11 +1,11 @@
-"""The best mesh within every budget, of configurations that differ in these alone.
+"""Search of the best mesh within every budget, for configurations that differ in these.
 
-The best choice without a limit is so within every budget that it fits, and what it is
-proved to cost at least holds within every budget. So each mesh is first searched
-without a limit, which is quick; then within the budgets, the largest first, but for
-meshes that cannot beat what was found on others by more than a search leaves open.
+The optimum without a memory limit is optimal within every budget that it fits, and its
+lower bound holds within every budget. So each mesh is first searched without a limit,
+which is quick; then within the budgets, the largest first. Meshes whose bound cannot
+beat the best result by more than the search's tolerance are skipped.
 
-What goes in and what comes out is data, so that other processes can search as well.
+Inputs and results are plain data, so that other processes can search as well.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 @dataclass(frozen=True, slots=True)
 class BudgetJobs:
-    """Configurations that differ in their budgets alone.
+    """Configurations that differ in their budgets alone, to be searched.
 
     Attributes:
-      number: of the program, its passes done; see `Meshes`.
+      number: number of the program, after its passes; see `Meshes`.
       target: the hardware.
-      meshes: those that are compared.
-      request: budget aside, what is asked for.
+      meshes: the meshes to compare.
+      request: options of the search, without budget.
       budgets: bytes per device.
-      level: "fast": meshes are searched as they are compared; "best": searched on.
+      level: "fast": meshes are searched as for a comparison; "best": with further
+        search.
     """
 
     number: int
@@ -57,12 +58,12 @@ class Best:
     """The best choice within a budget.
 
     Attributes:
-      axes: of its mesh.
-      labels: the choice; None where nothing fits.
-      bound_s: what this mesh takes at least.
-      smallest_peak: the least bytes per device of any choice that was met.
-      predicted: what it costs; None where nothing fits.
-      priced_bytes: the budget by which its model was priced.
+      axes: axes of its mesh.
+      labels: index of the chosen strategy by node; None if nothing fits.
+      bound_s: proved lower bound of the step on this mesh, in seconds.
+      smallest_peak: lowest peak, in bytes per device, of all candidates met.
+      predicted: predicted cost; None if nothing fits.
+      priced_bytes: the budget with which its model was built.
     """
 
     axes: MeshAxes
@@ -75,12 +76,12 @@ class Best:
 
 @dataclass(slots=True, eq=False)
 class Meshes:
-    """Searches meshes, and keeps what they share.
+    """Searches of meshes, with a cache of what they share.
 
     Attributes:
-      programs: by their numbers.
-      analyses: by number of the program, and device.
-      counts: what all searches took.
+      programs: programs by number.
+      analyses: analyses by number of the program, and device.
+      counts: work of all searches.
     """
 
     programs: dict[int, Program] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Meshes:
     counts: Counts = field(default_factory=Counts)
 
     def number(self, program: Program) -> int:
-        """The same for the same program."""
+        """Return the number of a program; the same object has the same number."""
         for number, known in self.programs.items():
             if known is program:
                 return number
@@ -97,7 +98,9 @@ class Meshes:
         return number
 
     def analysis(self, number: int, target: Target) -> ProgramAnalysis:
-        """Of a program; the same for all targets of one kind of device."""
+        """Return the analysis of a program, shared by all targets of one kind of
+        device.
+        """
         key = number, target.device
         found = self.analyses.get(key)
         if found is None:
@@ -108,10 +111,10 @@ class Meshes:
 
     @no_garbage_collection()
     def best(self, asked: BudgetJobs) -> dict[int, Best]:
-        """Budget → the best choice on any of the meshes.
+        """Return budget → the best choice on any of the meshes.
 
         Raises:
-          RhinoError: there is none on a mesh, whatever the budget.
+          RhinoError: a mesh has no choice, whatever the budget.
         """
         analysis = self.analysis(asked.number, asked.target)
         every = [
@@ -138,18 +141,17 @@ class Meshes:
 
 @dataclass(slots=True, eq=False)
 class _Mesh:
-    """One mesh, and what is known of it.
+    """One mesh, and the state of its search.
 
     Attributes:
       axes: (name, size).
-      problem: priced for the smallest budget: what copies are too small to count
-        depends on that.
+      problem: built for the smallest budget, which decides which copies are left out.
       priced_bytes: that budget.
-      starts: the recipes' choices.
-      effort, request: how it is searched.
-      floor_s: what it costs at least, within any budget.
-      last: what was found within the smallest budget so far, or without any.
-      searches, reused: how often it was searched, and how often that was not needed.
+      starts: choices of the recipes, as hints.
+      effort, request: limits and options of the search.
+      floor_s: proved lower bound of the step within any budget, in seconds.
+      last: result within the smallest budget so far, or without any.
+      searches, reused: number of searches, and of budgets that needed none.
     """
 
     axes: MeshAxes
@@ -165,22 +167,22 @@ class _Mesh:
 
     @classmethod
     def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, asked: BudgetJobs) -> _Mesh:
-        """With what it costs at least."""
+        """Return the mesh with its lower bound, if it is compared with others."""
         priced = min(asked.budgets)
         request = replace(asked.request, memory_budget_bytes=priced)
         problem = build_mesh_problem(analysis, axes, request)
         effort = COMPARED if asked.level == "fast" else EFFORTS[asked.level]
         mesh = cls(axes, problem, priced, first_choices(problem), effort, request)
-        # With a mesh alone nothing is gained by that.
+        # A single mesh needs no bound for comparisons.
         if len(asked.meshes) > 1:
             mesh.search(math.inf)
         return mesh
 
     def search(self, budget: float) -> None:
-        """Search within a budget that is no larger than those before."""
+        """Search within a budget that is not larger than those before."""
         if self.last is not None:
             labels = self.last.solution.labels
-            # What fits no budget fits no smaller one.
+            # If nothing fits a budget, nothing fits a smaller one.
             if labels is None or self.last.solution.peak <= budget:
                 self.reused += 1
                 return
@@ -191,12 +193,14 @@ class _Mesh:
         self.floor_s = max(self.floor_s, self.last.solution.bound)
 
     def may_beat(self, step_s: float) -> bool:
-        """Whether this mesh may be faster, by more than a search leaves open."""
+        """Whether this mesh may be faster, by more than the search's tolerance."""
         return self.floor_s < (1 - self.effort.near) * step_s
 
     @property
     def worth(self) -> tuple[float, float]:
-        """The less the better: the step, and where nothing fits what it would need."""
+        """Sort key, lowest best: seconds of the step, then the memory that it would
+        need.
+        """
         if self.last is None:
             return 0.0, 0.0
         solution = self.last.solution
@@ -204,7 +208,7 @@ class _Mesh:
         return step_s, solution.smallest_peak
 
     def told(self) -> Best:
-        """What was found, as data."""
+        """Return the result as data."""
         assert self.last is not None
         solution, predicted = self.last.solution, None
         if solution.labels is not None:

@@ -19,15 +19,15 @@ from rhino_jax.sweep.whole import BudgetSweep
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Configurations that differ in their budgets alone.
+    """Configurations that differ in their budgets alone, until they are searched.
 
     Attributes:
       group: the configurations.
       traced: the function.
-      wishes: what is asked of every plan.
-      asked: what is to be searched or planned.
+      wishes: options of every plan.
+      asked: the request to search or plan.
       target: the hardware.
-      search: what is planned, where it is to be searched.
+      search: the search, if the passes are given; None if they are chosen, too.
     """
 
     group: tuple[SweepConfig, ...]
@@ -38,7 +38,7 @@ class Pending:
     search: Search | None = None
 
     def plan(self, made_for: int, budget: int) -> Plan:
-        """The plan made for one budget, for another that it fits."""
+        """Return the plan made for one budget as a plan for another that it fits."""
         assert isinstance(self.asked, BudgetSweep)
         mesh = None if self.asked.mesh is None else make_mesh(self.asked.mesh, WHAT)
         plan = self.asked.asking(made_for).plan_with(self.traced, mesh, None)
@@ -51,7 +51,7 @@ class Pending:
 
     @property
     def title(self) -> str:
-        """What these are, for messages."""
+        """Name of these configurations, for messages."""
         first, target = self.group[0], self.target
         devices = first.devices or target.num_devices
         if first.mesh is not None:

@@ -1,4 +1,4 @@
-"""What one configuration costs, with the plan behind it."""
+"""Cost of one configuration, with its plan on request."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ S_PER_HOUR = 3600  # by definition
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Point:
-    """A configuration.
+    """A configuration and its cost.
 
     Attributes:
-      hardware: name of the target; `devices`: how many; `mesh`: (name, size) of the
-        axes, chosen where none was given.
-      memory_budget_bytes: per device; `batch`: None where the arguments' own.
-      stages, microbatches: as they were asked for; sizes of groups as a tuple.
+      hardware: name of the target; `devices`: their number; `mesh`: (name, size) of the
+        axes, chosen if none was given.
+      memory_budget_bytes: per device; `batch`: None: as in the arguments.
+      stages, microbatches: as requested; sizes of submeshes as a tuple.
       fits: whether there is a plan; `why`: why not, in a sentence.
       step_s, compute_s, communication_s, peak_bytes: predicted, per device; infinite
-        times, and the least peak that was found, where nothing fits.
-      price_per_step: of all devices; None where the hardware has no price.
+        times, and the lowest peak found, if nothing fits.
+      price_per_step: cost of a step on all devices; None if the hardware has no price.
     """
 
     hardware: str
@@ -63,10 +63,10 @@ class Point:
         return f"Point({where}: {', '.join(said)})"
 
     def plan(self) -> Plan:
-        """The plan whose figures these are.
+        """Return the plan with these figures.
 
         Raises:
-          RhinoError: nothing fits, for the reason that `why` says.
+          RhinoError: nothing fits, for the reason in `why`.
         """
         if self.make is None:
             raise RhinoError(
@@ -79,33 +79,36 @@ class Point:
 
     @property
     def worth(self) -> tuple[float, float, float, float]:
-        """The less the better: step and price (each per row of the batch where that
-        varies), peak bytes, devices."""
+        """Sort key, lowest best: step and cost (each per row of the batch if that
+        varies), peak bytes, devices.
+        """
         rows = self.batch or 1
         price = self.price_per_step or 0.0
         return self.step_s / rows, price / rows, self.peak_bytes, self.devices
 
 
 def why_not(error: RhinoError) -> str:
-    """Why a configuration has no plan, with the numbers, in a line."""
+    """Return why a configuration has no plan, with the numbers, in a line."""
     numbers = error.numbers.partition("; ")[0]
     what = error.what.rstrip(".")
     return f"{what}: {numbers}" if numbers else what
 
 
 def format_stages(stages: int | str | tuple[int, ...]) -> str:
-    """As 2, auto, or 4 + 2 + 2 devices of a part each."""
+    """Format stages as 2, auto, or 4 + 2 + 2 (devices of each stage)."""
     if isinstance(stages, tuple):
         return " + ".join(map(str, stages))
     return str(stages)
 
 
 def format_price(per_step: float) -> str:
-    """Of a million steps, as "1,230"; three digits of it are shown."""
+    """Format the cost of a million steps as "1,230", with three significant digits."""
     return f"{float(f'{1e6 * per_step:.3g}'):,.10g}"
 
 
 def price_per_step(target: Target, devices: int, step_s: float) -> float | None:
-    """What a step costs on so many devices, in the currency of the hardware file."""
+    """Return the cost of a step, in the currency of the hardware file; None without a
+    price.
+    """
     price = target.device.price_per_hour
     return None if price is None else price * devices * step_s / S_PER_HOUR

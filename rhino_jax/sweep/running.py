@@ -1,4 +1,4 @@
-"""All configurations of a sweep, group by group, and who is told how far it is."""
+"""Run of all configurations of a sweep, group by group, with progress."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Told = Callable[[int, int, Point | None], None]
 
 
 class SweepRun:
-    """A sweep under way.
+    """A sweep in progress.
 
     Args:
-      evaluator: knows what is asked of every plan.
+      evaluator: evaluates groups of configurations.
       configs: the configurations.
-      tell: is told how many of how many are done, and the best so far.
+      tell: called with the number of points done, of all, and the best point so far.
     """
 
     def __init__(
@@ -47,13 +47,14 @@ class SweepRun:
         workers: int | None,
         started: Started,
     ) -> tuple[list[Point], SweepWork]:
-        """A point for every configuration, those of a group searched together; and what
-        it took.
+        """Return a point for every configuration, and the work of the sweep.
+
+        Configurations of a group are searched together.
 
         Args:
-          traced_for: size of the batch → the function; None: as it was called.
-          workers: as of `sweep`.
-          started: when the sweep began.
+          traced_for: batch size → the function; None: as it was called.
+          workers: as in `sweep`.
+          started: start of the sweep.
         """
         programs: dict[int | None, Traced] = {}
         with Searching(self._evaluator.meshes, workers, len(self._groups)) as searching:

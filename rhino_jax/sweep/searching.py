@@ -1,4 +1,4 @@
-"""Where configurations are searched: in this process, or in several others."""
+"""Scheduling of searches: in this process, or in several others."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from rhino_jax.sweep.work import Counts
 
 
 START_S = 2.0
-"""What a process takes to start, of one core; mostly to import JAX."""
+"""CPU seconds that a process takes to start, mostly to import JAX."""
 
 
 class Searching:
-    """Has configurations searched, in the order in which they are asked for.
+    """Scheduler of searches, which run in the order in which they are submitted.
 
-    What is found does not depend on where. Other processes are started where they gain
-    more than they take to start, as the first search here tells.
+    Results do not depend on where they run. Other processes are started if they save
+    more time than their start takes, as estimated from the searches done here.
 
     Args:
-      meshes: searches here.
-      workers: processes that search; 1: this one alone, None: one per core, where they
-        are worth it.
-      count: how often `ask` will be called.
+      meshes: searches in this process.
+      workers: number of processes that search; 1: this one alone, None: one per core,
+        if they are worth it.
+      count: number of calls of `ask` to come.
 
     Attributes:
-      processes: that search, at last.
-      counts: what searches of other processes took, `cpu_s` their time, with the start.
+      processes: number of processes that search, at the end.
+      counts: work of the searches in other processes, `cpu_s` their CPU time, start
+        included.
     """
 
     def __init__(self, meshes: Meshes, workers: int | None, count: int) -> None:
@@ -57,7 +58,7 @@ class Searching:
         self._stack.close()
 
     def ask(self, key: int, pending: Pending) -> None:
-        """Have it searched; the answer comes under this key."""
+        """Submit a search; its result gets this key."""
         self._left -= 1
         if self._children is None and self._is_worth_it():
             self.processes = min(self._most, self._left + 1)
@@ -75,7 +76,7 @@ class Searching:
     def answers(
         self, *, all_of_them: bool = False
     ) -> Iterator[tuple[int, SearchOutcome]]:
-        """What was answered since; or all that is not, which waits for it.
+        """Yield the results that arrived; with `all_of_them`, wait for all.
 
         Raises:
           ProcessError: another process failed.
@@ -103,7 +104,9 @@ class Searching:
         return self._left * self._longest_s * (1 - 1 / most) > 2 * START_S
 
     def _of(self, pending: Pending) -> Program | bytes | None:
-        """What another process needs; None where this one has to do it."""
+        """Return the program or function for another process; None if it must run
+        here.
+        """
         asked = pending.asked
         if not isinstance(asked, BudgetSweep):
             return self._meshes.programs[asked.number]
@@ -124,7 +127,7 @@ class Searching:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -22,7 +22,7 @@ from rhino_jax.utils.keywords import read_count
 
 
 TOLD_EVERY_S = 1.0
-"""Progress is not read faster."""
+"""Minimum seconds between two lines of progress."""
 
 Told = Callable[[int, int, Point | None], None]
 
@@ -48,35 +48,37 @@ def sweep(
     workers: int | None = None,
     **kwargs: Any,
 ) -> Sweep:
-    """What `fn(*args, **kwargs)` costs in every combination of what is listed.
+    """Plan `fn(*args, **kwargs)` for every combination of the listed options.
 
-    Allocates and runs nothing. Every point has the plan whose figures it shows, made
-    when `point.plan()` is called. Trace, analysis and models are shared: budgets cost
-    next to nothing, another machine or mesh a fraction of a plan. Configurations of
-    several stages, of `microbatches="auto"` or with `recompute="auto"` are each planned
-    in full.
+    Allocates and runs nothing. Every point has the plan for its figures, made when
+    `point.plan()` is called. Trace, analysis and models are shared: budgets cost next
+    to nothing, another machine or mesh a fraction of a plan. Configurations of several
+    stages, of `microbatches="auto"` or with `recompute="auto"` are each planned in
+    full.
 
     Args:
-      fn: a function, or what `auto_shard` made of one.
+      fn: a function, or the result of `auto_shard` for one.
       args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
       hardware: names, paths or `Target`s, with or without a topology.
       devices: numbers of devices, for which rhino chooses meshes of up to two axes.
       mesh: mappings of axis name to size, instead of `devices`.
-      memory_budget_bytes: per device; None: what the hardware has.
+      memory_budget_bytes: per device; None: the memory of the hardware.
       batch: sizes of the batch, which is the leading dim of the arguments that are
-        data; the others of such dims change in proportion.
-      stages, microbatches: as of `auto_shard`; None: 1.
-      pins, recompute, donate_argnums, …: as of `auto_shard`, for all points.
-      level: "fast", as meshes are compared; "best" takes several times as long.
+        data; different leading dims change in proportion.
+      stages, microbatches: as in `auto_shard`; None: 1. pins, recompute,
+        donate_argnums, …: as in `auto_shard`, for all points.
+      level: "fast": as meshes are compared; "best" takes several times as long.
       progress: show a line on standard error; or a function that is called with the
         number of points done, of all, and the best point so far.
-      workers: processes that search; 1: this one alone; None: one for each core, where
-        they gain more than they take to start. What is found is the same.
+      workers: number of processes that search; 1: this one alone; None: one for each
+        core, if they save more time than their start takes. Results are the same.
+
     Returns:
-      `points`, `best`, `pareto()`, `table()`, `to_pandas()`. What does not fit, or
-      cannot be, is a point that says why.
+      `points`, `best`, `pareto()`, `table()`, `to_pandas()`. A configuration that does
+      not fit, or is not possible, is a point with the reason.
+
     Raises:
-      RhinoError: a list holds something that is no such value.
+      RhinoError: a list contains a value that is not valid for its option.
     """
     # The solver takes a second to import; `import rhino_jax` need not wait.
     from rhino_jax.sweep.evaluate import Evaluator
@@ -101,7 +103,7 @@ def sweep(
 
         if size is None:
             return written
-        # Which dims are the batch does not depend on the hardware.
+        # The batch dims do not depend on the hardware.
         analysis = evaluator.analysis(written.program, load_target("cpu"))
         return with_batch(parameters, call, analysis, size)
 
@@ -111,7 +113,7 @@ def sweep(
 
 
 def _wishes(pins: Any, level: str, recompute: str) -> Wishes:
-    """What is asked of every plan."""
+    """Return the options of every plan."""
     return Wishes(
         hardware=None,
         memory_budget_bytes=None,
@@ -127,7 +129,9 @@ def _wishes(pins: Any, level: str, recompute: str) -> Wishes:
 
 
 def _telling(progress: bool | Told) -> Told:
-    """Who is told of progress: a function, a line on standard error, or nobody."""
+    """Return the callback for progress: the user's, one that prints a line, or a
+    no-op.
+    """
     if callable(progress):
         return progress
     if not progress:

@@ -34,17 +34,17 @@ WORK = (
 )
 
 MAX_ROWS = 20
-"""Points in a table that is not full."""
+"""Maximum number of points in a table that is not full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What every configuration costs; `print` it to read it.
+    """Cost of every configuration; `print` it to read it.
 
     Attributes:
       program: name of the function.
       points: one for every configuration, in the order of the lists.
-      work: what the sweep took.
+      work: work of the sweep.
     """
 
     program: str
@@ -53,7 +53,7 @@ class Sweep:
 
     @property
     def seconds(self) -> float:
-        """That the sweep took."""
+        """Wall-clock seconds of the sweep."""
         return self.work.seconds
 
     def __len__(self) -> int:
@@ -67,27 +67,28 @@ class Sweep:
 
     @property
     def best(self) -> Point | None:
-        """The shortest step that fits (of a row of the batch where that varies)."""
+        """The fastest point that fits (per row of the batch if that varies); None if
+        none fits.
+        """
         return best_of(self.points)
 
     def pareto(self) -> tuple[Point, ...]:
-        """The points that no other is better than in step time, price per step, peak
-        memory and devices together; the fastest first.
+        """Return the Pareto front in step time, cost per step, peak memory and devices.
 
-        Where the batch varies, time and price are those of a row of it.
+        The fastest comes first. If the batch varies, time and cost are per row of it.
         """
         fitting = sorted(
             (p for p in self.points if p.fits), key=lambda p: (p.worth, p.step_s)
         )
         front: list[Point] = []
         for point in fitting:
-            # Sorted: nothing later is better than what stands before it.
+            # Points are sorted: no later one dominates an earlier one.
             if not any(_is_as_good(kept, point) for kept in front):
                 front.append(point)
         return tuple(front)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A dict for every point; the mesh as text."""
+        """Return a dict for every point; the mesh as text."""
         return [
             {
                 name: format_mesh(p.mesh) if name == "mesh" else getattr(p, name)
@@ -97,7 +98,7 @@ class Sweep:
         ]
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame`, a row for every point.
+        """Return a `pandas.DataFrame`, a row for every point.
 
         Raises:
           RhinoError: pandas is not installed.
@@ -113,10 +114,10 @@ class Sweep:
         return pandas.DataFrame(self.to_dicts(), columns=list(COLUMNS))
 
     def table(self, *, full: bool = False) -> str:
-        """The best points, as text at most 100 columns wide.
+        """Return the best points, as text at most 100 columns wide.
 
         Args:
-          full: all of them.
+          full: show all points.
         """
         return sections_to_text(_tell(self, full=full))
 
@@ -132,7 +133,7 @@ class Sweep:
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
-    """The shortest step of those that fit."""
+    """Return the fastest point that fits; None if none does."""
     fitting = [p for p in points if p.fits]
     return min(fitting, key=lambda p: p.worth) if fitting else None
 
@@ -182,7 +183,7 @@ def _of_work(work: SweepWork) -> Table:
 
 
 def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
-    """Price and memory over time, as `worth` has them; no price where none is known."""
+    """Draw cost and memory over time, as in `Point.worth`; no cost if none is known."""
     marks = {id(p) for p in front}
     per_row = " of a row of the batch" if any(p.batch for p in points) else ""
     time = PlotAxis(f"step time{per_row}", format_seconds)
@@ -210,7 +211,7 @@ def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
     rows = tuple(_row(p, id(p) in marks) for p in points)
     header = ("", "hardware", "mesh", "budget", "batch", "stages", "parts", "step",
               "peak", "price of 1M steps")  # fmt: skip
-    # Of what is left as it is written there is nothing to tell.
+    # Leave out columns whose option has its default in all rows.
     kept = [
         i
         for i, name in enumerate(header)
@@ -225,7 +226,7 @@ def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
 
 
 UNASKED = {"batch": "", "stages": "1", "parts": "1"}
-"""Columns of what may be left out, with what they hold then."""
+"""Columns of optional options, with the cell of their default."""
 
 
 def _row(point: Point, is_best: bool) -> tuple[str, ...]:

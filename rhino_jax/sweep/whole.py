@@ -1,8 +1,8 @@
-"""Configurations whose passes are chosen too (stages, micro-batches, recompute): each
-is planned by itself, the largest budget first.
+"""Configurations whose passes are chosen, too (stages, micro-batches, recompute).
 
-What is best within a budget is so within every smaller one that it fits, and is not
-planned again there. What a smaller one has led to is taken for larger ones if faster.
+Each is planned by itself, the largest budget first. The best plan within a budget is
+the best within every smaller one that it fits, and is not planned again there. The plan
+of a smaller budget is used for a larger one if it is faster.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rhino_jax.sweep.point import why_not
 
 
 FITS = 0.99
-"""Share of a budget up to which a plan made within a larger one is taken for it: there,
-larger copies are too small to count (`Pricing.small_share`)."""
+"""Share of a budget up to which a plan made for a larger budget is reused: with a
+larger budget, larger copies are left out of the model (`Pricing.small_share`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class BudgetSweep:
     """Configurations that differ in their budgets alone, to be planned.
 
     Attributes:
-      number: of the function.
-      wishes: what is asked of the plan, budget aside.
-      mesh: (name, size) of its axes; None: rhino's to choose.
+      number: number of the function.
+      wishes: options of the plan, without budget.
+      mesh: (name, size) of its axes; None: chosen by rhino.
       budgets: bytes per device.
-      usable_share: of a budget, that a plan may hold by prediction.
+      usable_share: share of a budget that a plan's predicted peak may reach.
     """
 
     number: int
@@ -57,10 +57,10 @@ class BudgetSweep:
     def within(
         self, plan: Callable[[Wishes], AnyPlan]
     ) -> dict[int, tuple[int, AnyPlan | RhinoError]]:
-        """Budget → the budget for which a plan was made, and the plan.
+        """Return budget → (budget for which the plan was made, the plan or the error).
 
         Args:
-          plan: makes one.
+          plan: makes a plan from options.
         """
         made: dict[int, tuple[int, AnyPlan | RhinoError]] = {}
         last: tuple[int, AnyPlan] | None = None
@@ -78,7 +78,7 @@ class BudgetSweep:
         return made
 
     def asking(self, budget: int) -> Wishes:
-        """What is asked of the plan within a budget."""
+        """Return the options of the plan within a budget."""
         return replace(self.wishes, memory_budget_bytes=budget)
 
 
@@ -89,12 +89,12 @@ def _step_s(made: tuple[int, AnyPlan | RhinoError]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """Of a plan, what a point tells.
+    """Figures of a plan for a point.
 
     Attributes:
       axes: (name, size) of its mesh.
-      predicted: what it costs.
-      budget: for which it was made.
+      predicted: predicted cost.
+      budget: budget for which it was made, in bytes per device.
     """
 
     axes: MeshAxes
@@ -103,7 +103,7 @@ class Priced:
 
 
 def prices(whole: BudgetSweep, traced: Traced) -> dict[int, Priced | str]:
-    """Budget → what the plan costs, or why there is none."""
+    """Return budget → the cost of the plan, or why there is none."""
     mesh = None if whole.mesh is None else make_mesh(whole.mesh, WHAT)
     made = whole.within(lambda wishes: wishes.found_with(traced, mesh, None)[0])
     return {
@@ -119,12 +119,14 @@ CONFIG = (
     "jax_default_matmul_precision",
     "jax_numpy_dtype_promotion",
 )
-"""Of JAX's configuration, what traces depend on."""
+"""Options of JAX's configuration that traces depend on."""
 
 
 def to_bytes(traced: Traced) -> bytes | None:
-    """A function for another process to price, as `of_bytes` reads it; None where it
-    holds, or is read by, what is of the user's own code."""
+    """Serialize a function for another process to plan, as `of_bytes` reads it.
+
+    None if it contains, or depends on, objects of the user's own code.
+    """
     if traced.captured or traced.written is not None or has_user_rules():
         return None
     paths = traced.arguments.array_paths
@@ -136,8 +138,10 @@ def to_bytes(traced: Traced) -> bytes | None:
 
 
 def of_bytes(data: bytes) -> Traced:
-    """The function, its arguments in a row, and without lines of source: what it costs
-    is the same. JAX is configured as it was there."""
+    """Deserialize a function, with flat arguments and without source lines.
+
+    Its cost is the same. JAX is configured as in the sending process.
+    """
     config, name, jaxpr, program, donated, paths = pickle.loads(data)
     for key, value in config.items():
         jax.config.update(key, value)

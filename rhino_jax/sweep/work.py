@@ -1,4 +1,4 @@
-"""What a sweep took."""
+"""Counts and seconds of a sweep."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What it took to find the best mesh within each of several budgets.
+    """Work to find the best mesh within each of several budgets.
 
     Attributes:
-      models: meshes on which a program was priced.
-      searches: with and without a limit.
-      reused: meshes, each time within one budget, of which it was known what is best
-        there, or that nothing fits, from a search within a larger one or none.
-      ruled_out: the same, whose proved bound is no faster than what was found.
+      models: number of meshes for which a model was built.
+      searches: number of searches, with and without a limit.
+      reused: number of (mesh, budget) pairs whose result, or infeasibility, was known
+        from a search within a larger budget or none.
+      ruled_out: number of (mesh, budget) pairs whose lower bound was no faster than the
+        best result.
     """
 
     models: int = 0
@@ -34,16 +35,17 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepWork:
-    """What a sweep took.
+    """Work of a sweep.
 
     Attributes:
-      configurations: all.
-      groups: the same, those that differ in their budgets alone counted once.
-      planned: configurations that were each planned in full, or cannot be.
+      configurations: number of configurations.
+      groups: number of groups of configurations that differ in their budgets alone.
+      planned: number of configurations that were each planned in full, or are not
+        possible.
       counts: meshes and searches of the others.
-      processes: that searched.
-      cpu_s: of all processes, their start included.
-      seconds: by the clock.
+      processes: number of processes that searched.
+      cpu_s: CPU seconds of all processes, their start included.
+      seconds: wall-clock seconds.
     """
 
     configurations: int
@@ -57,15 +59,15 @@ class SweepWork:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """When a sweep began."""
+    """Start time of a sweep."""
 
     clock_s: float = field(default_factory=time.monotonic)
     used_s: float = field(default_factory=time.process_time)
 
     def seconds(self) -> float:
-        """Since, by the clock."""
+        """Return wall-clock seconds since the start."""
         return time.monotonic() - self.clock_s
 
     def cpu_s(self) -> float:
-        """Of this process, since."""
+        """Return CPU seconds of this process since the start."""
         return time.process_time() - self.used_s
