@@ -75,7 +75,12 @@ class Decided:
 
 
 def decide(blocks: FlatRegions, choice: RematChoice) -> dict[int | None, Decided]:
-    """Return the changes to each region, by op id of its loop; None: the program."""
+    """Return the changes to each region, by op id of its loop; None: the program.
+
+    Args:
+      blocks: regions of the program.
+      choice: values to recompute, save or offload.
+    """
     found: dict[int | None, Decided] = {}
     todo: list[tuple[Op | None, FlatRegion]] = [(None, blocks.top)]
     while todo:

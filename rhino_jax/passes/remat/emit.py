@@ -26,7 +26,11 @@ def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
 
 
 def run(frame: Frame) -> None:
-    """Run all ops of a region."""
+    """Run all ops of a region.
+
+    Args:
+      frame: the run; it holds the region's inputs and receives all results.
+    """
     for k, line in enumerate(frame.block.lines):
         if k in frame.decided.skipped:
             continue
@@ -43,7 +47,13 @@ def run(frame: Frame) -> None:
 
 
 def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
-    """Whether a loop stacks other values, or something in its body changes."""
+    """Whether a loop stacks other values, or something in its body changes.
+
+    Args:
+      plan: the program and its changes.
+      decided: changes to the region of the loop.
+      k: position of the loop in the region.
+    """
     line = decided.block.lines[k]
     if (
         k in decided.split
@@ -67,7 +77,16 @@ def changes(plan: RematPlan, decided: Decided) -> bool:
 
 
 def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
-    """Run a loop with changed stacks; return its results, None for dropped stacks."""
+    """Run a loop with changed stacks.
+
+    Args:
+      frame: the run of the region around it.
+      k: position of the loop in the region.
+      line: the loop.
+      read: value id → array, as the loop reads it.
+    Returns:
+      Its results; None for stacks that were dropped, or are in `Frame.parts`.
+    """
     call, decided = call_of(line), frame.decided
     carries = [read(v) for v in line.reads[call.num_consts : num_carried(line)[1]]]
     left_out = decided.stacks.get(k, frozenset())
@@ -97,6 +116,13 @@ def steps(
     """Run a loop, or a range of its steps; return its carries and stacks.
 
     The first range of a loop that is split stacks everything and recomputes nothing.
+
+    Args:
+      frame: the run of the region around it.
+      k: position of the loop in the region.
+      read: value id → array, as the loop reads it.
+      carries: arrays of the carries at the start.
+      part: range of its steps; None: all.
     """
     line, decided, plan = frame.block.lines[k], frame.decided, frame.plan
     call, first = call_of(line), num_carried(line)[1]

@@ -50,7 +50,13 @@ class SliceBounds:
 
 
 def taken(x: Any, place: SequenceDim, start: int, stop: int) -> Any:
-    """Return tokens `start` to `stop` of those that an array holds."""
+    """Return tokens `start` to `stop` of those that an array holds.
+
+    Args:
+      x: the array.
+      place: its sequence dim.
+      start, stop: counted from the first token that it holds.
+    """
     d, count = place.dim, x.shape[place.dim] // (place.outer * place.inner)
     if (start, stop) == (0, count):
         return x
@@ -61,7 +67,12 @@ def taken(x: Any, place: SequenceDim, start: int, stop: int) -> Any:
 
 
 def joined(parts: Sequence[Any], place: SequenceDim) -> Any:
-    """Concatenate slices of an array along the tokens."""
+    """Concatenate slices of an array along the tokens.
+
+    Args:
+      parts: the slices, in order.
+      place: their sequence dim.
+    """
     parts = [p for p in parts if p.shape[place.dim]] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
@@ -73,7 +84,13 @@ def joined(parts: Sequence[Any], place: SequenceDim) -> Any:
 
 
 def padded(x: Any, place: SequenceDim, low: int, high: int) -> Any:
-    """Pad an array with zeros before and after its tokens."""
+    """Pad an array with zeros before and after its tokens.
+
+    Args:
+      x: the array.
+      place: its sequence dim.
+      low, high: number of tokens before and after.
+    """
     if not low and not high:
         return x
     zero = lax.full((), 0, x.dtype)

@@ -100,7 +100,14 @@ def end_of(is_backward: bool) -> When:
 
 
 def ats_of(op: Op, states: Sequence[State]) -> tuple[At, ...] | Stuck:
-    """Return where an op has the tokens of its operands, without duplicates."""
+    """Return where an op has the tokens of its operands, without duplicates.
+
+    Args:
+      op: the op.
+      states: of its operands.
+    Returns:
+      One place, for rows, or two, for pairs; or why it cannot be sliced.
+    """
     rule = op.rule
     if rule is None or op.manual is not None or op.traits.kind is OpKind.KERNEL:
         return Stuck("is not looked into")
@@ -141,7 +148,13 @@ def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
 
 
 def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
-    """Slice an op whose operands have rows at one place."""
+    """Slice an op whose operands have rows at one place.
+
+    Args:
+      op: the op.
+      at: the place.
+      is_backward: whether it is in the backward pass.
+    """
     rule = op.rule
     assert rule is not None
     places = [at.place(rule, layout) for layout in rule.results]

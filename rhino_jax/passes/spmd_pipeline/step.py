@@ -108,8 +108,8 @@ def _back(
     It walks backward from values that must be sharded by layers.
 
     Args:
-      lines: equations.
-      rules: for each, factors of its op; None: unknown.
+      lines: equations of the step.
+      rules: for each equation, factors of its op; None: unknown.
       loop: the loop over micro-batches.
       wanted: ids of values that must be sharded.
     """
@@ -134,8 +134,8 @@ def _forth(
     """Return all values that are sharded by layers, and equations on them.
 
     Args:
-      lines: equations.
-      rules: for each, factors of its op; None: unknown.
+      lines: equations of the step.
+      rules: for each equation, factors of its op; None: unknown.
       loop: the loop over micro-batches.
       given: ids of inputs that are sharded.
       made: equations that `_back` found.

@@ -110,8 +110,8 @@ def may_wait(
 ) -> frozenset[ValueKey]:
     """Return the residuals that may be offloaded between forward and backward.
 
-    The forward task of a chunk computes or receives them for a micro-batch, and only
-    the backward task of the same chunk reads them on this submesh.
+    The forward task of a chunk computes or receives them for a micro-batch, and of the
+    other tasks of this submesh only the backward task of the same chunk has them.
 
     Args:
       tasks: of a submesh.

@@ -41,7 +41,7 @@ def staged_in_slices(
       remade: what backward passes recompute; by chunks.
       together: as of `staged`.
     Raises:
-      ScheduleError: a later slice may change values of an earlier one, or the lengths
+      TokenSliceError: a later slice may change values of an earlier one, or the lengths
         do not add up to the sequence.
     """
     cut = sliced(apart, lengths)

@@ -140,11 +140,7 @@ class Labels:
         return 1 + max(self.group_of)
 
     def turn(self, label: int) -> int:
-        """Return the pass of a label.
-
-        That is 0 for forward passes, 1 for backward passes, 2 for what is split off
-        these; -1 for what runs ahead.
-        """
+        """Return a label's pass: 0 forward, 1 backward, 2 split off that, -1 ahead."""
         return label // self.chunks - self.is_twice
 
     def chunk(self, label: int) -> int:

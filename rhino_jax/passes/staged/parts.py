@@ -112,9 +112,10 @@ class InParts:
         return [read(v) for v in jaxpr.outvars]
 
     def _uniform(self, op: Op, eqn: Any, args: Sequence[Any]) -> Uniform | None:
-        """Return an op's result as `Uniform`, if it is; None where it is not.
+        """Return an op's result as `Uniform`, or None where it is uniform along no dim.
 
-        It is along a dim where its operands are, or that is broadcast.
+        It is uniform along a dim where all operands with that factor are, or that is
+        broadcast.
         """
         rule = op.rule
         if rule is None or op.call is not None or len(rule.results) != 1:

@@ -58,7 +58,7 @@ class StagedRemat:
         return replace(self, chunks=self.chunks | chunks)
 
     def with_values(self, group: int, choice: str) -> StagedRemat:
-        """Return it with another choice for a submesh; an empty one removes it."""
+        """Return a copy with another choice for a submesh; an empty one removes it."""
         rest = {g: text for g, text in self.values.items() if g != group}
         return replace(self, values={**rest, group: choice} if choice else rest)
 

@@ -54,7 +54,7 @@ class Sides:
         return any(self.readers.get(v) for v in self.coupled)
 
     def twice(self, early: int) -> Sides:
-        """Return it with copies of `ahead` first.
+        """Return the ops with copies of `ahead` first.
 
         Early outputs are results of the copies; the backward pass reads the equations
         that run again in the forward pass. The program is still that of the original
