@@ -1,10 +1,10 @@
-"""Pipelines as data: where to cut, what runs when, and how long it takes.
+"""Pipelines as data: stage cuts, schedules, and simulated step times.
 
-In: seconds and bytes of ops or stages, links between groups of devices, their memory.
+In: seconds and bytes of ops or stages, links between stage devices, their memory.
 Out: `cut.ops.StageCut`s, `tasks.Schedule`s, and `simulation.Simulation`s of them;
 nothing here traces, compiles or runs anything.
-Order: `tasks`, `work` (what stages cost) and `graph` (their tasks), `schedules`,
+Order: `tasks`, `work` (costs of stages) and `graph` (their tasks), `schedules`,
 `simulator` (with `waiting`, `memory`, `times`, `simulation`, `timeline`, `trace`),
-`ticks` (stages of one program), `offload` (what waits on hosts), `check`, `written`
-(orders as text), `jitter` (noise, slow devices), `tera` (slices of sequences), `cut`.
+`ticks` (SPMD pipelines), `offload` (residuals on hosts), `check`, `written` (orders as
+text), `jitter` (noise, slow devices), `tera` (sequence slices), `cut`.
 """

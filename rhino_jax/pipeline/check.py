@@ -1,4 +1,4 @@
-"""Whether a schedule can run: complete, free of deadlocks, within memory."""
+"""Checks that a schedule can run: complete, free of deadlocks, within memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 def checked(schedule: Schedule) -> Schedule:
-    """The schedule itself, where it can run.
+    """Check a schedule and return it.
 
     Raises:
-      ScheduleError: a task is left out, runs twice, or in a group that is not its own.
-      DeadlockError: tasks wait for one another.
-      ScheduleMemoryError: a group holds more than its limit, by the simulated clock.
+      ScheduleError: a task is missing, runs twice, or runs in another group than its
+        own.
+      DeadlockError: tasks wait for one another in a cycle.
+      ScheduleMemoryError: a group exceeds its memory limit in the simulation.
     """
     check_complete(schedule)
     check_memory(simulate(schedule))
@@ -53,7 +54,7 @@ def check_complete(schedule: Schedule) -> None:
 
 
 def check_memory(simulation: Simulation) -> None:
-    """Refuse a step in which a group holds more than it has."""
+    """Refuse a simulated step in which a group exceeds its memory limit."""
     schedule = simulation.schedule
     limits = schedule.graph.limit_bytes
     over = [

@@ -1,4 +1,4 @@
-"""The tasks of one step, from what its stages cost."""
+"""The tasks of one step, built from the costs of its stages."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from rhino_jax.pipeline.work import ChunkCost, StepWork
 def graph_of(
     work: StepWork, *, is_split: bool = False, is_forward_only: bool = False
 ) -> TaskGraph:
-    """All tasks and transfers of one step.
+    """Return all tasks and transfers of one step.
 
-    The forward pass of a micro-batch leaves activations, which its backward pass frees.
-    A slice of a sequence waits for the slices before it (attention reads their keys and
-    values), and its backward pass for those after it (TeraPipe, arXiv 2102.07988).
-    Where micro-batches are coupled, all forward passes come before any backward pass,
-    or else tasks ahead of these.
+    The forward pass of a micro-batch saves residuals (activations), which its backward
+    pass frees. A sequence slice waits for the slices before it (attention reads their
+    keys and values), and its backward pass for those after it (TeraPipe, arXiv
+    2102.07988). If micro-batches are coupled, all forward passes precede all backward
+    passes, unless separate tasks ahead of the forward passes compute the coupling
+    values.
 
     Args:
-      work: what stages cost.
-      is_split: whether gradients of inputs and of weights are tasks of their own
-        (Zero Bubble, arXiv 2401.10241): nothing waits for the latter but the update.
-      is_forward_only: whether there is no backward pass, and no update.
+      work: costs of the stages.
+      is_split: whether gradients of inputs and of weights are separate tasks (Zero
+        Bubble, arXiv 2401.10241): only the update waits for the latter.
+      is_forward_only: whether the step has neither backward passes nor an update.
     """
     return _TaskGraphBuilder(work, is_split, is_forward_only).build()
 
@@ -162,7 +163,7 @@ class _TaskGraphBuilder:
         )
 
     def _after(self, key: Key) -> Iterable[Key]:
-        """What a task waits for without a transfer."""
+        """Return the tasks that a task waits for without a transfer."""
         kind, c, m, s = key
         last = len(self.work.chunks) - 1
         if kind in (PassKind.AHEAD, PassKind.FORWARD):
@@ -198,7 +199,7 @@ class _TaskGraphBuilder:
             yield kind, c, m, s
 
     def _sends(self) -> Iterator[tuple[int, int, int]]:
-        """(source, target, bytes) of what chunks read of one another."""
+        """Yield (source, target, bytes) of every dependency between chunks."""
         at, work = self.at, self.work
         batches, slices = range(work.micro_batches), range(work.slices)
         for m, edge, s in product(batches, work.edges, slices):

@@ -1,11 +1,11 @@
-"""Steps that do not go by the clock: noise, slow devices, delays that travel.
+"""Simulated steps with noise, slow devices, and one-off delays.
 
-As in MPI programs, nothing but what is read and sent synchronises groups of devices: a
-delay of one travels to others as a wave of idle time, and where groups idle anyway it
-runs out.
+As in MPI programs, groups of devices synchronise only through data that they send and
+receive: a delay of one group travels to others as a wave of idle time, and decays where
+groups idle anyway.
 
 Source: Afzal, Hager and Wellein, "Propagation and decay of injected one-off delays on
-clusters" (CLUSTER 2019); of programs that fall out of step, arXiv 2205.13963.
+clusters" (CLUSTER 2019); on desynchronised programs, arXiv 2205.13963.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rhino_jax.utils.keywords import brief, read_count, real
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Seconds more for one task, once.
+    """Extra seconds of a single task.
 
     Attributes:
-      group: whose task.
-      place: which of its tasks, in the order of the schedule.
-      seconds: more.
+      group: position of the group that runs the task.
+      place: position of the task in the group's order.
+      seconds: extra seconds.
     """
 
     group: int
@@ -41,17 +41,19 @@ class Delay:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """How much durations differ from step to step.
+    """Random variation of task and transfer durations from step to step.
 
     Factors are lognormal with mean 1, so that averages of tasks stay as predicted.
 
     Attributes:
-      task_sigma, link_sigma: of the logarithm, for every task and every transfer.
-      group_sigma: for all tasks of a group in one step, as of a device that is hot.
-      slow: group → factor of all its tasks, in every step.
-      delays: in every step.
-      samples: how many steps.
-      seed: of the random numbers.
+      task_sigma, link_sigma: standard deviation of the logarithm of durations, drawn
+        for every task and every transfer.
+      group_sigma: the same, drawn once per step for all tasks of a group, as for a hot
+        device.
+      slow: group → factor on the duration of all its tasks, in every step.
+      delays: delays added in every step.
+      samples: number of simulated steps.
+      seed: seed of the random numbers.
     """
 
     task_sigma: float = 0.05
@@ -63,9 +65,11 @@ class Noise:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """
+        """Check the values.
+
         Raises:
-          ScheduleError: a sigma or factor that is none, or no samples.
+          ScheduleError: a sigma or factor is not a finite number of at least 0, or
+            there are no samples.
         """
         sigmas = {"task_sigma", "link_sigma", "group_sigma"}
         given = {name: getattr(self, name) for name in sorted(sigmas)}
@@ -85,12 +89,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Jittered:
-    """Many steps of one schedule.
+    """Simulated steps of one schedule under noise.
 
     Attributes:
-      schedule: what ran.
-      nominal_s: one step by the clock.
-      step_times_s: of every sample, as they came.
+      schedule: the simulated schedule.
+      nominal_s: seconds of a step without noise.
+      step_times_s: seconds of every sampled step, in order, [samples].
     """
 
     schedule: Schedule
@@ -98,12 +102,12 @@ class Jittered:
     step_times_s: np.ndarray
 
     def quantile_s(self, share: float) -> float:
-        """Seconds that this share of steps stays within."""
+        """Return the seconds that this share of steps does not exceed."""
         return float(np.quantile(self.step_times_s, share))
 
     @property
     def step_time_s(self) -> float:
-        """The mean of all samples."""
+        """Mean seconds of all samples."""
         return float(self.step_times_s.mean())
 
     @property
@@ -115,7 +119,7 @@ class Jittered:
         return self.quantile_s(0.95)
 
     def table(self) -> str:
-        """Step times as text: by the clock, then the mean and quantiles of samples."""
+        """Return step times as text: without noise, then mean and quantiles."""
         steps = self.step_times_s
         rows = {
             "by the clock": self.nominal_s,
@@ -143,7 +147,7 @@ class Jittered:
 
 
 def jittered(schedule: Schedule, noise: Noise) -> Jittered:
-    """Steps of a schedule under noise; the same for the same seed."""
+    """Simulate steps of a schedule under noise; equal seeds give equal results."""
     simulation = simulate(schedule)
     network = network_of(simulation)
     seconds = _samples(schedule, network, noise)
@@ -153,7 +157,7 @@ def jittered(schedule: Schedule, noise: Noise) -> Jittered:
 
 
 def _samples(schedule: Schedule, network: TaskNetwork, noise: Noise) -> np.ndarray:
-    """Seconds of all nodes in all samples, [nodes, samples]."""
+    """Return durations of all nodes in all samples, [nodes, samples]."""
     rng = np.random.default_rng(noise.seed)
     count, samples = len(network.groups), noise.samples
     sigma = np.full(len(network.seconds), noise.link_sigma)
@@ -179,7 +183,7 @@ def _samples(schedule: Schedule, network: TaskNetwork, noise: Noise) -> np.ndarr
 
 
 def _lognormal(normal: np.ndarray, sigma: np.ndarray | float) -> np.ndarray:
-    """Of mean 1."""
+    """Return lognormal factors with mean 1."""
     return np.exp(normal * sigma - np.square(sigma) / 2)
 
 

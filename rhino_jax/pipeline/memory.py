@@ -1,4 +1,4 @@
-"""What groups hold over time: parameters, activations, what has arrived."""
+"""Memory of groups over time: parameters, residuals, received values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
 
 @dataclass(frozen=True)
 class Profile:
-    """Bytes over time, as steps.
+    """Live bytes over time, as a step function.
 
     Attributes:
-      times_s: when they change, ascending.
-      bytes: from each of these times on.
+      times_s: times at which live bytes change, ascending.
+      bytes: live bytes from each of these times on.
     """
 
     times_s: np.ndarray
@@ -28,7 +28,7 @@ class Profile:
 
     @property
     def peak_at_s(self) -> float:
-        """When the peak is first reached."""
+        """Time at which the peak is first reached."""
         return float(self.times_s[int(self.bytes.argmax())])
 
 
@@ -39,14 +39,15 @@ def memory_of(
     sent: Sequence[float],
     step_time_s: float,
 ) -> tuple[Profile, ...]:
-    """What each group's devices hold.
+    """Return the live bytes over time of one device of each group.
 
     Args:
-      graph: tasks, with what they take and give back.
-      starts, ends: of every task.
-      sent: when each transfer starts: its bytes are the receiver's from then on, until
-        its last reader starts, which holds it on; see `Transfer` of those to hosts.
-      step_time_s: when all that nothing frees is freed.
+      graph: tasks, with the memory that they allocate and free.
+      starts, ends: seconds at which every task starts and ends.
+      sent: start of each transfer: its bytes are live on the receiver from then until
+        its last reader starts, whose own memory includes them; for transfers to hosts
+        see `Transfer`.
+      step_time_s: time at which memory that no task frees is freed.
     """
     changes: list[list[tuple[float, int]]] = [[] for _ in range(graph.groups)]
 
@@ -72,7 +73,7 @@ def memory_of(
 
 
 def _profile(changes: list[tuple[float, int]], base: int) -> Profile:
-    """Sums of changes; what is given back at a time is there for what starts then."""
+    """Sum the changes; bytes freed at a time are available to tasks that start then."""
     ordered = sorted([(0.0, 0), *changes])
     times = np.array([t for t, _ in ordered])
     sums = base + np.cumsum([size for _, size in ordered])
@@ -81,10 +82,10 @@ def _profile(changes: list[tuple[float, int]], base: int) -> Profile:
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Of every group the most forward passes whose activations it holds at once.
+    """Return by group the largest number of forward passes whose residuals it holds.
 
-    From the order alone, so whatever tasks take. Of 1F1B, S - s at stage s; of GPipe
-    the number of micro-batches. Chunks and slices count one each.
+    Determined by the order alone, whatever the durations. S - s at stage s for 1F1B;
+    the number of micro-batches for GPipe. Every chunk and slice counts as one.
     """
     tasks = schedule.graph.tasks
     last = {t.kind for t in tasks} & {PassKind.WEIGHT_GRADIENT}

@@ -1,4 +1,4 @@
-"""A schedule as a network of times: many samples of its durations at once."""
+"""A schedule as a dependency network: many samples of its durations at once."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rhino_jax.pipeline.simulation import Simulation
 
 @dataclass(frozen=True)
 class TaskNetwork:
-    """What every task and transfer waits for.
+    """Dependencies of every task and transfer.
 
-    A link carries its transfers in the order in which it does without noise. Where
-    several groups send over one link that is a choice; where one does it is the order
-    in which that group makes them.
+    A link carries its transfers in the same order as without noise. If several groups
+    send over one link this is an approximation; if a single one does, it is the order
+    in which that group computes them.
 
     Attributes:
-      nodes: tasks, then transfers, each after all that it waits for.
-      ends: of every node those that end before it starts.
-      starts: of every node those that start before it does: the reader that empties
-        the buffer that a transfer needs.
-      seconds: of every node.
-      groups: of every task its group.
-      links: of every transfer its link.
+      nodes: tasks, then transfers, in a topological order.
+      ends: by node, the nodes that end before it starts.
+      starts: by node, the nodes that start before it does: the reader that frees the
+        buffer that a transfer needs.
+      seconds: durations of all nodes without noise.
+      groups: group of every task.
+      links: link of every transfer.
     """
 
     nodes: tuple[int, ...]
@@ -36,10 +36,10 @@ class TaskNetwork:
     links: np.ndarray
 
     def run(self, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of every node.
+        """Return start and end of every node.
 
         Args:
-          seconds: of nodes, in samples.
+          seconds: durations of the nodes, in samples.
 
         Shapes:
           seconds, and both results: [nodes, samples]
@@ -57,7 +57,7 @@ class TaskNetwork:
 
 
 def network_of(simulation: Simulation) -> TaskNetwork:
-    """What waits for what in a step that was simulated."""
+    """Return the dependencies of a simulated step."""
     graph = simulation.schedule.graph
     count = len(graph.tasks)
     ends: list[list[int]] = [

@@ -1,4 +1,4 @@
-"""The pipeline of a plan: its work, its schedule, and a simulated step."""
+"""The pipeline of a plan: its costs, its schedule, and its simulated step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FORWARD_ONLY = "forward-only"
 
 
 def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
-    """What the stages of a plan cost.
+    """Return the costs of a plan's stages, as schedules take them.
 
     Args:
-      pipeline: of the plan.
-      limit_bytes: of every device; 0 for none.
+      pipeline: pipeline of the plan.
+      limit_bytes: memory limit of every device; 0: no limit.
     """
     links: list[TransferLink] = []
     routes: dict[tuple[int, int], int] = {}
@@ -63,10 +63,10 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
 
 
 def _chunks(pipeline: Pipeline, once: Sequence[int]) -> tuple[Chunk, ...]:
-    """Parts of the model, each with a cost for every slice.
+    """Return the parts of the model, each with a cost for every slice.
 
     Args:
-      once: of every group, see `_cost`.
+      once: by group, see `_cost`.
     """
     costs, groups = pipeline.costs, pipeline.groups
     parts = len(costs) // max(1, len(pipeline.slices))
@@ -77,7 +77,7 @@ def _chunks(pipeline: Pipeline, once: Sequence[int]) -> tuple[Chunk, ...]:
 
 
 def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
-    """What chunks send one another."""
+    """Return the transfers between chunks."""
     groups = pipeline.groups
     found = []
     for h in pipeline.hops:
@@ -90,9 +90,11 @@ def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
 
 
 def _edges_of_slices(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
-    """What parts of the model send one another, slice by slice: of forward passes with
-    the slice that makes it, of backward passes likewise. Slices of one part wait for
-    one another anyway."""
+    """Return the transfers between parts of the model, by sequence slice.
+
+    A forward transfer counts for the slice that sends it, a backward transfer for the
+    slice whose gradient sends it. Slices of one part are ordered anyway.
+    """
     slices = len(pipeline.slices)
     parts = len(pipeline.costs) // slices
     sizes: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
@@ -109,9 +111,12 @@ def _edges_of_slices(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
 
 
 def _cost(cost: StageCost, once_bytes: int) -> ChunkCost:
-    """
+    """Convert the cost of a chunk.
+
     Args:
-      once_bytes: of what runs once a step, where no task stands for that.
+      cost: the chunk's cost in the plan.
+      once_bytes: temporary memory of the work that runs once per step, if no task of
+        its own stands for that work; else 0.
     """
     return ChunkCost(
         forward_s=cost.forward_s,
@@ -127,11 +132,11 @@ def _cost(cost: StageCost, once_bytes: int) -> ChunkCost:
 
 
 def schedule_of(pipeline: Pipeline, work: StepWork | None = None) -> Schedule:
-    """In which order every stage runs its tasks.
+    """Return the schedule of a plan's stages.
 
     Args:
-      pipeline: of a plan.
-      work: of stages that run as tasks, what its stages cost, if not as planned.
+      pipeline: pipeline of a plan.
+      work: costs of stages that run as tasks; None: those of the plan.
     """
     if pipeline.passes:
         return checked(in_ticks(pipeline))
@@ -150,14 +155,15 @@ def schedule_of(pipeline: Pipeline, work: StepWork | None = None) -> Schedule:
 def simulated(
     plan: PlanData, jitter: Noise | float | None = None
 ) -> Simulation | Jittered:
-    """One step of a plan by the clock, or many with noise.
+    """Simulate one step of a plan, or many with noise.
 
     Args:
-      plan: of several stages.
-      jitter: None: none. A number: sigma of the logarithm of the duration of every
-        task, transfers twice that. Or `rhino_jax.pipeline.jitter.Noise`.
+      plan: a plan with several stages.
+      jitter: None: no noise. A number: standard deviation of the logarithm of every
+        task's duration, twice that for transfers. Or a
+        `rhino_jax.pipeline.jitter.Noise`.
     Raises:
-      ScheduleError: the plan has one stage, or `jitter` is no such number.
+      ScheduleError: the plan has one stage, or `jitter` is invalid.
     """
     if plan.pipeline is None:
         raise ScheduleError(
@@ -185,22 +191,23 @@ def simulated(
 
 
 IDLE = 0.1
-"""Share of the busiest stage's time below which a stage is called idle, in notes."""
+"""Share of the busiest stage's busy time below which notes call a stage idle."""
 
 
 def idle_stages(pipeline: Pipeline) -> list[int]:
-    """Stages that have almost nothing to do."""
+    """Return the stages that have almost no work."""
     busy = pipeline.busy_s
     return [i for i, seconds in enumerate(busy) if seconds < IDLE * max(busy)]
 
 
 def link_wait_s(pipeline: Pipeline, simulation: Simulation) -> float:
-    """Seconds by which a step is longer than if nothing took time between stages; 0.0
-    where that is less than half of the time in which stages idle.
+    """Return the seconds that transfers between stages add to a step.
+
+    0.0 if they are less than half of the time in which stages idle.
 
     Args:
-      pipeline: of a plan.
-      simulation: of its step.
+      pipeline: pipeline of a plan.
+      simulation: simulation of its step.
     """
     hops = (replace(h, bytes_per_s=math.inf, latency_s=0.0) for h in pipeline.hops)
     free = simulate(schedule_of(replace(pipeline, hops=tuple(hops))))

@@ -1,15 +1,16 @@
-"""What waits in the host's memory between a forward pass and its backward pass.
+"""Offload of residuals to host memory between a forward and its backward pass.
 
     group       F0   F1   F2   F3        B0   F4   B1
     to host          0    1    2         3         4
     from host                       0         1         2
 
-It leaves when its forward pass is done, beside what the group does next, and is fetched
-one task ahead of its backward pass; where that task follows a forward pass, whose own
-values are still on their way, after it. A device holds those of two micro-batches: one
-that it works on, and one on its way. While the link is slower than tasks are, forward
-passes wait until there is room, and backward passes for what they read. A backward pass
-that follows its own forward pass finds all where it is.
+Residuals are sent when their forward pass ends, concurrently with the group's next
+task, and fetched one task ahead of their backward pass; if that previous task is a
+forward pass, whose own residuals are still being sent, they are fetched after it. A
+device holds the residuals of two micro-batches: one that is computed, and one in
+transfer. If the link is slower than the tasks, forward passes wait for free memory, and
+backward passes for their residuals. Nothing is offloaded for a backward pass that
+directly follows its own forward pass.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ from rhino_jax.pipeline.tasks import (
 
 
 MOVING = 2
-"""Micro-batches whose values a device holds while all others' are on the host."""
+"""Micro-batches whose residuals a device holds while all others are on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One micro-batch of a chunk. Tasks are positions in the graph.
+    """The offload of one micro-batch in a chunk. Tasks are positions in the graph.
 
     Attributes:
-      forward, backward: its passes.
-      fetched_after: the task of its group whose end its way back waits for.
-      gone: the forward pass whose values are on the host before its own is run: the
-        last but one of its group that leaves any.
-      made_room: the same of when it is fetched: the last before that task.
+      forward, backward: its forward and backward task.
+      fetched_after: the task of its group after which it is fetched.
+      gone: the forward task whose residuals must be on the host before this one's
+        starts: the last but one of the group that offloads; None for the first ones.
+      made_room: the last offloading forward task before `fetched_after`, whose
+        residuals must be on the host before this one is fetched.
     """
 
     forward: int
@@ -51,13 +53,13 @@ class Moved:
 
 
 def moved(schedule: Schedule, chunks: Sequence[int]) -> list[Moved]:
-    """What leaves for the host and comes back in a step.
+    """Return the residuals that a step offloads.
 
     Args:
-      schedule: of backward passes that are whole.
-      chunks: those whose values do.
+      schedule: a schedule whose backward passes are not split.
+      chunks: chunks with offloaded residuals.
     Returns:
-      In every group, in the order of forward passes.
+      By group, in the order of forward passes.
     """
     found = []
     for order in schedule.orders:
@@ -86,7 +88,7 @@ def moved(schedule: Schedule, chunks: Sequence[int]) -> list[Moved]:
 def _leaving(
     schedule: Schedule, order: Sequence[int], chunks: Sequence[int]
 ) -> dict[int, int]:
-    """Of a group, forward pass → backward pass, with something in between."""
+    """Return forward → backward pass of a group, for pairs with tasks in between."""
     graph, found = schedule.graph, {}
     place = {task: n for n, task in enumerate(order)}
     for i in order:
@@ -102,13 +104,13 @@ def _leaving(
 def with_offload(
     schedule: Schedule, sizes: Sequence[int], bytes_per_s: float
 ) -> Schedule:
-    """A schedule with what goes over the links to the hosts' memory.
+    """Add transfers to and from host memory to a schedule.
 
     Args:
-      schedule: with all of it on devices.
-      sizes: of every chunk, bytes of one device that wait on the host, of what its
-        forward pass leaves for its backward pass.
-      bytes_per_s: of a device's link, each way.
+      schedule: the schedule without offload.
+      sizes: by chunk, bytes of one device's residuals of a micro-batch that are
+        offloaded.
+      bytes_per_s: bandwidth of a device's link to the host, each way.
     """
     graph = schedule.graph
     moves = moved(schedule, [chunk for chunk, size in enumerate(sizes) if size])
@@ -158,7 +160,7 @@ def with_offload(
 
 
 def _without(forward: Task, size: int, backward: int) -> Task:
-    """A forward pass that holds so much less until its backward pass."""
+    """Return a forward pass that holds `size` bytes less until its backward pass."""
     holds = tuple(
         replace(h, bytes=h.bytes - size) if h.until == (backward,) else h
         for h in forward.holds

@@ -1,4 +1,4 @@
-"""A simulated step, with the ways to look at it."""
+"""A simulated step, with its views: table, timeline, trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhino_jax.units import format_bytes, format_seconds, format_share
 
 @dataclass(frozen=True)
 class Simulation(Times):
-    """One step of a schedule, by the clock."""
+    """One simulated step of a schedule."""
 
     def __repr__(self) -> str:
         graph = self.schedule.graph
@@ -24,8 +24,7 @@ class Simulation(Times):
         )
 
     def table(self, width: int = 100) -> str:
-        """The step as text: a line of tasks for every group, then what it idles, waits
-        and holds."""
+        """Return the step as text: a timeline, then idle time, waits and memory."""
         return timeline.to_text(self, width)
 
     def save_trace(self, path: str | PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""When every task and transfer of a schedule starts and ends."""
+"""Simulation of a schedule: start and end of every task and transfer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rhino_jax.pipeline.waiting import circle_of
 
 
 def simulate(schedule: Schedule) -> Simulation:
-    """Run a schedule's tasks by the clock.
+    """Simulate a schedule by discrete events.
 
-    A group runs its tasks in the order of the schedule, each as soon as what it reads
-    is there. Transfers run beside tasks; a link carries one at a time, in the order in
-    which they are ready (at the same time: in the order of the graph).
+    A group runs its tasks in the order of the schedule, each as soon as its inputs are
+    available. Transfers overlap with tasks; a link carries one at a time, in the order
+    in which they become ready (at equal times: in the order of the graph).
 
     Raises:
-      DeadlockError: where tasks wait for one another.
+      DeadlockError: tasks wait for one another in a cycle.
     """
     run = _EventLoop(schedule)
     run.go()
@@ -35,7 +35,7 @@ def simulate(schedule: Schedule) -> Simulation:
 
 
 def deadlock(schedule: Schedule, ended: list[bool]) -> DeadlockError:
-    """What to say of a schedule that stopped before its end."""
+    """Return the error for a schedule that stopped before its end."""
     circle = circle_of(schedule, ended)
     tasks = schedule.graph.tasks
     return DeadlockError(
@@ -48,12 +48,13 @@ def deadlock(schedule: Schedule, ended: list[bool]) -> DeadlockError:
 
 
 class _EventLoop:
-    """One event for every end of a task or a transfer, in the order of time.
+    """The event loop: one event for every end of a task or a transfer, in time order.
 
     Attributes:
-      task_start, transfer_start: seconds.
-      sequence: all that started, in the order in which it did; transfers follow tasks.
-      ended: of every task whether it did.
+      task_start, transfer_start: seconds at which each starts.
+      sequence: nodes in the order in which they start; transfers are numbered after
+        tasks.
+      ended: whether each task has ended.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -67,7 +68,7 @@ class _EventLoop:
         self.ended = [False] * self.count
         self.done = 0
         self.next: list[int] = [-1] * self.count
-        # The task before in the group's order counts as one more to wait for.
+        # The previous task in the group's order is one more dependency.
         self.missing = [
             len(task.after) + len(graph.incoming[i])
             for i, task in enumerate(graph.tasks)
@@ -76,7 +77,7 @@ class _EventLoop:
             for a, b in pairwise(order):
                 self.next[a] = b
                 self.missing[b] += 1
-        # Its source, and the transfers before it.
+        # The dependencies of a transfer are its source and earlier transfers.
         self.not_there = [1 + len(t.after) for t in graph.transfers]
         self.events: list[tuple[float, int]] = []
         self.queues: list[deque[int]] = [deque() for _ in graph.links]
@@ -127,7 +128,7 @@ class _EventLoop:
             self._arrive(self.next[task], now)
 
     def _is_ready(self, transfer: int, now: float) -> None:
-        """One of what a transfer waits for is there."""
+        """Mark one dependency of a transfer as complete; after the last, enqueue it."""
         self.not_there[transfer] -= 1
         if not self.not_there[transfer]:
             link = self.graph.transfers[transfer].link
@@ -135,7 +136,7 @@ class _EventLoop:
             self._carry(link, now)
 
     def _carry(self, link: int, now: float) -> None:
-        """Let a link's queue go on as far as its receiver has buffers."""
+        """Start the transfers in a link's queue while its receiver has free buffers."""
         queue, limit = self.queues[link], self.buffers[link]
         while queue and (not limit or self.taken[link] < limit):
             transfer = queue.popleft()

@@ -1,4 +1,4 @@
-"""What a pipeline runs: tasks of groups of devices, transfers between them, links."""
+"""Tasks of groups of devices, transfers between them, and links."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 
 class PassKind(enum.StrEnum):
-    """What a task does with its micro-batch."""
+    """The kind of work that a task does, for a micro-batch or for the whole step."""
 
     AHEAD = "ahead"
     FORWARD = "forward"
@@ -23,12 +23,12 @@ class PassKind(enum.StrEnum):
 
     @property
     def letter(self) -> str:
-        """As timelines show it."""
+        """The letter that stands for it in timelines."""
         return _LETTERS[self]
 
     @property
     def is_per_micro_batch(self) -> bool:
-        """Whether it runs once for every micro-batch, and not once for every step."""
+        """Whether it runs once per micro-batch, not once per step."""
         return self not in (PassKind.BETWEEN, PassKind.EXCHANGE, PassKind.UPDATE)
 
 
@@ -39,17 +39,17 @@ _LETTERS = {
 }  # fmt: skip
 
 Key = tuple[PassKind, int, int, int]
-"""Kind, chunk, micro-batch and slice: what names a task."""
+"""(kind, chunk, micro-batch, slice), which identifies a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Memory that a task takes at its start, and others give back.
+    """Memory that a task allocates at its start, and other tasks free.
 
     Attributes:
-      bytes: of one device of the group.
-      until: tasks of the same graph; freed when all of them have ended. Without any,
-        freed at the end of the step.
+      bytes: bytes of one device of the group.
+      until: positions of the tasks that use it: it is freed when all of them have
+        ended. If empty, at the end of the step.
     """
 
     bytes: int
@@ -58,19 +58,21 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One program that a group runs once, for one micro-batch or for the whole step.
+    """A program that a group runs once, for one micro-batch or for the whole step.
 
     Attributes:
-      kind: what it does.
-      group: the group of devices that runs it.
-      chunk: which part of the model, as its place along the forward pass; a group that
-        has several runs interleaved. Of tasks of the whole step, the group's first.
-      micro_batch: which one; 0 of tasks of the whole step.
-      slice: which part of the sequence, where sequences are cut into slices.
-      seconds: how long it runs.
-      holds: what it takes at its start beyond its own end.
-      working_bytes: what it takes while it runs.
-      after: tasks that end before it starts, apart from those whose results are sent.
+      kind: kind of its work.
+      group: position of the group of devices that runs it.
+      chunk: position of its part of the model along the forward pass; a group with
+        several chunks runs them interleaved. For tasks of the whole step, the group's
+        first chunk.
+      micro_batch: position of the micro-batch; 0 for tasks of the whole step.
+      slice: position of the sequence slice; 0 without slices.
+      seconds: duration.
+      holds: memory that it allocates at its start and that outlives it.
+      working_bytes: temporary memory while it runs, in bytes of one device.
+      after: tasks that end before it starts, apart from those whose results are
+        transferred.
     """
 
     kind: PassKind
@@ -100,15 +102,16 @@ def _place(chunk: int, micro_batch: int, part: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TransferLink:
-    """What carries transfers, one at a time, in the order in which they are ready.
+    """A link that carries transfers one at a time, in the order in which they are
+    ready.
 
     Attributes:
-      name: for people, as `0 → 1`.
-      bytes_per_s: what it carries; infinite for none that counts.
-      latency_s: of one transfer, beyond its bytes.
-      buffers: how many transfers may have arrived, or be on their way, whose readers
-        have not started; 0 for any number. Where receivers have few buffers, senders
-        wait, and a schedule may deadlock that would not otherwise.
+      name: name for people, as `0 → 1`.
+      bytes_per_s: bandwidth; infinite if transfers take no time beyond latency.
+      latency_s: latency of one transfer.
+      buffers: number of transfers that may be in progress or received while their
+        readers have not started; 0: unlimited. With few receive buffers, senders wait,
+        and a schedule may deadlock that would not otherwise.
     """
 
     name: str
@@ -122,20 +125,22 @@ class TransferLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A result of one task that tasks of another group read; or what leaves a device
-    for its host's memory, or comes back (`pipeline.offload`).
+    """A transfer of a task's result to tasks of another group, or to or from a host.
+
+    For transfers to and from host memory see `pipeline.offload`.
 
     Attributes:
-      source: the task that makes it; it is ready when that ends.
-      targets: tasks of one group that wait for it. Its bytes are held there from when
-        it sets out until the last of them starts: what these hold includes it. Behind
-        them, tasks of the sender's that wait until it has arrived, if any do.
+      source: the task that computes it; the transfer is ready when it ends.
+      targets: tasks of one group that wait for it. Its bytes are live there from the
+        start of the transfer until the last of them starts, whose own memory includes
+        them. For a transfer to the host, tasks of the sender that wait until it has
+        arrived, if any.
       link: position among the graph's links.
-      bytes: of one device.
-      seconds: on the link, by itself.
-      after: transfers that are there before it sets out.
-      is_to_host: whether it leaves the device: its bytes are held by its source's
-        group from when that starts until they are there.
+      bytes: bytes of one device.
+      seconds: duration on the link.
+      after: transfers that complete before it starts.
+      is_to_host: whether it goes to host memory: its bytes are live on its source's
+        group from that task's start until the transfer ends.
     """
 
     source: int
@@ -149,15 +154,16 @@ class Transfer:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """All that is to run in one step, whatever the order.
+    """All tasks and transfers of one step, without an order.
 
     Attributes:
-      groups: how many groups of devices.
-      tasks: named by their positions.
-      transfers: between tasks of different groups.
-      links: what carries them.
-      fixed_bytes: held on every group's devices all the time, as parameters.
-      limit_bytes: of every group's devices; empty for no limit.
+      groups: number of groups of devices.
+      tasks: tasks, identified by their positions.
+      transfers: transfers between tasks of different groups, or with hosts.
+      links: links of the transfers.
+      fixed_bytes: bytes live on every group's devices throughout the step, as
+        parameters.
+      limit_bytes: memory limit of every group's devices; empty: no limits.
     """
 
     groups: int
@@ -174,12 +180,12 @@ class TaskGraph:
     def find(
         self, kind: PassKind, chunk: int, micro_batch: int = 0, slice: int = 0
     ) -> int:
-        """Position of a task."""
+        """Return the position of a task."""
         return self.by_key[kind, chunk, micro_batch, slice]
 
     @cached_property
     def incoming(self) -> tuple[tuple[int, ...], ...]:
-        """Of every task the transfers that it waits for."""
+        """The transfers that every task waits for."""
         found: list[list[int]] = [[] for _ in self.tasks]
         for i, transfer in enumerate(self.transfers):
             for target in transfer.targets:
@@ -188,7 +194,7 @@ class TaskGraph:
 
     @cached_property
     def outgoing(self) -> tuple[tuple[int, ...], ...]:
-        """Of every task the transfers that it is the source of."""
+        """The transfers that every task is the source of."""
         found: list[list[int]] = [[] for _ in self.tasks]
         for i, transfer in enumerate(self.transfers):
             found[transfer.source].append(i)
@@ -196,7 +202,7 @@ class TaskGraph:
 
     @cached_property
     def followers(self) -> tuple[tuple[int, ...], ...]:
-        """Of every transfer those that wait for it."""
+        """The transfers that wait for every transfer."""
         found: list[list[int]] = [[] for _ in self.transfers]
         for i, transfer in enumerate(self.transfers):
             for earlier in transfer.after:
@@ -204,12 +210,12 @@ class TaskGraph:
         return tuple(map(tuple, found))
 
     def receiver(self, transfer: Transfer) -> int:
-        """The group whose device, or host, gets it."""
+        """Return the group whose device, or host, receives a transfer."""
         return self.tasks[(*transfer.targets, transfer.source)[0]].group
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Of every task those that wait for its end without a transfer."""
+        """The tasks that wait for the end of every task without a transfer."""
         found: list[list[int]] = [[] for _ in self.tasks]
         for i, task in enumerate(self.tasks):
             for earlier in task.after:
@@ -217,25 +223,25 @@ class TaskGraph:
         return tuple(map(tuple, found))
 
     def sources(self, task: int) -> Iterator[int]:
-        """All tasks whose ends a task waits for."""
+        """Yield the tasks that must end before a task starts."""
         yield from self.tasks[task].after
         for transfer in self.incoming[task]:
             yield self.transfers[transfer].source
 
     @property
     def base_bytes(self) -> tuple[int, ...]:
-        """Held by every group all the time."""
+        """Bytes live on every group's devices throughout the step."""
         return self.fixed_bytes or (0,) * self.groups
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which order every group runs its tasks.
+    """The order in which every group runs its tasks.
 
     Attributes:
-      name: of the family, as `1f1b`.
-      graph: what is to run.
-      orders: of every group its tasks, as positions in the graph.
+      name: name of the family, as `1f1b`.
+      graph: the tasks.
+      orders: by group, its tasks as positions in the graph.
     """
 
     name: str
@@ -244,7 +250,7 @@ class Schedule:
 
     @property
     def is_split(self) -> bool:
-        """Whether gradients of weights are tasks of their own."""
+        """Whether weight gradients are separate tasks."""
         return any(t.kind is PassKind.WEIGHT_GRADIENT for t in self.graph.tasks)
 
     def __str__(self) -> str:
@@ -256,7 +262,7 @@ class Schedule:
 
 
 def label(task: Task) -> str:
-    """A task in few letters: `F3`, or `B3.1` for slice 1."""
+    """Return a short label of a task: `F3`, or `B3.1` for slice 1."""
     if not task.kind.is_per_micro_batch:
         return task.kind.letter
     of_slice = f".{task.slice}" if task.slice else ""

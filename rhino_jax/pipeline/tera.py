@@ -1,12 +1,13 @@
-"""Slices of causal sequences, of unequal lengths, that fill a pipeline.
+"""Sequence slices of unequal lengths that fill a pipeline (TeraPipe).
 
-A slice reads what came before it, so that later slices take longer: equal lengths are
-not equal times. All stages alike, K of them run slices of t_1 … t_n seconds in
-sum(t) + (K - 1) max(t).
+In causal attention a slice reads the slices before it, so that later slices take
+longer: equal lengths are not equal times. K equal stages run slices of t_1 … t_n
+seconds in sum(t) + (K - 1) max(t).
 
 Source: Li et al., "TeraPipe: token-level pipeline parallelism for training large-scale
-language models" (arXiv 2102.07988), section 3.3. There every value of max(t) is tried;
-here only those that some best sum has, from the largest on, which gives the same.
+language models" (arXiv 2102.07988), section 3.3. The source tries every value of
+max(t); here only those of optimal sums are tried, from the largest on, which gives the
+same.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from rhino_jax.errors import ScheduleError
 
 @dataclass(frozen=True, slots=True)
 class SequenceSlices:
-    """How sequences run through the pipeline.
+    """The division of sequences into slices, and its predicted time.
 
     Attributes:
-      lengths: of the slices of each, in units of the sequence, first to last.
-      sum_s: of all slices of all sequences, on one stage.
-      longest_s: of one slice.
-      step_time_s: of all stages.
+      lengths: lengths of a sequence's slices, first to last, in units of the sequence.
+      sum_s: seconds of all slices of all sequences, on one stage.
+      longest_s: seconds of the longest slice.
+      step_time_s: seconds of a step over all stages.
     """
 
     lengths: tuple[int, ...]
@@ -38,22 +39,23 @@ class SequenceSlices:
 def slice_sequence(
     times_s: np.ndarray, stages: int, repeats: int = 1, count: int | None = None
 ) -> SequenceSlices:
-    """The best slices of one sequence, or of several that are alike.
+    """Return the best slices of a sequence, or of several of equal length.
 
-    Exact: of all choices whose longest slice is below a limit the least sum is found,
-    by dynamic programming; then the limit goes below what that one's longest is.
+    Exact: dynamic programming finds the smallest sum of all slicings whose longest
+    slice is below a limit; then the limit is lowered below that slicing's longest
+    slice.
 
     Args:
-      times_s: of a slice on one stage, forward and backward.
-      stages: K.
-      repeats: micro-batches, each cut in the same way.
-      count: how many slices of each; any number unless said.
+      times_s: seconds of a slice on one stage, forward and backward.
+      stages: number of stages, K.
+      repeats: number of micro-batches, all with the same slices.
+      count: number of slices of a sequence; None: any number.
 
     Shapes:
       times_s: [units before, units in the slice], both from 0 to the whole sequence
 
     Raises:
-      ScheduleError: sequences have fewer units than they are to have slices.
+      ScheduleError: sequences have fewer units than `count`.
     """
     costs = _by_ends(times_s)
     best: SequenceSlices | None = None
@@ -66,7 +68,7 @@ def slice_sequence(
         step_time_s = total + (stages - 1) * longest
         if best is None or step_time_s < best.step_time_s:
             best = SequenceSlices(lengths, total, longest, step_time_s)
-        # Lower limits have larger sums, and no slice is shorter than `shortest`.
+        # Lower limits have larger sums, and no longest slice is below `shortest`.
         if total + (stages - 1) * shortest >= best.step_time_s:
             break
         limit = np.nextafter(longest, -np.inf)
@@ -82,7 +84,7 @@ def slice_sequence(
 
 
 def _by_ends(times_s: np.ndarray) -> np.ndarray:
-    """[first unit, end] in place of [units before, units in it]; ∞ for no slice."""
+    """Reindex [units before, units in slice] to [first unit, end]; ∞ for no slice."""
     units = len(times_s) - 1
     start, end = np.indices((units + 1, units + 1))
     costs = times_s[start, np.maximum(end - start, 0)].astype(float)
@@ -91,7 +93,7 @@ def _by_ends(times_s: np.ndarray) -> np.ndarray:
 
 
 def _least_longest(costs: np.ndarray) -> float:
-    """What the longest slice takes at least."""
+    """Return the smallest possible time of the longest slice."""
     best = np.full(len(costs), np.inf)
     best[0] = -np.inf
     for end in range(1, len(costs)):
@@ -102,7 +104,7 @@ def _least_longest(costs: np.ndarray) -> float:
 def _shortest_path(
     costs: np.ndarray, limit: float, count: int | None = None
 ) -> tuple[tuple[int, ...], float] | None:
-    """Lengths and sum of the slices with the least sum, none above the limit."""
+    """Return lengths and sum of the cheapest slices, none above the limit."""
     allowed = np.where(costs <= limit, costs, np.inf)
     units = len(costs) - 1
     if count is not None:
@@ -126,7 +128,7 @@ def _shortest_path(
 def _path_of(
     allowed: np.ndarray, units: int, count: int
 ) -> tuple[tuple[int, ...], float] | None:
-    """The same of so many slices."""
+    """Return lengths and sum of the cheapest `count` slices."""
     best = np.full(units + 1, np.inf)
     best[0] = 0.0
     starts = []

@@ -1,9 +1,10 @@
-"""The tasks of stages that are one program, tick by tick.
+"""The tasks of an SPMD pipeline, tick by tick.
 
-All devices run the same program: on every tick each does its layers for the micro-batch
-that it has, hands the result on, and waits until that has arrived. A stage that has no
-micro-batch does the same with what is not looked at; here it is idle then. What is in
-no layer all do at once: `between` before each pass, and the update after the last.
+All devices run the same program: on every tick each runs its layers for its current
+micro-batch, sends the result to the next stage, and waits until the transfer is
+complete. A stage without a micro-batch computes on unused data; here it counts as idle.
+Ops outside of the layers run on all stages at once: `between` before each pass, and the
+update after the last.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from rhino_jax.plan.stages import Pipeline, PipelinePass
 
 
 def in_ticks(pipeline: Pipeline) -> Schedule:
-    """The only order that stages of one program have.
+    """Return the schedule of an SPMD pipeline, which has only one order.
 
-    A step takes what its passes say: of each `before_s`, and m + S - 1 times `tick_s` +
+    The step takes `before_s` of each pass and m + S - 1 times its `tick_s` +
     `handed_s`; then `update_s`.
 
     Args:
-      pipeline: of such stages.
+      pipeline: an SPMD pipeline.
     """
     return _Ticks(pipeline).schedule()
 
 
 class _Ticks:
-    """Attributes:
-    order: of every stage its tasks.
-    at: of every task its position.
+    """Builder of the schedule.
+
+    Attributes:
+      order: tasks by stage.
+      at: task → its position.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -57,7 +60,7 @@ class _Ticks:
         yield self._once(len(self.pipeline.passes), stage)
 
     def _once(self, number: int, stage: int) -> Key:
-        """Before a pass; after the last, the update."""
+        """Return the task before a pass; after the last pass, the update."""
         if number == len(self.pipeline.passes):
             return PassKind.UPDATE, stage, 0, 0
         return PassKind.BETWEEN, stage, 0, number
@@ -89,7 +92,7 @@ class _Ticks:
         for number in range(len(passes) + 1):
             is_last = number == len(passes)
             seconds = cost.update_s if is_last else passes[number].before_s
-            # The last tick of a pass ends as all do, though nothing is read of it.
+            # The last tick of a pass sends like all others, though nothing is read.
             seconds += passes[number - 1].handed_s if number else 0.0
             yield self._named(
                 self._once(number, stage),
@@ -124,21 +127,23 @@ class _Ticks:
         )
 
     def _left(self, stage: int) -> tuple[Hold, ...]:
-        """Room for what all ticks leave, until the last of them has read it."""
+        """Return the memory of all ticks' residuals until the last tick reads them."""
         size = self.pipeline.costs[stage].activation_bytes * self.pipeline.ticks
         last = len(self.pipeline.passes) - 1
         until = self._tick(last, self.pipeline.micro_batches - 1, stage)
         return (Hold(size, (self.at[until],)),) if size else ()
 
     def _ends(self, number: int) -> tuple[int, ...]:
-        """The last tick of a pass."""
+        """Return the last task of a pass."""
         place = 0 if self.pipeline.passes[number].is_reversed else self.stages - 1
         last = self.pipeline.micro_batches - 1
         return (self.at[self._tick(number, last, place)],)
 
     def _handed(self) -> tuple[tuple[TransferLink, ...], tuple[Transfer, ...]]:
-        """What ticks hand on, for which the next stage waits, and the stage itself
-        before its next tick."""
+        """Return links and transfers of the ticks' results.
+
+        The next stage waits for them, and the stage itself before its next tick.
+        """
         links: dict[tuple[int, int], int] = {}
         found = []
         for number, one in enumerate(self.pipeline.passes):
@@ -164,8 +169,10 @@ class _Ticks:
 
 
 def _chunks(passes: tuple[PipelinePass, ...]) -> Iterator[int]:
-    """Of every pass the loop over layers that it runs: backward passes are those of
-    forward passes, the last first."""
+    """Yield by pass the layer loop that it runs.
+
+    Backward passes run those of the forward passes, the last one first.
+    """
     ahead = sum(not p.is_backward for p in passes)
     forward, backward = 0, 0
     for one in passes:

@@ -8,12 +8,12 @@ from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
 def to_text(times: Times, width: int = 100) -> str:
-    """A head, a line of tasks for every group, and a table of groups.
+    """Return a heading, a timeline with a line per group, and a table of groups.
 
-    In the lines `F0` is the forward pass of micro-batch 0, `B` a backward pass, `I` and
-    `W` the gradients of inputs and of weights, `M` what is done once for the whole
-    batch, `U` the update; `f0` and so on are of a group's later chunks. Where there is
-    no room for a number, letters stand alone.
+    In the timeline `F0` is the forward pass of micro-batch 0, `B` a backward pass, `I`
+    and `W` the gradients of inputs and of weights, `M` the task of the whole batch, `U`
+    the update; lower case (`f0`) is for a group's later chunks. Where there is no room
+    for a number, letters stand alone.
     """
     schedule = times.schedule
     head = (
@@ -28,12 +28,12 @@ def to_text(times: Times, width: int = 100) -> str:
 
 
 def lines_of(times: Times, columns: int) -> list[str]:
-    """Of every group its tasks, each from its start to its end; spaces are idle."""
+    """Return a timeline by group, tasks from start to end; spaces are idle time."""
     return [_line(times, g, columns) for g in range(len(times.schedule.orders))]
 
 
 def _line(times: Times, group: int, columns: int) -> str:
-    """The tasks of a group, each from its start to its end."""
+    """Return the timeline of a group."""
     scale = columns / times.step_time_s if times.step_time_s else 0.0
     tasks = times.schedule.graph.tasks
     order = times.schedule.orders[group]

@@ -1,4 +1,4 @@
-"""Times of one step, and what follows from them: idle shares, memory, overlap."""
+"""Times of one step, and quantities derived from them: idle shares, memory, overlap."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rhino_jax.pipeline.tasks import Schedule
 
 @dataclass(frozen=True)
 class Times:
-    """When everything of one step runs.
+    """Start times of all tasks and transfers of one step.
 
     Attributes:
-      schedule: what ran.
-      task_start_s, transfer_start_s: of everything in its graph.
-      sequence: all that started, in the order in which it did; transfers are numbered
-        after tasks.
+      schedule: the schedule.
+      task_start_s, transfer_start_s: start of every task and transfer, in seconds.
+      sequence: nodes in the order in which they start; transfers are numbered after
+        tasks.
     """
 
     schedule: Schedule
@@ -40,35 +40,38 @@ class Times:
 
     @cached_property
     def step_time_s(self) -> float:
-        """From the first start of a task to the last end."""
+        """Seconds from the first start of a task to the last end."""
         return max(self.task_end_s, default=0.0)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """Of every group, seconds in which it runs a task."""
+        """Seconds in which each group runs tasks."""
         tasks = self.schedule.graph.tasks
         return tuple(sum(tasks[i].seconds for i in o) for o in self.schedule.orders)
 
     @cached_property
     def bubbles(self) -> tuple[float, ...]:
-        """Of every group the share of the step in which it runs nothing."""
+        """Share of the step in which each group is idle."""
         if not self.step_time_s:
             return (0.0,) * len(self.busy_s)
         return tuple((self.step_time_s - b) / self.step_time_s for b in self.busy_s)
 
     @cached_property
     def bubble(self) -> float:
-        """Share of all groups' time in which they run nothing.
+        """Share of all groups' time in which they are idle.
 
-        Of GPipe and 1F1B with equal tasks and S stages, (S - 1) / (m + S - 1).
+        (S - 1) / (m + S - 1) for GPipe and 1F1B with equal tasks and S stages.
         """
         room = self.step_time_s * len(self.busy_s)
         return (room - sum(self.busy_s)) / room if room else 0.0
 
     @cached_property
     def exposed_s(self) -> tuple[float, ...]:
-        """Of every group, seconds in which it waits for a transfer alone: all that its
-        next task reads has been made."""
+        """Seconds in which each group waits for a transfer alone.
+
+        That is, all inputs of its next task have been computed, but not all have
+        arrived.
+        """
         graph, ends = self.schedule.graph, self.task_end_s
         found = []
         for order in self.schedule.orders:
@@ -82,16 +85,16 @@ class Times:
 
     @cached_property
     def host_s(self) -> tuple[float, ...]:
-        """Of every group, seconds in which its link to the host is busy, each way."""
+        """Seconds in which each group's link to the host is busy, each way."""
         graph, found = self.schedule.graph, [0.0] * self.schedule.graph.groups
         for t in graph.transfers:
-            if t.is_to_host:  # As much comes back.
+            if t.is_to_host:  # The same bytes are fetched back.
                 found[graph.receiver(t)] += t.seconds
         return tuple(found)
 
     @cached_property
     def memory(self) -> tuple[Profile, ...]:
-        """Of every group the bytes that one of its devices holds, over time."""
+        """Live bytes over time of one device of each group."""
         return memory_of(
             self.schedule.graph,
             self.task_start_s,
@@ -106,5 +109,5 @@ class Times:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the group that holds the most."""
+        """Peak of the group with the highest one, in bytes of one device."""
         return max(self.group_peak_bytes, default=0)

@@ -24,7 +24,7 @@ _US = 1e6
 
 
 def save(times: Times, path: str | PathLike[str]) -> None:
-    """Write all events; compressed where the path ends in `.gz`.
+    """Write all events of a step; compressed if the path ends in `.gz`.
 
     Raises:
       WriteError: the file cannot be written.
@@ -33,7 +33,7 @@ def save(times: Times, path: str | PathLike[str]) -> None:
 
 
 def write(found: Iterable[Event], path: str | PathLike[str]) -> None:
-    """Write events as a file; compressed where the path ends in `.gz`.
+    """Write events to a file; compressed if the path ends in `.gz`.
 
     Raises:
       WriteError: the file cannot be written.
@@ -45,7 +45,7 @@ def write(found: Iterable[Event], path: str | PathLike[str]) -> None:
 
 
 def events(times: Times) -> Iterator[Event]:
-    """One process for every group, with its tasks and its memory, and one for links.
+    """Yield one process per group, with its tasks and memory, and one for links.
 
     Arrows lead from a task to its transfer, and from there to the tasks that read it.
     """
@@ -71,7 +71,7 @@ def events(times: Times) -> Iterator[Event]:
 
 
 def named(what: str, pid: int, tid: int, name: str) -> Event:
-    """The name of a process or a thread."""
+    """Return the event that names a process or a thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
@@ -94,7 +94,7 @@ def _tasks(times: Times) -> Iterator[Event]:
 
 
 def _named_after(times: Times, transfer: int) -> int:
-    """The task whose name a transfer has: of what comes from the host, its reader."""
+    """Return the task that labels a transfer: its source, or for fetches its reader."""
     graph, found = times.schedule.graph, times.schedule.graph.transfers[transfer]
     is_own = graph.receiver(found) == graph.tasks[found.source].group
     return found.targets[0] if is_own and not found.is_to_host else found.source

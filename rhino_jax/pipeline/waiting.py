@@ -1,4 +1,4 @@
-"""What waits for what, in a schedule that stopped."""
+"""Cycles of waiting tasks, in a schedule that deadlocked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rhino_jax.pipeline.tasks import Schedule
 
 
 def circle_of(schedule: Schedule, ended: Sequence[bool]) -> tuple[int, ...]:
-    """Tasks each of which waits for the one before; of the first, for the last.
+    """Return a cycle of tasks, each of which waits for the one before.
 
     Args:
-      schedule: one that cannot go on.
-      ended: of every task whether it ended.
+      schedule: a schedule that deadlocks.
+      ended: whether each task has ended.
     """
     before = {b: a for order in schedule.orders for a, b in pairwise(order)}
     path: list[int] = []
@@ -32,13 +32,13 @@ def circle_of(schedule: Schedule, ended: Sequence[bool]) -> tuple[int, ...]:
 
 
 def _waits_for(schedule: Schedule, task: int, before: dict[int, int]) -> Iterator[int]:
-    """Tasks that end, or start, before one may start."""
+    """Yield the tasks that must end, or start, before a task can start."""
     graph = schedule.graph
     yield from graph.sources(task)
     if task in before:
         yield before[task]
-    # A source that ended is held up by a link without buffers: by those whose transfers
-    # arrived first and have not been read.
+    # If a source has ended, its transfer may wait for a receive buffer of the link: for
+    # the readers of transfers that arrived first.
     links = {graph.transfers[t].link for t in graph.incoming[task]}
     for transfer in graph.transfers:
         if transfer.link in links and graph.links[transfer.link].buffers:

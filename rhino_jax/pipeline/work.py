@@ -1,4 +1,4 @@
-"""What the stages of a pipeline cost: from here schedules take their tasks."""
+"""Costs of the stages of a pipeline, from which schedules take their tasks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from rhino_jax.plan.stages import Between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkCost:
-    """What a chunk of the model costs for one micro-batch, or for one slice of it.
+    """Cost of a chunk of the model for one micro-batch, or for one slice of it.
 
     Attributes:
       forward_s: seconds of its forward pass.
-      ahead_s: of what runs ahead of all forward passes, where these are run again
-        (`StepWork.is_twice`).
+      ahead_s: seconds of the task ahead of all forward passes, which compute the same
+        again (`StepWork.is_twice`).
       backward_s: seconds of its backward pass, in one task.
-      input_gradient_s, weight_gradient_s: of the same in two; half of it each unless
-        stated. Together they may be more, where both need the same intermediate.
-      activation_bytes: what the forward pass leaves for the backward pass, with what
-        it received.
-      kept_bytes: of these, what the weights' gradients still need when the inputs'
-        are there; all unless stated.
-      output_gradient_bytes: what the inputs' gradients leave for the weights', beyond.
-      working_bytes: what any of its tasks takes while it runs, with what it received
-        and does not leave.
+      input_gradient_s, weight_gradient_s: seconds of the backward pass split into two
+        tasks; None: half of it each. Their sum may exceed `backward_s`, if both need
+        the same intermediate.
+      activation_bytes: residuals that the forward pass saves for the backward pass,
+        received values included.
+      kept_bytes: the part of these that is live until the weight gradients are
+        computed; None: all.
+      output_gradient_bytes: further bytes that the input-gradient task saves for the
+        weight-gradient task.
+      working_bytes: temporary memory of any of its tasks, including received values
+        that it does not save.
     """
 
     forward_s: float
@@ -43,7 +45,7 @@ class ChunkCost:
 
     @property
     def split_s(self) -> tuple[float, float]:
-        """Seconds of the inputs' gradients and of the weights'."""
+        """Seconds of the input gradients and of the weight gradients."""
         of_input, of_weight = self.input_gradient_s, self.weight_gradient_s
         if of_input is None:
             rest = self.backward_s - (of_weight or 0.0)
@@ -54,7 +56,7 @@ class ChunkCost:
 
     @property
     def split_bytes(self) -> tuple[int, int]:
-        """Activations freed with the inputs' gradients, and with the weights'."""
+        """Residuals freed after the input gradients, and after the weight gradients."""
         kept = self.activation_bytes if self.kept_bytes is None else self.kept_bytes
         return self.activation_bytes - kept, kept
 
@@ -64,8 +66,8 @@ class Chunk:
     """A part of the model that a group runs as one task.
 
     Attributes:
-      group: which.
-      costs: one for every slice of the sequence; one alone where it is not sliced.
+      group: position of the group.
+      costs: cost of every slice of the sequence; a single one without slices.
     """
 
     group: int
@@ -74,14 +76,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkEdge:
-    """What one chunk sends to a later one, for every micro-batch.
+    """Transfers between a chunk and a later one, for every micro-batch.
 
     Attributes:
-      source, target: chunks.
-      forward_bytes: of every slice, from source to target; of one device.
-      backward_bytes: of the gradients, from target to source.
-      ahead_bytes: from source to target, of what is ahead of forward passes; empty for
-        nothing.
+      source, target: positions of the chunks.
+      forward_bytes: bytes by slice, from source to target; of one device.
+      backward_bytes: bytes of the gradients by slice, from target to source.
+      ahead_bytes: bytes by slice of the tasks ahead of forward passes, from source to
+        target; empty for none.
     """
 
     source: int
@@ -93,25 +95,27 @@ class ChunkEdge:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """One step of a pipeline, before it has an order.
+    """Costs of one step of a pipeline, without a schedule.
 
     Attributes:
-      chunks: along the forward pass.
-      edges: between them, each pair once.
-      micro_batches: how many.
-      links: what carries transfers.
-      routes: (from group, to group) → position of its link. Pairs that are not there
-        wait for one another without time or bytes.
-      loss_s: seconds of the loss after the last chunk, where it is a task of its own.
-      update_s: of every group, seconds of the optimizer; empty for none.
-      update_bytes: of every group, what that takes while it runs; empty for nothing.
-      between: of every group, what it does when all forward passes are done and before
-        any of its backward passes; empty where micro-batches are not coupled.
-      is_twice: whether that waits for tasks ahead of the forward passes, which leave
-        nothing else, and not for forward passes.
-      coupling_bytes: what all groups exchange before any updates, as the global norm
-        of gradients; 0 for nothing.
-      fixed_bytes, limit_bytes: of every group's devices; empty for none.
+      chunks: parts of the model, along the forward pass.
+      edges: transfers between chunks, each pair once.
+      micro_batches: number of micro-batches.
+      links: links of the transfers.
+      routes: (from group, to group) → position of its link. Other pairs depend on one
+        another without time or bytes.
+      loss_s: seconds of the loss after the last chunk, if it is a separate task; else
+        0.
+      update_s: seconds of the optimizer by group; empty for none.
+      update_bytes: temporary memory of the update by group; empty for none.
+      between: by group, the task after all forward passes and before any of its
+        backward passes; empty if micro-batches are not coupled.
+      is_twice: whether that task waits for tasks ahead of the forward passes, which
+        save nothing else, instead of the forward passes.
+      coupling_bytes: bytes that all groups exchange before any updates, as for the
+        global norm of gradients; 0 for none.
+      fixed_bytes, limit_bytes: bytes live throughout the step, and memory limit, of
+        every group's devices; empty for none.
     """
 
     chunks: tuple[Chunk, ...]
@@ -154,7 +158,7 @@ class StepWork:
 
     @cached_property
     def chunks_of(self) -> tuple[tuple[int, ...], ...]:
-        """Of every group its chunks, along the forward pass."""
+        """The chunks of every group, along the forward pass."""
         return tuple(
             tuple(c for c, chunk in enumerate(self.chunks) if chunk.group == g)
             for g in range(self.groups)
@@ -173,7 +177,7 @@ class StepWork:
 
     @property
     def is_v(self) -> bool:
-        """Whether chunks go to the last group and back: 0, 1, 2, 2, 1, 0."""
+        """Whether chunks are placed up to the last group and back: 0, 1, 2, 2, 1, 0."""
         there = list(range(self.groups))
         return [c.group for c in self.chunks] == there + there[::-1]
 
@@ -189,17 +193,19 @@ def chain(
     fixed_bytes: Sequence[int] = (),
     limit_bytes: Sequence[int] = (),
 ) -> StepWork:
-    """Chunks that each feed the next.
+    """Return the work of chunks each of which feeds the next.
 
     Args:
-      costs: of every chunk, or of every chunk's slices.
-      micro_batches: how many.
-      groups: of devices; as many as chunks unless stated.
-      is_v: whether chunks go to the last group and back, instead of round the groups.
-      sent_bytes: from chunk to chunk and back, for a micro-batch, over all its slices.
-      link: of every pair of groups that send to one another, and as much back; without
-        one, what is sent is there at once.
-      fixed_bytes, limit_bytes: of every group.
+      costs: cost of every chunk, or of every chunk's slices.
+      micro_batches: number of micro-batches.
+      groups: number of groups of devices; None: as many as chunks.
+      is_v: whether chunks are placed up to the last group and back, instead of
+        round-robin.
+      sent_bytes: bytes from chunk to chunk, and back, for a micro-batch, over all its
+        slices.
+      link: link of every pair of groups that send to one another, per direction; None:
+        transfers take no time.
+      fixed_bytes, limit_bytes: of every group, as in `StepWork`.
     """
     groups = len(costs) if groups is None else groups
     round_trip = [*range(groups), *reversed(range(groups))] if is_v else range(groups)

@@ -1,9 +1,9 @@
-"""Where a program is cut into stages.
+"""Division of a program into pipeline stages.
 
-In: `ops.CutOps`, a graph of ops with seconds and bytes, and `ops.Groups` of devices.
-Out: `ops.StageCut`, a stage for every op, with what it costs.
-Order: `ops`, `numbers` (the same as integers), `price` (what any cut costs),
-`contract` (what never separates), `order` and `fast` (intervals of orders of the ops),
-`best` (the graph, by CP-SAT), `choose` (both, in turn), `as_work` (a cut as what
-schedules are made of).
+In: `ops.CutProblem`, a graph of ops with seconds and bytes, and the stages' devices.
+Out: `ops.StageCut`, a stage for every op, with its cost.
+Order: `ops`, `numbers` (the problem as integers), `price` (cost of any cut), `contract`
+(ops that stay in one stage), `order` and `fast` (intervals of orders of the ops),
+`best` (the graph, by CP-SAT), `choose` (both, in turn), `as_work` (a cut as input of
+schedules).
 """

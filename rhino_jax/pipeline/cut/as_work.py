@@ -1,4 +1,4 @@
-"""A cut as what schedules are made of."""
+"""Conversion of a cut to the work that schedules are built from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
 
 
 def as_work(problem: CutProblem, cut: StageCut) -> StepWork:
-    """Stages as chunks, and what crosses hops as edges between neighbours.
+    """Convert stages to chunks, and values that cross hops to edges between neighbours.
 
-    What a stage receives it holds until its backward pass, with what its own ops leave.
+    A stage holds received values until its backward pass, together with its own
+    residuals.
     """
     ops, stages = problem.ops, problem.stages
     forward, backward = [0.0] * stages, [0.0] * stages
@@ -69,14 +70,14 @@ def as_work(problem: CutProblem, cut: StageCut) -> StepWork:
 
 
 def in_groups(work: StepWork, group_of: Sequence[int]) -> StepWork:
-    """A chain of chunks, each in a group of its own, with several in every group.
+    """Place several chunks of a chain in each group, instead of one.
 
-    Links are as between neighbours in the chain: groups are alike, and so are the ways
-    between them.
+    Links are those between neighbours in the chain: groups and their links are
+    equivalent.
 
     Args:
-      work: chunk c in group c.
-      group_of: of every chunk.
+      work: a chain with chunk c in group c.
+      group_of: new group of every chunk.
     """
     groups = 1 + max(group_of)
     routes: dict[tuple[int, int], int] = {}

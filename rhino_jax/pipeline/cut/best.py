@@ -1,18 +1,18 @@
 """The best cut of a graph, by CP-SAT.
 
-Variables: for every node i and stage s but the last, y[i, s]: i is in stage s or an
-earlier one. Constraints:
+Variables: for every node i and stage s but the last, y[i, s]: i is in stage s or
+earlier. Constraints:
 
     y[i, s] <= y[i, s + 1]                                  one stage each
     y[j, s] <= y[i, s]            j reads a value of i      monotone
-    y[j, s + 1] == y[i, s]        j is of the link of a chain after that of i
+    y[j, s + 1] == y[i, s]        j is in the link of a chain after that of i
     c[v, s] >= y[i, s] - y[j, s]  v of i, read by j         v crosses hop s
     sum of op_ns in stage s, and of each direction of hop s, <= B
     all stages and hops from s on <= k B         k in flight at s, that it waits for
     memory of stage s <= limit
 
-Objective: (m - 1) B + all stages + all hops, in nanoseconds. Nodes that may trade
-places without any change are in the order of their numbers.
+Objective: (m - 1) B + all stages + all hops, in nanoseconds. Interchangeable nodes are
+in the order of their numbers (symmetry breaking).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rhino_jax.pipeline.cut.price import price
 
 @dataclass(frozen=True, slots=True)
 class CutSolution:
-    """What CP-SAT came to.
+    """CP-SAT's result.
 
     Attributes:
-      stages: of every node; None where there is no cut, or none was found.
-      bound_ns: no cut takes less.
-      is_proved: whether the cut is the best, or there is none.
+      stages: stage of every node; None if there is no cut, or none was found.
+      bound_ns: lower bound on the step time of any cut.
+      is_proved: whether it is proved that the cut is optimal, or that there is none.
     """
 
     stages: np.ndarray | None
@@ -52,15 +52,15 @@ def best(
     gap: float = 0.0,
     seed: int = 0,
 ) -> CutSolution:
-    """The cut with the shortest step.
+    """Return the cut with the shortest step time that CP-SAT finds.
 
     Args:
       numbers: the problem, contracted.
-      hint: stages of a cut that fits.
-      limit_ns: no cut that takes longer is of interest.
-      effort: deterministic seconds.
-      gap: share of the step by which the cut may be longer than the best.
-      seed: of the search.
+      hint: stages of a cut that fits; None: no hint.
+      limit_ns: upper bound on the step time of cuts to search for.
+      effort: limit on CP-SAT's deterministic seconds.
+      gap: optimality gap at which the search stops, as a share of the step time.
+      seed: seed of the search.
     """
     model = _CutModel(numbers, hint, limit_ns)
     solver = cp_model.CpSolver()
@@ -78,7 +78,7 @@ def best(
 
 
 class _Row:
-    """A sum of weighted variables and a number."""
+    """A sum of weighted variables and a constant."""
 
     def __init__(self, constant: int = 0) -> None:
         self.constant = constant
@@ -114,7 +114,7 @@ class _CutModel:
             [self.model.new_bool_var(f"y{i},{s}") for s in range(self.hops)]
             for i in range(numbers.count)
         ]
-        # By hop: all nodes, or all values.
+        # The variables of all nodes by hop.
         self.until = [[row[s] for row in self.y] for s in range(self.hops)]
         self._order()
         self.crosses = [
@@ -150,7 +150,7 @@ class _CutModel:
             for a, b in pairwise(link):
                 self._equal(self.y[a], self.y[b])
         for before, after in pairwise(chain):
-            # Not in the last stage, and not in the first.
+            # `before` is not in the last stage, and `after` not in the first.
             first, second = self.y[before[0]], self.y[after[0]]
             self._equal([0, *first], [*second, 1])
 
@@ -163,7 +163,7 @@ class _CutModel:
             self.model.add(a == b)
 
     def _crosses(self, v: int, s: int) -> cp_model.IntVar:
-        """Whether a value is sent over a hop."""
+        """Add and return the variable that is 1 if a value is sent over a hop."""
         crosses = self.model.new_bool_var(f"c{v},{s}")
         source = self.y[self.numbers.sources[v]][s]
         for reader in self.numbers.readers[v]:
@@ -171,7 +171,7 @@ class _CutModel:
         return crosses
 
     def _in_stage(self, per_node: np.ndarray, s: int) -> _Row:
-        """Sum over the nodes of a stage."""
+        """Return the sum over the nodes of a stage."""
         row = _Row(int(per_node.sum()) if s == self.hops else 0)
         if s < self.hops:
             row.add(self.until[s], per_node)
@@ -196,7 +196,7 @@ class _CutModel:
                 sent.add(self.crosses[s], numbers.value_ns[:, s, way])
                 model.add(sent.sum <= bottleneck)
                 total.include(sent)
-            # So far the total has what lies from here on, and (m - 1) B.
+            # The total so far: the stages and hops from here on, and (m - 1) B.
             if numbers.round_trips[s]:
                 model.add(
                     total.sum <= (int(numbers.round_trips[s]) + m - 1) * bottleneck
@@ -209,7 +209,7 @@ class _CutModel:
             model.add_hint(bottleneck, price(numbers, hint).bottleneck_ns)
 
     def _once(self, total: _Row) -> None:
-        """Gradients of shared parameters over the hops between their readers."""
+        """Add the transfers of shared parameters' gradients between their readers."""
         numbers, model = self.numbers, self.model
         for p, readers in enumerate(numbers.shared):
             for s in range(self.hops):
@@ -252,13 +252,16 @@ class _CutModel:
                 self.model.add_implication(self.y[b][s], self.y[a][s])
 
     def value_of_ys(self, solver: cp_model.CpSolver) -> np.ndarray:
-        """Of every node, how many of its variables hold."""
+        """Return by node the number of its variables that are 1."""
         return np.array([sum(map(solver.boolean_value, row)) for row in self.y], int)
 
 
 def twins(numbers: CutArrays) -> list[tuple[int, int]]:
-    """Pairs of nodes that may trade places: alike in all numbers, each with one value
-    of the same sizes to the same readers, and reading the same values."""
+    """Return pairs of interchangeable nodes.
+
+    They have equal numbers, one value each of equal sizes for the same readers, and
+    read the same values.
+    """
     read: list[list[int]] = [[] for _ in range(numbers.count)]
     made: list[list[int]] = [[] for _ in range(numbers.count)]
     for v, readers in enumerate(numbers.readers):

@@ -1,4 +1,4 @@
-"""A cut for a problem: the fast way, or the best."""
+"""Choice of a cut for a problem: the fast way, or the best."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def cut(
     gap: float = 0.0,
     seed: int = 0,
 ) -> StageCut:
-    """Where to cut a program.
+    """Cut a program into stages.
 
-    Every stage does some work. The fast way is the best of a few orders of the ops;
-    from there, the best looks at the whole graph.
+    Every stage does some work. The fast way returns the best of a few orders of the
+    ops; the best starts from there and searches the whole graph.
 
     Args:
-      problem: the program and its groups.
+      problem: the program and the devices of its stages.
       level: "fast" or "best".
-      effort: CP-SAT's deterministic seconds.
-      gap: share of the step by which the cut may be longer than the best.
-      seed: of CP-SAT.
-
+      effort: limit on CP-SAT's deterministic seconds.
+      gap: optimality gap at which the search stops, as a share of the step time.
+      seed: seed of CP-SAT.
     Raises:
-      StageError: fewer ops with work than stages, or pins against the order of ops.
-      InfeasiblePlanError: where no cut fits in memory, or none was found.
+      StageError: there are fewer ops with work than stages, or pins contradict the
+        order of ops.
+      InfeasiblePlanError: no cut fits in memory, or none was found.
     """
     if level not in ("fast", "best"):
         raise StageError(
@@ -73,7 +73,7 @@ def _best(
 
     known_ns = None if stages is None else price(numbers, stages).step_time_ns
     small = contract(numbers, known_ns)
-    # The known cut may not be one of the smaller problem, all of whose are faster.
+    # The known cut may not be one of the contracted problem, whose cuts are all faster.
     hint = _as_nodes(small.node_of, stages)
     limit_ns = NO_LIMIT if known_ns is None else known_ns - (hint is None)
     found = best(
@@ -93,7 +93,7 @@ def _best(
 
 
 def _as_nodes(node_of: np.ndarray, stages: np.ndarray | None) -> np.ndarray | None:
-    """Stages of nodes, where all ops of each are in one."""
+    """Convert stages of ops to stages of nodes; None if a node's ops are in several."""
     if stages is None:
         return None
     of_nodes = np.zeros(node_of.max() + 1, int)
@@ -125,7 +125,7 @@ def _check(problem: CutProblem, numbers: CutArrays) -> None:
 
 
 def _raise_readers(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -> None:
-    """Of every op the least stage in which it can be, after what it reads."""
+    """Raise `latest` so that every op is no earlier than the values that it reads."""
     for op in range(numbers.count):
         for v in np.flatnonzero(numbers.sources == op):
             for reader in numbers.readers[v]:
@@ -143,7 +143,7 @@ def _raise_readers(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) 
 
 
 def _raise_chains(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -> None:
-    """The same, of ops in stages one after the other."""
+    """Raise `latest` so that the links of every chain are in consecutive stages."""
     for chain in numbers.chains:
         at = {op: k for k, link in enumerate(chain) for op in link}
         first = max(int(latest[op]) - k for op, k in at.items())
@@ -165,10 +165,10 @@ def _raise_chains(problem: CutProblem, numbers: CutArrays, latest: np.ndarray) -
 def _check_all_work(
     problem: CutProblem, numbers: CutArrays, latest: np.ndarray
 ) -> None:
-    """Whether pins leave something to do to every stage.
+    """Refuse pins that leave a stage without work.
 
     Args:
-      latest: of every op the least stage in which it can be.
+      latest: the first stage that each op can be in.
     """
     first = np.full(numbers.count, numbers.stages - 1)
     for op in reversed(range(numbers.count)):
@@ -192,7 +192,7 @@ def _check_all_work(
 def _infeasible(
     problem: CutProblem, numbers: CutArrays, *, is_proved: bool
 ) -> InfeasiblePlanError:
-    """What to say where nothing fits."""
+    """Return the error for a problem without a cut."""
     if (numbers.limit_bytes >= NO_LIMIT).all():
         return InfeasiblePlanError(
             f"No cut into {numbers.stages} stages gives each of them work.",

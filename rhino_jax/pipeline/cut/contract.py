@@ -1,16 +1,16 @@
-"""Which ops never separate, so that cuts of fewer nodes are looked at.
+"""Contraction of ops that stay in one stage, so that cuts of fewer nodes are searched.
 
-Exact, whatever the cut: some best cut obeys all of these.
+Exact: some optimal cut satisfies all of these.
 
-- An op without work, activations or parameters stays with what it reads, where that is
-  one value that is not smaller than all that it makes and that nothing else reads; and
-  where it makes nothing that is read.
-- Such an op stays with its one reader, where what it makes is not smaller than all that
-  it reads.
-- A value stays in one stage, where a cut that sends it over any hop takes as long as a
-  cut that is known.
+- An op without work, activations or parameters is in the stage of its operand, if that
+  is a single value that is not smaller than all the op's results and that has no other
+  reader; or if the op's results have no readers.
+- Such an op is in the stage of its only reader, if its results are not smaller than its
+  operands.
+- A value stays in one stage, if any cut that sends it over a hop takes at least as long
+  as a known cut.
 - The ops of a link of a chain are in one stage.
-- Whatever lies between two ops of one stage is in that stage.
+- All ops between two ops of one stage are in that stage.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from rhino_jax.pipeline.cut.order import ReadGraph
 
 @dataclass(frozen=True)
 class Contracted:
-    """A smaller problem.
+    """A contracted problem.
 
     Attributes:
-      numbers: of its nodes, numbered in an order in which they can run.
-      node_of: of every op of the problem that it was made from.
+      numbers: the problem of its nodes, in a topological order.
+      node_of: node of every op of the original problem.
     """
 
     numbers: CutArrays
     node_of: np.ndarray
 
     def expand(self, stages: np.ndarray) -> np.ndarray:
-        """Stages of ops from stages of nodes."""
+        """Return stages of ops from stages of nodes."""
         return stages[self.node_of]
 
 
 def contract(numbers: CutArrays, known_ns: int | None = None) -> Contracted:
-    """Merge what never separates.
+    """Merge ops that stay in one stage.
 
     Args:
       numbers: the problem.
-      known_ns: step time of a cut that is known; what is left out is no faster.
+      known_ns: step time of a known cut; cuts that the contraction excludes are no
+        faster. None: no cut is known.
     """
     node_of = np.arange(numbers.count)
     links = [pair for chain in numbers.chains for k in chain for pair in pairwise(k)]
@@ -64,7 +65,7 @@ def contract(numbers: CutArrays, known_ns: int | None = None) -> Contracted:
 
 
 def _too_heavy(numbers: CutArrays, known_ns: int) -> list[tuple[int, int]]:
-    """Sources and readers of values that no better cut sends anywhere."""
+    """Return (source, reader) of values that no faster cut sends over any hop."""
     if numbers.stages < 2:
         return []
     least = numbers.least_work_ns + numbers.base_ns
@@ -81,8 +82,11 @@ def _too_heavy(numbers: CutArrays, known_ns: int) -> list[tuple[int, int]]:
 
 
 def _sets_pins_against(numbers: CutArrays, pairs: list[tuple[int, int]]) -> bool:
-    """Whether ops that are pinned to different stages, or of different links of a
-    chain, would be one node."""
+    """Whether merging `pairs` would contradict pins or chains.
+
+    That is, a node would have ops that are pinned to different stages, or of different
+    links of a chain.
+    """
     merged = _merge(numbers, pairs)
     node_of = merged.node_of
     for chain in merged.numbers.chains:
@@ -94,7 +98,7 @@ def _sets_pins_against(numbers: CutArrays, pairs: list[tuple[int, int]]) -> bool
 
 
 def _idle_pairs(numbers: CutArrays) -> list[tuple[int, int]]:
-    """Ops without work, each with the op that it stays with."""
+    """Return (op without work, op whose stage it shares)."""
     count = numbers.count
     made: list[list[int]] = [[] for _ in range(count)]
     read: list[list[int]] = [[] for _ in range(count)]
@@ -105,7 +109,7 @@ def _idle_pairs(numbers: CutArrays) -> list[tuple[int, int]]:
     has_shared = {op for readers in numbers.shared for op in readers}
     is_idle = (numbers.op_ns == 0).all(axis=1) & (numbers.pins < 0) & ~numbers.linked
     is_idle &= (numbers.activation_bytes == 0) & (numbers.own_bytes == 0)
-    # Bytes and times of values, side by side: one is smaller if it is so in all.
+    # Bytes and times of values, concatenated: a value is smaller if all entries are.
     sizes = np.concatenate(
         [numbers.value_bytes, *np.moveaxis(numbers.value_ns, 1, 0)],
         axis=1,
@@ -135,7 +139,7 @@ def _stays_with(
 
 
 def _merge(numbers: CutArrays, pairs: list[tuple[int, int]]) -> Contracted:
-    """The problem with both ops of every pair, and all between them, as one node."""
+    """Merge both ops of every pair, and all ops between them, into one node."""
     edges: list[list[int]] = [[] for _ in range(numbers.count)]
     for v, readers in enumerate(numbers.readers):
         edges[numbers.sources[v]] += readers
@@ -183,7 +187,7 @@ def _merge(numbers: CutArrays, pairs: list[tuple[int, int]]) -> Contracted:
 def _values(
     numbers: CutArrays, node_of: np.ndarray
 ) -> tuple[list[int], list[tuple[int, ...]], list[list[int]]]:
-    """Values between nodes: sources, readers, and which values each is made of."""
+    """Return the values between nodes: sources, readers, original values of each."""
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for v, readers in enumerate(numbers.readers):
         source = int(node_of[numbers.sources[v]])
@@ -201,10 +205,10 @@ def _sums(of_values: np.ndarray, members: list[list[int]]) -> np.ndarray:
 
 
 def _components(edges: list[list[int]]) -> list[int]:
-    """Strongly connected components, numbered in an order in which they can run.
+    """Return the strongly connected component of every op, in a topological order.
 
-    Source: Tarjan, "Depth-first search and linear graph algorithms" (SIAM 1972); it
-    finds the last ones first.
+    Source: Tarjan, "Depth-first search and linear graph algorithms" (SIAM 1972), which
+    finds components in reverse topological order.
     """
     count = len(edges)
     index, low, component = [-1] * count, [0] * count, [-1] * count
@@ -234,7 +238,7 @@ def _components(edges: list[list[int]]) -> list[int]:
 
 
 def _renumbered(component: list[int], edges: list[list[int]]) -> list[int]:
-    """Ones that do not wait for one another as they were numbered before."""
+    """Renumber components so that independent ones are in their original order."""
     count = max(component) + 1
     first = [len(component)] * count
     for op, c in enumerate(component):

@@ -20,15 +20,15 @@ _NEVER = 2**60
 
 
 def fast(numbers: CutArrays, rounds: int = 8, seed: int = 0) -> np.ndarray | None:
-    """A stage for every op; None where nothing fits.
+    """Return a stage for every op; None if no cut fits.
 
-    The best of several orders; then of orders that keep the stages of the best so far,
-    and are shaken within: each is at least as good, and may move any boundary.
+    The best cut of several orders, then of random orders that preserve the stages of
+    the best cut so far: each of these is at least as good, and may move any boundary.
 
     Args:
       numbers: the problem.
-      rounds: orders without gain after which to stop.
-      seed: of the shaking.
+      rounds: number of orders without improvement after which to stop.
+      seed: seed of the random orders.
     """
     graph = ReadGraph.of(numbers)
     best, best_ns = None, _NEVER
@@ -51,19 +51,21 @@ def fast(numbers: CutArrays, rounds: int = 8, seed: int = 0) -> np.ndarray | Non
 def cut_in_order(
     numbers: CutArrays, order: tuple[int, ...], known_ns: int = _NEVER
 ) -> tuple[np.ndarray, int] | None:
-    """The best intervals of an order, and their step time in nanoseconds; None where
-    they are no better than a cut that is known."""
+    """Return the best intervals of an order, and their step time in nanoseconds.
+
+    None if they are no better than a known cut.
+    """
     table = _Table(numbers, np.array(order))
     best, best_ns = None, known_ns
     steady = numbers.micro_batches - 1
     least = numbers.least_work_ns + numbers.base_ns
 
     def most(total: int) -> int:
-        """The slowest pace that is still better, with sums of so much at least."""
+        """Return the slowest pace that is still an improvement with the sum `total`."""
         better = (best_ns - 1 - total) // steady if steady else _NEVER
         return min(better, numbers.most_pace_ns)
 
-    # A good cut first, near to what every cut needs; then all that may be better.
+    # First a good cut, close to the lower bound; then all limits that may improve it.
     pace = numbers.least_bottleneck_ns
     excess = pace // 128 + 1
     limit = min(pace + excess, most(least))
@@ -76,7 +78,7 @@ def cut_in_order(
         bottleneck = table.bottleneck_of(ends)
         if total + steady * bottleneck < best_ns:
             best, best_ns = ends, total + steady * bottleneck
-        # Below a limit sums only grow.
+        # Lower limits only have larger sums.
         limit = most(least) if is_first else min(bottleneck - 1, most(total))
         is_first = False
         found = table.least_sum(limit) if limit >= pace else None
@@ -88,14 +90,14 @@ def cut_in_order(
 
 
 class _Table:
-    """Times and bytes of every interval of an order, and of every boundary.
+    """Times of every interval of an order, and of every boundary.
 
     Attributes:
-      stage_ns: [S, n + 1, n + 1], first op and end; `_NEVER` where the interval does no
-        work, does not fit, or holds an op that is pinned elsewhere.
-      slowest_ns: of every boundary and hop, the slower direction, [n + 1, S - 1].
-      sent_ns: of every boundary and hop, both directions, [n + 1, S - 1].
-      hop_ns: the same, with gradients once a step, [n + 1, S - 1].
+      stage_ns: [S, n + 1, n + 1], by stage, first op and end; `_NEVER` if the interval
+        does no work, does not fit, or contains an op that is pinned elsewhere.
+      slowest_ns: slower direction of every boundary and hop, [n + 1, S - 1].
+      sent_ns: sum of both directions of every boundary and hop, [n + 1, S - 1].
+      hop_ns: `sent_ns` with the gradients that are sent once a step, [n + 1, S - 1].
     """
 
     def __init__(self, numbers: CutArrays, order: np.ndarray) -> None:
@@ -160,11 +162,13 @@ class _Table:
         return np.where(is_wrong | _breaks(numbers, place), _NEVER, seconds)
 
     def least_sum(self, limit: int) -> tuple[np.ndarray, int] | None:
-        """Ends of all stages but the last with the least sum of stages and hops, where
-        nothing that sets the pace is above the limit.
+        """Return ends of all stages but the last with the smallest total time.
 
-        From the last stage on, so that the way from a stage to the last and back is
-        what was summed up so far.
+        All times that determine the pace are at most `limit`; None if there is no such
+        cut.
+
+        Computed from the last stage on, so that the round trip from a stage to the last
+        is the sum so far.
         """
         count = self.stage_ns.shape[1] - 1
         best = np.full(count + 1, _NEVER)
@@ -207,8 +211,11 @@ class _Table:
 
 
 def _breaks(numbers: CutArrays, place: np.ndarray) -> np.ndarray:
-    """Whether an interval, [n + 1, n + 1], cannot be a stage because of a chain: it has
-    some ops of a link alone, or two links, or none while it is between two."""
+    """Return which intervals, [n + 1, n + 1], chains exclude as stages.
+
+    An interval is excluded if it has only a part of a link's ops, or two links, or none
+    although it is between two.
+    """
     start, end = np.ogrid[: numbers.count + 1, : numbers.count + 1]
     found = np.zeros((numbers.count + 1, numbers.count + 1), bool)
     for chain in numbers.chains:
@@ -223,13 +230,13 @@ def _breaks(numbers: CutArrays, place: np.ndarray) -> np.ndarray:
 
 
 def _shared_bytes(numbers: CutArrays, place: np.ndarray) -> np.ndarray:
-    """Of every interval the shared parameters that some op in it reads."""
+    """Return by interval the bytes of the shared parameters that its ops read."""
     count = numbers.count
     held = np.zeros((count + 1, count + 1), np.int64)
     for p, readers in enumerate(numbers.shared):
         before = 0
         for reader in sorted(place[list(readers)]):
-            # The first reader at or after these starts is this one.
+            # This is the first reader at or after these starts.
             held[before : reader + 1, reader + 1] += numbers.shared_bytes[p]
             before = reader + 1
     return np.cumsum(held, axis=1)

@@ -1,6 +1,6 @@
-"""A cutting problem as integers: nanoseconds and bytes, by op, value and stage.
+"""A cut problem as integers: nanoseconds and bytes, by op, value and stage.
 
-Integers, so that dynamic programming, CP-SAT and prices agree to the last digit.
+With integers, dynamic programming, CP-SAT and cost functions agree exactly.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class CutArrays:
-    """Of n ops, V values, P parameters that several ops read, S stages.
+    """Arrays for n ops, V values, P parameters with several readers, S stages.
 
     Attributes:
-      op_ns: forward and backward, [n, S].
-      activation_bytes: [n].
-      own_bytes: of parameters that one op alone reads, [n].
-      sources: of values, [V].
-      readers: of values, each sorted and once.
-      value_bytes: forward and backward, [V, 2].
-      value_ns: forward and backward over every hop, [V, S - 1, 2].
-      shared: readers of parameters that several ops read.
-      shared_bytes: [P].
-      shared_ns: over every hop, once a step, there and back, [P, S - 1].
-      latency_ns: of every hop, one way, [S - 1].
-      in_flight: [S].
-      round_trips: micro-batches in flight, of whose gradients the next one has to wait;
-        0 where it does not, [S].
-      limit_bytes: [S].
-      micro_batches: m.
-      pins: stage of every op, or -1, [n].
-      chains: as of the problem.
+      op_ns: forward and backward time of ops by stage, [n, S].
+      activation_bytes: residuals of ops for one micro-batch, [n].
+      own_bytes: bytes of the parameters that one op alone reads, [n].
+      sources: op that computes each value, [V].
+      readers: sorted, distinct readers of each value.
+      value_bytes: bytes of values, forward and backward, [V, 2].
+      value_ns: time of values over every hop, forward and backward, [V, S - 1, 2].
+      shared: readers of each parameter with several.
+      shared_bytes: bytes of these parameters, [P].
+      shared_ns: time of their gradients over every hop, once a step, both directions,
+        [P, S - 1].
+      latency_ns: latency of every hop, one way, [S - 1].
+      in_flight: micro-batches in flight at every stage, [S].
+      round_trips: micro-batches in flight, if the next one has to wait for their
+        gradients; 0 if it does not, [S].
+      limit_bytes: memory limit of every stage's devices, [S].
+      micro_batches: number of micro-batches, m.
+      pins: pinned stage of every op, or -1, [n].
+      chains: see `CutProblem.chains`.
     """
 
     op_ns: np.ndarray
@@ -63,7 +64,7 @@ class CutArrays:
 
     @property
     def linked(self) -> np.ndarray:
-        """Whether an op is in a chain, [n]."""
+        """Boolean array, [n]: the ops that are in chains."""
         found = np.zeros(self.count, bool)
         found[[op for chain in self.chains for link in chain for op in link]] = True
         return found
@@ -78,23 +79,23 @@ class CutArrays:
 
     @property
     def least_work_ns(self) -> int:
-        """What all stages take together at least."""
+        """Lower bound on the total time of all stages."""
         return int(self.op_ns.min(axis=1).sum())
 
     @property
     def least_bottleneck_ns(self) -> int:
-        """What the slowest stage takes at least."""
+        """Lower bound on the time of the slowest stage."""
         return -(-self.least_work_ns // self.stages)
 
     @property
     def most_pace_ns(self) -> int:
-        """What no stage and no hop is slower than, nor all of them together."""
+        """Upper bound on the time of any stage or hop, and of all together."""
         work = int(self.op_ns.max(axis=1).sum()) + self.base_ns
         return work + int(self.value_ns.sum())
 
     @property
     def base_ns(self) -> int:
-        """What hops take whatever crosses them."""
+        """Latency of all hops, whatever is sent."""
         return 2 * int(self.latency_ns.sum())
 
 

@@ -1,4 +1,4 @@
-"""What is cut: a graph of ops, groups of devices in a row, links between neighbours."""
+"""The cut problem: a graph of ops, devices of the stages, links between neighbours."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from rhino_jax.errors import StageError, StageOrderError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOp:
-    """An op, or several that stay together, with its part of the backward pass.
+    """An op, or several that stay together, with its share of the backward pass.
 
-    Both parts are in one stage: the backward part reads what the forward part leaves.
+    Both parts are in one stage: the backward part reads the residuals of the forward
+    part.
 
     Attributes:
-      name: for people.
-      forward_s, backward_s: for one micro-batch, on a group of speed 1.
-      activation_bytes: what the forward part leaves for the backward part.
+      name: name for people.
+      forward_s, backward_s: seconds for one micro-batch, on devices of speed 1.
+      activation_bytes: residuals that the forward part saves for the backward part.
     """
 
     name: str = ""
@@ -29,16 +30,16 @@ class CutOp:
 
 @dataclass(frozen=True, slots=True)
 class CutValue:
-    """What one op makes and others read.
+    """A value that one op computes and others read.
 
-    Crosses every hop between its source and its last reader, once, however many read
-    it there: groups pass on what later ones need.
+    It crosses every hop between its source and its last reader, once, however many ops
+    read it: stages forward what later ones need.
 
     Attributes:
-      source: the op that makes it.
-      readers: ops.
-      forward_bytes: for one micro-batch.
-      backward_bytes: of its gradient; 0 where there is none.
+      source: the op that computes it.
+      readers: the ops that read it.
+      forward_bytes: bytes for one micro-batch.
+      backward_bytes: bytes of its gradient; 0 if there is none.
     """
 
     source: int
@@ -49,13 +50,14 @@ class CutValue:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What ops read in every micro-batch.
+    """A parameter, which ops read in every micro-batch.
 
     Attributes:
-      readers: ops. Where they are in several stages, each has it.
-      held_bytes: with its gradient and what the optimizer keeps of it.
-      gradient_bytes: what every hop between its first and its last reader carries once
-        a step, so that its gradients meet; one way, and as much back.
+      readers: the ops that read it. If they are in several stages, each stage stores
+        it.
+      held_bytes: bytes, including its gradient and optimizer state.
+      gradient_bytes: bytes that every hop between its first and its last reader carries
+        once a step to sum its gradients; one way, and as much back.
     """
 
     readers: tuple[int, ...]
@@ -68,9 +70,9 @@ class CutOps:
     """A program as a graph.
 
     Attributes:
-      ops: numbered so that each reads values of earlier ones.
-      values: between them.
-      parameters: that they read.
+      ops: ops in a topological order.
+      values: values between them.
+      parameters: parameters that they read.
     """
 
     ops: tuple[CutOp, ...]
@@ -89,11 +91,11 @@ class CutOps:
 
 @dataclass(frozen=True, slots=True)
 class StageDevices:
-    """Devices that run one stage.
+    """The devices that run one stage.
 
     Attributes:
-      limit_bytes: of one of them; None for no limit.
-      speed: seconds of ops are divided by it.
+      limit_bytes: memory limit of one device; None: no limit.
+      speed: relative speed, by which seconds of ops are divided.
     """
 
     limit_bytes: int | None = None
@@ -102,11 +104,11 @@ class StageDevices:
 
 @dataclass(frozen=True, slots=True)
 class GroupHop:
-    """The link between a group and the next, as much one way as the other.
+    """The link between the devices of neighbouring stages, symmetric.
 
     Attributes:
-      bytes_per_s: one way.
-      latency_s: of what a micro-batch sends, all together.
+      bytes_per_s: bandwidth, one way.
+      latency_s: latency of all that one micro-batch sends.
     """
 
     bytes_per_s: float = float("inf")
@@ -115,18 +117,18 @@ class GroupHop:
 
 @dataclass(frozen=True, kw_only=True)
 class CutProblem:
-    """Where may this program be cut?
+    """A program, devices, and constraints of a cut into stages.
 
     Attributes:
       ops: the program.
-      groups: one for every stage, along the forward pass.
-      hops: between neighbours; one less.
-      micro_batches: m.
-      in_flight: of every stage, how many micro-batches it holds activations of; see
+      groups: devices of every stage, along the forward pass.
+      hops: links between neighbouring stages.
+      micro_batches: number of micro-batches, m.
+      in_flight: by stage, the number of micro-batches whose residuals it holds; see
         `IN_FLIGHT`.
-      pins: op → stage.
-      chains: of each its links, and of each link its ops: these are in one stage, and
-        the next link's in the next stage, as the parts of a stack of layers.
+      pins: op → its fixed stage.
+      chains: chains of links, each a set of ops: the ops of a link are in one stage,
+        and the next link's in the next stage, as the parts of a stack of layers.
     """
 
     ops: CutOps
@@ -177,23 +179,25 @@ IN_FLIGHT: Mapping[str, Callable[[int, int], tuple[int, ...]]] = {
     "zero-bubble": lambda stages, m: (min(m, stages),) * stages,
     "forward-only": lambda stages, m: (1,) * stages,
 }
-"""Schedule → from stages and micro-batches to what every stage holds."""
+"""Schedule → function from stages and micro-batches to micro-batches in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCut:
-    """A stage for every op, and what it costs.
+    """A stage for every op, with the predicted cost.
 
     Attributes:
-      stages: of every op.
-      step_time_s: (m - 1) times the bottleneck, plus every stage and hop once.
-      bottleneck_s: what sets the pace: the slowest stage or hop, of one micro-batch.
-      stage_s: of every stage, for one micro-batch, there and back.
-      sent_s: of every hop, for one micro-batch: (forward, backward).
-      once_s: gradients of shared parameters, once a step.
-      held_bytes: of every stage.
-      bound_s: no cut takes less; 0 where nothing was proved.
-      considered: nodes that were left after contracting what never separates.
+      stages: stage of every op.
+      step_time_s: predicted step time: (m - 1) times the bottleneck, plus every stage
+        and hop once.
+      bottleneck_s: seconds of the slowest stage or hop for one micro-batch, which sets
+        the pace.
+      stage_s: seconds of every stage for one micro-batch, forward and backward.
+      sent_s: seconds of every hop for one micro-batch: (forward, backward).
+      once_s: seconds of sending gradients of shared parameters, once a step.
+      held_bytes: peak bytes of a device of every stage.
+      bound_s: lower bound on the step time of any cut; 0 if nothing was proved.
+      considered: number of nodes after contraction.
     """
 
     stages: tuple[int, ...]

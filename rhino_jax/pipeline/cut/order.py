@@ -1,4 +1,4 @@
-"""Orders in which the ops of a graph may run."""
+"""Topological orders of the ops of a graph."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rhino_jax.pipeline.cut.numbers import CutArrays
 
 @dataclass(frozen=True, slots=True)
 class ReadGraph:
-    """Which nodes read which.
+    """Dependencies between nodes.
 
     Attributes:
-      before: of every node those that it reads.
-      after: of every node those that read it.
+      before: by node, the nodes that it reads.
+      after: by node, the nodes that read it.
     """
 
     before: tuple[frozenset[int], ...]
@@ -37,7 +37,8 @@ class ReadGraph:
         return cls.of_edges(numbers.count, edges)
 
     def by_key(self, key: Sequence[float]) -> tuple[int, ...]:
-        """Of the nodes that may run next always the one with the smallest key."""
+        """Return the topological order that always takes the ready node of smallest
+        key."""
         missing = [len(b) for b in self.before]
         ready = [(key[op], op) for op, count in enumerate(missing) if not count]
         heapq.heapify(ready)
@@ -52,8 +53,10 @@ class ReadGraph:
         return tuple(order)
 
     def orders(self) -> list[tuple[int, ...]]:
-        """As numbered, early, late, and branch after branch; nodes are numbered in an
-        order in which they may run."""
+        """Return distinct topological orders: as numbered, early, late, depth-first.
+
+        Nodes are numbered in a topological order.
+        """
         count = len(self.before)
         rise, fall = [0] * count, [0] * count
         for op in range(count):
@@ -65,7 +68,7 @@ class ReadGraph:
         return list(dict.fromkeys(found))
 
     def _depth_first(self) -> tuple[int, ...]:
-        """Everything that a node needs right before it."""
+        """Return the order in which each node's dependencies come right before it."""
         order: list[int] = []
         seen = [False] * len(self.before)
         todo = [(op, False) for op in range(len(self.before))]

@@ -1,17 +1,17 @@
-"""What a cut costs.
+"""Cost of a cut.
 
 A pipeline of m micro-batches takes every stage and every hop once, for the first of
-them to pass through, and then m - 1 times what sets the pace:
+them to pass through, and then m - 1 times the bottleneck:
 
 - the slowest stage, or one direction of the slowest hop; or
-- the way from a stage to the last and back, over the micro-batches that it has in
-  flight: with k of them, the next one waits for the first to come back. So 1F1B
-  shows most of what is sent, and GPipe nothing but the first.
+- the round trip from a stage to the last, over the number k of micro-batches that it
+  has in flight: the next one waits for the first to return. So 1F1B exposes most
+  transfers, and GPipe only those of the first micro-batch.
 
 With equal stages and no transfers that is (m + S - 1) times a stage.
 
 Source: Zheng et al., "Alpa: automating inter- and intra-operator parallelism for
-distributed deep learning" (arXiv 2201.12023), section 5; hops and ways back are ours.
+distributed deep learning" (arXiv 2201.12023), section 5; hops and round trips are ours.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rhino_jax.pipeline.cut.ops import StageCut
 
 @dataclass(frozen=True)
 class Price:
-    """Of one cut.
+    """The cost of one cut.
 
     Attributes:
-      stage_ns: [S].
-      sent_ns: forward and backward, [S - 1, 2].
-      once_ns: gradients of shared parameters.
-      held_bytes: [S].
-      round_trips: micro-batches that stages wait for, [S].
-      micro_batches: m.
+      stage_ns: time of every stage for one micro-batch, [S].
+      sent_ns: time of every hop, forward and backward, [S - 1, 2].
+      once_ns: time of sending gradients of shared parameters, once a step.
+      held_bytes: peak bytes of a device of every stage, [S].
+      round_trips: see `CutArrays.round_trips`, [S].
+      micro_batches: number of micro-batches, m.
     """
 
     stage_ns: np.ndarray
@@ -56,10 +56,10 @@ class Price:
 
 
 def price(numbers: CutArrays, stages: np.ndarray) -> Price:
-    """What a stage for every op costs.
+    """Return the cost of a cut.
 
-    A stage holds its parameters, of every micro-batch in flight what its ops leave and
-    what it received, and besides one that arrives and one gradient.
+    A stage holds its parameters, its residuals and received values of every micro-batch
+    in flight, and in addition one value that arrives and one gradient.
     """
     count = numbers.stages
     stage_ns = np.zeros(count, np.int64)
@@ -88,12 +88,12 @@ def price(numbers: CutArrays, stages: np.ndarray) -> Price:
 def ways_ns(
     stage_ns: np.ndarray, hop_ns: np.ndarray, round_trips: np.ndarray
 ) -> np.ndarray:
-    """Of every stage the pace that waiting for gradients sets; 0 where it does not.
+    """Return by stage the pace that waiting for gradients sets; 0 if it does not wait.
 
     Args:
-      stage_ns: [S].
-      hop_ns: both directions, [S - 1].
-      round_trips: micro-batches in flight, [S].
+      stage_ns: time of every stage, [S].
+      hop_ns: time of every hop, both directions, [S - 1].
+      round_trips: see `CutArrays.round_trips`, [S].
     """
     ways = np.cumsum((stage_ns + np.append(hop_ns, 0))[::-1])[::-1]
     return np.where(round_trips > 0, -(-ways // np.maximum(round_trips, 1)), 0)
@@ -102,7 +102,7 @@ def ways_ns(
 def cut_of(
     numbers: CutArrays, stages: np.ndarray, bound_ns: int = 0, considered: int = 0
 ) -> StageCut:
-    """A cut with its price, in seconds."""
+    """Return a cut with its cost, in seconds."""
     found = price(numbers, stages)
     return StageCut(
         stages=tuple(map(int, stages)),

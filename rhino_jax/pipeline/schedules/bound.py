@@ -1,4 +1,4 @@
-"""What no order of a graph's tasks is faster than."""
+"""Lower bound on the time of any order of a graph's tasks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from rhino_jax.pipeline.tasks import TaskGraph
 
 
 def bound_s(graph: TaskGraph) -> float:
-    """The busiest group's tasks, after the shortest way to any of them, and before the
-    shortest way from any of them to the end; or the longest way of all."""
+    """Return a lower bound on the step time, in seconds.
+
+    The larger of the critical path, and for every group: the shortest path to any of
+    its tasks, plus all its tasks, plus the shortest path from any of them to the end.
+    """
     heads, tails = ways_to(graph), ways_to_end(graph)
     best = max(tails, default=0.0)
     for group in range(graph.groups):
@@ -21,7 +24,7 @@ def bound_s(graph: TaskGraph) -> float:
 
 
 def ways_to(graph: TaskGraph) -> list[float]:
-    """Of every task the seconds of the longest chain that ends where it starts."""
+    """Return by task the seconds of the longest path that ends at its start."""
     ways = [0.0] * len(graph.tasks)
     for i in _in_order(graph):
         end = ways[i] + graph.tasks[i].seconds
@@ -35,7 +38,7 @@ def ways_to(graph: TaskGraph) -> list[float]:
 
 
 def ways_to_end(graph: TaskGraph) -> list[float]:
-    """Of every task the seconds of the longest chain that it starts."""
+    """Return by task the seconds of the longest path from its start to the end."""
     ways = [0.0] * len(graph.tasks)
     for i in reversed(_in_order(graph)):
         after = [ways[reader] for reader in graph.readers[i]]
@@ -49,7 +52,7 @@ def ways_to_end(graph: TaskGraph) -> list[float]:
 
 
 def _in_order(graph: TaskGraph) -> list[int]:
-    """Tasks after all that they wait for, whatever the schedule."""
+    """Return the tasks in a topological order, whatever the schedule."""
     missing = [len(t.after) + len(graph.incoming[i]) for i, t in enumerate(graph.tasks)]
     order = [i for i, count in enumerate(missing) if not count]
     for i in order:

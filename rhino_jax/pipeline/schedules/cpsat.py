@@ -1,10 +1,10 @@
 """The fastest order of a graph of tasks, by CP-SAT.
 
 Variables: the start of every task and transfer, in integer units of time. Constraints:
-one task at a time in a group, one transfer at a time on a link, nothing before what it
-reads, and, where memory is limited, what tasks hold at any time. Micro-batches are
-alike, so of every kind and chunk they run in order: sorted starts obey all of these
-whenever any starts do. Objective: the end of the last task.
+one task at a time in a group, one transfer at a time on a link, no task before its
+inputs, and, if memory is limited, live bytes at any time. Micro-batches are equivalent,
+so tasks of one kind and chunk run in their order: if any starts satisfy the
+constraints, so do sorted ones. Objective: the end of the last task.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from rhino_jax.pipeline.tasks import TaskGraph
 
 
 _UNITS = 20_000
-"""Units that the known step is cut into, where durations have no common one."""
+"""Time units per known step, if durations have no common unit."""
 
 
 def reorder(
     known: Simulation, *, seed: int = 0, effort: float = 1.0
 ) -> tuple[tuple[tuple[int, ...], ...] | None, bool]:
-    """Orders of the groups of a schedule's tasks that take less time.
+    """Search for faster orders of a schedule's tasks.
 
     Args:
-      known: where to start from.
-      seed: of the search.
-      effort: deterministic seconds.
-
+      known: simulation of the schedule to start from.
+      seed: seed of the search.
+      effort: limit on CP-SAT's deterministic seconds.
     Returns:
-      The orders, or None where there are none or none were found; and whether it was
-      proved that none is faster than these, or than the known one. Of durations without
-      a common unit nothing is proved, since they are rounded.
+      The orders, or None if none exist or none were found; and whether it was proved
+      that none is faster than these, or than the known one. Without a common unit
+      durations are rounded, and nothing is proved.
     """
     model = _ScheduleModel(known)
     solver = cp_model.CpSolver()
@@ -50,7 +49,7 @@ def reorder(
 
 
 def common_unit(durations: list[float]) -> float | None:
-    """What all durations are whole multiples of; None if there is no easy one."""
+    """Return a time unit of which all durations are multiples; None if not found."""
     positive = [d for d in durations if d > 0]
     if not positive:
         return 1.0
@@ -160,7 +159,7 @@ class _ScheduleModel:
                 self.model.add(self.starts[later] >= self.ends[i])
 
     def orders(self, starts: list[int]) -> tuple[tuple[int, ...], ...]:
-        """Tasks of every group by their starts; those without length as they were."""
+        """Return each group's tasks by start; tasks of no duration keep their order."""
         graph: TaskGraph = self.graph
         found = []
         for order in self.known.schedule.orders:

@@ -1,4 +1,4 @@
-"""What families of schedules are made of."""
+"""Families of schedules, and the tools to build their orders."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rhino_jax.pipeline.work import StepWork
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A way to order the tasks of a pipeline.
+    """A named rule that orders the tasks of a pipeline.
 
     Attributes:
-      name: as users write it.
-      summary: one sentence.
-      source: where it is described.
-      build: from what stages cost, and options of its own, to a schedule.
+      name: name in users' code.
+      summary: description in one sentence.
+      source: publication that describes it.
+      build: function from costs of the stages, and options, to a schedule.
     """
 
     name: str
@@ -36,8 +36,10 @@ def in_order(
     is_split: bool = False,
     is_forward_only: bool = False,
 ) -> Schedule:
-    """A schedule from what every group does for micro-batches; what it does for the
-    whole step comes after, and before what is ahead of forward passes.
+    """Build a schedule from every group's order of micro-batch tasks.
+
+    Tasks of the whole step are added after it, and tasks ahead of forward passes
+    before.
 
     Raises:
       ScheduleError: micro-batches are coupled, and backward passes start before all
@@ -60,8 +62,10 @@ def in_order(
 
 
 def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Key]:
-    """An order with the whole batch's task before the first backward pass, behind what
-    is ahead of forward passes, if anything is."""
+    """Insert the whole batch's task before the first backward pass of an order.
+
+    Tasks ahead of forward passes come first, if there are any.
+    """
     chunks = work.chunks_of[group]
     batches, slices = range(work.micro_batches), range(work.slices)
     passes = (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)
@@ -87,7 +91,7 @@ def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Ke
 
 
 def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:
-    """A task, and the loss where that is a task of its own and comes next."""
+    """Return a task, followed by its loss task if there is one."""
     kind, chunk, batch, part = step
     is_forward = kind is PassKind.FORWARD
     loss = graph.by_key.get((PassKind.LOSS, chunk, batch, part)) if is_forward else None
@@ -95,7 +99,7 @@ def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:
 
 
 def _last(graph: TaskGraph, group: int) -> list[int]:
-    """Exchange and update of a group."""
+    """Return the exchange and update tasks of a group."""
     return [
         i
         for i, task in enumerate(graph.tasks)
@@ -110,12 +114,15 @@ def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Key]:
 def backward(
     chunk: int, micro_batch: int, slices: int = 1, kind: PassKind = PassKind.BACKWARD
 ) -> list[Key]:
-    """Later slices first: earlier ones wait for gradients of their keys and values."""
+    """Return backward tasks, later slices first: earlier ones wait for their gradients.
+
+    Those are gradients of the keys and values that later slices read.
+    """
     return [(kind, chunk, micro_batch, s) for s in reversed(range(slices))]
 
 
 def need_one_chunk(name: str, work: StepWork) -> None:
-    """Refuse groups with several chunks."""
+    """Refuse groups with several chunks, or out of order."""
     if not work.is_one_chunk_each:
         raise ScheduleError(
             f"`{name}` runs one chunk in every group.",

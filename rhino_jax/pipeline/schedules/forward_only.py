@@ -8,9 +8,11 @@ from rhino_jax.pipeline.work import StepWork
 
 
 def forward_only(work: StepWork) -> Schedule:
-    """Micro-batches one after another; of several chunks of a group, as many
-    micro-batches of each in turn as there are groups, so that no group waits for the
-    first ones to come round."""
+    """Schedule forward passes of micro-batches one after another.
+
+    A group with several chunks runs as many micro-batches of each chunk in turn as
+    there are groups, so that no group waits for the first ones to come round.
+    """
 
     def order(group: int) -> list[Key]:
         return [

@@ -8,9 +8,9 @@ from rhino_jax.pipeline.work import StepWork
 
 
 def gpipe(work: StepWork) -> Schedule:
-    """Every group holds the activations of all micro-batches.
+    """Schedule GPipe: every group holds the residuals of all micro-batches.
 
-    Of several chunks of a group, the earlier one's micro-batches all run first.
+    If a group has several chunks, all micro-batches of the earlier one run first.
 
     Source: Huang et al., "GPipe: efficient training of giant neural networks using
     pipeline parallelism" (arXiv 1811.06965).

@@ -12,13 +12,14 @@ from rhino_jax.pipeline.work import StepWork
 
 
 def interleaved(work: StepWork) -> Schedule:
-    """Chunks go round the groups v times; the bubble is that of 1F1B over v.
+    """Schedule interleaved 1F1B: v chunks per group, round-robin; 1F1B's bubble over v.
 
     A group runs S micro-batches of one chunk, then as many of the next. It starts with
-    2 (S - s - 1) + (v - 1) S forward passes before forward and backward take turns.
+    2 (S - s - 1) + (v - 1) S forward passes before forward and backward passes
+    alternate.
 
-    Where backward passes wait for the forward passes of all micro-batches, chunks run
-    as by GPipe: nothing is held for longer by that, and transfers have time.
+    If backward passes wait for the forward passes of all micro-batches, chunks run as
+    in GPipe: this holds no memory for longer, and leaves time for transfers.
 
     Source: Narayanan et al., "Efficient large-scale language model training on GPU
     clusters using Megatron-LM" (arXiv 2104.04473), section 2.2.

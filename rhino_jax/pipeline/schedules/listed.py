@@ -1,4 +1,4 @@
-"""List scheduling: whenever a group is free it takes the most urgent task that it can.
+"""List scheduling: whenever a group is idle it runs the most urgent task that fits.
 
 Source: Graham, "Bounds on multiprocessing timing anomalies" (SIAM 1969); Rhino's
 scheduler of task graphs lists tasks in the same way, by kind and micro-batch.
@@ -27,23 +27,23 @@ _BACKWARD_FIRST = {
 
 
 _Needs = tuple[int, int, int]
-"""Bytes that a task sets aside, bytes that it takes while it runs, and the number of
-activations that it sets aside."""
+"""(bytes that a task reserves, its temporary bytes, number of activations that it
+reserves)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityRule:
-    """Which task comes first.
+    """A rule that ranks the tasks that can run.
 
     Attributes:
-      by_path: the task with the longest way to the end of the step first; otherwise
-        gradients of inputs before forward passes before gradients of weights, and of
-        forward passes later chunks first.
-      most_in_flight: of every group, how many activations it may hold, by number; empty
-        for any number. Its memory limit holds besides.
-      is_reserved: whether a group that takes a micro-batch sets aside what all its
-        chunks will hold of it; otherwise it takes more, and may get stuck.
-      noise: how much urgency is shaken, to find other schedules; by `seed`.
+      by_path: whether the task with the longest path to the end of the step comes
+        first; otherwise input gradients before forward passes before weight gradients,
+        and among forward passes later chunks first.
+      most_in_flight: by group, the largest number of activations that it may hold;
+        empty: any number. Its memory limit applies in addition.
+      is_reserved: whether a group that starts a micro-batch reserves what all its
+        chunks will hold of it; otherwise it starts more, and may deadlock.
+      noise: scale of random noise on the priorities, to find other schedules.
       seed: of the noise.
     """
 
@@ -57,16 +57,16 @@ class PriorityRule:
 def listed(
     name: str, work: StepWork, rule: PriorityRule, *, is_split: bool = False
 ) -> Schedule:
-    """A schedule by one rule.
+    """Build a schedule by one rule.
 
     Raises:
-      ScheduleError: where memory, or micro-batches in flight, let nothing go on.
+      ScheduleError: memory, or the limit of micro-batches in flight, lets no task run.
     """
     return listed_graph(name, graph_of(work, is_split=is_split), rule)
 
 
 def listed_graph(name: str, graph: TaskGraph, rule: PriorityRule) -> Schedule:
-    """As `listed`, of a graph that is there."""
+    """Build a schedule of an existing graph by one rule; see `listed`."""
     run = _Lister(graph, urgency(graph, rule), rule)
     run.go()
     ended = sum(map(len, run.orders))
@@ -80,7 +80,7 @@ def listed_graph(name: str, graph: TaskGraph, rule: PriorityRule) -> Schedule:
 
 
 def urgency(graph: TaskGraph, rule: PriorityRule) -> list[float]:
-    """Of every task a number; small ones first."""
+    """Return a priority by task; the smallest number comes first."""
     noise = np.random.default_rng(rule.seed).standard_normal(len(graph.tasks))
     if rule.by_path:
         ways = ways_to_end(graph)
@@ -104,7 +104,8 @@ def urgency(graph: TaskGraph, rule: PriorityRule) -> list[float]:
 
 
 class _Lister:
-    """Ends of tasks and transfers in the order of time; groups choose in between."""
+    """The event loop: ends of tasks and transfers in time order, and choices of
+    groups."""
 
     def __init__(
         self, graph: TaskGraph, urgency: list[float], rule: PriorityRule
@@ -113,7 +114,7 @@ class _Lister:
         self.urgency = urgency
         self.count = len(graph.tasks)
         self.orders: list[list[int]] = [[] for _ in range(graph.groups)]
-        # Tasks that set the same aside fit alike: of these only the first is looked at.
+        # Of ready tasks with equal needs only the most urgent one is considered.
         self.ready: list[dict[_Needs, list[tuple[float, int]]]] = [
             {} for _ in range(graph.groups)
         ]
@@ -181,7 +182,7 @@ class _Lister:
 
 
 class _Budget:
-    """What groups may still take: bytes, and activations by number."""
+    """Bytes and activations that are still available to each group."""
 
     def __init__(self, graph: TaskGraph, rule: PriorityRule) -> None:
         self.graph = graph
@@ -209,7 +210,10 @@ class _Budget:
         self.needs = [self._needs(i, sets_aside(i)) for i in range(len(graph.tasks))]
 
     def _forwards(self) -> Callable[[int], list[int]]:
-        """Of a group's first forward pass of a micro-batch all of them, else none."""
+        """Return a function: first forward task of a group's micro-batch → all of them.
+
+        Other tasks are mapped to none.
+        """
         found: dict[tuple[int, int], list[int]] = {}
         for i, task in enumerate(self.graph.tasks):
             if task.kind is PassKind.FORWARD:
@@ -218,7 +222,7 @@ class _Budget:
         return lambda task: by_first.get(task, [])
 
     def _needs(self, task: int, forwards: list[int]) -> _Needs:
-        """What a task sets aside at its start: of forward passes, these."""
+        """Return the needs of a task; a forward task reserves for all of `forwards`."""
         tasks = self.graph.tasks
         holders = forwards if tasks[task].kind is PassKind.FORWARD else [task]
         size = sum(h.bytes for i in holders for h in tasks[i].holds)
@@ -226,7 +230,7 @@ class _Budget:
 
     def fits(self, group: int, needs: _Needs) -> bool:
         size, working, number = needs
-        # What sets nothing aside goes on: without it nothing is ever given back.
+        # Tasks that reserve nothing always fit: otherwise nothing is ever freed.
         has_room = size + working <= self.bytes[group] or not size
         return has_room and number <= self.number[group]
 
@@ -246,5 +250,5 @@ class _Budget:
 
 
 def _each(graph: TaskGraph) -> Callable[[int], list[int]]:
-    """Every forward pass by itself."""
+    """Return a function: forward task → itself alone."""
     return lambda i: [i] if graph.tasks[i].kind is PassKind.FORWARD else []

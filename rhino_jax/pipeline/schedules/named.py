@@ -1,4 +1,4 @@
-"""The families of schedules that are known by name."""
+"""The families of schedules that have names."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ NAMED: Mapping[str, Family] = {
 }
 
 TRAINING = tuple(name for name in NAMED if name != "forward-only")
-"""Those that run a whole step, and so can stand in for one another."""
+"""Families that run a whole training step, and so are interchangeable."""

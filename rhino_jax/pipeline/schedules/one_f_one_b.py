@@ -14,25 +14,22 @@ from rhino_jax.pipeline.work import StepWork
 
 
 def one_f_one_b(work: StepWork) -> Schedule:
-    """One forward pass, one backward pass in turn, once S - s micro-batches are in
-    flight at stage s: GPipe's bubble with less memory.
+    """Schedule 1F1B: GPipe's bubble with less memory.
 
-    Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training"
-    (PipeDream-flush, arXiv 2006.09503); Fan et al., "DAPPLE" (arXiv 2007.01045).
+    Forward and backward passes alternate once S - s micro-batches are in flight at
+    stage s.
     """
     return _in_turn("1f1b", work, 1)
 
 
 def k_f_k_b(work: StepWork, *, k: int = 2) -> Schedule:
-    """k forward passes, k backward passes in turn: with k times the memory of 1F1B,
-    transfers have k - 1 tasks to hide behind.
+    """Schedule kFkB: k forward passes and k backward passes alternate.
 
-    Source: Wang et al., "Ada-Grouper: accelerating pipeline parallelism in preempted
-    network by adaptive group-scheduling for micro-batches" (arXiv 2303.01675).
+    With k times the memory of 1F1B, transfers have k - 1 tasks to hide behind.
 
     Args:
-      work: what stages cost.
-      k: micro-batches in turn; the last turn takes what is left.
+      work: costs of the stages.
+      k: number of micro-batches per turn; the last turn has the remainder.
     """
     if not 1 <= k <= work.micro_batches:
         raise ScheduleError(

@@ -1,4 +1,4 @@
-"""A schedule found for the tasks at hand."""
+"""A schedule searched for the tasks at hand."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rhino_jax.pipeline.work import StepWork
 
 
 MAX_TASKS_OF_CPSAT = 300
-"""Tasks and transfers of graphs that CP-SAT is asked about: of 4 stages and 16
+"""Largest number of tasks and transfers for which CP-SAT is run: for 4 stages and 16
 micro-batches with split backward passes it found an order that meets the bound in 10 s;
-of 8 stages and 32 micro-batches it found nothing in 35 s."""
+for 8 stages and 32 micro-batches it found nothing in 35 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCandidate:
-    """One schedule that was looked at.
+    """A schedule that was simulated in the search.
 
     Attributes:
-      name: its family, or the rule that listed it.
-      step_time_s: simulated; None where it does not run, or does not fit.
-      reason: why not.
+      name: name of its family, or of its priority rule.
+      step_time_s: simulated seconds; None if it cannot run, or does not fit in memory.
+      reason: reason for that; else empty.
     """
 
     name: str
@@ -41,12 +41,12 @@ class ScheduleCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-      simulation: of the best schedule.
-      tried: all that was looked at.
-      bound_s: no order of the same tasks is faster.
+      simulation: simulation of the best schedule.
+      tried: all candidates.
+      bound_s: lower bound on the time of any order of the same tasks, in seconds.
     """
 
     simulation: Simulation
@@ -70,7 +70,7 @@ def searched(
     effort: float = 1.0,
     splits: Sequence[bool] = (False, True),
 ) -> Schedule:
-    """The fastest schedule that fits, of all that `search` looks at."""
+    """Return the fastest schedule that fits, among the candidates of `search`."""
     found = search(
         work, samples=samples, seed=seed, effort=effort, splits=splits
     ).schedule
@@ -85,22 +85,20 @@ def search(
     effort: float = 1.0,
     splits: Sequence[bool] = (False, True),
 ) -> Searched:
-    """Look at named schedules, at lists by rules, and, of few tasks, let CP-SAT decide.
+    """Simulate named schedules and list schedules, and refine small ones with CP-SAT.
 
-    Never slower than a named schedule that fits, since these are looked at. Backward
-    passes are tried whole, and with gradients of inputs and weights apart.
+    Never slower than a named schedule that fits, since these are candidates. Backward
+    passes are tried whole, and split into gradients of inputs and of weights.
 
     Args:
-      work: what stages cost.
-      samples: lists with shaken urgency, for each way to run backward passes.
-      seed: of these, and of CP-SAT.
-      effort: CP-SAT's deterministic seconds, up to ten times as long by the clock; 0
-        for none.
-      splits: whether backward passes are looked at whole (False), split (True), or
-        both.
-
+      work: costs of the stages.
+      samples: number of list schedules with noisy priorities, whole and split each.
+      seed: seed of the noise, and of CP-SAT.
+      effort: limit on CP-SAT's deterministic seconds, which take up to ten times as
+        long in wall time; 0: no CP-SAT.
+      splits: whether to try whole (False) or split (True) backward passes, or both.
     Raises:
-      ScheduleError: where nothing fits.
+      ScheduleError: no schedule fits.
     """
     tried: list[ScheduleCandidate] = []
     best: Simulation | None = None
@@ -169,7 +167,7 @@ def _words(rule: PriorityRule) -> str:
 def _exact(
     best: Simulation, tried: list[ScheduleCandidate], seed: int, effort: float
 ) -> Searched:
-    """The best that was found, or what CP-SAT makes of its tasks."""
+    """Return the best candidate, or CP-SAT's reordering of its tasks."""
     graph = best.schedule.graph
     found = Searched(best, tuple(tried), bound_s(graph))
     is_small = len(graph.tasks) + len(graph.transfers) <= MAX_TASKS_OF_CPSAT
@@ -183,7 +181,7 @@ def _exact(
             simulation = simulate(Schedule("CP-SAT", graph, orders))
             check_memory(simulation)
         except ScheduleError as error:
-            # Arrived transfers count only here: CP-SAT sees what tasks hold.
+            # CP-SAT's model has the memory of tasks alone, without received transfers.
             tried.append(ScheduleCandidate("CP-SAT", None, error.what))
             return replace(found, tried=tuple(tried))
         tried.append(ScheduleCandidate("CP-SAT", simulation.step_time_s))

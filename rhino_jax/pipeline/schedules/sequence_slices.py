@@ -1,4 +1,4 @@
-"""Token slices: a causal sequence runs through the pipeline slice by slice."""
+"""Sequence slices (TeraPipe): causal sequences run through the pipeline by slice."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rhino_jax.pipeline.work import StepWork
 
 
 def token_slices(work: StepWork) -> Schedule:
-    """Slices of all micro-batches one after another, then back in the opposite order.
+    """Schedule the slices of all micro-batches one after another, then back in reverse.
 
-    With few micro-batches of long sequences, slices are what fills the pipeline. How
-    long each should be is for `rhino_jax.pipeline.tera`.
+    With few micro-batches of long sequences, slices fill the pipeline. Their lengths
+    are chosen by `rhino_jax.pipeline.tera`.
 
-    A step that runs so is cut along its sequence by `rhino_jax.passes.sequence_slices`:
+    The step is divided along its sequence by `rhino_jax.passes.sequence_slices`:
     attention under a mask that is proved causal by slices, each with the keys and
-    values of those before it, kept by their stage; the gradients of these summed up
-    from the last slice to the first; and a task for every slice, as each has shapes of
-    its own (`rhino_jax.passes.staged.in_slices`).
+    values of the slices before it, which their stage saves; the gradients of these are
+    summed from the last slice to the first; and every slice has its own task, as its
+    shapes differ (`rhino_jax.passes.staged.in_slices`).
 
     Source: Li et al., "TeraPipe: token-level pipeline parallelism for training
     large-scale language models" (arXiv 2102.07988).

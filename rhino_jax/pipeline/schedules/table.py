@@ -20,20 +20,19 @@ TABLE: Mapping[str, Family] = {
     **NAMED,
     "searched": Family("searched", "found for the tasks at hand", "", searched),
 }
-"""All families; one more is one more line here, or in `named`."""
+"""All families by name; a new one is a new line here, or in `named`."""
 
 
 def make(name: str, work: StepWork, **options: Any) -> Schedule:
-    """A schedule by name, checked.
+    """Build a schedule by name, and check it.
 
     Args:
       name: a key of `TABLE`.
-      work: what stages cost.
-      **options: of the family, as `k` of `kfkb`.
-
+      work: costs of the stages.
+      **options: options of the family, as `k` of `kfkb`.
     Raises:
-      ScheduleError: an unknown name, or stages that the family is not for.
-      ScheduleMemoryError: where it does not fit.
+      ScheduleError: the name is unknown, or the family does not support these stages.
+      ScheduleMemoryError: it does not fit in memory.
     """
     if name not in TABLE:
         raise ScheduleError(
@@ -46,11 +45,10 @@ def make(name: str, work: StepWork, **options: Any) -> Schedule:
 
 
 def fastest(work: StepWork, names: Iterable[str] = TRAINING) -> Simulation:
-    """The schedule with the shortest simulated step, of those named that suit the
-    stages and fit.
+    """Simulate named schedules; return the fastest that suits the stages and fits.
 
     Raises:
-      ScheduleError: where none does, with what is wrong with each.
+      ScheduleError: none does; the message tells why for each.
     """
     found: list[Simulation] = []
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""Zero bubble: gradients of weights fill the gaps."""
+"""Zero bubble: weight gradients fill idle time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from rhino_jax.pipeline.work import StepWork
 
 
 def zero_bubble(work: StepWork) -> Schedule:
-    """ZB-H1: 1F1B with the weights' gradients put off, by s micro-batches at stage s.
+    """Schedule ZB-H1: 1F1B with weight gradients deferred by s micro-batches at stage
+    s.
 
-    They run where 1F1B idles. Every stage holds the activations of S micro-batches, as
-    the first of 1F1B does; the bubble is (S - 1) (F + I - W) in place of
-    (S - 1) (F + I + W).
+    They run where 1F1B idles. Every stage holds the residuals of S micro-batches, as
+    the first stage of 1F1B does; the bubble is (S - 1) (F + I - W) instead of (S - 1)
+    (F + I + W).
 
-    Where backward passes wait for the forward passes of all micro-batches, these come
-    first, and I and W take turns: no other stage waits for W, so the bubble is
-    (S - 1) (F + I), and GPipe's (S - 1) (F + I + W).
+    If backward passes wait for the forward passes of all micro-batches, these come
+    first, and I and W alternate: no other stage waits for W, so the bubble is (S - 1)
+    (F + I), and GPipe's (S - 1) (F + I + W).
 
     Source: Qi et al., "Zero bubble pipeline parallelism" (arXiv 2401.10241), section
     2.1, with I for its B.
@@ -53,12 +54,13 @@ def zero_bubble(work: StepWork) -> Schedule:
 
 
 def zero_bubble_v(work: StepWork) -> Schedule:
-    """ZB-V: two chunks in every group, to the last group and back, so that the loss is
-    where the input was, and every group holds as much as the first of 1F1B.
+    """Schedule ZB-V: two chunks per group, placed up to the last group and back.
 
-    The source places tasks by hand for equal times; here they are listed as time goes,
-    gradients of inputs first, of weights last, with as many activations in flight. With
-    equal times that gives the same: groups idle only until their first task.
+    The loss is thus on the group of the input, and every group holds as much as the
+    first of 1F1B. The source places tasks by hand for equal times; here they are
+    list-scheduled, input gradients first, weight gradients last, with as many
+    activations in flight. With equal times that gives the same schedule: groups idle
+    only until their first task.
 
     Source: Qi et al., "Zero bubble pipeline parallelism" (arXiv 2401.10241), section 6.
     """
@@ -68,11 +70,11 @@ def zero_bubble_v(work: StepWork) -> Schedule:
             where=f"groups of chunks: {[c.group for c in work.chunks]}",
             fix="cut into twice as many chunks as groups, in groups 0 … S-1, S-1 … 0.",
         )
-    # Before backward passes that wait for all micro-batches all are in flight.
+    # If backward passes wait for all micro-batches, all of these are in flight.
     is_met = bool(work.between) and not work.is_twice
     limit = () if is_met else (2 * work.groups,) * work.groups
     found = []
-    # Setting nothing aside fills gaps better, and may get stuck where stages differ.
+    # Without reservation gaps fill better, but it may deadlock if stages differ.
     for is_reserved in (False, True):
         rule = PriorityRule(most_in_flight=limit, is_reserved=is_reserved)
         try:
