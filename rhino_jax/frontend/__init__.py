@@ -1,13 +1,13 @@
-"""A user's function → an `ir.Program`.
+"""Import of a user's function: function → jaxpr → `ir.Program`.
 
 In: a function and its arguments, as arrays or shapes; nothing is computed.
 Out: `trace.Traced`: jaxpr, program, and the trees of arguments and results.
 Order: `parameters` and `leaves` (the call), `objects` (modules that hold arrays),
 `trace` with `tracing` (the jaxpr), `noops` and `split_dims` (jaxpr → jaxpr), `importer`
 (jaxpr → program: `regions`, `trip_count`, `provenance`, `found_rules` by `registry` and
-`rules`), `kernels`, `pallas`, `manual` (ops with hidden bodies), `state` (which results
-replace which arguments). `check` tests rules on shards, and `pin` is an op of ours. To
-add an op, see `rules`.
+`rules`), `kernels`, `pallas`, `manual` (ops with opaque bodies), `state` (results that
+replace arguments in the next call). `check` tests rules on shards, `pin` is an op of
+ours. To add an op, see `rules`.
 """
 
 from __future__ import annotations

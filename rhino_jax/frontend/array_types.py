@@ -16,7 +16,7 @@ Type = tuple[tuple[int, ...], str]
 
 
 def type_of(aval: Any) -> Type:
-    """Shape and element type of an abstract value; tokens are scalars.
+    """Return shape and element type of an abstract value; tokens are scalars.
 
     Raises:
       TraceError: a dim is not a number.

@@ -1,4 +1,4 @@
-"""A call of a user's function, taken apart: leaves, static values, signature."""
+"""A call of a user's function, split into leaves, static values and signature."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rhino_jax.frontend.parameters import Parameters
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call, taken apart.
+    """The arguments of one call, split into arrays and static values.
 
     Attributes:
       leaves: leaves of (args, kwargs), static arguments replaced by None.
       statics: (position or name, value) of the static arguments.
-      args, kwargs: what `leaves` are the leaves of; objects that change in place are
-        taken apart.
-      lifted: these objects, if there are any.
+      args, kwargs: the trees of `leaves`, with mutable objects split into arrays and
+        structure.
+      lifted: these objects; None where there are none.
     """
 
     leaves: Leaves
@@ -52,7 +52,8 @@ ArrayType = tuple[tuple[int, ...], Any, bool]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a function is traced for once: everything but the arrays' contents."""
+    """The key under which a function is traced once: everything but the arrays'
+    contents."""
 
     tree: Any
     statics: tuple[tuple[str | int, Static], ...]
@@ -62,19 +63,21 @@ class Signature:
 
 
 def array_type(x: Any) -> ArrayType:
-    """Shape, element type and weakness of anything that JAX takes as an array."""
+    """Return shape, element type and weakness of anything that JAX accepts as an
+    array."""
     aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 
 
 def type_text(x: Any) -> str:
-    """As `float32[8,16]`, or `weak float32[]` for a Python scalar."""
+    """Format the type of an array as `float32[8,16]`, or `weak float32[]` for a Python
+    scalar."""
     shape, dtype, is_weak = array_type(x)
     return f"{'weak ' if is_weak else ''}{dtype}[{','.join(map(str, shape))}]"
 
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and type of an array, with no sharding."""
+    """Return shape and type of an array, without its sharding."""
     shape, dtype, is_weak = array_type(x)
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=is_weak)
 
@@ -85,7 +88,12 @@ def split_call(
     kwargs: Mapping[str, Any],
     what: str = "`auto_shard`",
 ) -> Call:
-    """Take a call apart.
+    """Split a call into leaves and static values.
+
+    Args:
+      parameters: the parameters of the function.
+      args, kwargs: the arguments.
+      what: the caller, for messages.
 
     Raises:
       TraceError: a static value cannot be hashed.

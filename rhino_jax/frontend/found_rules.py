@@ -1,4 +1,5 @@
-"""The rules of a program's equations: those of equal ones are found once."""
+"""A cache of the rules of a program's equations: equal equations look theirs up
+once."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ from rhino_jax.ir.factor import Rule
 
 
 class FoundRules:
-    """Rules, as far as equations have been met: unrolled layers repeat theirs."""
+    """Rules by equation: unrolled layers repeat theirs."""
 
     def __init__(self, find: Callable[[Any], tuple[OpRule, bool]]) -> None:
-        """
+        """Create an empty cache.
+
         Args:
-          find: equation → its rule, and whether that is known.
+          find: equation → its rule, and whether a rule is known.
         """
         self._find = find
         self._found: dict[Hashable, tuple[OpRule, bool]] = {}
         self._rules: dict[Rule, Rule] = {}
-        self._same: dict[int, tuple[Rule, Rule]] = {}  # id → it, the one like it
+        self._same: dict[int, tuple[Rule, Rule]] = {}  # id → it, its equal
 
     def of(self, eqn: Any) -> tuple[OpRule, bool]:
-        """That of an equation, and whether it is known."""
+        """Return the rule of an equation, and whether a rule is known."""
         seen = _seen_of(eqn)
         if seen is None:
             return self._find(eqn)
@@ -36,7 +38,7 @@ class FoundRules:
         return found
 
     def one(self, rule: Rule) -> Rule:
-        """The one object for all rules that are equal to it."""
+        """Return the one object that stands for all rules equal to this one."""
         met = self._same.get(id(rule))
         if met is None:
             met = self._same[id(rule)] = rule, self._rules.setdefault(rule, rule)
@@ -44,23 +46,23 @@ class FoundRules:
 
 
 class Borders:
-    """Borders that shards have received of their neighbours for convolutions.
+    """Borders that shards have received from their neighbours for convolutions.
 
-    The gradient of a convolution by its kernel reads the image as the convolution does.
-    XLA sends the borders of a value once, for all ops that read the same ones (CPU,
-    v5e:2x4 and 8 H100, jax 0.10.2); twice where a plan shards its windows in one of
-    them alone, which is rare, and is left out.
+    The gradient of a convolution with respect to its kernel reads the image as the
+    convolution does. XLA sends the borders of a value once, for all ops that read the
+    same ones (CPU, v5e:2x4 and 8 H100, jax 0.10.2); twice where a plan shards its
+    windows in only one of them, which is rare, and is left out.
     """
 
     def __init__(self) -> None:
         self._received: set[Hashable] = set()
 
     def of(self, operands: Sequence[int], rule: Rule) -> Rule:
-        """Return the rule of a convolution, those borders marked that convolutions
-        before it have received.
+        """Return the rule of a convolution, with the borders marked that earlier
+        convolutions have received.
 
         Args:
-          operands: values that it reads.
+          operands: ids of the values that it reads.
           rule: its rule.
         """
         factors, read = list(rule.factors), []
@@ -68,7 +70,7 @@ class Borders:
             f = held[0] if held else None
             if f is None or factors[f].slides_over is None:
                 continue
-            # With corners: as of the dims before.
+            # The border includes corners, so it depends on the dims before.
             read.append((dim, factors[f].halo))
             border = operands[0], tuple(read)
             if border in self._received:
@@ -78,7 +80,8 @@ class Borders:
 
 
 def _seen_of(eqn: Any) -> Hashable | None:
-    """All that rules see of an equation; None where nothing else looks like it."""
+    """Return a key of everything that rules can see of an equation; None where it has
+    none."""
     params = eqn.params
     if any(_compat.is_jaxpr(v) or callable(v) for v in params.values()):
         return None

@@ -1,8 +1,8 @@
-"""From a jaxpr to a `Program`.
+"""Import of a jaxpr as a `Program`.
 
-`region.ops[i]` is `jaxpr.eqns[i]`, in every region, and ops are numbered in the
-order in which they are met (before the ops of their own regions): whoever walks
-the jaxpr with `region_kind` and `region_jaxprs` finds the ops again.
+`region.ops[i]` is `jaxpr.eqns[i]`, in every region, and ops are numbered in the order
+of the walk (before the ops of their own regions): a walk over the jaxpr with
+`region_kind` and `region_jaxprs` gives the same ops.
 """
 
 from __future__ import annotations
@@ -81,18 +81,20 @@ def import_jaxpr(
     """Import a whole function.
 
     Args:
-      closed_jaxpr: as `jax.make_jaxpr` or `jax.jit(f).trace(...).jaxpr` give it.
+      closed_jaxpr: as `jax.make_jaxpr` or `jax.jit(f).trace(...).jaxpr` return it.
       name: the function's name.
-      input_paths, donated: tree path, and whether its memory may be reused, of
-        every argument.
-      output_paths, state_of: tree path, and position of the argument that it
-        replaces in the next call (or None), of every result.
-      captured_paths: names of the last constants, if they have any.
-      while_trips: as of `Program`.
+      input_paths, donated: tree path, and whether its memory may be reused, of every
+        argument.
+      output_paths, state_of: tree path, and position of the argument that it replaces
+        in the next call (or None), of every result.
+      captured_paths: names of the last constants; the others are called `const[i]`.
+      while_trips: as in `Program`.
+
     Returns:
       The program; its inputs are the arguments, then captured constants.
+
     Raises:
-      ValueError: a sequence has not one entry per argument or result.
+      ValueError: a sequence does not have one entry per argument or result.
       TraceError: the program has dims that are not numbers.
       RuleError: a rule that the user registered does not fit.
     """
@@ -140,7 +142,7 @@ def import_jaxpr(
 
 
 def jaxpr_flops(jaxpr: Any) -> float:
-    """Floating-point operations of a sub-jaxpr that is run once."""
+    """Return the floating-point operations of one run of a sub-jaxpr."""
     opened = _compat.open_jaxpr(jaxpr)
     program = import_jaxpr(
         jaxpr,
@@ -158,13 +160,13 @@ Env = dict[Any, int]
 
 
 class _ProgramBuilder:
-    """Values and ops, as far as they have been met."""
+    """The values and ops of a program, while it is built."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
         self.ops: list[Op | None] = []
-        self.numbers: dict[int, float] = {}  # scalars that are known, by value id
-        self.types: dict[Type, Type] = {}  # equal ones are one object
+        self.numbers: dict[int, float] = {}  # known scalars, by value id
+        self.types: dict[Type, Type] = {}  # equal types are one object
         self.rules, self.borders = FoundRules(rule_of), Borders()
 
     def value(self, aval: Any, *, is_literal: bool = False) -> int:
@@ -174,7 +176,7 @@ class _ProgramBuilder:
         return len(self.values) - 1
 
     def atom(self, env: Env, atom: Any) -> int:
-        """The value of an operand; a literal is a new value each time."""
+        """Return the value id of an operand; each literal gets a new value."""
         if not _compat.is_literal(atom):
             return env[atom]
         value = self.value(atom.aval, is_literal=True)
@@ -186,13 +188,14 @@ class _ProgramBuilder:
     def region(
         self, jaxpr: Any, env: Env, inputs: tuple[int, ...], outer: Source
     ) -> Region:
-        """All equations of a jaxpr whose inputs are in `env` already."""
+        """Add all equations of a jaxpr, whose inputs are in `env`, and return the
+        region."""
         ops = tuple(self.op(eqn, env, outer) for eqn in jaxpr.eqns)
         return Region(inputs, ops, tuple(self.atom(env, v) for v in jaxpr.outvars))
 
     def op(self, eqn: Any, env: Env, outer: Source) -> int:
         op_id = len(self.ops)
-        self.ops.append(None)  # its number is taken before its regions' ops come
+        self.ops.append(None)  # it is numbered before the ops of its regions
         operands = tuple(self.atom(env, v) for v in eqn.invars)
         results = tuple(self.value(v.aval) for v in eqn.outvars)
         env.update(
@@ -284,11 +287,11 @@ class _ProgramBuilder:
         )
 
     def enter(self, body: Any, same: Sequence[int], source: Source) -> Region:
-        """A region.
+        """Add a region.
 
         Args:
           body: its jaxpr, closed where it has constants.
-          same: values outside that its first inputs are on every run.
+          same: outer values that its first inputs are equal to in every run.
         """
         jaxpr = _compat.open_jaxpr(body)
         inputs = tuple(self.value(v.aval) for v in jaxpr.invars)
@@ -302,7 +305,7 @@ class _ProgramBuilder:
 
 
 def rule_of(eqn: Any) -> tuple[OpRule, bool]:
-    """The factors of a plain op, and whether a rule gave them.
+    """Return the factors of a plain op, and whether a rule gave them.
 
     Raises:
       RuleError: the rule does not fit the op's shapes.
@@ -348,7 +351,7 @@ def rule_of(eqn: Any) -> tuple[OpRule, bool]:
 
 
 def _body_flops(eqn: Any) -> float:
-    """Operations of an op that is not looked into, all its runs together."""
+    """Return the FLOPs of an opaque op, over all runs of its body."""
     estimate = estimated_flops(eqn)
     if estimate is not None:
         return estimate

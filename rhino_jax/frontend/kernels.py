@@ -1,6 +1,7 @@
-"""Ops that hide a body: Pallas kernels, foreign calls, manually sharded code.
+"""Ops with opaque bodies: Pallas kernels, foreign calls, manually sharded code.
 
-They are not looked into, but their FLOPs count, and kernels are known by name.
+Their bodies are not imported, but their FLOPs count, and kernels are identified by
+name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from rhino_jax.frontend.regions import body_jaxpr
 
 
 def kernel_name(eqn: Any) -> str | None:
-    """The name under which a user registers a rule for this kernel, if it is one."""
+    """Return the name under which a user registers a rule for this kernel; None for
+    other ops."""
     params = eqn.params
     match eqn.primitive.name:
         case "pallas_call":
@@ -28,19 +30,20 @@ def kernel_name(eqn: Any) -> str | None:
 
 
 def estimated_flops(eqn: Any) -> float | None:
-    """FLOPs that a kernel's author states (`pallas_call(cost_estimate=...)`)."""
+    """Return the FLOPs that a kernel's author states
+    (`pallas_call(cost_estimate=...)`), or None."""
     estimate = eqn.params.get("cost_estimate")
     flops = getattr(estimate, "flops", None)
     return None if flops is None else float(flops)
 
 
 def hidden_body(eqn: Any) -> Any | None:
-    """The sub-jaxpr that does the work of an op that is not looked into, if any."""
+    """Return the sub-jaxpr of an opaque op, or None."""
     return body_jaxpr(eqn.params)
 
 
 def runs_of_body(eqn: Any) -> int:
-    """How often the body runs: once per grid cell, or per shard."""
+    """Return how often the body runs: once per grid cell, or per shard."""
     if eqn.primitive.name == "pallas_call":
         grid = eqn.params["grid_mapping"].grid
         return math.prod(int(n) for n in grid if isinstance(n, Integral))

@@ -1,11 +1,11 @@
-"""Which leaves of a call are arrays, which are static, and what each is called.
+"""The leaves of a call: which are arrays, which are static, and their tree paths.
 
-An argument that `jax.jit` takes is treated as `jit` treats it: every leaf is an
-array, Python scalars too. An argument that holds leaves which `jit` refuses
-(functions, strings, objects: Equinox modules do) is treated as Equinox's
-`filter_jit` treats it: its Python scalars are static as well. A `bool` in an
-attribute is a switch (`dropout.inference`) and always static. What an object that
-changes in place holds is an array, Python scalars too.
+Arguments of the kinds that `jax.jit` accepts are treated as under `jit`: every leaf is
+an array, Python scalars too. An argument with leaves that `jit` refuses (functions,
+strings, objects, as in Equinox modules) is treated as under Equinox's `filter_jit`: its
+Python scalars are static as well. A `bool` in an attribute is a switch
+(`dropout.inference`) and always static. The leaves of a mutable object are arrays,
+Python scalars too.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Leaves:
       tree: tree structure over all leaves.
       values: all leaves, in the tree's order.
       paths: their tree paths.
-      positions: where among them the arrays are.
-      statics: (position, value) of the others.
-      groups: for every leaf, the top-level element that it lies in.
+      positions: positions of the arrays among them.
+      statics: (position, value) of the other leaves.
+      groups: for every leaf, the number of the top-level element that contains it.
     """
 
     tree: Any
@@ -72,14 +72,14 @@ class Leaves:
         return tuple(self.paths[p] for p in self.positions)
 
     def with_arrays(self, arrays: Sequence[Any]) -> Leaves:
-        """The same leaves with other arrays."""
+        """Return the same leaves with other arrays."""
         values = list(self.values)
         for position, array in zip(self.positions, arrays, strict=True):
             values[position] = array
         return replace(self, values=tuple(values))
 
     def without_scalars(self) -> Leaves:
-        """The same leaves, Python scalars not counted as arrays."""
+        """Return the same leaves, with Python scalars static instead of arrays."""
         gone = [p for p in self.positions if is_python_scalar(self.values[p])]
         return replace(
             self,
@@ -88,7 +88,7 @@ class Leaves:
         )
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """The tree again, with other arrays."""
+        """Return the tree with other arrays."""
         everything: list[Any] = [None] * len(self.values)
         for position, static in self.statics:
             everything[position] = static.value
@@ -98,7 +98,7 @@ class Leaves:
 
 
 def is_array(x: Any) -> bool:
-    """Whether a leaf is an array to JAX (Python scalars apart)."""
+    """Whether JAX takes a leaf as an array (Python scalars excepted)."""
     if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         return True
     if isinstance(x, _SCALARS) and not isinstance(x, np.generic):
@@ -117,11 +117,11 @@ def is_python_scalar(x: Any) -> bool:
 def split_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
 ) -> Leaves:
-    """The leaves of a call.
+    """Return the leaves of a call.
 
     Args:
-      args, kwargs: the arguments, static ones already replaced by None.
-      names: the parameter's name of every positional argument.
+      args, kwargs: the arguments, with static ones replaced by None.
+      names: for every positional argument, its parameter's name.
     """
     call = (tuple(args), dict(kwargs))
     flat, tree = tree_flatten_with_path(call)
@@ -139,7 +139,7 @@ def split_arguments(
 
 
 def split_result(result: Any) -> Leaves:
-    """The leaves of a result; their paths are `out`, `out[1]['loss']`, …"""
+    """Return the leaves of a result; their paths are `out`, `out[1]['loss']`, …"""
     flat, tree = tree_flatten_with_path(result)
     paths = ["out" + text for text in _texts(result, flat, 0)]
     groups: list[int] = []
@@ -152,8 +152,8 @@ def split_result(result: Any) -> Leaves:
 
 
 def _texts(tree: Any, flat: Sequence[Any], first: int) -> list[str]:
-    """The paths of all leaves from their `first` key on; a variable of Flax NNX is
-    named as what it holds."""
+    """Return the paths of all leaves, from their key number `first` on; a variable of
+    Flax NNX has the path of its value."""
     paths = [tuple(path) for path, _ in flat]
     if nnx_graph.is_imported():
         variables = nnx_graph.variable_paths(tree)
@@ -194,11 +194,12 @@ def _is_attribute(key: Any) -> bool:
 
 
 def check_hashable(what: str, statics: Sequence[tuple[str, Static]]) -> None:
-    """Refuse static values that cannot be compared from call to call.
+    """Refuse static values that cannot be compared between calls.
 
     Args:
-      what: the call, for the message.
-      statics: (path, value).
+      what: the call, for messages.
+      statics: (path, value) of the static values.
+
     Raises:
       TraceError: a value has no hash.
     """

@@ -1,4 +1,5 @@
-"""`shard_map`: code that its user cut by hand, how, and what it sends itself."""
+"""`shard_map`: code that its user partitioned manually; its layouts and its
+collectives."""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ KINDS = {
 """Primitive → kind of collective, as `rhino_jax.cost.collectives` names them."""
 
 _UNPRICED = frozenset({"pgather", "ragged_all_to_all", "unreduced_psum"})
-"""Primitives that send what their shapes do not say."""
+"""Primitives whose bytes sent do not follow from shapes."""
 
 
 def manual_of(eqn: Any, outer: Source) -> Manual | None:
-    """How an equation's operands and results are cut, where its user says so.
+    """Return the manual partitioning of an equation.
 
-    None of all but `shard_map`, and where a spec says more than a layout.
+    None for all but `shard_map`, and where a spec states more than a layout.
 
     Args:
       eqn: the equation.
@@ -81,7 +82,8 @@ def manual_of(eqn: Any, outer: Source) -> Manual | None:
 
 
 def _layout(spec: Any, rank: int) -> tuple[AxisNames, ...] | None:
-    """Axes by dim of a PartitionSpec; None where some value is a partial sum."""
+    """Return the mesh axes of each dim of a PartitionSpec; None where the value is
+    unreduced."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return None
     dims = [
@@ -93,11 +95,11 @@ def _layout(spec: Any, rank: int) -> tuple[AxisNames, ...] | None:
 def _sent(
     jaxpr: Any, sizes: Mapping[str, int], outer: Source, runs: int
 ) -> Iterator[ManualCollective | None]:
-    """What a body sends, in order; None where that cannot be told.
+    """Yield the collectives of a body, in order; None for one whose bytes are unknown.
 
     Args:
-      jaxpr: the body, on the shapes of one device.
-      sizes: of the mesh axes.
+      jaxpr: the body, with the shapes of one device.
+      sizes: axis name → size, of the mesh.
       outer: the source of the equation that it belongs to.
       runs: how often it runs.
     """
@@ -117,7 +119,7 @@ def _sent(
 def _sent_inside(
     eqn: Any, sizes: Mapping[str, int], source: Source, runs: int
 ) -> Iterator[ManualCollective | None]:
-    """What the bodies of an equation send."""
+    """Yield the collectives of the bodies of an equation."""
     kind, bodies = region_kind(eqn), closed_region_jaxprs(eqn)
     if kind is None:
         if any(list(_sent(body, sizes, source, 1)) for body in sub_jaxprs(eqn)):
@@ -127,24 +129,24 @@ def _sent_inside(
         runs *= int(eqn.params["length"])
     inside = [list(_sent(body, sizes, source, runs)) for body in bodies]
     if kind is RegionKind.COND:
-        # Every device takes one branch: the most that it may send.
+        # Every device takes one branch: count the one that sends the most.
         yield from max(inside, key=lambda sent: (None in sent, _bytes_of(sent)))
         return
     found = [c for sent in inside for c in sent]
-    # Nothing here says how often a `while` loop runs.
+    # The trip count of a `while` loop is unknown here.
     yield from [None] if found and kind is RegionKind.WHILE else found
 
 
 def _collective(
     eqn: Any, sizes: Mapping[str, int], source: Source, runs: int
 ) -> ManualCollective | None:
-    """One that an equation asks for, without axes where it sends nothing; None where
-    that cannot be told."""
+    """Return the collective of an equation, without axes where it sends nothing; None
+    where its bytes are unknown."""
     params, kind = eqn.params, KINDS[eqn.primitive.name]
     said = params.get("axes", params.get("axis_name"))
     names = said if isinstance(said, tuple | list) else (said,)
     if params.get("axis_index_groups") is not None or not set(names) <= set(sizes):
-        return None  # over a part of an axis, or a dim of a value under `vmap`
+        return None  # over a part of an axis, or over an axis of `vmap`
     moved = eqn.outvars if kind == "all-gather" else eqn.invars
     local_bytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
     axes = tuple(str(n) for n in names if sizes[n] > 1)
@@ -154,7 +156,8 @@ def _collective(
 
 
 def _alike_as_one(found: list[ManualCollective]) -> tuple[ManualCollective, ...]:
-    """Those of one line that are alike, as one that runs as often as all of them."""
+    """Merge equal collectives of one source line into one that runs as often as all of
+    them."""
     runs: dict[tuple[ManualCollective, Source], int] = {}
     for c in found:
         key = replace(c, runs=1), c.source

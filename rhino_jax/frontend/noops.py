@@ -1,9 +1,9 @@
-"""Equations that do nothing, taken out before the program is imported.
+"""No-op equations, removed before the program is imported.
 
-JAX's rules of derivatives sum over no dims at all, or reshard to nowhere, where a value
-comes from outside the mesh in context and its cotangent from inside, as from a
-function's closure: `x * (1 + scale)` has a `reshard` with a mesh and none without. The
-same function would be two programs, and a plan made for one refused by the other.
+JAX's differentiation rules sum over no dims at all, or reshard to no sharding, where a
+value comes from outside the mesh in context and its cotangent from inside, as with a
+closure: `x * (1 + scale)` has a `reshard` with a mesh and none without. The same
+function would give two programs, and a plan for one would be refused for the other.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from rhino_jax.frontend.rules.reduce import REDUCERS
 
 
 def without_noops(jaxpr: Any) -> Any:
-    """The jaxpr, those inside it too, without reductions over no dims and reshards to
-    nowhere.
+    """Return the jaxpr, including its sub-jaxprs, without reductions over no dims and
+    reshards to no sharding.
 
     Args:
       jaxpr: closed or not.
+
     Returns:
       The same object where there are none.
     """
-    same: dict[Any, Any] = {}  # result of an equation taken out → its operand
+    same: dict[Any, Any] = {}  # result of a removed equation → its operand
 
     def read(atom: Any) -> Any:
         return atom if is_literal(atom) else same.get(atom, atom)
@@ -53,7 +54,7 @@ def _is_noop(eqn: Any) -> bool:
 
 
 def _says_nothing(sharding: Any) -> bool:
-    """Whether a sharding names no axis, and its mesh has none but Auto ones."""
+    """Whether a sharding names no axis, and its mesh has only Auto axes."""
     spec = sharding.spec
     named = [*spec, *getattr(spec, "unreduced", ()), *getattr(spec, "reduced", ())]
     types = sharding.mesh.axis_types

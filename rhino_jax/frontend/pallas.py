@@ -1,13 +1,13 @@
-"""Pallas kernels: what their grid and block specs say of how they may be cut.
+"""Pallas kernels: how their grid and block specs allow them to be sharded.
 
 An axis of the grid is *parallel* where it moves the blocks of every result along one
 dim, one block a step, and those of an operand likewise or not at all; where the kernel
-does not ask where on that axis it is; and where nothing is handed on from step to step.
+does not query its index on that axis; and where no state is carried from step to step.
 Then a part of the grid is the same kernel on a part of the arrays.
 
-An axis that `jax.vmap` added is one like the others. Of scalars that are read before
-the kernel runs (`num_scalar_prefetch`) every device holds all; an axis that looks up in
-them where a block lies is not parallel.
+An axis that `jax.vmap` added is treated like the others. Scalars that are prefetched
+(`num_scalar_prefetch`) are replicated; an axis along which a block's position is read
+from them is not parallel.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from rhino_jax.frontend.regions import body_jaxpr, sub_jaxprs
 PALLAS_CALL = "pallas_call"
 
 Moves = tuple[int | None, ...]
-"""For every dim of an array, the parallel axis of the grid that moves its blocks."""
+"""For every dim of an array, the parallel axis of the grid that moves its blocks, or
+None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How a kernel's grid runs over its arrays.
+    """The grid of a kernel, and how it moves over its arrays.
 
     Attributes:
-      sizes: of the grid's axes.
-      operands, results: of each array, see `Moves`; scalars that are read before the
-        kernel runs are the first operands.
-      num_scalars: how many these are.
+      sizes: sizes of the grid's axes.
+      operands, results: for each array, see `Moves`; prefetched scalars are the first
+        operands.
+      num_scalars: number of prefetched scalars.
     """
 
     sizes: tuple[int, ...]
@@ -52,10 +53,10 @@ class Grid:
 
 
 def grid_of(params: Any) -> Grid | None:
-    """The grid of a `pallas_call`; None where too little is known of it.
+    """Return the grid of a `pallas_call`; None where too little is known of it.
 
     Args:
-      params: of the equation.
+      params: parameters of the equation.
     """
     mapping = params["grid_mapping"]
     sizes = tuple(mapping.grid)
@@ -70,7 +71,7 @@ def grid_of(params: Any) -> Grid | None:
     moves = [_moves(block, sizes) for block in blocks]
     uses = [_axes_used(block) for block in blocks]
     first = mapping.num_inputs
-    # The kernel counts the axes of its own grid, without those that `vmap` added.
+    # The kernel numbers the axes of its own grid, without those that `vmap` added.
     own = [a for a in range(len(sizes)) if a not in mapping.vmapped_dims]
     asked = {own[axis] for axis in _axes_asked(body_jaxpr(params))}
     declared = {own[axis] for axis in _declared_parallel(params, len(own))}
@@ -90,12 +91,12 @@ def grid_of(params: Any) -> Grid | None:
 
 
 def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, Any]:
-    """The parameters of the same kernel on a part of the grid.
+    """Return the parameters of the same kernel on a part of the grid.
 
     Args:
-      params: of the equation; the new ones are for the mesh in context.
+      params: parameters of the equation; the new ones are for the mesh in context.
       grid: its grid.
-      pieces: into how many each axis of the grid is cut.
+      pieces: number of shards of each axis of the grid.
     """
     mapping = params["grid_mapping"]
 
@@ -139,7 +140,7 @@ def local_params(params: Any, grid: Grid, pieces: Sequence[int]) -> dict[str, An
 
 
 def everywhere_params(params: Any) -> dict[str, Any]:
-    """The parameters of the same kernel, for the mesh in context."""
+    """Return the parameters of the same kernel, for the mesh in context."""
     mapping = params["grid_mapping"]
     blocks = tuple(
         block.replace(index_map_jaxpr=in_current_mesh(block.index_map_jaxpr))
@@ -153,13 +154,14 @@ def everywhere_params(params: Any) -> dict[str, Any]:
 
 
 def _scalar_types(params: Any) -> list[Any]:
-    """Types of the scalars that are read before the kernel runs."""
+    """Return the types of the prefetched scalars."""
     count = params["grid_mapping"].num_index_operands
     return [v.aval for v in open_jaxpr(body_jaxpr(params)).invars[:count]]
 
 
 def _moves(block: Any, sizes: Sequence[int]) -> Moves:
-    """Along which dims an axis of the grid moves the block, one block a step."""
+    """Return the axis of the grid that moves the block along each dim, one block a
+    step."""
     index = open_jaxpr(block.index_map_jaxpr)
     shape = block.array_aval.shape
     if len(index.outvars) != len(shape):
@@ -172,12 +174,13 @@ def _moves(block: Any, sizes: Sequence[int]) -> Moves:
         if axis is not None and (length is None or sizes[axis] * length != size):
             axis = None
         found.append(axis)
-    # What moves along two dims at once moves along a diagonal.
+    # An axis that moves along two dims at once moves along a diagonal.
     return tuple(a if a is not None and found.count(a) == 1 else None for a in found)
 
 
 def _block_length(entry: Any) -> int | None:
-    """Elements of a dim in one block; None where blocks may overlap or are padded."""
+    """Return the elements of a dim in one block; None where blocks may overlap or are
+    padded."""
     if entry is None or type(entry).__name__ in ("Squeezed", "Mapped"):
         return 1
     if isinstance(entry, int):
@@ -188,7 +191,7 @@ def _block_length(entry: Any) -> int | None:
 
 
 def _axes_used(block: Any) -> frozenset[int]:
-    """The axes of the grid on which a block's place depends in any way."""
+    """Return the axes of the grid on which a block's position depends in any way."""
     index = open_jaxpr(block.index_map_jaxpr)
     read = [v for eqn in index.eqns for v in eqn.invars] + list(index.outvars)
     names = {id(v) for v in read if not is_literal(v)}
@@ -196,7 +199,7 @@ def _axes_used(block: Any) -> frozenset[int]:
 
 
 def _axes_asked(jaxpr: Any) -> frozenset[int]:
-    """The axes of the grid whose index or size a kernel asks for."""
+    """Return the axes of the grid whose index or size a kernel queries."""
     found: set[int] = set()
     for eqn in open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name in ("program_id", "num_programs"):
@@ -207,7 +210,8 @@ def _axes_asked(jaxpr: Any) -> frozenset[int]:
 
 
 def _declared_parallel(params: Any, rank: int) -> frozenset[int]:
-    """Axes that the kernel's author declares parallel (`dimension_semantics`)."""
+    """Return the axes that the kernel's author declares parallel
+    (`dimension_semantics`)."""
     said = getattr(params.get("compiler_params"), "dimension_semantics", None) or ()
     words = [str(getattr(s, "value", s)).lower() for s in said]
     return frozenset(i for i, w in enumerate(words[:rank]) if w == "parallel")

@@ -1,4 +1,4 @@
-"""The parameters of a user's function: their names, which are static or donated."""
+"""The parameters of a user's function: their names, and which are static or donated."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from rhino_jax.utils.keywords import brief, whole
 
 
 CALLING = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
-"""What is said of a function's arguments, as in `jax.jit`."""
+"""The options on a function's arguments, as in `jax.jit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How the arguments of a function are read.
+    """The parameters of a function, and how its arguments are treated.
 
     Attributes:
-      fn: the function, `jax.jit` or `nnx.jit` taken off.
+      fn: the function, unwrapped from `jax.jit` or `nnx.jit`.
       name: its name.
       positional: names of the parameters that may be passed by position.
-      variadic: name of the `*args` parameter, if any.
+      variadic: name of the `*args` parameter; None where it has none.
       static: names of the static parameters, and numbers beyond `positional`.
-      donated: likewise of the donated ones.
-      is_of_nnx: whether `nnx.jit` was taken off: what it does with arguments holds.
+      donated: names of the donated parameters, and numbers beyond `positional`.
+      is_of_nnx: whether it was wrapped in `nnx.jit`, whose treatment of arguments then
+        applies.
     """
 
     fn: Callable[..., Any]
@@ -41,7 +42,8 @@ class Parameters:
     is_of_nnx: bool = False
 
     def names(self, count: int) -> tuple[str, ...]:
-        """Names of the first `count` positional arguments, as tree paths show them."""
+        """Return the names of the first `count` positional arguments, as tree paths
+        show them."""
         first = len(self.positional)
         rest = self.variadic or "args"
         return self.positional[:count] + tuple(
@@ -62,7 +64,12 @@ class Parameters:
     def take_statics(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[tuple[str | int, Static], ...]]:
-        """Replace static arguments by None; also (position or name, value) of each."""
+        """Replace static arguments by None.
+
+        Returns:
+          The arguments by position, those by name, and (position or name, value) of
+          each static one.
+        """
         if not self.static:
             return tuple(args), dict(kwargs), ()
         taken: list[tuple[str | int, Static]] = []
@@ -91,12 +98,12 @@ def read_parameters(
 ) -> Parameters:
     """Resolve numbers and names by the function's signature.
 
-    A `jax.jit` or `nnx.jit` object is taken off, and its own static and donated
+    A `jax.jit` or `nnx.jit` wrapper is removed, and its own static and donated
     arguments are added.
 
     Raises:
-      TraceError: a name that the function does not have, a number out of range,
-        or an argument that is both static and donated.
+      TraceError: a name that the function does not have, a number out of range, or an
+        argument that is both static and donated.
     """
     check_callable(what, fn)
     is_of_nnx = is_nnx_jit(fn)
@@ -127,15 +134,15 @@ def read_parameters(
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What a function takes.
+    """The parameters that a function accepts.
 
     Attributes:
-      name: of the function.
+      name: name of the function.
       positional: names of the parameters that may be passed by position.
-      by_name: names of all that may be passed by name.
-      variadic: name of the `*args` parameter, if any.
-      is_known: whether it says anything of its parameters; builtins do not.
-      takes_any_name: whether names that are not in `by_name` may be given.
+      by_name: names of all parameters that may be passed by name.
+      variadic: name of the `*args` parameter; None where it has none.
+      is_known: whether the signature lists parameters; those of builtins do not.
+      takes_any_name: whether names that are not in `by_name` are accepted.
     """
 
     name: str
@@ -167,7 +174,7 @@ class _Signature:
         )
 
     def positioned(self, num: int, kind: str, what: str) -> str | int:
-        """The parameter at a position: its name, or its number if it has none.
+        """Return the parameter at a position: its name, or its number if it has none.
 
         Raises:
           TraceError: there is none.
@@ -182,7 +189,8 @@ class _Signature:
         return index
 
     def named(self, key: str, kind: str, what: str) -> str:
-        """
+        """Return the name of a parameter, once checked.
+
         Raises:
           TraceError: there is no parameter of this name.
         """
@@ -192,10 +200,14 @@ class _Signature:
 
 
 def check_callable(what: str, fn: Any) -> None:
-    """Refuse what is no function.
+    """Refuse a value that is not a function of arrays.
+
+    Args:
+      what: the caller, for messages.
+      fn: the value.
 
     Raises:
-      TraceError: it cannot be called.
+      TraceError: it cannot be called, or is a generator or coroutine function.
     """
     if not callable(fn):
         raise TraceError(
@@ -219,12 +231,15 @@ def check_callable(what: str, fn: Any) -> None:
 def check_misspelt(
     what: str, fn: Any, given: Collection[str], keywords: Iterable[str]
 ) -> None:
-    """Refuse a keyword that the function does not have and that is nearly an option.
+    """Refuse a keyword that the function does not have and that is close to an option's
+    name.
 
     Args:
-      fn: the function, or what `auto_shard` made of it.
+      what: the caller, for messages.
+      fn: the function, or its `auto_shard` wrapper.
       given: keywords that are to be passed to it.
-      keywords: names of the options of the call.
+      keywords: names of the options of the caller.
+
     Raises:
       TraceError: one is misspelt.
     """
@@ -249,17 +264,18 @@ def check_misspelt(
 
 
 def function_name(fn: Any) -> str:
-    """The name of a function, of what a partial wraps, or of an object's class."""
+    """Return the name of a function, of the function in a partial, or of an object's
+    class."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
 def _read(what: str, option: str, value: Any) -> tuple[Any, ...]:
-    """Positions as ints or names as strings, of one or of several.
+    """Return positions as ints, or names as strings, given one or several.
 
     Raises:
-      TraceError: something else is among them.
+      TraceError: one of them is neither.
     """
     is_names = option.endswith("names")
     if value is None:

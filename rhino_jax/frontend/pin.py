@@ -1,7 +1,8 @@
-"""`rhino.pin`: a layout that the user holds fixed, said inside of a function.
+"""`rhino.pin`: a layout that the user fixes inside a function.
 
-A primitive of its own, so that it survives `jit`, `scan`, `remat`, `grad` and `vmap`,
-and stands in the program with its line. Where rhino does not plan, it does nothing.
+It is a primitive of its own, so that it survives `jit`, `scan`, `remat`, `grad` and
+`vmap`, and appears in the program with its source line. Where rhino does not plan, it
+does nothing.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from rhino_jax.utils.keywords import brief
 
 
 def pin(x: Any, spec: Any) -> Any:
-    """`x`, whose layout is held fixed in every plan.
+    """Return `x`, with its layout fixed in every plan.
 
     The identity: it differentiates, batches and compiles anywhere, and does nothing
-    where rhino does not plan. The cotangent of `x` is held in the same layout. Under
-    `vmap`, the new dim is left to the planner. Checked against the mesh, and kept or
-    refused, when the function is planned.
+    where rhino does not plan. The cotangent of `x` has the same layout. Under `vmap`,
+    the new dim is left to the planner. The pin is checked against the mesh, and applied
+    or refused, when the function is planned.
 
     Args:
       x: an array, or a pytree of arrays.
-      spec: a PartitionSpec, of dims in order; dims that it does not name are whole, and
-        `PartitionSpec.UNCONSTRAINED` leaves a dim to the planner. A NamedSharding is
-        its spec, on that mesh only. Or a pytree of them, shaped as `x` or a prefix of
-        it, in which None pins nothing.
+      spec: a PartitionSpec, of dims in order; dims that it does not name are not
+        sharded, and `PartitionSpec.UNCONSTRAINED` leaves a dim to the planner. A
+        NamedSharding is its spec, on that mesh only. Or a pytree of these, shaped as
+        `x` or a prefix of it, in which None pins nothing.
+
     Raises:
       PinError: this is no spec, or it has more dims than the array; when planning: it
         names an unknown axis, or does not divide.
+
     Example:
       >>> h = rhino.pin(jnp.tanh(x @ w), jax.sharding.PartitionSpec("data", None))
     """
@@ -94,7 +97,7 @@ def _pin(x: Any, spec: Any) -> Any:
 
 
 def _axes(entry: Any, spec: PartitionSpec) -> AxisNames | None:
-    """The axes of one dim; None where it is left open."""
+    """Return the mesh axes of one dim; None where it is left open."""
     if entry is PartitionSpec.UNCONSTRAINED:
         return None
     names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
@@ -139,5 +142,5 @@ batching.primitive_batchers[_pin_p] = _batched
 
 @register(PIN, traits=Traits(OpKind.IDENTITY))
 def pinned(ctx: OpContext) -> OpRule:
-    """The identity: what it is cut by, the pin says."""
+    """Return the rule of the identity; the pin itself fixes the sharding."""
     return passing(ctx)

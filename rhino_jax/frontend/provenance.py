@@ -1,4 +1,5 @@
-"""Where an equation comes from: the user's line, the name stack, a few words."""
+"""Provenance of equations: the user's source line, the name stack, a short
+description."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LIBRARIES = (
     "chex", "distrax", "einops", "equinox", "flax", "haiku", "jaxopt", "jaxtyping",
     "lineax", "optax", "optimistix", "penzai", "rlax",
 )  # fmt: skip
-"""Installed packages whose lines say less than the line that called them."""
+"""Installed packages that are skipped in favour of the line that called them."""
 
 
 NOWHERE = Source()
@@ -35,15 +36,16 @@ def is_library_file(file: str) -> bool:
 
 
 def source_of(source_info: Any, outer: Source = NOWHERE) -> Source:
-    """The user's line of an equation.
+    """Return the user's source line of an equation.
 
     Args:
       source_info: of the equation.
-      outer: source of the equation in whose region it is.
+      outer: source of the equation whose region contains it.
+
     Returns:
-      The innermost frame outside JAX and `LIBRARIES`; where there is none (code
-      that a library traced before), the outer equation's; failing that, the
-      innermost frame outside JAX.
+      The innermost frame outside JAX and `LIBRARIES`; where there is none (code that a
+      library traced before), the outer equation's; failing that, the innermost frame
+      outside JAX.
     """
     parts = (outer.name_stack, str(source_info.name_stack))
     stack = "/".join(part for part in parts if part)
@@ -72,7 +74,8 @@ def raised_at(error: BaseException) -> str:
 
 
 def label_of(name: str, params: Mapping[str, Any]) -> str:
-    """A few words on an equation's parameters, for people; empty where none help."""
+    """Return a short description of an equation's parameters; empty where there is
+    none."""
     describe = _LABELS.get(name)
     return describe(params) if describe else ""
 

@@ -1,7 +1,8 @@
-"""Which equations run sub-jaxprs, and how.
+"""Regions: the equations that run sub-jaxprs, and how they run them.
 
-Importer and apply walk a jaxpr by the same two questions, `region_kind` and
-`region_jaxprs`, so that both meet the same regions in the same order.
+The importer and the application of plans walk a jaxpr by the same two functions,
+`region_kind` and `region_jaxprs`, so that both visit the same regions in the same
+order.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _BODY_PARAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "callee", "fwd_jaxpr", "call
 
 
 def region_kind(eqn: Any) -> RegionKind | None:
-    """How an equation runs its sub-jaxprs; None where it is a plain or opaque op.
+    """Return how an equation runs its sub-jaxprs; None where it is a plain or opaque
+    op.
 
-    A call whose operands or results are not one to one those of its sub-jaxpr
-    (a `run_state` on references) is opaque.
+    A call whose operands or results do not match those of its sub-jaxpr one to one (a
+    `run_state` on references) is opaque.
     """
     name = eqn.primitive.name
     if name == "scan":
@@ -63,7 +65,7 @@ def region_kind(eqn: Any) -> RegionKind | None:
 
 
 def closed_region_jaxprs(eqn: Any) -> tuple[Any, ...]:
-    """The sub-jaxprs as they stand in the parameters, with their constants."""
+    """Return the sub-jaxprs as in the parameters, with their constants."""
     kind = region_kind(eqn)
     if kind is None:
         return ()
@@ -75,11 +77,11 @@ def closed_region_jaxprs(eqn: Any) -> tuple[Any, ...]:
 
 
 def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
-    """The sub-jaxprs of an equation, in the order of `RegionCall.regions`.
+    """Return the sub-jaxprs of an equation, in the order of `RegionCall.regions`.
 
     Returns:
-      Jaxprs with `eqns`, `invars`, `outvars` and `constvars`; empty where the
-      equation has no regions. `closed_region_jaxprs` has the constants' values.
+      Jaxprs with `eqns`, `invars`, `outvars` and `constvars`; empty where the equation
+      has no regions. `closed_region_jaxprs` has the constants' values.
     """
     return tuple(open_jaxpr(j) for j in closed_region_jaxprs(eqn))
 
@@ -87,15 +89,17 @@ def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
 def ops_and_equations(
     program: Program, region: Region, jaxpr: Any
 ) -> Iterator[tuple[Op, Any]]:
-    """Walk a region and the jaxpr that it was imported from: every op, its equation.
+    """Yield every op of a region with its equation in the jaxpr that it was imported
+    from.
 
     Args:
       program: the program.
       region: a region of it.
       jaxpr: closed or not.
+
     Raises:
       InternalError: the region was imported from another jaxpr, as from another trace
-        of the function: ops are those of its equations by their order alone.
+        of the function: ops match equations by their order alone.
     """
     ops, eqns = [program.ops[i] for i in region.ops], open_jaxpr(jaxpr).eqns
     for op, eqn in zip_longest(ops, eqns):
@@ -118,14 +122,14 @@ def _other_jaxpr(op: Op | None, eqn: Any | None, counts: str) -> InternalError:
 
 
 def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:
-    """The parameters of an equation, with these in place of its sub-jaxprs.
+    """Return the parameters of an equation with other sub-jaxprs.
 
-    All others (unroll, reverse, policy, the rules of custom derivatives) stay as they
-    are, so whatever JAX later does with the equation it still does.
+    All other parameters (unroll, reverse, policy, the rules of custom derivatives)
+    stay, so that JAX treats the equation as before.
 
     Args:
       eqn: an equation with regions.
-      jaxprs: in the order of `closed_region_jaxprs(eqn)`.
+      jaxprs: the new sub-jaxprs, in the order of `closed_region_jaxprs(eqn)`.
     """
     kind = region_kind(eqn)
     if kind is RegionKind.WHILE:
@@ -138,11 +142,11 @@ def with_jaxprs(eqn: Any, jaxprs: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def with_bodies(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    """Return an equation whose sub-jaxprs are changed; the same where none is.
+    """Return an equation with changed sub-jaxprs; the same object where none changes.
 
     Args:
       eqn: an equation.
-      change: a sub-jaxpr → one that can stand in its place, or the same object.
+      change: sub-jaxpr → its replacement, or the same object.
     """
     bodies = closed_region_jaxprs(eqn)
     changed = [change(body) for body in bodies]
@@ -152,7 +156,8 @@ def with_bodies(eqn: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def body_jaxpr(params: Mapping[str, Any]) -> Any | None:
-    """The one sub-jaxpr among an equation's parameters, closed where it is."""
+    """Return the sub-jaxpr among an equation's parameters, closed or not; None without
+    one."""
     for key in _BODY_PARAMS:
         if is_jaxpr(params.get(key)):
             return params[key]
@@ -160,7 +165,7 @@ def body_jaxpr(params: Mapping[str, Any]) -> Any | None:
 
 
 def sub_jaxprs(eqn: Any) -> list[Any]:
-    """All jaxprs among an equation's parameters, whatever they are for."""
+    """Return all jaxprs among an equation's parameters, whatever their purpose."""
     found: list[Any] = []
     for value in eqn.params.values():
         several = value if isinstance(value, tuple | list) else (value,)
@@ -169,7 +174,7 @@ def sub_jaxprs(eqn: Any) -> list[Any]:
 
 
 def rebuild_jaxpr(fn: Callable[..., Any], old: Any) -> Any:
-    """Trace `fn` as a jaxpr that can stand where `old` stands.
+    """Trace `fn` as a jaxpr that can replace `old`.
 
     Args:
       fn: a function of the inputs of `old`, with results of the same types.

@@ -19,12 +19,13 @@ from rhino_jax.utils.keywords import brief
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpContext:
-    """What a rule may look at.
+    """The properties of an op that its rule may depend on.
 
     Attributes:
       primitive: the primitive's name.
-      in_shapes, in_dtypes: of every operand, literals and scalars included.
-      out_shapes, out_dtypes: of every result.
+      in_shapes, in_dtypes: shape and element type of every operand, including literals
+        and scalars.
+      out_shapes, out_dtypes: shape and element type of every result.
       params: the primitive's parameters.
     """
 
@@ -38,15 +39,15 @@ class OpContext:
 
 @dataclass(frozen=True, slots=True)
 class OpRule:
-    """What a rule returns.
+    """The factors and the other properties of one op, as a rule returns them.
 
     Attributes:
-      rule: the factors, and where they appear.
+      rule: the factors, and the dims that they appear in.
       flops: floating-point operations of the whole op.
-      is_fusible: the op can be computed where its result is used, without going
-        through memory (elementwise ops, broadcasts, iotas, converts, slices).
-      traits: what else is true of this op; None: what its primitive was registered
-        with.
+      is_fusible: whether the op can be computed in its readers, without going through
+        memory (elementwise ops, broadcasts, iotas, converts, slices).
+      traits: further properties of this op; None: those that its primitive was
+        registered with.
     """
 
     rule: Rule
@@ -56,7 +57,7 @@ class OpRule:
 
 
 REDUCERS = ("sum", "max", "min", "prod", "and", "or")
-"""How partial results may combine."""
+"""The ways in which partial results may combine."""
 
 RuleFn = Callable[[OpContext], OpRule]
 
@@ -65,22 +66,22 @@ _RULES: dict[str, RuleFn] = {}
 _TRAITS: dict[str, Traits] = {}
 
 _BUILT_IN: set[str] = set()
-"""Names that have, or had, a rule of ours."""
+"""Primitives that have, or had, a built-in rule."""
 
 _USER_RULES: set[str] = set()
 """Names that `register_rule` has set; kernels are looked up among these only."""
 
 
 _MET: set[str] = set()
-"""Those of them that some op had."""
+"""Names that some op's rule was looked up under."""
 
 
 def register(*names: str, traits: Traits) -> Callable[[RuleFn], RuleFn]:
-    """Decorator: this function is the rule of the named primitives.
+    """Return a decorator that registers a function as the rule of the named primitives.
 
     Args:
-      names: of the primitives.
-      traits: what they are; a rule may say more of one op (`OpRule.traits`).
+      names: names of the primitives.
+      traits: their traits; a rule may override them for one op (`OpRule.traits`).
     """
 
     def wrap(fn: RuleFn) -> RuleFn:
@@ -93,16 +94,16 @@ def register(*names: str, traits: Traits) -> Callable[[RuleFn], RuleFn]:
 
 
 def lookup(name: str) -> RuleFn | None:
-    """The rule of a primitive, or None where it has none."""
+    """Return the rule of a primitive, or None where it has none."""
     _MET.add(name)
     return _RULES.get(name)
 
 
 def lookup_user(name: str) -> RuleFn | None:
-    """A rule that the user registered, or None.
+    """Return a rule that the user registered, or None.
 
-    Kernels (Pallas, FFI) are looked up here, so that a kernel called `add` does
-    not get the rule of the primitive `add`.
+    Kernels (Pallas, FFI) are looked up here, so that a kernel called `add` does not get
+    the rule of the primitive `add`.
     """
     if name not in _USER_RULES:
         return None
@@ -111,25 +112,27 @@ def lookup_user(name: str) -> RuleFn | None:
 
 
 def traits_of(primitive: str, kernel: str | None = None) -> Traits:
-    """What a primitive's ops are; of one that runs a kernel what its user says of
-    that, if anything. No traits where neither is known."""
+    """Return the traits of a primitive's ops; for a kernel, those that the user
+    registered for it, if any. Default traits where neither is known."""
     if kernel in _USER_RULES and kernel in _TRAITS:
         return _TRAITS[kernel]
     return _TRAITS.get(primitive, Traits())
 
 
 def unmet_rules() -> tuple[str, ...]:
-    """Names of user's rules that no op has had so far, and no built-in rule, sorted."""
+    """Return the names of users' rules that no op has had so far, and no built-in rule,
+    sorted."""
     return tuple(sorted(_USER_RULES - _MET - _BUILT_IN))
 
 
 def has_user_rules() -> bool:
-    """Whether there are rules that no other process has."""
+    """Whether any rule was registered by the user, so that other processes may lack
+    it."""
     return bool(_USER_RULES)
 
 
 def registered() -> tuple[str, ...]:
-    """Names of all primitives that have a rule, sorted."""
+    """Return the names of all primitives that have a rule, sorted."""
     return tuple(sorted(_RULES))
 
 
@@ -141,20 +144,23 @@ def register_rule(
     flops: Callable[[OpContext], float] | None = None,
     traits: Traits | None = None,
 ) -> None:
-    """Tell rhino how a primitive may be cut.
+    """Register how a primitive may be sharded.
 
     Args:
-      primitive: a primitive or its name (for FFI calls, the target name; for
-        Pallas kernels, the kernel's name).
-      rule: einsum-like text, as `"b s d, d f -> b s f"` (see `rhino_jax.ir.factor`),
-        or a function from `OpContext` to `OpRule`.
-      reducers: for factors that no result contains, how partial results combine
-        ("sum" where not given).
+      primitive: a primitive or its name (for FFI calls, the target name; for Pallas
+        kernels, the kernel's name).
+      rule: einsum-like text, as `"b s d, d f -> b s f"` (see `rhino_jax.ir.factor`), or
+        a function from `OpContext` to `OpRule`.
+      reducers: for factors that no result contains, how partial results combine ("sum"
+        where not given).
       flops: floating-point operations of one call; 0 where not given.
-      traits: what the op is, as `Traits(OpKind.CONTRACTION)` of what the matrix unit
-        runs; where not given those that it has, else its primitive's, else none.
+      traits: its traits, such as `Traits(OpKind.CONTRACTION)` for an op that runs on
+        the matrix unit; None: those registered before, else its primitive's, else the
+        default.
+
     Raises:
       RuleError: the text cannot be read.
+
     Example:
       >>> register_rule("my_matmul", "b s d, d f -> b s f")
     """
@@ -201,10 +207,10 @@ def register_rule(
 def _check_rule_arguments(
     name: str, rule: Any, reducers: Any, flops: Any, traits: Any
 ) -> None:
-    """Refuse what is no rule, no reducers, no count of FLOPs or no traits.
+    """Refuse arguments of `register_rule` that have the wrong type.
 
     Raises:
-      RuleError: the first that is not.
+      RuleError: names the first of them.
     """
     is_text = isinstance(rule, str)
     is_mapping = isinstance(reducers, Mapping) and all(

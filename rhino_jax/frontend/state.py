@@ -1,10 +1,10 @@
-"""Which results replace which arguments in the next call.
+"""State: the results that replace arguments in the next call.
 
-A train step returns its new parameters and optimizer state; they must keep the
-sharding that the next call expects. Results are matched with donated arguments first.
-With others a tie needs another reason: the result has the argument's name (or
-key), or its structure. A single array of the same shape is no reason: `tanh(x @ w)`
-replaces no `x`, unless calls show that it does (see `rhino_jax.runtime.feedback`).
+A train step returns its new parameters and optimizer state; they must keep the sharding
+that the next call expects. Results are matched with donated arguments first. Ties with
+other arguments need another reason: the result has the argument's name (or key), or its
+structure. A single array of the same shape is no reason: `tanh(x @ w)` replaces no `x`,
+unless calls show that it does (see `rhino_jax.runtime.feedback`).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from rhino_jax.ir.program import Program
 
 
 _DEPTH = 2
-"""How deep below an argument or the result a subtree may start."""
+"""Largest depth below an argument or the result at which a subtree may start."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Subtree:
-    """A part of the arguments or of the result.
+    """A subtree of the arguments or of the result.
 
     Attributes:
       name: the key or attribute that leads to it ("" for a position).
       leaves: positions of its arrays among all arrays.
-      shape_of: what must agree: path, shape and type of each array.
-      depth: how deep it starts.
-      is_small: nothing in it but scalars.
-      is_told: a container that is known when it is seen again: it has keys or
-        attributes, or arrays of several shapes.
+      shape_of: its key for matching: path, shape and type of each array.
+      depth: the depth at which it starts.
+      is_small: whether it holds nothing but scalars.
+      is_told: whether its structure identifies it: it has keys or attributes, or arrays
+        of several shapes.
     """
 
     name: str
@@ -59,7 +59,8 @@ def match_state(
     out_avals: Sequence[tuple[tuple[int, ...], str]],
     in_avals: Sequence[tuple[tuple[int, ...], str]],
 ) -> dict[int, int]:
-    """Positions of result arrays → positions of the argument arrays they replace.
+    """Return position of a result array → position of the argument array that it
+    replaces.
 
     Args:
       arguments, result: the leaves of the call and of its result.
@@ -122,7 +123,7 @@ def _match_leaves(
     tied: dict[int, int],
     used: set[int],
 ) -> None:
-    """Match what is left of the donated arrays by the ends of their paths."""
+    """Match the remaining donated arrays by the ends of their paths."""
     ends: dict[tuple[str, Any], list[int]] = {}
     in_paths, out_paths = arguments.array_paths, result.array_paths
     for i, path in enumerate(in_paths):
@@ -140,10 +141,10 @@ def _match_leaves(
 
 
 def with_ties(program: Program, ties: Mapping[int, int]) -> Program:
-    """The same program, in which more results replace arguments.
+    """Return the program with more results that replace arguments.
 
     Args:
-      program: what was traced.
+      program: the traced program.
       ties: positions of results → positions of arguments.
     """
     outputs = list(program.outputs)
@@ -154,7 +155,7 @@ def with_ties(program: Program, ties: Mapping[int, int]) -> Program:
 
 
 def last_key(path: str) -> str:
-    """The last key of a tree path: `w` of `params['a'].w`, `'a'` of `x['a']`."""
+    """Return the last key of a tree path: `w` of `params['a'].w`, `'a'` of `x['a']`."""
     cut = max(path.rfind("["), path.rfind("."))
     return path[cut:].strip("[].'\"") if cut >= 0 else path
 
@@ -204,7 +205,8 @@ def _subtrees(
         held = tuple(avals[place[p]] if p in place else None for p in positions)
         is_small = all(not avals[i][0] for i in leaves)
         is_told = len(set(held)) > 1 or _has_names(value)
-        # By paths: the structure of an object may count others beside it.
+        # By paths: the structure of an object may number other objects of the call,
+        # too.
         below = tuple(paths[p].removeprefix(root) for p in positions)
         yield _Subtree(name, leaves, (below, held), depth, is_small, is_told)
     if depth == _DEPTH:

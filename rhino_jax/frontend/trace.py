@@ -1,7 +1,7 @@
-"""A user's function, traced on shapes alone: its jaxpr, its program, its trees.
+"""Tracing of a user's function on shapes alone: its jaxpr, its program, its trees.
 
-Nothing is allocated and nothing runs. An error of the user's function comes out
-as it is, with a note that says which call traced it.
+Nothing is allocated and nothing runs. Errors of the user's function are raised
+unchanged, with a note that names the call that traced it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Traced:
 
     Attributes:
       name: the function's name.
-      closed_jaxpr: inputs are the argument arrays; constants are what the function
-        captured.
-      program: the same for the planner; its inputs are arguments, then constants.
-      signature: what it was traced for.
+      closed_jaxpr: the jaxpr; its inputs are the argument arrays, its constants the
+        captured arrays.
+      program: the program for the planner; its inputs are arguments, then constants.
+      signature: the signature that it was traced for.
       arguments: the leaves of the call; arrays as `jax.ShapeDtypeStruct`.
       result: the leaves of the result, likewise.
       donated: whether each argument array is donated.
-      written: what is written back to objects among the arguments, if there are any;
-        its arrays follow those of the result.
-      captured: references that the function captures; the last of its constants, and
-        what is written back to them the last of its results.
+      written: the values to write back to objects among the arguments, whose arrays
+        follow those of the result; None where there are no objects.
+      captured: references that the function captures; they are the last of its
+        constants, and their final values the last of its results.
       in_tree, out_tree: structure and positions of the arrays of the arguments and of
         the result, as a plan shows them.
-      remade: what passes made of it (see `rhino_jax.passes`), by name and choice.
+      remade: traces after passes (see `rhino_jax.passes`), by name and choice.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Traced:
 
     @property
     def consts(self) -> tuple[Any, ...]:
-        """The captured arrays, with what captured references hold by now."""
+        """The captured arrays, with the current values of captured references."""
         consts = jaxpr_consts(self.closed_jaxpr)
         if not self.captured:
             return consts
@@ -81,12 +81,13 @@ class Traced:
 
     @property
     def out_shapes(self) -> list[Any]:
-        """Shape and type of every result, and of what is written back."""
+        """Shape and type of every result, and of every array that is written back."""
         return [v.aval for v in open_jaxpr(self.closed_jaxpr).outvars]
 
     @property
     def has_captured_tracers(self) -> bool:
-        """Whether it closes over values of an outer trace, and dies with it."""
+        """Whether it closes over values of an outer trace, and is only valid during
+        it."""
         return any(isinstance(c, jax.core.Tracer) for c in self.consts)
 
 
@@ -105,15 +106,15 @@ def trace(
     """Trace `fn(*args, **kwargs)` on shapes.
 
     Args:
-      fn: the function; a `jax.jit` object is taken off.
+      fn: the function; a `jax.jit` wrapper is removed.
       args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
-      static_argnums, static_argnames, donate_argnums, donate_argnames: as in
-        `jax.jit`.
-      mesh: mesh with Auto axes that the function sees in its context, if any.
-      what: the call that asks, for notes and messages.
+      static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
+      mesh: mesh with Auto axes that is in context for the function; None: no mesh is.
+      what: the caller, for notes and messages.
+
     Raises:
-      TraceError: bad static or donated arguments. Whatever `fn` itself raises
-        comes out unchanged.
+      TraceError: bad static or donated arguments. Exceptions of `fn` itself are raised
+        unchanged.
     """
     parameters = read_parameters(
         fn,
@@ -128,20 +129,22 @@ def trace(
 
 
 FlatResult = tuple[Leaves, Written | None, Any]
-"""The leaves of a result, what is written back to objects, and the result's tree as a
-plan shows it."""
+"""The leaves of a result, the values to write back to objects, and the result's tree as
+a plan shows it."""
 
 
 def flat_function(
     parameters: Parameters, call: Call, results: list[FlatResult] | None = None
 ) -> Callable[..., list[Any]]:
-    """The user's function of the arrays of a call alone; to be traced.
+    """Return the user's function as a function of the arrays of a call alone, for
+    tracing.
 
-    Gives the arrays of the result, then those that are written back to objects.
+    It returns the arrays of the result, then those to write back to objects.
 
     Args:
-      parameters, call: of the function.
-      results: is given what else is to be known of the result.
+      parameters: the parameters of the function.
+      call: the call.
+      results: extended by the `FlatResult` of each trace; None: it is not recorded.
     """
     arguments, names = call.leaves, parameters.names(len(call.args))
 
@@ -177,7 +180,7 @@ def flat_function(
 
 
 def out_type(aval: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an output; weakly typed where its abstract value says so."""
+    """Return shape and dtype of an output; weakly typed where its abstract value is."""
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
@@ -185,7 +188,7 @@ def out_type(aval: Any) -> jax.ShapeDtypeStruct:
 def trace_call(
     parameters: Parameters, call: Call, *, mesh: Any = None, what: str
 ) -> Traced:
-    """Trace a call that was taken apart; see `trace`."""
+    """Trace a call that is already split; see `trace`."""
     arguments = call.leaves
     types = [abstract(x) for x in arguments.arrays]
     results: list[FlatResult] = []
@@ -212,7 +215,7 @@ def trace_call(
     result, written, out_tree = results[-1]
     count = len(result.positions)
     result = result.with_arrays(outs[:count])
-    # Traces must not keep the arrays that they saw.
+    # Traces must not keep the argument arrays alive.
     arguments = arguments.with_arrays(types)
     own, _ = captured.split(outs)
     ends = tie(parameters, call.args, call.kwargs, arguments, result, written, own)
@@ -245,6 +248,13 @@ def check_same_program(
     traced: Traced, fingerprint: str, before: str | None, what: str
 ) -> None:
     """Refuse a function whose trace differs from call to call.
+
+    Args:
+      traced: the new trace.
+      fingerprint: of its program.
+      before: fingerprint of an earlier trace of the same signature; None: there was
+        none.
+      what: the caller, for messages.
 
     Raises:
       TraceError: the same signature gave another program before.

@@ -1,8 +1,8 @@
-"""How often a `while` loop runs, where the program says so.
+"""Trip counts of `while` loops, where the program determines them.
 
-A loop that counts (`lax.fori_loop`, `while i < n`) compares a carry with a
-limit and adds a literal to it. Both are found through nested calls and
-converts; everything else is a guess, and is marked as one.
+A loop that counts (`lax.fori_loop`, `while i < n`) compares a carry with a limit and
+adds a literal to it. Both are found through nested calls and converts; any other count
+is a guess, and is marked as one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rhino_jax.ir.program import RegionKind
 
 
 ASSUMED_TRIP_COUNT = 10
-"""Trips of a loop whose bound the program does not say: enough for its body to
-weigh more than straight-line code, few enough not to drown the rest."""
+"""Assumed trips of a loop whose bound is unknown: enough for its body to weigh more
+than straight-line code, few enough not to dominate the rest."""
 
 MAX_BOUND = 100_000
-"""A bound above this (a guard against endless loops) says nothing of the trips."""
+"""A bound above this (a guard against endless loops) is no estimate of the trips."""
 
 _COMPARISONS = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-"""Each comparison, and the one with its operands swapped."""
+"""Comparison → the equivalent one with swapped operands."""
 
 PASSES = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient"})
-"""Primitives whose result is the number that their operand is."""
+"""Primitives whose result is the same number as their operand."""
 
 _FOLDS: dict[str, Callable[[float, float], float]] = {
     "add": operator.add,
@@ -42,11 +42,11 @@ _FOLDS: dict[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScalarTerm:
-    """A scalar of a jaxpr, traced back to where it comes from.
+    """A scalar of a jaxpr, as a term over the jaxpr's inputs.
 
     Attributes:
-      op: "input" (see `index`), "number" (see `value`), the name of a
-        comparison, of `and`, or of an arithmetic op; "?" where not understood.
+      op: "input" (see `index`), "number" (see `value`), the name of a comparison, of
+        `and`, or of an arithmetic op; "?" where unknown.
     """
 
     op: str
@@ -59,7 +59,7 @@ _UNKNOWN = ScalarTerm("?")
 
 
 def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
-    """Where the results of an open jaxpr come from, as far as they are scalars.
+    """Return the scalar results of an open jaxpr as terms over its inputs.
 
     One pass over the scalar equations, so its cost is linear.
 
@@ -83,7 +83,7 @@ def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
 
 
 def _results(eqn: Any, terms: list[ScalarTerm]) -> list[ScalarTerm]:
-    """Terms of an equation's results; none where they are not understood."""
+    """Return the terms of an equation's results; empty where they are unknown."""
     name = eqn.primitive.name
     if region_kind(eqn) is RegionKind.CALL:
         return scalar_terms(region_jaxprs(eqn)[0], terms)
@@ -103,7 +103,7 @@ def _inputs(jaxpr: Any) -> list[ScalarTerm]:
 
 
 def scalar_number(value: Any) -> float | None:
-    """A literal as a number; None where it is not a real scalar."""
+    """Return a literal as a number; None where it is not a real scalar."""
     if getattr(value, "shape", ()) != ():
         return None
     number = value.item() if hasattr(value, "item") else value
@@ -121,13 +121,14 @@ def while_trip_count(
 
     Args:
       cond, body: its open jaxprs.
-      num_cond_consts, num_body_consts: how many of their inputs are constants.
-      known: values of those operands of the `while` that are known numbers, by
-        position among all operands.
+      num_cond_consts, num_body_consts: number of their inputs that are constants.
+      known: position among the operands of the `while` → value, for operands that are
+        known numbers.
+
     Returns:
       The count, and whether it follows from the program. A loop that may also
       end early (`i < n and not done`) gets its bound, marked as not known. None where
-      the program has no bound, or one above `MAX_BOUND` that data may not reach.
+      the program has no bound, or one above `MAX_BOUND` that the loop need not reach.
     """
     steps = tuple(scalar_terms(body, _inputs(body)))
     (test,) = scalar_terms(cond, _inputs(cond))
@@ -138,10 +139,10 @@ def while_trip_count(
 
 @dataclass(frozen=True, slots=True)
 class _WhileLoop:
-    """What is known of a loop.
+    """The known facts of a loop.
 
     Attributes:
-      steps: what the body makes of every carry, in terms of the body's inputs.
+      steps: the next value of every carry, as terms over the body's inputs.
       num_cond_consts, num_body_consts, known: as in `while_trip_count`.
     """
 
@@ -151,7 +152,7 @@ class _WhileLoop:
     known: Mapping[int, float]
 
     def trips(self, test: ScalarTerm) -> tuple[int, bool] | None:
-        """How often a condition holds; None where that cannot be told."""
+        """Return how often a condition holds; None where that is unknown."""
         if test.op == "and":
             bounds = [b[0] for b in map(self.trips, test.args) if b is not None]
             return (min(bounds), False) if bounds else None
@@ -167,7 +168,8 @@ class _WhileLoop:
         return _trips(op, init, limit, step)
 
     def _carry(self, term: ScalarTerm) -> int | None:
-        """Position of the carry that a term of the condition is; -1 for constants."""
+        """Return the position of the carry that a term of the condition is; -1 for
+        constants."""
         if term.op == "number":
             return -1
         if term.op != "input":
@@ -175,7 +177,8 @@ class _WhileLoop:
         return max(term.index - self.num_cond_consts, -1)
 
     def _first(self, term: ScalarTerm) -> float | None:
-        """Value of a term of the condition before the first trip."""
+        """Return the value of a term of the condition before the first trip, or
+        None."""
         if term.op == "number":
             return term.value
         if term.op != "input":
@@ -184,7 +187,8 @@ class _WhileLoop:
         return self.known.get(term.index + (0 if is_const else self.num_body_consts))
 
     def _step(self, carry: int | None) -> float | None:
-        """What one trip adds to a carry; None where that is not a known number."""
+        """Return the amount that one trip adds to a carry; None where that is no known
+        number."""
         if carry is None:
             return None
         if carry < 0:
@@ -200,7 +204,8 @@ class _WhileLoop:
         return None
 
     def _amount(self, term: ScalarTerm) -> float | None:
-        """A term of the body that is the same number on every trip."""
+        """Return a term of the body as the number that it is on every trip; None where
+        it is not."""
         if term.op == "number":
             return term.value
         if term.op == "input" and term.index < self.num_body_consts:

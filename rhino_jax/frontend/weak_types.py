@@ -1,9 +1,9 @@
-"""Traces of one function that differ in weak types alone.
+"""Equivalence of traces of one function that differ in weak types alone.
 
-A Python number, or an array that was made of one, has a weak type; the state that a
-step gives back for it may have a strong one. `jax.jit` traces and compiles the step for
-both. Where both traces compute the same, casts to an array's own type apart, what was
-compiled for one serves the other.
+A Python number, or an array that was created from one, has a weak type; the state that
+a step returns in its place may have a strong one. `jax.jit` traces and compiles the
+step for both. Where both traces compute the same, apart from casts to an array's own
+type, one compiled program serves both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rhino_jax.ir.congruence import IDENTITIES
 _UNSAID = frozenset({
     "weak_type", "name", "debug", "debug_info", "name_and_src_info", "metadata",
 })  # fmt: skip
-"""Parameters of equations that change no value."""
+"""Parameters of equations that do not affect values."""
 
 
 def differ_in_weakness(one: Signature, other: Signature) -> bool:
-    """Whether two signatures are the same but for weak types, and not equal."""
+    """Whether two signatures are equal except for weak types, and not equal."""
     return one != other and _strong(one) == _strong(other)
 
 
@@ -63,8 +63,8 @@ def _is_weak(aval: Any) -> bool:
 
 
 def _lines(jaxpr: Any) -> Iterator[Hashable]:
-    """Yield all that a jaxpr computes: values are numbers, and casts of an array to
-    its own type are left out."""
+    """Yield everything that a jaxpr computes, with values as numbers, and without casts
+    of an array to its own type."""
     opened = open_jaxpr(jaxpr)
     known: dict[Any, Hashable] = {}
     numbers = count()
@@ -101,7 +101,8 @@ def _type(x: Any) -> tuple[Any, str]:
 
 
 def _text(param: Any, bodies: Sequence[Any]) -> str:
-    """A parameter as text; empty for the bodies, which follow, and for functions."""
+    """Return a parameter as text; empty for sub-jaxprs, which are compared separately,
+    and for functions."""
     if isinstance(param, tuple | list):
         return f"({','.join(_text(x, bodies) for x in param)})"
     is_function = callable(param) and hasattr(param, "__name__")

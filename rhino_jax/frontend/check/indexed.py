@@ -1,4 +1,4 @@
-"""Running gathers and scatters on one shard of what the indices point into."""
+"""Gathers and scatters on one shard of the operand that the indices address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhino_jax.ir.factor import FactorKind
 
 
 def _index_factor(op: LocalOp, dim: int) -> int | None:
-    """The cut INDEX factor of a dim of the first operand, if any."""
+    """Return the sharded INDEX factor of a dim of the first operand, or None."""
     for factor in op.cut_factors(0, dim):
         if op.shard.rule.factors[factor].kind is FactorKind.INDEX:
             return factor
@@ -22,9 +22,10 @@ def _index_factor(op: LocalOp, dim: int) -> int | None:
 
 
 def _gather(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """Answer for the indices that fall in the shard, contribute nothing for others.
+    """Look up the indices that fall into the shard; contribute the identity for all
+    others.
 
-    An index that lies outside the whole dim is answered by the first shard.
+    An index outside the whole dim is handled by the first shard.
     """
     dims, params = op.params["dimension_numbers"], op.params
     operand, indices = op.operands
@@ -66,7 +67,7 @@ def _gather(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def _scatter(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """Apply the updates that fall in the shard, drop the others."""
+    """Apply the updates that fall into the shard, and drop the others."""
     dims, params = op.params["dimension_numbers"], op.params
     operand, indices, updates = op.operands
     reducer = _reducer_of_others(op)
@@ -95,7 +96,8 @@ def _scatter(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def _reducer_of_others(op: LocalOp) -> str | None:
-    """How this shard's partial result is combined; None if it holds the operand."""
+    """Return how this shard's partial result is combined; None if it starts from the
+    operand."""
     for cut, coordinate in zip(op.shard.strategy, op.shard.coordinates, strict=True):
         factor = op.shard.rule.factors[cut.factor]
         if factor.kind is FactorKind.REDUCE and coordinate > 0:
@@ -104,7 +106,7 @@ def _reducer_of_others(op: LocalOp) -> str | None:
 
 
 def _update_window(op: LocalOp, dim: int) -> int:
-    """How many elements of an operand's dim one update covers."""
+    """Return how many elements of an operand's dim one update covers."""
     dims = op.params["dimension_numbers"]
     skipped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
     if dim in skipped:
@@ -114,7 +116,7 @@ def _update_window(op: LocalOp, dim: int) -> int:
 
 
 def _dynamic_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """Every shard takes the slice that starts at its own part of it."""
+    """Make every shard slice from the offset of its own part of the result."""
     operand, *starts = op.operands
     layout, rule = op.shard.rule.results[0], op.shard.rule
     for d, (dim, size) in enumerate(zip(layout, op.in_shapes[0], strict=True)):
@@ -126,7 +128,7 @@ def _dynamic_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def _dynamic_update_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """An update of one element is applied by the shard into which it falls."""
+    """Apply an update of one element in the shard that it falls into."""
     operand, update, *starts = op.operands
     for d, size in enumerate(op.in_shapes[0]):
         factor = _index_factor(op, d)
@@ -140,7 +142,7 @@ def _dynamic_update_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def identity(reducer: str, dtype: Any) -> Any:
-    """What a reducer leaves everything else as it is with."""
+    """Return the identity element of a reducer."""
     if reducer in ("sum", "or", "xor"):
         return np.zeros((), dtype)
     if reducer == "prod":
@@ -168,4 +170,5 @@ INDEXED: Mapping[str, Callable[[LocalOp], tuple[LocalOp, Finish]]] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
 }
-"""Primitives that follow indices: what to run on a shard, and what to make of it."""
+"""Primitive that follows indices → function from its op on a shard to the op to run,
+and to the function that finishes its results."""

@@ -1,8 +1,8 @@
-"""Running one op on one shard: parameters that carry sizes, windows and indices.
+"""One op on one shard: its parameters that carry sizes, windows and indices, localised.
 
-Most primitives run on a shard as they are. Those that carry the sizes of their
-result, pad their operand, or follow indices are told here what they mean locally,
-which is what XLA's SPMD partitioner does when it rewrites them.
+Most primitives run on a shard with unchanged parameters. Those that carry the sizes of
+their result, pad their operand, or follow indices are rewritten here, as XLA's SPMD
+partitioner rewrites them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rhino_jax.ir.factor import FactorKind
 
 
 def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """What to run on one shard, and what to make of that.
+    """Return the op to run on one shard, and a function that finishes its results.
 
     Returns:
-      The op with the operands and parameters to run its primitive with, and a
-      function that turns the outcome into results of shapes `op.out_shapes`.
+      The op with the operands and parameters to run its primitive with, and a function
+      that turns the outcome into results of shapes `op.out_shapes`.
     """
     if op.name in GENERATORS:
         return op, functools.partial(_keep_drawn, op)
@@ -41,7 +41,7 @@ def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def _on_part_of_grid(op: LocalOp) -> LocalOp:
-    """A Pallas kernel, whatever it is called."""
+    """Localise a Pallas kernel, whatever its name: its grid covers the shard only."""
     grid = grid_of(op.params)
     if grid is None:
         return op
@@ -60,17 +60,20 @@ def _on_part_of_grid(op: LocalOp) -> LocalOp:
 GENERATORS = frozenset({
     "iota", "iota_2x32_shape", "random_bits", "random_gamma", "random_split",
 })  # fmt: skip
-"""Ops whose elements depend on their place in the whole, but for dims of keys.
+"""Ops whose elements depend on their position in the whole, except for dims of keys.
 
-A shard of them is by definition that part of the whole: partitioners compute it
-from global positions. What can be false of their rules is shapes.
+A shard of them is by definition that part of the whole: partitioners compute it from
+global positions. Only the shapes in their rules can be wrong.
 """
 
 
 def cut_operands(
     name: str, operands: Sequence[np.ndarray], shard: Shard
 ) -> tuple[np.ndarray, ...]:
-    """A shard's blocks of all operands, with halos; those of generators' keys."""
+    """Return a shard's blocks of all operands, with halos.
+
+    Operands of generators are only sharded along the dims of their keys.
+    """
     if name in GENERATORS:
         shard = shard.only(_key_factors(shard))
     layouts = zip(operands, shard.rule.operands, strict=True)
@@ -85,7 +88,7 @@ def _key_factors(shard: Shard) -> set[int]:
 
 
 def _keep_drawn(op: LocalOp, results: Results) -> Results:
-    """Of all that the shard's keys draw, the part that the shard holds."""
+    """Slice the shard's part out of everything that its keys draw."""
     rule, keys = op.shard.rule, _key_factors(op.shard)
     drawn = op.shard.only(set(range(len(rule.factors))) - keys)
     return [
@@ -97,7 +100,7 @@ def _keep_drawn(op: LocalOp, results: Results) -> Results:
 def _has_halo(name: str, operand: int) -> bool:
     """Whether HALO factors in an operand's dims slide over it.
 
-    A kernel's taps are cut as they are, only the image brings its borders.
+    A kernel's taps are sharded without halo, only the image needs borders.
     """
     return name != "conv_general_dilated" or operand == 0
 
@@ -132,10 +135,11 @@ def _window_padding(
     extent: int,
     base_dilation: int,
 ) -> tuple[int, int]:
-    """Padding of a shard's block, so that its windows lie where they lay.
+    """Return the padding of a shard's block with which its windows keep their
+    positions.
 
-    What a block lacks at either side counts as padding: right at the border of the
-    whole, and a visible mistake where the rule's halo is too small.
+    Elements that a block lacks at either end count as padding: correct at the border of
+    the whole, and a visible mistake where the rule's halo is too small.
     """
     (factor,) = op.cut_factors(operand, dim)
     size = op.in_shapes[operand][dim]
@@ -148,7 +152,7 @@ def _window_padding(
 
 
 def _windows(op: LocalOp) -> LocalOp:
-    """Pooling: elements that a shard has but does not need are cropped."""
+    """Localise pooling: elements that a shard has but does not need are cropped."""
     params, rank = op.params, len(op.out_shapes[0])
     padding = [tuple(p) for p in params["padding"]]
     operands = list(op.operands)
@@ -169,7 +173,8 @@ def _windows(op: LocalOp) -> LocalOp:
 
 
 def _conv(op: LocalOp) -> LocalOp:
-    """Windows slide by strides where outputs are cut, by dilations where taps are."""
+    """Localise a convolution: windows slide by strides where outputs are sharded, by
+    dilations where taps are."""
     params, rule = op.params, op.shard.rule
     dims = params["dimension_numbers"]
     padding = [tuple(p) for p in params["padding"]]
@@ -212,4 +217,4 @@ LOCALISERS: Mapping[str, Callable[[LocalOp], LocalOp]] = {
     "reduce_window_min": _windows,
     "select_and_gather_add": _windows,
 }
-"""How a primitive's parameters and operands are rewritten for a shard."""
+"""Primitive → function that rewrites its parameters and operands for a shard."""

@@ -1,4 +1,5 @@
-"""Running slices, pads and concatenations on one shard: what of it they move."""
+"""Slices, pads and concatenations on one shard: the part of the elements that they
+move."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from rhino_jax.ir.factor import FactorKind
 
 
 def _slice(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """Take what of the slice lies in the block; of a narrow one, that may be nothing,
-    and the rest is zero."""
+    """Slice the part that lies in the block; where the slice is narrow, that may be
+    empty, and the rest is zero."""
     starts, limits = (list(op.params[k]) for k in ("start_indices", "limit_indices"))
     at = [0] * len(starts)
     for d, block in enumerate(op.operands[0].shape):
@@ -26,7 +27,7 @@ def _slice(op: LocalOp) -> tuple[LocalOp, Finish]:
                 at[d] = min(max(begin - first, 0), last - first)
             elif factor.shift is not None:
                 starts[d], limits[d] = 0, block
-            else:  # up to its end, or by whole strides
+            else:  # slice up to the end, or by whole strides
                 limits[d] = block - (op.in_shapes[0][d] - last)
 
     def among_zeros(results: Results) -> Results:
@@ -43,7 +44,7 @@ def _slice(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def _pad(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """Pad what of the operand lies in the shard of the result."""
+    """Pad the part of the operand that lies in the shard of the result."""
     config, (x, *rest) = list(op.params["padding_config"]), op.operands
     for d, dim in enumerate(op.shard.rule.results[0]):
         low, high, between = config[d]
@@ -60,7 +61,7 @@ def _pad(op: LocalOp) -> tuple[LocalOp, Finish]:
 
 
 def _concatenate(op: LocalOp) -> tuple[LocalOp, Finish]:
-    """Join what of the operands lies in the shard of the result."""
+    """Join the parts of the operands that lie in the shard of the result."""
     axis, rule = op.params["dimension"], op.shard.rule
     dim = rule.results[0][axis]
     if not any(map(op.shard.is_cut, dim)):
@@ -90,5 +91,5 @@ MOVED: Mapping[str, Callable[[LocalOp], tuple[LocalOp, Finish]]] = {
     "pad": _pad,
     "concatenate": _concatenate,
 }
-"""Primitives that move elements along a dim: what to run on a shard, and what to make
-of it."""
+"""Primitive that moves elements along a dim → function from its op on a shard to the op
+to run, and to the function that finishes its results."""

@@ -1,4 +1,4 @@
-"""One op as it runs on one shard, when a rule is checked."""
+"""One op as it runs on one shard, in the check of a rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhino_jax.frontend.check.shards import Shard
 Results = list[np.ndarray]
 
 Finish = Callable[[Results], Results]
-"""From what the primitive gives on a shard to the shard's results."""
+"""A function from the primitive's results on a shard to the shard's results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LocalOp:
     Attributes:
       name: the primitive's name.
       params: its parameters.
-      shard: the device's part.
+      shard: the device's part of the op.
       operands: local blocks, halos included.
       in_shapes: global shapes of the operands.
       out_shapes: local shapes of the results.
@@ -38,7 +38,7 @@ class LocalOp:
     out_shapes: tuple[tuple[int, ...], ...]
 
     def cut_factors(self, operand: int, dim: int) -> tuple[int, ...]:
-        """The factors of an operand's dim that are cut."""
+        """Return the factors of an operand's dim that are sharded."""
         layout = self.shard.rule.operands[operand]
         return tuple(f for f in layout[dim] if self.shard.is_cut(f))
 

@@ -1,9 +1,9 @@
-"""Whether a rule is true: shards, run and combined as it says, against the whole.
+"""Check of one rule: shards are run, combined as the rule states, and compared with the
+whole.
 
-`check_rule(fn, *args)` runs every op of a function once as it is, and once for
-every way in which its rule lets it be cut: slices of the operands go through the
-same primitive, and the results are put together again by the rule's account. No
-devices are needed.
+`check_rule(fn, *args)` runs every op of a function once unsharded, and once for every
+way in which its rule allows it to be sharded: slices of the operands go through the
+same primitive, and the results are combined as the rule states. No devices are needed.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from rhino_jax.ir.factor import FactorKind, Rule
 
 
 BATCH = 64
-"""How many runs of an op are compiled together."""
+"""Number of runs of an op that are compiled together."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:
-    """What a check went through.
+    """The strategies that a check found correct.
 
     Attributes:
-      strategies: for every op that has a rule, its name, its rule as text, and how
-        many strategies were found true.
+      strategies: for every op that has a rule, its name, its rule as text, and how many
+        strategies were found correct.
       unknown: names of primitives without a rule, which are replicated.
     """
 
@@ -82,20 +82,23 @@ def check_rule(
 ) -> RuleReport:
     """Check the rule of every op that `fn(*args)` runs.
 
-    An op that is met again with the same types and parameters is not run again.
+    Ops with equal types and parameters are run once.
 
     Args:
-      fn: a function of arrays. If it is a single op with a rule registered by the
-        user, its shards are run through `fn` itself; otherwise through the
-        primitive with the equation's parameters.
+      fn: a function of arrays. If it is a single op with a rule registered by the user,
+        its shards are run through `fn` itself; otherwise through the primitive with the
+        equation's parameters.
       args: example arguments, pytrees of arrays.
-      num_shards: into how many shards each factor is cut, where it divides.
-      max_pairs: how many cuts of two factors at once are tried for each op.
+      num_shards: numbers of shards to test for each factor, where they divide it.
+      max_pairs: number of strategies that shard two factors at once to test for each
+        op.
       only: names of the ops to check; all, where none is given.
+
     Returns:
-      How many strategies were checked for which op.
+      The number of strategies that were checked, for every op.
+
     Raises:
-      RuleError: a rule is not true.
+      RuleError: a rule is wrong.
     """
     check_callable("`check_rule`", fn)
     leaves, tree = jax.tree.flatten(args)
@@ -147,11 +150,13 @@ def check_eqn(
       eqn: an equation of a jaxpr; its primitive has a rule.
       args: its operands.
       num_shards, max_pairs: as in `check_rule`.
-      run: runs the op on arrays of any size, instead of the equation's primitive.
+      run: runs the op on arrays of any size; None: the equation's primitive does.
+
     Returns:
       The rule, and the number of strategies that were checked.
+
     Raises:
-      RuleError: the rule is not true.
+      RuleError: the rule is wrong.
     """
     rule = rule_of(eqn)[0].rule
     in_shapes = tuple(tuple(v.aval.shape) for v in eqn.invars)
@@ -218,7 +223,7 @@ def _blaming(eqn: Any, rule: Rule, strategy: Strategy) -> Iterator[None]:
 def _untrue(
     eqn: Any, rule: Rule, strategy: Strategy, error: ShardMismatch
 ) -> RuleError:
-    """What is not true, and what to write instead."""
+    """Return the error that names the wrong part of a rule, and the fix."""
     names = [rule.factors[cut.factor].name for cut in strategy]
     cuts = " and ".join(
         f"factor `{n}` into {cut.count}" for n, cut in zip(names, strategy, strict=True)

@@ -1,4 +1,4 @@
-"""Running an op many times at once: all its shards in one compiled function."""
+"""Many runs of an op at once: all its shards in one compiled function."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ Call = tuple[Sequence[np.ndarray], Mapping[str, Any]]
 """Operands and parameters of one run of a primitive."""
 
 Outcome = list[np.ndarray] | Exception
-"""Its results, or why there are none."""
+"""The results of one run, or the exception that it raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveRunner:
     """Runs one equation's primitive on NumPy arrays.
 
-    PRNG keys travel as their words, in trailing dims.
+    PRNG keys are passed as their words, in trailing dims.
 
     Attributes:
       eqn: the equation.
-      key_impls: for every operand that holds PRNG keys, of which kind.
-      fn: runs the op on arrays of any size, instead of the primitive; or None.
+      key_impls: for every operand, the PRNG implementation of its keys; None for other
+        arrays.
+      fn: runs the op on arrays of any size, instead of the primitive; None: the
+        primitive runs.
     """
 
     eqn: Any
@@ -38,7 +40,8 @@ class PrimitiveRunner:
     fn: Callable[..., Any] | None = None
 
     def __call__(self, calls: Sequence[Call]) -> list[Outcome]:
-        """All outcomes, in order; one compilation unless some call fails."""
+        """Return the outcomes of all runs, in order, with one compilation unless some
+        run fails."""
         operands = [list(call[0]) for call in calls]
         params = [call[1] for call in calls]
 
@@ -51,7 +54,7 @@ class PrimitiveRunner:
                 for results in jax.jit(run_all)(operands)
             ]
         except Exception as error:
-            # Find out whose fault it is; any exception may come from a user's op.
+            # Find out which run failed; a user's op may raise any exception.
             if len(calls) == 1:
                 return [error]
             return [outcome for call in calls for outcome in self([call])]
@@ -71,7 +74,7 @@ class PrimitiveRunner:
 def runner_of(
     eqn: Any, args: Sequence[Any], fn: Callable[..., Any] | None
 ) -> PrimitiveRunner:
-    """The runner of an equation whose operands are like `args`."""
+    """Return the runner of an equation, for operands of the kinds of `args`."""
     impls = tuple(jax.random.key_impl(x) if is_key(x) else None for x in args)
     return PrimitiveRunner(eqn, impls, fn)
 
@@ -82,7 +85,7 @@ def is_key(x: Any) -> bool:
 
 
 def as_array(x: Any) -> jax.Array:
-    """An example argument, with the element type that JAX gives it.
+    """Return an example argument as an array, with the element type that JAX gives it.
 
     Raises:
       RuleError: it is no array.
@@ -98,5 +101,5 @@ def as_array(x: Any) -> jax.Array:
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """An array, or the words of PRNG keys."""
+    """Return an array, or the words of PRNG keys, as a NumPy array."""
     return np.asarray(jax.random.key_data(x) if is_key(x) else x)

@@ -1,7 +1,7 @@
-"""Shards of one op: which block of every operand and result each device has.
+"""Shards of one op: the block of every operand and result that each device holds.
 
-Plain NumPy, no devices: this is the meaning of a rule, written a second time and
-as simply as possible, so that rules can be tested against it.
+Plain NumPy, no devices: this is a second, as simple as possible implementation of the
+meaning of a rule, which rules are tested against.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 
 @dataclass(frozen=True, slots=True)
 class FactorSharding:
-    """One mesh axis of `count` devices cuts one factor."""
+    """One mesh axis of `count` devices that shards one factor."""
 
     factor: int
     count: int
 
 
 Strategy = tuple[FactorSharding, ...]
-"""What every mesh axis cuts; earlier axes are major."""
+"""The factor that each mesh axis shards; earlier axes are major."""
 
 
 class ShardMismatch(Exception):
-    """Shards do not make up what the rule says.
+    """Shards that do not combine as the rule states.
 
     Args:
       why: what is wrong.
@@ -49,7 +49,7 @@ class Shard:
 
     Attributes:
       rule: the op's rule.
-      strategy: how mesh axes cut it.
+      strategy: the factor that each mesh axis shards.
       coordinates: the device's position on every axis.
     """
 
@@ -61,7 +61,7 @@ class Shard:
         return any(cut.factor == factor for cut in self.strategy)
 
     def only(self, factors: Collection[int]) -> Shard:
-        """This shard, as if nothing but these factors were cut."""
+        """Return this shard as it is where no factors but these are sharded."""
         kept = [i for i, cut in enumerate(self.strategy) if cut.factor in factors]
         return Shard(
             self.rule,
@@ -70,12 +70,12 @@ class Shard:
         )
 
     def size(self, factor: int) -> int:
-        """Indices of `factor` that this shard has."""
+        """Return the number of indices of `factor` in this shard."""
         cuts = (cut.count for cut in self.strategy if cut.factor == factor)
         return self.rule.factors[factor].size // math.prod(cuts)
 
     def start(self, factor: int) -> int:
-        """The first of them."""
+        """Return the first index of `factor` in this shard."""
         start, size = 0, self.rule.factors[factor].size
         for cut, coordinate in zip(self.strategy, self.coordinates, strict=True):
             if cut.factor == factor:
@@ -84,7 +84,8 @@ class Shard:
         return start
 
     def halo_range(self, factor: int, dim_size: int) -> tuple[int, int]:
-        """Operand elements [begin, end) of a HALO dim, those of neighbours too."""
+        """Return the range [begin, end) of operand elements of a HALO dim, including
+        neighbours'."""
         whole = self.rule.factors[factor]
         if whole.shift is not None:
             begin = self.start(factor) + whole.shift
@@ -96,7 +97,7 @@ class Shard:
         return max(begin - lower, 0), min(end + upper, dim_size)
 
     def local_shape(self, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of this shard of a result of global `shape`."""
+        """Return the shape of this shard of a result of global `shape`."""
         return tuple(
             math.prod(self.size(f) for f in dim)
             if any(self.is_cut(f) for f in dim)
@@ -105,12 +106,12 @@ class Shard:
         )
 
     def index(self, dim: Dim) -> tuple[slice, ...]:
-        """This shard's part of a dim, viewed as the product of its factors."""
+        """Return this shard's slices of a dim, viewed as the product of its factors."""
         return tuple(slice(self.start(f), self.start(f) + self.size(f)) for f in dim)
 
 
 def shards_of(rule: Rule, strategy: Strategy) -> list[Shard]:
-    """All devices' shards, the last axis fastest."""
+    """Return the shards of all devices, the last axis fastest."""
     ranges = [range(cut.count) for cut in strategy]
     return [Shard(rule, strategy, c) for c in itertools.product(*ranges)]
 
@@ -118,12 +119,12 @@ def shards_of(rule: Rule, strategy: Strategy) -> list[Shard]:
 def is_legal(
     rule: Rule, factor: int, count: int, shapes: Sequence[tuple[int, ...]]
 ) -> bool:
-    """Whether `factor`, and every dim it slides over, divides by `count`."""
+    """Whether `factor`, and every dim that it slides over, divides by `count`."""
     whole = rule.factors[factor]
     if not whole.is_cuttable or whole.size % count:
         return False
     if whole.kind is FactorKind.MERGE:
-        return False  # Not what the primitive alone gives on shards.
+        return False  # The primitive alone does not merge shards' results.
     if whole.kind is not FactorKind.HALO:
         return True
     layouts = (*rule.operands, *rule.results)
@@ -140,13 +141,14 @@ def legal_strategies(
     num_shards: Sequence[int],
     max_pairs: int,
 ) -> list[Strategy]:
-    """Every cut of one factor, and up to `max_pairs` cuts of two over 2 × 2.
+    """Return all strategies that shard one factor, and up to `max_pairs` that shard
+    two, 2 × 2.
 
     Args:
       rule: the op's rule.
       shapes: shapes of all operands, then of all results.
-      num_shards: numbers of shards to try.
-      max_pairs: sampled, with a fixed seed, where there are more.
+      num_shards: numbers of shards of a single factor.
+      max_pairs: number of pairs; sampled, with a fixed seed, where there are more.
     """
     factors = range(len(rule.factors))
     strategies: list[Strategy] = [
@@ -168,8 +170,8 @@ def legal_strategies(
 def cut_operand(
     array: np.ndarray, layout: Sequence[Dim], shard: Shard, has_halo: bool
 ) -> np.ndarray:
-    """A shard's block of an operand; with halo, those of its neighbours' elements
-    included that HALO factors ask for."""
+    """Return a shard's block of an operand; with `has_halo`, including the neighbours'
+    elements that its HALO factors need."""
     for position, dim in enumerate(layout):
         if not any(shard.is_cut(f) for f in dim):
             continue
@@ -215,14 +217,15 @@ def combine(
     shape: tuple[int, ...],
     parts: Mapping[tuple[int, ...], np.ndarray],
 ) -> np.ndarray:
-    """Put the shards of one result together as the rule says.
+    """Combine the shards of one result as the rule states.
 
     Args:
       rule: the op's rule.
-      strategy: how mesh axes cut it.
-      result: which result.
+      strategy: the factor that each mesh axis shards.
+      result: position of the result.
       shape: its global shape.
-      parts: what each device computed, by its coordinates.
+      parts: coordinates of a device → the result that it computed.
+
     Raises:
       ShardMismatch: copies that should be equal are not.
     """
@@ -244,7 +247,7 @@ def combine(
                     compare(part, group[0], "shards differ on a complete result")
             parts = {c: g[0] for c, g in groups.items()}
     first = next(iter(parts.values()))
-    # PRNG keys are held as words, in trailing dims that no layout names.
+    # PRNG keys are passed as words, in trailing dims that no layout names.
     words = first.shape[len(shape) :]
     sizes = [tuple(rule.factors[f].size for f in d) or (s,) for d, s in
              zip(layout, shape, strict=True)]  # fmt: skip
@@ -277,7 +280,7 @@ def compare(got: np.ndarray, expected: np.ndarray, why: str) -> None:
             wide = got.astype(np.float64) - expected.astype(np.float64)
             raise ShardMismatch(why, float(np.abs(wide).max()))
         return
-    # Narrow floats (bfloat16 and its like) are of kind "V" or "f" in NumPy.
+    # Narrow floats (bfloat16, float8) are of kind "V" or "f" in NumPy.
     key = f"{got.dtype.kind}{got.dtype.itemsize}"
     is_narrow = got.dtype.itemsize <= 2
     tolerance = 2e-2 if is_narrow else TOLERANCES[key]

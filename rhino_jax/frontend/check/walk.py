@@ -1,4 +1,4 @@
-"""Meeting every op of a function with the arrays that it really runs on."""
+"""A walk over every op of a function, with the arrays that it really runs on."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rhino_jax.ir.program import RegionKind
 
 
 Visit = Callable[[Any, Sequence[Any]], None]
-"""Called with an equation without regions and its operands."""
+"""A callback with an equation without regions, and its operands."""
 
 
 def walk(
     jaxpr: Any, args: Sequence[Any], visit: Visit, *, needs_results: bool = True
 ) -> list[Any]:
-    """Run a closed jaxpr, visiting every plain op, and return its results.
+    """Run a closed jaxpr, visit every plain op, and return its results.
 
-    Calls are entered. Of a loop the first iteration is visited, of a conditional
-    the branch that is taken. Ops that nothing depends on are visited, not run.
+    Calls are entered. Of a loop the first iteration is visited, of a conditional the
+    branch that is taken. Dead ops are visited, but not run.
     """
     body = open_jaxpr(jaxpr)
     env: dict[Any, Any] = dict(zip(body.invars, args, strict=True))

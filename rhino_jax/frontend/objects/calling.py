@@ -1,4 +1,4 @@
-"""A function called on objects, inside of a trace: arrays in, arrays out."""
+"""Calls of a function on objects, inside a trace: arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def call_on_objects(
     *,
     has_states: bool,
 ) -> tuple[Any, list[Any], Written]:
-    """Run the function, inside of a trace, on objects that hold these arrays.
+    """Run the function, inside a trace, on objects that hold these arrays.
 
     Args:
       fn: the user's function.
-      args, kwargs: objects in them as `Held`.
+      args, kwargs: the arguments, their objects as `OpenedObject`.
       arguments: the leaves of the call.
-      leaves_of: the leaves, with paths, of such arguments.
+      leaves_of: arguments of this form → their leaves, with paths.
       has_states: whether a bare `nnx.State` is an object as well.
+
     Returns:
-      The result, objects in it as `Held`; the arrays to be written back; what else is
-      to be known of them.
+      The result, its objects as `OpenedObject`; the arrays to write back; the record of
+      where they are written.
     """
     taken = (args, kwargs)
     made: dict[int, Any] = {}
@@ -68,7 +69,8 @@ def call_on_objects(
 def _values_of(
     made: Mapping[int, Any], arguments: Leaves, known: _Known, first: int = 0
 ) -> tuple[list[Any], list[Cell]]:
-    """What the references hold in the end."""
+    """Return the final values of references that changed arguments hold, and their
+    cells."""
     after: list[Any] = []
     cells: list[Cell] = []
     for number, (before, reference) in made.items():
@@ -84,7 +86,8 @@ def _values_of(
 def _leaves_of(
     ends: Any, leaves: Leaves, known: _Known
 ) -> tuple[list[Any], list[Cell]]:
-    """What the other objects hold in the end."""
+    """Return the final leaves of all other objects that have to be written back, and
+    the cells of all of their leaves."""
     after: list[Any] = []
     cells: list[Cell] = []
     for path, value, place, part in zip(
@@ -103,12 +106,12 @@ def _leaves_of(
 
 
 class _Known:
-    """Where among the argument arrays each variable's are.
+    """The positions of each variable's arrays among the argument arrays.
 
     Attributes:
       arrays: the argument arrays.
-      places: position of each, by identity.
-      owned: positions of those that objects hold.
+      places: id of an argument array → its position.
+      owned: positions of the arrays that objects hold.
       single: numbers of the variables that hold one array.
     """
 
@@ -136,9 +139,12 @@ class _Known:
         }
 
     def position(self, path: str, place: LeafPlace, part: int) -> int | None:
-        """Of the array that the variable held before, or what was at the same path.
+        """Return the position of the array that a variable held before, else of the one
+        at the same path, else None.
 
         Args:
+          path: tree path of the leaf.
+          place: its position in its object.
           part: number of the array within its variable.
         """
         held = self._of_variable.get(place.number, ())  # type: ignore[arg-type]
@@ -151,7 +157,8 @@ def _graphs(tree: Any) -> list[Any]:
 
 
 def _places(tree: Any) -> tuple[list[LeafPlace], list[int]]:
-    """For every leaf, where in its object it lies, and its number in its variable."""
+    """Return, for every leaf, its position in its object, and its number in its
+    variable."""
     places: list[LeafPlace] = []
     parts: list[int] = []
     for held in jax.tree.leaves(tree, is_leaf=is_held):

@@ -1,4 +1,4 @@
-"""What an object holds, as a pytree node: one child per variable."""
+"""An object as a pytree node: one child per variable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 @dataclass(frozen=True, slots=True)
 class ChildKey:
-    """A child's place in its object, as a user writes it: `.layers[0].kernel`."""
+    """A child's position in its object, as a user writes it: `.layers[0].kernel`."""
 
     text: str
 
@@ -21,12 +21,13 @@ class ChildKey:
 
 @dataclass(frozen=True, slots=True)
 class LeafPlace:
-    """Where in an object a leaf lies.
+    """The position of a leaf in an object.
 
     Attributes:
       path: the keys that lead to it.
-      text: the same as a user writes it.
-      number: of the variable that holds it among all objects outside, if it is there.
+      text: the path as a user writes it.
+      number: number of its variable among the objects outside the trace; None where it
+        is not among them.
     """
 
     path: tuple[Any, ...]
@@ -35,12 +36,12 @@ class LeafPlace:
 
 
 class OpenedObject:
-    """An object taken apart.
+    """An object, split into its structure and its leaves.
 
     Attributes:
-      graphdef: all of it but the arrays; a part of every signature.
-      leaves: what its variables hold.
-      places: where each lies, if that was asked for.
+      graphdef: its structure without the arrays; a part of every signature.
+      leaves: the values of its variables.
+      places: the position of each leaf; empty where `named` was not requested.
     """
 
     __slots__ = ("graphdef", "leaves", "places")

@@ -1,9 +1,9 @@
-"""A call on objects that change in place, as a pure call and a write-back.
+"""A call on mutable objects, as a pure call and a write-back.
 
-`lift` takes the objects of one call apart, so that all else sees arrays.
-`call_on_objects` runs the user's function inside of the trace, on objects made of these
-arrays, and says in a `Written` what they hold in the end. `Lifted.finish` gives the
-user's own objects what a run gave.
+`lift` splits the objects of one call, so that all other code sees arrays.
+`call_on_objects` runs the user's function inside the trace, on objects built from these
+arrays, and returns their final state as a `Written`. `Lifted.finish` writes the results
+of a run back to the user's own objects.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from rhino_jax.frontend.objects.written import Written
 def lift(
     args: Any, kwargs: Any, has_states: bool, named: bool = False
 ) -> Lifted | None:
-    """Take the objects of a call apart; None where there are none.
+    """Split the objects of a call; None where there are none.
 
     Args:
-      has_states: a bare `nnx.State` is an object, as to `nnx.jit`, and no mere pytree,
-        as to `jax.jit`.
-      named: give their leaves paths, too.
+      args, kwargs: the arguments.
+      has_states: whether a bare `nnx.State` is an object, as to `nnx.jit`, or a mere
+        pytree, as to `jax.jit`.
+      named: whether their leaves get paths, too.
     """
     tree = (tuple(args), dict(kwargs))
     has_graph = nnx_graph.is_imported() and nnx_graph.has_objects(tree, has_states)
@@ -40,8 +41,8 @@ class Lifted:
     """The objects of one call.
 
     Attributes:
-      args, kwargs: the arguments, objects in them as `Held`.
-      references: those of JAX among the arguments.
+      args, kwargs: the arguments, their objects as `OpenedObject`.
+      references: JAX's references among the arguments.
     """
 
     def __init__(
@@ -57,19 +58,19 @@ class Lifted:
         self.args, self.kwargs = references.split(tree, self.references)
 
     def forget(self) -> None:
-        """Let go of the arrays, so that the objects alone hold them."""
+        """Drop the arrays, so that the objects alone hold them."""
         self.args = self.kwargs = None
 
     def finish(
         self, written: Written, result: Any, before: Sequence[Any], after: Sequence[Any]
     ) -> Any:
-        """Write back what a run gave, and return the user's result.
+        """Write back the results of a run, and return the user's result.
 
         Args:
-          written: what is to be written where.
-          result: the result, objects in it as `Held`.
-          before: the argument arrays, where the plan wants them.
-          after: all that the run gave.
+          written: which results are written to which variables.
+          result: the result, its objects as `OpenedObject`.
+          before: the argument arrays, in the plan's shardings.
+          after: all results of the run.
         """
         for cell in written.cells:
             if cell.reference is not None:
@@ -96,12 +97,12 @@ def merge_result(
     after: Sequence[Any],
     outer: Any = None,
 ) -> Any:
-    """The result, its objects made; those of the arguments are changed in place.
+    """Return the result with its objects built; those of the arguments are changed in
+    place.
 
     Args:
-      outer: from numbers to the objects of the arguments; None: those in the result
-        are others.
-      The rest: as of `Lifted.finish`.
+      written, result, before, after: as in `Lifted.finish`.
+      outer: number → object of the arguments; None: objects in the result are new ones.
     """
     if written.is_simple:
         return result
@@ -112,13 +113,14 @@ def merge_result(
 
 
 def shown(tree: Any, positions: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
-    """The structure of a tree with its objects as nested `nnx.State`s.
+    """Return the structure of a tree with its objects as nested `nnx.State`s.
 
     Args:
-      tree: arguments or result, objects in it as `Held`.
-      positions: where among its leaves the arrays are.
+      tree: arguments or result, their objects as `OpenedObject`.
+      positions: positions of the arrays among its leaves.
+
     Returns:
-      The structure, and where among its leaves the arrays are.
+      The structure, and the positions of the arrays among its leaves.
     """
     count = itertools.count()
 

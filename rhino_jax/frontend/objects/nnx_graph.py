@@ -1,9 +1,9 @@
 """Flax NNX objects: modules, optimizers, random streams, metrics, variables.
 
-The four steps that `nnx.jit` takes: what the objects hold is split off outside of the
-trace, objects are made of it inside, what these hold in the end is split off, and the
-user's objects are given it. An object that is reached by several paths, or by several
-arguments, is one object throughout.
+These are the four steps of `nnx.jit`: the objects' state is split off outside the
+trace, objects are built from it inside, their final state is split off, and the user's
+objects are updated with it. An object that is reached by several paths, or from several
+arguments, stays one object throughout.
 
 Only called where the user has imported Flax NNX.
 """
@@ -24,7 +24,7 @@ def is_imported() -> bool:
 
 
 def is_object(x: Any) -> bool:
-    """Whether it is a module, an optimizer, a variable, or another node of a graph."""
+    """Whether `x` is a module, an optimizer, a variable, or another node of a graph."""
     from flax.nnx import Variable
     from flax.nnx.graph import GRAPH_REGISTRY
 
@@ -32,12 +32,12 @@ def is_object(x: Any) -> bool:
 
 
 def has_objects(tree: Any, has_states: bool = True) -> bool:
-    """Whether there are any; see `split` for `has_states`."""
+    """Whether a tree contains objects; see `split` for `has_states`."""
     return any(map(is_object, jax.tree.leaves(tree, is_leaf=_stops(has_states))))
 
 
 def _stops(has_states: bool) -> Callable[[Any], bool]:
-    """What is not looked into for objects."""
+    """Return the predicate of nodes at which the search for objects stops."""
     if has_states:
         return is_object
     from flax.nnx import State
@@ -46,29 +46,29 @@ def _stops(has_states: bool) -> Callable[[Any], bool]:
 
 
 def use_no_cache() -> None:
-    """Take what `nnx.cached_partial` remembers of objects, as a transformation has to,
-    and do without."""
+    """Clear and disable the cache of `nnx.cached_partial`, as a transformation must."""
     from flax.nnx.graph import GRAPH_CONTEXT
 
     GRAPH_CONTEXT.tmp_static_cache = None
 
 
 def new_references() -> Any:
-    """A map from objects (by identity) to numbers, in the order of their discovery."""
+    """Return an empty map from objects (by identity) to numbers, in the order of
+    discovery."""
     from flax.nnx.graph import RefMap
 
     return RefMap()
 
 
 def new_objects(references: Any = None) -> Any:
-    """The map from numbers to objects."""
+    """Return a map from numbers to objects: empty, or the inverse of `references`."""
     from flax.nnx.graph import IndexMap
 
     return IndexMap() if references is None else IndexMap.from_refmap(references)
 
 
 def references_of(objects: Any) -> Any:
-    """The map from objects to numbers again."""
+    """Return the map from objects to numbers, the inverse of `objects`."""
     from flax.nnx.graph import RefMap
 
     return RefMap.from_indexmap(objects)
@@ -82,15 +82,15 @@ def split(
     has_states: bool = True,
     named: bool = False,
 ) -> Any:
-    """The tree with every object replaced by what it holds.
+    """Return the tree with every object replaced by an `OpenedObject`.
 
     Args:
       tree: any pytree.
-      references: filled with the objects that are found; what is in it already is not
-        split off again.
-      outer: objects that have a number from outside.
-      has_states: look into `nnx.State`s, too.
-      named: say where each leaf lies, too.
+      references: extended by the objects that are found; those already in it are not
+        split again.
+      outer: object → its number outside the trace; None: there are none.
+      has_states: whether to search in `nnx.State`s, too.
+      named: whether to record the position of each leaf, too.
     """
     from flax.nnx import graph
 
@@ -116,12 +116,12 @@ def split(
 
 
 def merge(tree: Any, objects: Any, outer: Any = None) -> Any:
-    """The tree with objects made of what they hold.
+    """Return the tree with objects built from every `OpenedObject`.
 
     Args:
-      tree: what `split` gave.
-      objects: from numbers to the objects that are made; filled.
-      outer: from numbers to objects that are there, and are changed in place.
+      tree: a tree that `split` returned.
+      objects: number → object that is built; filled.
+      outer: number → existing object, which is changed in place.
     """
     from flax.nnx import graph
 
@@ -136,9 +136,8 @@ def merge(tree: Any, objects: Any, outer: Any = None) -> Any:
 
 
 def states_of(tree: Any) -> Any:
-    """Return a tree that `split` gave with the `nnx.state` of every object in its
-    place, variables around what its leaves are; an object that is a variable stays
-    one."""
+    """Return a tree that `split` returned with the `nnx.state` of every object in its
+    place, with variables around its leaves; an object that is a variable stays one."""
     from flax import nnx
 
     def one(x: Any) -> Any:
@@ -149,20 +148,21 @@ def states_of(tree: Any) -> Any:
 
 
 def variables_of(objects: Mapping[int, Any]) -> dict[int, Any]:
-    """What each variable holds, by number."""
+    """Return the value of each variable, by number."""
     from flax.nnx import Variable
 
     return {n: x.get_raw_value() for n, x in objects.items() if isinstance(x, Variable)}
 
 
 def only_objects(tree: Any, has_states: bool) -> Any:
-    """The tree with None in place of all else; see `split` for `has_states`."""
+    """Return the tree with None in place of everything else; see `split` for
+    `has_states`."""
     stops = _stops(has_states)
     return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=stops)
 
 
 def variable_paths(tree: Any) -> set[tuple[Any, ...]]:
-    """The key paths of the variables in a pytree."""
+    """Return the key paths of the variables in a pytree."""
     from flax.nnx import Variable
 
     is_variable = lambda x: isinstance(x, Variable)  # noqa: E731
@@ -174,8 +174,8 @@ def is_same_graph(before: Any, after: Any) -> bool:
     """Whether nothing but the arrays has changed.
 
     Args:
-      before: an object as it was split off outside.
-      after: the same from inside, with numbers from outside.
+      before: the structure of an object, split off outside the trace.
+      after: its structure inside, with numbers from outside.
     """
     return bool(after.with_no_outer_index() == before)
 
@@ -186,7 +186,8 @@ def _place(root: Any, path: tuple[Any, ...], leaf: Any, outer: Any) -> LeafPlace
 
 
 def path_text(root: Any, path: Sequence[Any]) -> str:
-    """A path through an object, as a user writes it: `.opt_state[0].mu.kernel`."""
+    """Format a path through an object as a user writes it:
+    `.opt_state[0].mu.kernel`."""
     from flax import nnx
 
     text, node, is_state = "", root, False
@@ -207,7 +208,7 @@ def _child(node: Any, key: Any) -> Any:
 
 
 def as_state(held: OpenedObject, leaves: Sequence[Any]) -> Any:
-    """Leaves as a nested `nnx.State`, as `nnx.split` gives it."""
+    """Return leaves as a nested `nnx.State`, as `nnx.split` returns it."""
     from flax import nnx
 
     paths = [place.path for place in held.places]

@@ -1,4 +1,4 @@
-"""References of JAX (`jax.new_ref`): what they hold goes in and comes out as arrays."""
+"""References of JAX (`jax.new_ref`): their values go in and come out as arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhino_jax.frontend.objects.held import LeafPlace, OpenedObject, is_held
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """In place of the structure of an object: which of the references it is."""
+    """The number of a reference, in place of the structure of an object."""
 
     number: int
 
@@ -28,11 +28,11 @@ def are_in(tree: Any) -> bool:
 
 
 def split(tree: Any, found: list[Any]) -> Any:
-    """The tree with every reference replaced by what it holds.
+    """Return the tree with every reference replaced by its value.
 
     Args:
-      tree: any pytree, other objects in it taken apart.
-      found: filled with the references; one that is found again holds nothing.
+      tree: any pytree, its other objects already split.
+      found: extended by the references; one that occurs again has no leaves.
     """
     numbers: dict[int, int] = {}
 
@@ -55,11 +55,11 @@ def split(tree: Any, found: list[Any]) -> Any:
 
 
 def merge(tree: Any, made: MutableMapping[int, Any]) -> Any:
-    """The tree with references made of what they hold.
+    """Return the tree with references built from their values.
 
     Args:
-      tree: what `split` gave.
-      made: filled: number → (what it held, the reference).
+      tree: a tree that `split` returned.
+      made: filled: number → (value, reference).
     """
 
     def one(x: Any) -> Any:
@@ -77,5 +77,5 @@ def merge(tree: Any, made: MutableMapping[int, Any]) -> Any:
 
 
 def set_value(reference: Any, value: Any) -> None:
-    """Let a reference hold another array, of the same shape and type."""
+    """Set a reference to another array, of the same shape and type."""
     set_ref_value(reference, value)

@@ -1,4 +1,4 @@
-"""What a function leaves in the objects among its arguments, for one signature."""
+"""The final state of the objects among a function's arguments, for one signature."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rhino_jax.frontend.objects.held import LeafPlace
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One leaf of what the objects hold in the end.
+    """One leaf of the objects' final state.
 
     Attributes:
       path: tree path.
-      place: where in its object it lies.
-      reference: number of the reference of which it is the value, if it is one's.
-      before: position, among the argument arrays, of the one that it replaces.
-      written: position of the result, or of the array after the results, that it is
-        given; None: it still is what it was, or no array.
+      place: its position in its object.
+      reference: number of the reference whose value it is; None for other leaves.
+      before: position, among the argument arrays, of the array that it replaces.
+      written: position of its array among the results and the arrays after them; None:
+        it is unchanged, or no array.
       value: the leaf itself, where it is no array.
     """
 
@@ -33,7 +33,7 @@ class Cell:
     value: Any = None
 
     def of(self, before: Sequence[Any], after: Sequence[Any]) -> Any:
-        """Its value, given the argument arrays, and all that a run gave."""
+        """Return the leaf, given the argument arrays and all results of a run."""
         if self.written is not None:
             return after[self.written]
         return self.value if self.before is None else before[self.before]
@@ -41,13 +41,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a function leaves in the objects of its arguments, for one signature.
+    """The final state of the objects among a function's arguments, for one signature.
 
     Attributes:
-      held: the objects of Flax NNX in the end, their leaves being `Cell`s.
-      cells: the same in a row; then the values of references.
-      is_simple: nothing but the arrays of variables has changed, and the result holds
-        no objects.
+      held: the final Flax NNX objects, with `Cell`s as leaves.
+      cells: these cells in order, then those of references.
+      is_simple: whether nothing but the arrays of variables has changed, and the result
+        holds no objects.
       owned: positions of the argument arrays that objects hold.
       has_states: whether a bare `nnx.State` is an object as well.
     """
@@ -61,14 +61,15 @@ class Written:
     def beside(
         self, results: Sequence[Any], after: Sequence[Any]
     ) -> tuple[list[Any], Written]:
-        """What is a result as well is given once.
+        """Drop arrays to be written back that are results as well.
 
         Args:
           results: the arrays of the result.
-          after: those to be written back.
+          after: the arrays to be written back.
+
         Returns:
-          The arrays that follow the results; and this, its positions counted from the
-          first result.
+          The arrays that follow the results; and this object, with positions counted
+          from the first result.
         """
         places = {id(x): k for k, x in enumerate(results)}
         left: list[Any] = []
@@ -89,7 +90,7 @@ class Written:
         return left, replace(self, held=held, cells=tuple(cells))
 
     def paths(self, first: int) -> list[str]:
-        """Tree paths of what is written back and is no result.
+        """Return the tree paths of the arrays that are written back and are no results.
 
         Args:
           first: number of results.
@@ -99,7 +100,8 @@ class Written:
 
     @property
     def replaced(self) -> dict[int, int]:
-        """Position of what a run gives → of the argument array replaced."""
+        """Position of a result of a run → position of the argument array that it
+        replaces."""
         return {
             c.written: c.before
             for c in self.cells
@@ -108,17 +110,18 @@ class Written:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Positions of the argument arrays that stay what they are."""
+        """The positions of the argument arrays of unchanged variables."""
         return frozenset(
             c.before for c in self.cells if c.before is not None and c.written is None
         )
 
     def donated(self, asked: Sequence[bool], tied: Iterable[int]) -> tuple[bool, ...]:
-        """Which argument arrays are donated: what is replaced is of no more use.
+        """Return whether each argument array is donated: an array that is replaced is
+        not used again.
 
         Args:
           asked: whether the user donates each.
-          tied: positions of those whose replacements may take their place.
+          tied: positions of the arrays whose replacements may reuse their memory.
         """
         kept, replaced = self.kept, frozenset(tied)
         return tuple(

@@ -1,7 +1,8 @@
-"""Collectives over an axis that code names itself (`shard_map`), in its body.
+"""Collectives over a named axis, in the body of manually partitioned code
+(`shard_map`).
 
-Cut is here along other axes of the mesh. What these send is not told by factors: see
-`rhino_jax.frontend.manual`.
+Sharding here is along other axes of the mesh. The bytes that these collectives send do
+not follow from factors: see `rhino_jax.frontend.manual`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("axis_index", traits=Traits(OpKind.OTHER))
 def axis_index(ctx: OpContext) -> OpRule:
-    """A scalar."""
+    """Return the rule of a scalar: nothing to shard."""
     return uncut(ctx)
 
 
 @register("ppermute", traits=Traits(OpKind.MOVEMENT))
 @register("psum", "psum_invariant", "pmax", "pmin", traits=Traits(OpKind.OTHER))
 def in_place(ctx: OpContext) -> OpRule:
-    """Elements meet, or take the place of, those in the same place elsewhere."""
+    """Return the rule of ops that combine, or move, elements at the same position on
+    all devices."""
     if ctx.in_shapes != ctx.out_shapes:
         return uncut(ctx)
     factors = FactorList()

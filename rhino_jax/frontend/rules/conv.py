@@ -1,8 +1,8 @@
 """Convolutions: batch, features, groups and windows.
 
-A spatial dim of the input is cut by the factor of the output position or, where
-the kernel is as large as the input (the gradient of the weights), by the factor
-of the kernel position; a shard then needs borders from its neighbours.
+A spatial dim of the input is sharded by the factor of the output position or, where the
+kernel is as large as the input (the gradient of the weights), by the factor of the
+kernel position; a shard then needs borders from its neighbours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One spatial dim: sizes, and how far outputs (s) and kernel taps (d) step."""
+    """One spatial dim: its sizes, and the steps of outputs (`stride`) and kernel taps
+    (`dilation`)."""
 
     input: int
     kernel: int
@@ -31,26 +32,31 @@ class _Window:
     pad_low: int
 
     def halo_of_output(self) -> tuple[int, int] | None:
-        """Elements a shard needs from its neighbours when the output is cut.
+        """Return the elements that a shard needs from its neighbours when the output is
+        sharded.
 
-        Output `o` reads place `o * s - pad + t * d` for every tap `t`; element `q` of
-        the input lies at place `q * m`. With `m * input == s * output`, shards of the
-        input and of the output are aligned; None elsewhere.
+        Output `o` reads position `o * s - pad + t * d` for every tap `t`; element `q`
+        of the input is at position `q * m`. With `m * input == s * output`, shards of
+        the input and of the output are aligned; None elsewhere.
         """
         if self.input_dilation * self.input != self.stride * self.output:
             return None
         return self._halo(self.kernel, self.dilation, self.stride)
 
     def halo_of_kernel(self) -> tuple[int, int] | None:
-        """Elements a shard needs from its neighbours when the taps are sharded: with
-        `m * input == d * kernel`; results are partial."""
+        """Return the elements that a shard needs from its neighbours when the taps are
+        sharded.
+
+        Shards are aligned with `m * input == d * kernel`; results are then partial.
+        None elsewhere.
+        """
         if self.input_dilation * self.input != self.dilation * self.kernel:
             return None
         return self._halo(self.output, self.stride, self.dilation)
 
     def taps(self) -> int:
-        """Pairs of output and kernel positions that meet an element of the input, not
-        padding and not what lies between the elements of a dilated one."""
+        """Return the number of pairs of output and kernel positions that read an
+        element of the input: neither padding nor the zeros of a dilated input."""
         return _taps(self)
 
     def _halo(self, others: int, other_step: int, step: int) -> tuple[int, int]:
@@ -70,11 +76,13 @@ def _taps(window: _Window) -> int:
 
 @register("conv_general_dilated", traits=Traits(OpKind.CONVOLUTION, hosts_fusion=True))
 def conv_general_dilated(ctx: OpContext) -> OpRule:
-    """Two FLOPs per multiply-add; none where padding or a zero between the elements
-    of a dilated input is multiplied, as `HloCostAnalysis` of XLA counts.
+    """Return the rule of a convolution, with two FLOPs per multiply-add.
 
-    Factors: `n` batch, `i` input features (summed), `o` output features, `g`
-    feature or batch groups, `y0 y1 …` output and `t0 t1 …` kernel positions.
+    Products with padding or with the zeros of a dilated input do not count, as in XLA's
+    `HloCostAnalysis`.
+
+    Factors: `n` batch, `i` input features (summed), `o` output features, `g` feature or
+    batch groups, `y0 y1 …` output and `t0 t1 …` kernel positions.
     """
     numbers = ctx.params["dimension_numbers"]
     lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
@@ -125,6 +133,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
 
 
 def _kernel_sizes(ctx: OpContext) -> dict[str, int]:
-    """Sizes of kernel positions, which a dilated input dim does not give."""
+    """Return the sizes of kernel positions, which the dims of a dilated input do not
+    determine."""
     spec = ctx.params["dimension_numbers"].rhs_spec
     return {f"t{i}": ctx.in_shapes[1][d] for i, d in enumerate(spec[2:])}

@@ -16,7 +16,8 @@ from rhino_jax.ir.traits import OpKind, Traits
     traits=Traits(OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True),
 )
 def dot_general(ctx: OpContext) -> OpRule:
-    """Batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per multiply-add."""
+    """Return the rule: batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per
+    multiply-add."""
     (contract, batch) = ctx.params["dimension_numbers"]
     lhs, rhs = (
         dot_names(len(shape), contract[side], batch[side], free)
@@ -37,7 +38,8 @@ def dot_names(
     free: str,
     groups: Sequence[int] = (),
 ) -> list[str]:
-    """Names of one operand's dims; numbered where there are several of a kind."""
+    """Return the names of one operand's dims; numbered where there are several of a
+    kind."""
     taken = {*contract, *batch, *groups}
     rest = [d for d in range(rank) if d not in taken]
     names = ["g"] * rank
@@ -50,7 +52,8 @@ def dot_names(
 def _rule(
     operands: Sequence[Sequence[str]], out: Sequence[str], ctx: OpContext
 ) -> Rule:
-    """The rule in which every dim is one factor; those not in `out` are summed."""
+    """Return the rule in which every dim is one factor; those not in `out` are
+    summed."""
     sizes = {
         name: size
         for names, shape in zip(operands, ctx.in_shapes, strict=True)
@@ -67,11 +70,11 @@ def _rule(
 
 @register("ragged_dot_general", "ragged_dot", traits=Traits(OpKind.CONTRACTION))
 def ragged_dot(ctx: OpContext) -> OpRule:
-    """Rows in groups, each with its own matrix: ragged and group dims are whole.
+    """Return the rule of a grouped matmul: rows in groups, each with its own matrix.
 
-    FLOPs are those of every row with its group's matrix; what a compiler does beyond
-    that, the traits say. Sizes of groups that differ along batch dims are not covered
-    (uncut).
+    Ragged and group dims are whole. FLOPs are those of every row with its group's
+    matrix; the work that some compilers add is described by the traits. Group sizes
+    that differ along batch dims are not covered (not sharded).
     """
     numbers = ctx.params["ragged_dot_dimension_numbers"]
     contract, batch = numbers.dot_dimension_numbers

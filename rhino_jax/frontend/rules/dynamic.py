@@ -1,4 +1,4 @@
-"""Dynamic slices and updates: positions that are known only when running."""
+"""Dynamic slices and updates: positions that are known at run time only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("dynamic_slice", traits=Traits(OpKind.MOVEMENT))
 def dynamic_slice(ctx: OpContext) -> OpRule:
-    """Dims that are taken in full are parallel; of sliced dims the operand is whole,
-    and each device may take its own part of the slice."""
+    """Return the rule: dims taken in full are parallel; along sliced dims the operand
+    is whole, and each device may take its own part of the slice."""
     operand_shape, *starts = ctx.in_shapes
     (result_shape,) = ctx.out_shapes
     factors = FactorList()
@@ -27,10 +27,11 @@ def dynamic_slice(ctx: OpContext) -> OpRule:
 
 @register("dynamic_update_slice", traits=Traits(OpKind.UPDATE, fuses_operands=True))
 def dynamic_update_slice(ctx: OpContext) -> OpRule:
-    """Dims that are updated in full are parallel, one-element updates INDEX.
+    """Return the rule: dims updated in full are parallel, those of one-element updates
+    INDEX.
 
-    An update of one element falls into one shard, the others leave theirs alone
-    (a KV cache that is cut along the sequence is written so, without
+    An update of one element falls into one shard, and the others leave theirs unchanged
+    (a KV cache that is sharded along the sequence is written this way, without
     communication). Longer updates may straddle shards, and are whole.
     """
     operand_shape, update_shape, *starts = ctx.in_shapes

@@ -1,4 +1,4 @@
-"""Ops that work element by element: all their operands are cut alike."""
+"""Elementwise ops: all their operands are sharded alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NARY = (
 EXPONENTIAL = ("exp", "exp2")
 
 ANNOTATIONS = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
-"""Those by which a program says itself how a value is sharded."""
+"""Ops with which a program itself states how a value is sharded."""
 
 PASSING = (
     "copy", "copy_p", "device_put", "layout_constraint", "name",
@@ -54,7 +54,7 @@ EXPENSIVE = (
     "erfc", "expm1", "lgamma", "log", "log1p", "logistic", "pow", "sin", "sinh", "tan",
     "tanh", "threefry2x32",
 )  # fmt: skip
-"""Those that XLA's `IsExpensive` names, besides the exponentials."""
+"""Ops that XLA's `IsExpensive` names, in addition to the exponentials."""
 
 
 @register(
@@ -68,14 +68,15 @@ EXPENSIVE = (
 @register("reduce_precision", traits=Traits(OpKind.IDENTITY))
 @register("convert_element_type", traits=Traits(OpKind.CONVERSION))
 def elementwise(ctx: OpContext) -> OpRule:
-    """One FLOP per element and result; scalars and dims of size one are expanded."""
+    """Return the rule, with one FLOP per element and result; scalars and dims of size
+    one are broadcast."""
     flops = float(sum(math.prod(shape) for shape in ctx.out_shapes))
     return OpRule(aligned_rule(ctx.in_shapes, ctx.out_shapes), flops, is_fusible=True)
 
 
 @register("tie", traits=Traits(OpKind.IDENTITY))
 def tie(ctx: OpContext) -> OpRule:
-    """The second operand, once the first is there."""
+    """Return the rule of `tie`: its second operand, available once the first is."""
     (first, second), factors = ctx.in_shapes, FactorList()
     layout = [factors.parallel(size) for size in second]
     return OpRule(factors.rule([[()] * len(first), layout], [layout]), is_fusible=True)
@@ -83,7 +84,8 @@ def tie(ctx: OpContext) -> OpRule:
 
 @register(*PASSING, traits=Traits(OpKind.IDENTITY))
 def passing(ctx: OpContext) -> OpRule:
-    """Every result is its operand: constraints, copies, barriers over many values."""
+    """Return the rule of ops whose results are their operands: constraints, copies,
+    barriers over many values."""
     if ctx.in_shapes != ctx.out_shapes:
         return uncut(ctx)
     factors = FactorList()
@@ -93,7 +95,7 @@ def passing(ctx: OpContext) -> OpRule:
 
 @register("bitcast_convert_type", traits=Traits(OpKind.MOVEMENT))
 def bitcast_convert_type(ctx: OpContext) -> OpRule:
-    """A change of width adds or drops a last dim, which is whole."""
+    """Return the rule: a change of width adds or drops a last dim, which is whole."""
     (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
     factors = FactorList()
     rank = min(len(operand_shape), len(result_shape))
@@ -107,7 +109,7 @@ def bitcast_convert_type(ctx: OpContext) -> OpRule:
 def aligned_rule(
     in_shapes: tuple[tuple[int, ...], ...], out_shapes: tuple[tuple[int, ...], ...]
 ) -> Rule:
-    """The rule of operands that are broadcast against each other."""
+    """Return the rule of operands that are broadcast against each other."""
     shape = out_shapes[0]
     factors = FactorList()
     dims: list[Dim] = [factors.parallel(size) for size in shape]

@@ -1,4 +1,4 @@
-"""Building a rule dim by dim, for ops whose parameters say where factors appear."""
+"""Rules built dim by dim, for ops whose parameters determine where factors appear."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from rhino_jax.ir.op import item_bytes
 
 
 _NARROW = 4
-"""A part is narrow that is no more than a quarter of a dim. Larger parts lie side by
-side as a rule (halves of rotary embeddings, thirds of a fused projection), and what
+"""A part is narrow if it is no more than a quarter of a dim. Larger parts are usually
+adjacent (halves of rotary embeddings, thirds of a fused projection), and an op that
 reads them all gathers once."""
 
 
 class FactorList:
-    """The factors of one op, while its rule is written.
+    """The factors of one op, while its rule is built.
 
-    Every method adds one factor and returns the dim that is made of it alone. A
-    dim of size one gets no factor: it can never be cut.
+    Every method adds one factor and returns the dim that consists of it alone. A dim of
+    size one gets no factor: it can never be sharded.
     """
 
     def __init__(self) -> None:
         self._factors: list[Factor] = []
 
     def parallel(self, size: int) -> Dim:
-        """A factor that some result contains."""
+        """Add a factor that some result contains."""
         return self._add(size, FactorKind.PARALLEL)
 
     def whole(self, size: int) -> Dim:
-        """A factor that must not be cut."""
+        """Add a factor that must not be sharded."""
         return self._add(size, FactorKind.WHOLE)
 
     def reduce(self, size: int, reducer: str = "sum") -> Dim:
-        """A factor that is combined away."""
+        """Add a factor that is reduced."""
         return self._add(size, FactorKind.REDUCE, reducer)
 
     def index(self, size: int, reducer: str | None = None) -> Dim:
-        """A factor that is addressed by indices."""
+        """Add a factor that is addressed by indices."""
         return self._add(size, FactorKind.INDEX, reducer)
 
     def halo(self, size: int, lower: int, upper: int) -> Dim:
-        """A factor that a window slides over; `size` is the result's."""
+        """Add a factor that a window slides over; `size` is the result's."""
         return self._add(size, FactorKind.HALO, halo=(lower, upper))
 
     def moved(
@@ -51,15 +51,16 @@ class FactorList:
         """Add the factors of a dim whose elements an op moves along it.
 
         Where most of either dim is in the other one, it is a shift: neighbours exchange
-        borders. Of a narrow part each shard answers for what it has. All else is whole:
-        its shards would trade places.
+        borders. Of a narrow part, each shard contributes the elements that it holds.
+        Everything else is whole: it would need a permutation of shards.
 
         Args:
-          length: of the result's dim.
-          size: of the operand's dim.
-          start: the element of the operand that is the result's first; negative where
+          length: size of the result's dim.
+          size: size of the operand's dim.
+          start: position in the operand of the result's first element; negative where
             others come before it.
-          can_sum: whether zeros of other shards can be added to what one shard has.
+          can_sum: whether a shard's elements can be summed with zeros of other shards.
+
         Returns:
           The dim of the operand, and that of the result.
         """
@@ -77,8 +78,13 @@ class FactorList:
         return self.whole(size), self.whole(length)
 
     def merge(self, size: int, items: int, dtypes: Sequence[str]) -> Dim:
-        """A factor of which shards send results of their own, to be merged: so many
-        elements of arrays of these types."""
+        """Add a factor whose shards send results of their own, to be merged.
+
+        Args:
+          size: size of the dim.
+          items: number of elements of each array that a shard sends.
+          dtypes: element types of these arrays.
+        """
         dim = self._add(size, FactorKind.MERGE)
         sent = tuple(map(item_bytes, dtypes))
         for f in dim:
@@ -117,7 +123,7 @@ class FactorList:
     def rule(
         self, operands: Sequence[Sequence[Dim]], results: Sequence[Sequence[Dim]]
     ) -> Rule:
-        """The rule with these layouts."""
+        """Return the rule with these layouts."""
         return Rule(tuple(self._factors), _freeze(operands), _freeze(results))
 
 
@@ -126,6 +132,6 @@ def _freeze(layouts: Sequence[Sequence[Dim]]) -> tuple[Layout, ...]:
 
 
 def factor_name(position: int) -> str:
-    """`a` … `z`, then `a1` … `z1`, and so on."""
+    """Return the name of a factor: `a` … `z`, then `a1` … `z1`, and so on."""
     turn, letter = divmod(position, 26)
     return chr(ord("a") + letter) + (str(turn) if turn else "")

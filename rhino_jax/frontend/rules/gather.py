@@ -10,19 +10,19 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("gather", traits=Traits(OpKind.LOOKUP, masks_padding=True))
 def gather(ctx: OpContext) -> OpRule:
-    """The factors of a gather with any dimension numbers.
+    """Return the factors of a gather with any dimension numbers.
 
     - Batch dims of operand and indices, dims of the indices, and windows over a
       full operand dim: parallel.
-    - An operand dim of which an index picks one element: INDEX. Each shard answers
-      for the indices that fall in it, the others contribute zero, and the results
+    - An operand dim of which an index picks one element: INDEX. Each shard handles
+      the indices that fall in it, the others contribute zero, and the results
       are summed ("or" for booleans).
     - Other windows: whole.
 
-    INDEX holds in every mode. With "clip" the index is clamped to the whole dim
-    before it is compared with a shard; with "promise_in_bounds" nothing is out of
-    range; with "fill" an index outside the whole dim belongs to no shard and is
-    answered once, for JAX selects the fill value after the look-up.
+    INDEX holds in every mode. With "clip" the index is clamped to the whole dim before
+    it is compared with a shard; with "promise_in_bounds" nothing is out of range; with
+    "fill" an index outside the whole dim belongs to no shard and is handled once, since
+    JAX selects the fill value after the look-up.
     """
     dims = ctx.params["dimension_numbers"]
     slice_sizes = ctx.params["slice_sizes"]

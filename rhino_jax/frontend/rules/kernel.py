@@ -1,4 +1,4 @@
-"""Pallas kernels, cut along the parallel axes of their grids."""
+"""Pallas kernels, sharded along the parallel axes of their grids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register(PALLAS_CALL, traits=Traits(OpKind.KERNEL))
 def pallas_call(ctx: OpContext) -> OpRule:
-    """One factor for every parallel axis of the grid; blocks themselves are whole."""
+    """Return the rule: one factor for every parallel axis of the grid; blocks
+    themselves are whole."""
     grid = grid_of(ctx.params)
     if grid is None or not grid.parallel:
         return uncut(ctx)

@@ -17,7 +17,7 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 # XLA's partitioner gathers the batch of LU, eigh, SVD and of solves by them for TPU,
 # and the right-hand sides of a triangular solve everywhere (jax 0.12.0.1, libtpu
-# 0.0.52, v5e:2x4 and 8 H100): each device runs its own part.
+# 0.0.52, v5e:2x4 and 8 H100): each device runs its own part under `shard_map`.
 _ON_SHARDS = Traits(OpKind.OTHER, is_gathered=True)
 
 CUBIC_COEFFICIENTS = {
@@ -34,7 +34,7 @@ CUBIC_COEFFICIENTS = {
     "eig": 25.0,
     "schur": 25.0,
 }
-"""FLOPs of a factorisation over m · n · min(m, n)."""
+"""FLOPs of a factorisation, divided by m · n · min(m, n)."""
 
 PRODUCT_COEFFICIENTS = {
     "triangular_solve": 1.0,
@@ -42,12 +42,13 @@ PRODUCT_COEFFICIENTS = {
     "cholesky_update": 2.0,
     "ormqr": 4.0,
 }
-"""FLOPs over columns of the first operand · elements of the last."""
+"""FLOPs, divided by (columns of the first operand) · (elements of the last)."""
 
 
 @register("fft", traits=_ON_SHARDS)
 def fft(ctx: OpContext) -> OpRule:
-    """Transformed dims are whole; 5 n log2 n FLOPs a complex transform."""
+    """Return the rule: transformed dims are whole; 5 n log2 n FLOPs per complex
+    transform."""
     (shape,) = ctx.in_shapes
     lengths = ctx.params["fft_lengths"]
     points = math.prod(lengths)
@@ -58,7 +59,8 @@ def fft(ctx: OpContext) -> OpRule:
 
 @register(*CUBIC_COEFFICIENTS, traits=_ON_SHARDS)
 def factorisation(ctx: OpContext) -> OpRule:
-    """A decomposition of the matrices in the last two dims of the first operand."""
+    """Return the rule of a factorisation of the matrices in the last two dims of the
+    first operand."""
     *batch, rows, columns = ctx.in_shapes[0]
     flops = CUBIC_COEFFICIENTS[ctx.primitive] * rows * columns * min(rows, columns)
     return OpRule(_batched(ctx, len(batch)), math.prod(batch) * flops)
@@ -66,7 +68,8 @@ def factorisation(ctx: OpContext) -> OpRule:
 
 @register(*PRODUCT_COEFFICIENTS, traits=_ON_SHARDS)
 def matrix_product(ctx: OpContext) -> OpRule:
-    """Solves and products: the first operand's columns meet the last operand."""
+    """Return the rule of solves and products of the first operand's columns with the
+    last operand."""
     *batch, _, columns = ctx.in_shapes[0]
     flops = PRODUCT_COEFFICIENTS[ctx.primitive] * columns
     flops *= math.prod(ctx.in_shapes[-1])
@@ -77,13 +80,15 @@ def matrix_product(ctx: OpContext) -> OpRule:
 
 @register("tridiagonal_solve", "lu_pivots_to_permutation", traits=_ON_SHARDS)
 def vector_core(ctx: OpContext) -> OpRule:
-    """Ops whose first operand has one dim that is no batch dim."""
+    """Return the rule of ops whose first operand has a single dim that is no batch
+    dim."""
     flops = 8.0 * math.prod(ctx.out_shapes[0])
     return OpRule(_batched(ctx, len(ctx.in_shapes[0]) - 1), flops)
 
 
 def _right_hand_sides(ctx: OpContext, batch_rank: int) -> Rule:
-    """Batch dims are parallel, and so are columns (rows, from the right) of `b`."""
+    """Return the rule in which batch dims are parallel, and columns of `b` as well
+    (rows, for a solve from the right)."""
     factors = FactorList()
     matrix, sides = ctx.in_shapes
     batch = [factors.parallel(size) for size in matrix[:batch_rank]]
@@ -98,7 +103,8 @@ def _right_hand_sides(ctx: OpContext, batch_rank: int) -> Rule:
 
 
 def _batched(ctx: OpContext, batch_rank: int) -> Rule:
-    """The leading `batch_rank` dims of all operands and results are parallel."""
+    """Return the rule in which the leading `batch_rank` dims of all operands and
+    results are parallel."""
     factors = FactorList()
     batch = [factors.parallel(size) for size in ctx.in_shapes[0][:batch_rank]]
 

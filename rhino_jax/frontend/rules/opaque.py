@@ -1,4 +1,4 @@
-"""Ops that are not looked into: every device computes the whole."""
+"""Opaque ops: every device computes the whole."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rhino_jax.ir.traits import OpKind, Traits
 def uncut_rule(
     in_shapes: Sequence[Sequence[int]], out_shapes: Sequence[Sequence[int]]
 ) -> Rule:
-    """A rule without factors: nothing of the op can be cut."""
+    """Return a rule without factors: nothing of the op can be sharded."""
     return Rule((), _uncut(in_shapes), _uncut(out_shapes))
 
 
 def uncut(ctx: OpContext) -> OpRule:
-    """The rule of last resort for a case that a rule does not cover."""
+    """Return the rule of last resort, for a case that a rule does not cover."""
     return OpRule(uncut_rule(ctx.in_shapes, ctx.out_shapes))
 
 
@@ -31,5 +31,5 @@ def _uncut(shapes: Sequence[Sequence[int]]) -> tuple[Layout, ...]:
     traits=Traits(OpKind.OTHER),
 )  # fmt: skip
 def bookkeeping(ctx: OpContext) -> OpRule:
-    """Ops that compute nothing worth cutting."""
+    """Return the rule of ops that compute nothing worth sharding."""
     return uncut(ctx)

@@ -1,7 +1,7 @@
-"""Random numbers: keys, and bits that every shard draws as the whole would.
+"""Random numbers: keys, and bits of which every shard draws its part.
 
-Threefry bits are a function of key and position (`jax_threefry_partitionable`,
-on by default), so any dim of them may be cut. Other generators run in sequence.
+Threefry bits are a function of key and position (`jax_threefry_partitionable`, on by
+default), so any of their dims may be sharded. Other generators run in sequence.
 `random_seed`, `random_fold_in`, `random_clone` and the counter-based generators
 themselves are elementwise.
 """
@@ -32,7 +32,8 @@ GAMMA_FLOPS = 2000.0
 @register("random_bits", traits=Traits(OpKind.GENERATOR, is_expensive=True))
 @register("random_split", traits=Traits(OpKind.GENERATOR))
 def bits(ctx: OpContext) -> OpRule:
-    """Key dims come first; the dims of what is drawn are the result's alone."""
+    """Return the rule of drawn bits: dims of keys come first, the other dims are the
+    result's alone."""
     (keys,), (shape,) = ctx.in_shapes, ctx.out_shapes
     factors = FactorList()
     is_free = "fry" in ctx.in_dtypes[0]
@@ -46,7 +47,7 @@ def bits(ctx: OpContext) -> OpRule:
 
 @register("random_wrap", "random_unwrap", traits=Traits(OpKind.IDENTITY))
 def wrap(ctx: OpContext) -> OpRule:
-    """The words of a key are whole."""
+    """Return the rule of keys and their words: the words of a key are whole."""
     (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
     rank = min(len(operand_shape), len(result_shape))
     factors = FactorList()
@@ -58,7 +59,8 @@ def wrap(ctx: OpContext) -> OpRule:
 
 @register("random_gamma", traits=Traits(OpKind.GENERATOR))
 def random_gamma(ctx: OpContext) -> OpRule:
-    """Samples are independent; keys have the parameter's leading dims."""
+    """Return the rule: samples are independent; keys have the parameter's leading
+    dims."""
     keys, shape = ctx.in_shapes
     factors = FactorList()
     layout = [factors.parallel(size) for size in shape]
@@ -68,6 +70,7 @@ def random_gamma(ctx: OpContext) -> OpRule:
 
 @register("rng_bit_generator", "rng_uniform", traits=Traits(OpKind.GENERATOR))
 def sequential(ctx: OpContext) -> OpRule:
-    """A generator that runs in sequence: every device draws all."""
+    """Return the rule of a generator that runs in sequence: every device draws
+    everything."""
     flops = FLOPS_PER_WORD * math.prod(ctx.out_shapes[-1])
     return OpRule(uncut(ctx).rule, flops)

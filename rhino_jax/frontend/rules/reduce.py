@@ -28,15 +28,20 @@ POSITIONS = ("argmax", "argmin")
     traits=Traits(OpKind.REDUCTION, fuses_operands=True, masks_padding=True),
 )  # fmt: skip
 def reduce_dims(ctx: OpContext) -> OpRule:
-    """Reduced dims leave partial results, which a collective combines; positions are
-    merged with the maxima that lie there; whole are dims of all else."""
+    """Return the rule of a reduction: reduced dims leave partial results, which a
+    collective combines.
+
+    Positions of maxima and minima are merged together with their values; where neither
+    is possible, the reduced dims are whole.
+    """
     merged = (ctx.in_dtypes[0], *ctx.out_dtypes) if ctx.primitive in POSITIONS else ()
     return _reduced(ctx, ctx.params["axes"], REDUCERS.get(ctx.primitive), merged)
 
 
 @register("reduce", traits=Traits(OpKind.REDUCTION, fuses_operands=True))
 def reduce_any(ctx: OpContext) -> OpRule:
-    """A reduction by any function: reduced dims are whole."""
+    """Return the rule of a reduction by an arbitrary function: reduced dims are
+    whole."""
     return _reduced(ctx, ctx.params["dimensions"], None)
 
 
@@ -50,9 +55,9 @@ def _reduced(
 
     Args:
       ctx: the op.
-      axes: dims that are reduced.
-      reducer: of partial results; None where no collective combines them.
-      merged: types of what shards send, for results that are merged.
+      axes: positions of the dims that are reduced.
+      reducer: how partial results combine; None where no collective combines them.
+      merged: element types of the arrays that shards send, for results that are merged.
     """
     shape = ctx.in_shapes[0]
     factors = FactorList()
@@ -78,7 +83,8 @@ def _reduced(
     traits=Traits(OpKind.OTHER),
 )  # fmt: skip
 def cumulative(ctx: OpContext) -> OpRule:
-    """A shard of the dim along which it runs sends its last sum to those after it."""
+    """Return the rule of a running sum: along its dim, a shard sends its last sum to
+    those after it."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
     layout = [

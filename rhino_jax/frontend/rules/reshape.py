@@ -1,9 +1,9 @@
 """Reshapes: operand and result dims as products of common factors.
 
-`(6, 4) -> (24,)` is `a b -> (a b)`, `(4, 6) -> (8, 3)` is `a (b c) -> (a b) c`:
-a cut of `a` survives either. Where the dims have no common refinement, as in
-`(4, 6) -> (6, 4)`, they share the factor that both are cut by from the major
-side (2), and what is left of them is whole: `(a b!) _ -> (a c!) _`.
+`(6, 4) -> (24,)` is `a b -> (a b)`, `(4, 6) -> (8, 3)` is `a (b c) -> (a b) c`: a
+sharding of `a` survives either. Where the dims have no common refinement, as in
+`(4, 6) -> (6, 4)`, they share the common factor at the major side (2), and the rest of
+them is whole: `(a b!) _ -> (a c!) _`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("reshape", traits=Traits(OpKind.MOVEMENT))
 def reshape(ctx: OpContext) -> OpRule:
-    """Splits and merges of dims, which `dimensions` takes in another order first."""
+    """Return the rule of splits and merges of dims, after the permutation by
+    `dimensions`."""
     (shape,), (new_shape,) = ctx.in_shapes, ctx.out_shapes
     order = ctx.params.get("dimensions")
     if order is None:
@@ -30,7 +31,8 @@ def reshape(ctx: OpContext) -> OpRule:
 
 
 def reshape_rule(operand: tuple[int, ...], result: tuple[int, ...]) -> Rule:
-    """The factors that two shapes of the same number of elements have in common."""
+    """Return the factors that two shapes of the same number of elements have in
+    common."""
     factors = FactorList()
     left: list[Dim] = [()] * len(operand)
     right: list[Dim] = [()] * len(result)
@@ -49,7 +51,8 @@ def reshape_rule(operand: tuple[int, ...], result: tuple[int, ...]) -> Rule:
 def _blocks(
     operand: tuple[int, ...], result: tuple[int, ...]
 ) -> list[tuple[list[int], list[int]]]:
-    """Shortest runs of dims (size one left out) with equal products, in order."""
+    """Return the shortest runs of dims (size one left out) with equal products, in
+    order."""
     blocks: list[tuple[list[int], list[int]]] = []
     lefts = [d for d, size in enumerate(operand) if size != 1]
     rights = [d for d, size in enumerate(result) if size != 1]
@@ -70,11 +73,12 @@ def _blocks(
 def _refine(
     factors: FactorList, operand: list[int], result: list[int]
 ) -> tuple[list[Dim], list[Dim]]:
-    """Take common factors off a block's dims, from the major side, while they last.
+    """Split common factors off a block's dims, from the major side, while there are
+    any.
 
     Args:
-      factors: where new factors go.
-      operand, result: the dims of the block, of equal products.
+      factors: extended by the new factors.
+      operand, result: sizes of the dims of the block, with equal products.
     """
     left: list[Dim] = [()] * len(operand)
     right: list[Dim] = [()] * len(result)

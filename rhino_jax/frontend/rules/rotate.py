@@ -1,8 +1,8 @@
-"""Rotations: a dim whose last elements come first, as `jnp.roll` has them.
+"""Rotations: a dim whose last elements come first, as in `jnp.roll`.
 
-A primitive of our own, for two slices of one array that are put together the other way
-round (`tracing.rotations`): together they take one border of each shard, and apart
-also all-reduces of what goes once around.
+This is a primitive of our own, for two slices of one array that are concatenated in
+reverse order (`tracing.rotations`): a rotation exchanges one border of each shard,
+where separate slices also need all-reduces of the elements that wrap around.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def rotate(x: jax.Array, shift: int, axis: int) -> jax.Array:
 
     Args:
       x: the array.
-      shift: by how many places, from 1 to the size of the dim less 1.
+      shift: number of positions, from 1 to the size of the dim less 1.
       axis: the dim.
     """
     return _rotate_p.bind(x, shift=shift, axis=axis)
 
 
 def halves(x: jax.Array, shift: int, axis: int) -> list[jax.Array]:
-    """Return the two parts of `x` that a rotation puts together."""
+    """Return the two slices of `x` that a rotation concatenates."""
     size = x.shape[axis]
     return [
         lax.slice_in_dim(x, size - shift, size, axis=axis),
@@ -68,8 +68,8 @@ batching.primitive_batchers[_rotate_p] = _batched
     ROTATE, traits=Traits(OpKind.MOVEMENT, fuses_operands=True, masks_padding=True)
 )
 def rotation(ctx: OpContext) -> OpRule:
-    """The rotated dim is a shift by the nearer way around; what goes once around is
-    sent with the border."""
+    """Return the rule: the rotated dim is a shift in the shorter direction; elements
+    that wrap around are sent with the border."""
     (shape,), shift, axis = ctx.in_shapes, ctx.params["shift"], ctx.params["axis"]
     start = -shift if 2 * shift <= shape[axis] else shape[axis] - shift
     factors = FactorList()

@@ -1,8 +1,8 @@
 """Scatter and its combining kinds: transposes of look-ups, segment sums, updates.
 
-Cutting the updates of a combining scatter leaves partial results. The operand
-must enter their sum once: one shard starts from the operand, the others from the
-reducer's identity (zero for "sum", one for "prod", the extreme for "max", "min").
+Sharding the updates of a combining scatter leaves partial results. The operand must
+enter their sum once: one shard starts from the operand, the others from the reducer's
+identity (zero for "sum", one for "prod", the extreme for "max", "min").
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REDUCERS = {
     "scatter-max": "max",
     "scatter_max": "max",
 }
-"""How partial results of scatters with cut updates combine."""
+"""Primitive → how partial results of scatters with sharded updates combine."""
 
 
 @register(
@@ -33,7 +33,7 @@ REDUCERS = {
     traits=Traits(OpKind.SCATTER, fuses_operands=True),
 )  # fmt: skip
 def scatter(ctx: OpContext) -> OpRule:
-    """The factors of a scatter with any dimension numbers.
+    """Return the factors of a scatter with any dimension numbers.
 
     - Batch dims of operand, indices and updates, and windows over a full operand
       dim: parallel.
@@ -41,7 +41,7 @@ def scatter(ctx: OpContext) -> OpRule:
       the updates that fall in it and drops the others; the result is complete.
     - Dims along which several updates lie: REDUCE where updates combine; whole
       where they overwrite, as the last one wins, and where they are subtracted,
-      which XLA's partitioner does not take for a sum (it gathers them).
+      which XLA's partitioner does not treat as a sum (it gathers them).
     - Other windows: whole.
     """
     dims = ctx.params["dimension_numbers"]

@@ -13,7 +13,7 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("broadcast_in_dim", traits=Traits(OpKind.BROADCAST))
 def broadcast_in_dim(ctx: OpContext) -> OpRule:
-    """New and expanded dims are factors of the result alone."""
+    """Return the rule: new and expanded dims are factors of the result alone."""
     operand_shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
     factors = FactorList()
     result = [factors.parallel(size) for size in result_shape]
@@ -29,7 +29,8 @@ def broadcast_in_dim(ctx: OpContext) -> OpRule:
 
 @register("iota", "empty", "iota_2x32_shape", traits=Traits(OpKind.GENERATOR))
 def made_of_nothing(ctx: OpContext) -> OpRule:
-    """Every device makes its own part."""
+    """Return the rule of ops without array operands: every device generates its own
+    part."""
     factors = FactorList()
     layout = [factors.parallel(size) for size in ctx.out_shapes[0]]
     sizes = [[()] * len(shape) for shape in ctx.in_shapes]
@@ -39,7 +40,7 @@ def made_of_nothing(ctx: OpContext) -> OpRule:
 
 @register("transpose", traits=Traits(OpKind.MOVEMENT))
 def transpose(ctx: OpContext) -> OpRule:
-    """Dims in another order."""
+    """Return the rule of a permutation of dims."""
     factors = FactorList()
     operand = [factors.parallel(size) for size in ctx.in_shapes[0]]
     result = [operand[d] for d in ctx.params["permutation"]]
@@ -48,7 +49,7 @@ def transpose(ctx: OpContext) -> OpRule:
 
 @register("squeeze", traits=Traits(OpKind.MOVEMENT))
 def squeeze(ctx: OpContext) -> OpRule:
-    """Dims of size one are dropped."""
+    """Return the rule that drops dims of size one."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
     operand = [factors.parallel(size) for size in shape]
@@ -59,7 +60,7 @@ def squeeze(ctx: OpContext) -> OpRule:
 
 @register("expand_dims", traits=Traits(OpKind.MOVEMENT))
 def expand_dims(ctx: OpContext) -> OpRule:
-    """Dims of size one are added."""
+    """Return the rule that adds dims of size one."""
     (shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
     factors = FactorList()
     operand = [factors.parallel(size) for size in shape]
@@ -73,7 +74,8 @@ def expand_dims(ctx: OpContext) -> OpRule:
 
 @register("rev", traits=Traits(OpKind.MOVEMENT, is_reversal=True))
 def rev(ctx: OpContext) -> OpRule:
-    """Reversed dims are whole: their shards would trade places."""
+    """Return the rule: reversed dims are whole, since reversing them permutes
+    shards."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
     turned = {d % len(shape) for d in ctx.params["dimensions"]}
@@ -86,8 +88,8 @@ def rev(ctx: OpContext) -> OpRule:
 
 @register("slice", traits=Traits(OpKind.MOVEMENT))
 def slice_(ctx: OpContext) -> OpRule:
-    """Dims that are taken in full are parallel, others are shifts; with strides they
-    are whole."""
+    """Return the rule: dims taken in full are parallel, others are shifts; dims with
+    strides are whole."""
     starts, strides = ctx.params["start_indices"], ctx.params["strides"]
     can_sum = not ctx.out_dtypes[0].startswith(("key<", "bool"))
     places = [
@@ -99,8 +101,8 @@ def slice_(ctx: OpContext) -> OpRule:
 
 @register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True))
 def pad(ctx: OpContext) -> OpRule:
-    """Padded dims (with negative padding, too) are shifts, or whole where padding comes
-    between elements."""
+    """Return the rule: padded dims (negative padding, too) are shifts, or whole where
+    padding comes between elements."""
     config = ctx.params["padding_config"]
     return _resized(ctx, [None if between else -low for low, _, between in config])
 
@@ -108,13 +110,13 @@ def pad(ctx: OpContext) -> OpRule:
 def _resized(
     ctx: OpContext, starts: Sequence[int | None], can_sum: bool = True
 ) -> OpRule:
-    """Return the rule of an op that reads its first operand from these places on.
+    """Return the rule of an op that reads its first operand from given positions on.
 
     Args:
       ctx: the op.
-      starts: for every dim, which element of the operand is the first of the result;
-        None where they are not side by side.
-      can_sum: whether zeros of other shards can be added to what one shard has.
+      starts: for every dim, position in the operand of the result's first element; None
+        where the elements are not contiguous.
+      can_sum: whether a shard's elements can be summed with zeros of other shards.
     """
     shape, *others = ctx.in_shapes
     (result_shape,) = ctx.out_shapes
@@ -138,9 +140,12 @@ def _resized(
     traits=Traits(OpKind.MOVEMENT, fuses_operands=True, masks_padding=True),
 )
 def concatenate(ctx: OpContext) -> OpRule:
-    """The dim along which operands follow each other is whole, but where one of them is
-    the most of it, as a grid between its borders: that one is shifted, and the others
-    are read whole."""
+    """Return the rule: the dim of concatenation is whole, unless one operand is most of
+    it.
+
+    That operand, such as a grid between its borders, is shifted, and the others are
+    read whole.
+    """
     axis = ctx.params["dimension"]
     sizes = [shape[axis] for shape in ctx.in_shapes]
     (length,) = (shape[axis] for shape in ctx.out_shapes)
@@ -167,12 +172,13 @@ def concatenate(ctx: OpContext) -> OpRule:
 
 @register("split", traits=Traits(OpKind.MOVEMENT))
 def split(ctx: OpContext) -> OpRule:
-    """The dim that is split is whole."""
+    """Return the rule: the dim that is split is whole."""
     return OpRule(_joined(ctx, ctx.params["axis"]).rule, is_fusible=True)
 
 
 def _joined(ctx: OpContext, axis: int) -> OpRule:
-    """All operands and results agree but along `axis`, which is whole."""
+    """Return the rule of operands and results that agree in all dims but `axis`, which
+    is whole."""
     shapes = (*ctx.in_shapes, *ctx.out_shapes)
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):
@@ -191,7 +197,7 @@ def _joined(ctx: OpContext, axis: int) -> OpRule:
 
 @register("stack", traits=Traits(OpKind.MOVEMENT))
 def stack(ctx: OpContext) -> OpRule:
-    """The new dim is whole."""
+    """Return the rule: the new dim is whole."""
     (result_shape,) = ctx.out_shapes
     axis = ctx.params["axis"] % len(result_shape)
     factors = FactorList()
@@ -205,7 +211,7 @@ def stack(ctx: OpContext) -> OpRule:
 
 @register("unstack", traits=Traits(OpKind.MOVEMENT))
 def unstack(ctx: OpContext) -> OpRule:
-    """The dim that is taken apart is whole."""
+    """Return the rule: the dim that is removed is whole."""
     (shape,) = ctx.in_shapes
     axis = ctx.params["axis"] % len(shape)
     factors = FactorList()
@@ -220,7 +226,7 @@ def unstack(ctx: OpContext) -> OpRule:
 
 @register("tile", traits=Traits(OpKind.MOVEMENT))
 def tile(ctx: OpContext) -> OpRule:
-    """A repeated dim is (copies, dim), major first."""
+    """Return the rule: a repeated dim is (copies, dim), major first."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
     operand = [factors.parallel(size) for size in shape]

@@ -1,5 +1,5 @@
-"""Sorting and top-k: a sorted dim is whole, of the k best those of shards are merged;
-all other dims are parallel."""
+"""Sorting and top-k: a sorted dim is whole, top-k results of shards are merged; all
+other dims are parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rhino_jax.ir.traits import OpKind, Traits
 
 @register("sort", traits=Traits(OpKind.OTHER))
 def sort(ctx: OpContext) -> OpRule:
-    """Operands, sorted together by the first `num_keys`, have one shape."""
+    """Return the rule: operands, sorted together by the first `num_keys`, have one
+    shape."""
     shape = ctx.in_shapes[0]
     axis = ctx.params["dimension"] % max(len(shape), 1)
     factors = FactorList()
@@ -28,7 +29,8 @@ def sort(ctx: OpContext) -> OpRule:
 @register("approx_top_k", traits=Traits(OpKind.OTHER))
 @register("top_k", traits=Traits(OpKind.OTHER, is_gathered=True))
 def top_k(ctx: OpContext) -> OpRule:
-    """The k best along one dim: values and their positions in the whole dim."""
+    """Return the rule of the k largest along one dim: values and their positions in the
+    whole dim."""
     (shape,) = ctx.in_shapes
     axis = ctx.params.get("axis", ctx.params.get("reduction_dimension", -1))
     axis %= len(shape)

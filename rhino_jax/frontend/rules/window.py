@@ -19,14 +19,15 @@ from rhino_jax.ir.traits import OpKind, Traits
 )
 @register("select_and_gather_add", traits=Traits(OpKind.REDUCTION))
 def reduce_window(ctx: OpContext) -> OpRule:
-    """Window dims of one element are parallel, others halo or whole.
+    """Return the rule: dims with windows of one element are parallel, others halo or
+    whole.
 
-    A dim can be cut where each shard of the operand starts `stride` times as far
-    in as its shard of the result: in = stride · out. Windows of shard i then reach
-    `pad_lo` elements below it, and (window - 1) · dilation + 1 - stride - pad_lo
-    above. Windows that neither overlap nor are padded split the dim into
-    (out, stride), of which `out` is parallel. The generic `reduce_window` has
-    initial values as further operands, which are scalars.
+    A dim can be sharded where each shard of the operand starts `stride` times as far in
+    as its shard of the result: in = stride · out. Windows of shard i then reach
+    `pad_lo` elements below it, and (window - 1) · dilation + 1 - stride - pad_lo above.
+    Windows that neither overlap nor are padded split the dim into (out, stride), of
+    which `out` is parallel. The generic `reduce_window` has initial values as further
+    operands, which are scalars.
     """
     params = ctx.params
     in_shape, out_shape = ctx.in_shapes[0], ctx.out_shapes[0]
@@ -62,7 +63,7 @@ def _window_dim(
     base_dilation: int,
     window_dilation: int,
 ) -> tuple[Dim, Dim]:
-    """The factors of one dim: those that the result has too, and the rest."""
+    """Return the factors of one dim: those that the result has too, and the others."""
     low, high = padding
     extent = (window - 1) * window_dilation + 1
     if size != stride * length or base_dilation != 1 or low < 0 or high < 0:
@@ -74,11 +75,12 @@ def _window_dim(
 
 @register("select_and_scatter_add", "select_and_scatter", traits=Traits(OpKind.SCATTER))
 def select_and_scatter_add(ctx: OpContext) -> OpRule:
-    """The gradient of max pooling; cut where windows do not overlap.
+    """Return the rule of the gradient of max pooling: sharded where windows do not
+    overlap.
 
-    Then each window of the operand gives its own element of the source's dim, and
-    the dim is (source, stride). Where windows overlap, an element is written by
-    several, and the dim is whole.
+    Then each window of the operand has its own element of the source's dim, and the dim
+    is (source, stride). Where windows overlap, several of them write an element, and
+    the dim is whole.
     """
     params = ctx.params
     # select_and_scatter_add: (source, operand); the generic op: (operand, source,

@@ -1,10 +1,10 @@
-"""Dims that a reshape merged, kept apart: see `split_merged_dims`.
+"""Merged dims, split again into their parts: see `split_merged_dims`.
 
 In: a jaxpr.
-Out: one of the same arguments and results, whose values have the parts as dims of their
-own; the same jaxpr where that is of no use.
-Order: `forms` (values by their parts), `ops`, `moved` and `indexed` (what ops become on
-them), `flows` (which are worth it), `emit` (the new jaxpr).
+Out: a jaxpr of the same arguments and results, whose values have the parts as separate
+dims; the same jaxpr where that is of no use.
+Order: `forms` (values by their parts), `ops`, `moved` and `indexed` (ops on such
+values), `flows` (which dims are worth splitting), `emit` (the new jaxpr).
 """
 
 from rhino_jax.frontend.split_dims.emit import split_merged_dims

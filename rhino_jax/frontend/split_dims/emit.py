@@ -1,9 +1,9 @@
-"""A function with merged dims kept apart, where that is of use.
+"""Rewriting a function with its merged dims split, where that is of use.
 
-A cut of the minor part of a merged dim (the sequence inside batch · sequence) is
-block-cyclic on the merged dim, which no NamedSharding can say. Kept apart, the parts
-are dims like any other, and the ops on them the same ops: a matmul has one more free
-dim, a sum one more dim to sum over. Results are the same.
+A sharding of the minor part of a merged dim (the sequence inside batch · sequence) is
+block-cyclic on the merged dim, which no NamedSharding can express. Split, the parts are
+dims like any other, and the ops on them the same ops: a matmul has one more free dim, a
+sum one more dim to sum over. Results are the same.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ from rhino_jax.ir.program import RegionKind
 
 
 def split_merged_dims(jaxpr: Any) -> Any:
-    """The same function, closed where `jaxpr` is; the same object where nothing is
-    worth keeping apart. Arguments and results are as they were."""
+    """Return the function with its merged dims split, closed where `jaxpr` is.
+
+    Arguments and results are unchanged; the same object where no dim is worth
+    splitting.
+    """
     if not _merges(jaxpr):
         return jaxpr
     flows = find_flows(jaxpr)
@@ -60,7 +63,7 @@ def split_merged_dims(jaxpr: Any) -> Any:
 
 
 def _merges(jaxpr: Any) -> bool:
-    """Whether any reshape in a jaxpr makes one dim of several."""
+    """Whether any reshape in a jaxpr merges several dims into one."""
     for eqn in open_jaxpr(jaxpr).eqns:
         if eqn.primitive.name == "reshape":
             found = spell(eqn, [Form(groups_of(eqn.invars[0]))])
@@ -72,10 +75,10 @@ def _merges(jaxpr: Any) -> bool:
 
 
 class _Value:
-    """A value, in one array or several.
+    """A value, as one array or several equivalent ones of different shapes.
 
     Attributes:
-      form: how it may be had.
+      form: the forms in which it is available.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class _Value:
             self._arrays[form.groups] = array
 
     def array(self, groups: Groups | None = None) -> Any:
-        """The array with these groups, or with its own."""
+        """Return the array with these groups; None: with its own."""
         own = self.form.groups
         if groups is None:
             groups = own
@@ -110,7 +113,7 @@ class _Value:
         return self._arrays[groups]
 
     def merged(self) -> Any:
-        """The array as the program knows it."""
+        """Return the array of the original program."""
         return self.array(merged(self.form.groups))
 
 
@@ -131,7 +134,7 @@ class _Emitter:
     def region(
         self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Value]
     ) -> list[_Value]:
-        """Run all equations of a jaxpr; its results."""
+        """Run all equations of a jaxpr and return its results."""
         env: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             env[var] = _plain(const, var)
@@ -167,7 +170,7 @@ class _Emitter:
         return self.bound(eqn, operands, eqn.params)
 
     def bound(self, eqn: Any, operands: list[_Value], params: Any) -> list[_Value]:
-        """An equation as it was."""
+        """Run an equation on the arrays of the original program."""
         results = bind_eqn(eqn, [v.merged() for v in operands], params)
         return [_plain(x, var) for x, var in zip(results, eqn.outvars, strict=True)]
 
@@ -194,7 +197,7 @@ class _Emitter:
         return _apart(make(None), found.results)
 
     def reshape(self, eqn: Any, operand: _Value, made: Groups) -> list[_Value]:
-        """Nothing, where the parts are there already."""
+        """Reshape an operand; nothing, where its parts are split already."""
         x, shape = operand.array(), shape_of(made)
         if shape != x.shape:
             unsaid = {"sharding": None} if is_apart(made) else {}
@@ -202,7 +205,7 @@ class _Emitter:
         return _apart([x], [made])
 
     def call(self, eqn: Any, operands: list[_Value]) -> list[_Value]:
-        """A call, on parts."""
+        """Run a call on arrays with split dims."""
         (body,) = closed_region_jaxprs(eqn)
         enters = [v.form.groups for v in operands]
         key = id(body), tuple(enters)
@@ -223,7 +226,8 @@ class _Emitter:
         leaves: Sequence[Groups],
         arrays: Sequence[Any],
     ) -> Sequence[Any]:
-        """Its derivative is that of the call as it was."""
+        """Run a `custom_jvp` call on split dims, with the derivative of the original
+        call."""
         (body,) = closed_region_jaxprs(eqn)
         inner, consts = open_jaxpr(body), jaxpr_consts(body)
 
@@ -244,7 +248,7 @@ class _Emitter:
         return on_parts(*arrays)
 
     def scan(self, eqn: Any, operands: list[_Value]) -> list[_Value]:
-        """A loop whose carries leave in the parts in which they enter."""
+        """Run a loop whose carries leave with the parts with which they enter."""
         (body,) = closed_region_jaxprs(eqn)
         num_consts, num_carry = scan_counts(eqn.params)
         first = num_consts + num_carry
@@ -263,7 +267,7 @@ class _Emitter:
         return _apart(results, [*carries, *stacks])
 
     def changes(self, jaxpr: Any) -> bool:
-        """Whether something that is merged in a jaxpr is kept apart."""
+        """Whether some merged dim in a jaxpr is split."""
         found = self._is_changed.get(id(jaxpr))
         if found is None:
             merging = {at for at, _ in self.flows.kept}
@@ -274,7 +278,7 @@ class _Emitter:
         return found
 
     def rebuilt_as_it_was(self, old: Any) -> Any:
-        """A jaxpr of the same inputs and results."""
+        """Return a jaxpr rewritten inside, with unchanged inputs and results."""
         jaxpr = open_jaxpr(old)
         enters, leaves = (
             [groups_of(v) for v in side] for side in (jaxpr.invars, jaxpr.outvars)
@@ -284,12 +288,13 @@ class _Emitter:
     def rebuilt(
         self, old: Any, enters: Sequence[Groups], leaves: Sequence[Groups]
     ) -> tuple[Any, list[Groups]]:
-        """A jaxpr on parts.
+        """Return a jaxpr rewritten for inputs with split dims.
 
         Args:
-          old: the jaxpr as it was.
+          old: the original jaxpr.
           enters: groups of its inputs.
-          leaves: groups in which its first results must leave; others as they are.
+          leaves: groups that its first results must have; the others keep theirs.
+
         Returns:
           The jaxpr, closed where `old` is, and the groups of its results.
         """

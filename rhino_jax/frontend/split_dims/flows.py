@@ -1,11 +1,11 @@
-"""Which merged dims are worth keeping apart.
+"""The choice of merged dims that are worth splitting.
 
-A walk supposes that every reshape that merges dims keeps their parts apart, and sees
-how far each of these flows gets. Parts are of use where they go ways of their own
-again: where a later reshape takes them apart, where they are summed, or contracted
-with the same parts. A flow ends badly where an op cannot be said on parts: there they
-are merged after all, and a cut of the minor part would be gathered. It ends badly, too,
-where parts make the rows of a product short: memory then holds mostly padding.
+A walk assumes that every reshape that merges dims keeps their parts split, and follows
+each of these flows to its end. Splitting is of use where the parts are used separately:
+where a later reshape splits them, where they are summed, or contracted with the same
+parts. A flow ends badly where an op cannot be expressed on the parts: there they are
+merged after all, and a sharding of the minor part would be gathered. It ends badly,
+too, where the parts make the rows of a product short: memory then holds mostly padding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INLINED = frozenset({"jit", "pjit"})
 
 
 def takes_parts(eqn: Any) -> bool:
-    """Whether a call can be made on parts: it says nothing of its own about shapes.
+    """Whether a call can run on split dims: its parameters do not depend on shapes.
 
     The derivative of a `custom_vjp` does.
     """
@@ -48,10 +48,10 @@ def takes_parts(eqn: Any) -> bool:
 
 @dataclass(slots=True)
 class Flows:
-    """What is worth keeping apart.
+    """The merged dims that are worth splitting.
 
     Attributes:
-      kept: where the dims were merged.
+      kept: where these dims were merged.
       carries: identity of a scan → groups of its carries.
     """
 
@@ -59,12 +59,12 @@ class Flows:
     carries: dict[int, list[Groups]]
 
     def of(self, groups: Groups) -> Groups:
-        """The same with all others merged."""
+        """Return these groups with all other dims merged."""
         return tuple(p if p.origins <= self.kept else p.merged for p in groups)
 
 
 def find_flows(jaxpr: Any) -> Flows:
-    """Analyse a whole function."""
+    """Choose the merged dims of a whole function that are worth splitting."""
     walk, opened = _FlowWalk(), open_jaxpr(jaxpr)
     outs = walk.region(opened, [Form(groups_of(v)) for v in opened.invars])
     for form in outs:
@@ -76,13 +76,15 @@ def find_flows(jaxpr: Any) -> Flows:
 
 @dataclass(slots=True)
 class _FlowWalk:
-    """Attributes:
-    together: origin → another of the same flow, or itself.
-    used: origins of parts that were of use.
-    merged: origin → elements of the largest value that was merged there.
-    broken: origin → elements of the largest value that had to be merged after all, or
+    """The state of the walk over a function.
+
+    Attributes:
+      together: origin → another of the same flow, or itself (union-find).
+      used: origins of parts that were of use.
+      merged: origin → elements of the largest value that was merged there.
+      broken: origin → elements of the largest value that had to be merged after all, or
         that is better merged.
-    carries: identity of a scan → groups of its carries.
+      carries: identity of a scan → groups of its carries.
     """
 
     together: dict[Origin, Origin] = field(default_factory=dict)
@@ -141,8 +143,8 @@ class _FlowWalk:
         return [Form(groups, found.free) for groups in found.results]
 
     def scan(self, eqn: Any, body: Any, operands: list[Form]) -> list[Form]:
-        """A loop: what is the same in every run, and carries that leave as they enter,
-        keep their parts."""
+        """Follow the flows through a loop: constants, and carries that leave as they
+        enter, stay split."""
         num_consts, num_carry = scan_counts(eqn.params)
         first = num_consts + num_carry
         inside = [Form(f.groups) for f in operands[:first]]
@@ -177,7 +179,8 @@ class _FlowWalk:
         return [Form(groups) for groups in (*carries, *stacks)]
 
     def breaks(self, groups: Groups, read: Groups | None = None) -> None:
-        """Note what is merged after all: all that is apart, or what `read` has not."""
+        """Record the dims that are merged after all: all split ones, or those that
+        differ in `read`."""
         elements = math.prod(shape_of(groups))
         for d, parts in enumerate(groups):
             if read is None or parts != read[d]:
@@ -188,7 +191,7 @@ class _FlowWalk:
             self.broken[origin] = max(self.broken.get(origin, 0), elements)
 
     def join(self, parts: DimParts, elements: int) -> None:
-        """Note that these belong to one flow."""
+        """Record that these origins belong to one flow."""
         if not parts.origins:
             return
         roots = [self.root(origin) for origin in parts.origins]
@@ -203,8 +206,8 @@ class _FlowWalk:
         return origin
 
     def kept(self) -> set[Origin]:
-        """Origins of flows that are of use and do not end badly: what has to be merged
-        after all is small beside what was merged at first."""
+        """Return the origins of flows that are of use and do not end badly: the values
+        that have to be merged after all are small relative to those merged at first."""
         flows: dict[Origin, list[Origin]] = {}
         for origin in list(self.together):
             flows.setdefault(self.root(origin), []).append(origin)

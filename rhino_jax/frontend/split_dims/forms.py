@@ -1,8 +1,8 @@
-"""Forms: values whose merged dims are kept apart.
+"""Forms: values whose merged dims are split into their parts.
 
-`(2, 4096, 64)` reshaped to `(8192, 64)` has a first dim of two parts, major first:
-its groups are `(2 · 4096), (64)`, and kept apart it is an array of shape
-`(2, 4096, 64)`. A value as the program has it has one part per dim.
+`(2, 4096, 64)` reshaped to `(8192, 64)` has a first dim of two parts, major first: its
+groups are `(2 · 4096), (64)`, and split it is an array of shape `(2, 4096, 64)`. A
+value of the original program has one part per dim.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Any
 
 
 SMALL = 0.25
-"""A value is small beside another with no more than this share of its elements:
-positions of tokens, counts of experts. What small values cost counts for little."""
+"""A value is small relative to another with no more than this share of its elements:
+positions of tokens, counts of experts. Costs of small values hardly matter."""
 
 LANES = 128
-"""Elements of a row that memory and matrix units take at once on TPU, and pad shorter
-rows to: those of a product are a free dim of one of its operands, never a batch dim.
-Attention over 1,024 tokens in parts of 16 · 64 takes 2.0 times what it takes in 8 · 128
-or 4 · 256, of 32 · 32 it takes 3.9 times (v5e:2x2, XLA's estimates, libtpu 0.0.52)."""
+"""Elements of a row that memory and matrix units process at once on TPU, and pad
+shorter rows to. The rows of a product are a free dim of one of its operands, never a
+batch dim. Attention over 1,024 tokens in parts of 16 · 64 takes 2.0 times as long as in
+8 · 128 or 4 · 256, in 32 · 32 it takes 3.9 times as long (v5e:2x2, XLA's estimates,
+libtpu 0.0.52)."""
 
 Origin = tuple[int, int]
-"""Where a dim was merged: the identity of a reshape, and the dim of its result."""
+"""The place where a dim was merged: the identity of a reshape, and the dim of its
+result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,8 @@ class DimParts:
     """One dim, as the product of its parts.
 
     Attributes:
-      sizes: of the parts, major first; never empty.
-      origins: where they were merged.
+      sizes: sizes of the parts, major first; never empty.
+      origins: the places where they were merged.
     """
 
     sizes: tuple[int, ...]
@@ -46,7 +48,7 @@ class DimParts:
 
     @property
     def merged(self) -> DimParts:
-        """The dim as the program has it."""
+        """The dim of the original program."""
         return DimParts((math.prod(self.sizes),)) if self.is_apart else self
 
 
@@ -56,11 +58,11 @@ Groups = tuple[DimParts, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value may be had.
+    """The forms in which a value is available.
 
     Attributes:
-      groups: as it is.
-      free: dims that may be had in any parts, since nothing is stored in their
+      groups: its current groups.
+      free: dims that are available in any parts, since nothing is stored in their
         order: those of a broadcast.
     """
 
@@ -78,15 +80,15 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """An op on values whose merged dims are apart.
+    """An op on values whose merged dims are split.
 
     Attributes:
       operands: groups in which each operand is read.
       results: groups of each result.
-      params: parameters of the op there.
-      used: dims whose parts go ways of their own here: the reason to keep them apart.
+      params: parameters of the op on split dims.
+      used: dims whose parts are used separately here: the reason to split them.
       cramped: dims whose parts make a result of short rows: a reason not to.
-      free: dims of the results that may be had in any parts.
+      free: dims of the results that are available in any parts.
     """
 
     operands: tuple[Groups, ...]
@@ -98,12 +100,12 @@ class Spelled:
 
 
 def as_it_is(shape: Iterable[int]) -> Groups:
-    """The groups of a value of this shape with nothing apart."""
+    """Return the groups of a value of this shape with no dim split."""
     return tuple(DimParts((int(size),)) for size in shape)
 
 
 def groups_of(atom: Any) -> Groups:
-    """The groups of a variable as the program has it."""
+    """Return the groups of a variable of the original program."""
     return as_it_is(getattr(atom.aval, "shape", ()))
 
 
@@ -113,30 +115,30 @@ def is_apart(groups: Groups) -> bool:
 
 
 def merged(groups: Groups) -> Groups:
-    """The groups of the same value with nothing apart."""
+    """Return the groups of the same value with no dim split."""
     return tuple(parts.merged for parts in groups)
 
 
 def shape_of(groups: Groups) -> tuple[int, ...]:
-    """The shape of the array."""
+    """Return the shape of the array."""
     return tuple(size for parts in groups for size in parts.sizes)
 
 
 def places(groups: Groups, dims: Iterable[int]) -> tuple[int, ...]:
-    """Where the parts of these dims are among the array's dims."""
+    """Return the positions of the parts of these dims among the array's dims."""
     ends = list(itertools.accumulate((len(p.sizes) for p in groups), initial=0))
     return tuple(k for d in dims for k in range(ends[d], ends[d + 1]))
 
 
 def join(seen: Sequence[tuple[Form, int]], *, splits_small: bool = True) -> DimParts:
-    """The parts of a dim that several operands share.
+    """Return the parts of a dim that several operands share.
 
-    Apart only where all that are stored have the same parts.
+    They are split only where all stored operands have the same parts.
 
     Args:
       seen: operands, and which of their dims it is.
       splits_small: whether small operands are reshaped to the parts of others. A
-        matmul's are not: they are weights, laid out as they come.
+        matmul's are not: they are weights, whose layout is given.
     """
     apart = [form.elements for form, d in seen if form.groups[d].is_apart]
     small = SMALL * max(apart, default=0) if splits_small else 0

@@ -1,7 +1,7 @@
-"""Gathers and scatters on values whose merged dims are kept apart.
+"""Gathers and scatters on values whose merged dims are split.
 
-Any parts may have: dims of the indices, the batch dims that operands share with them,
-and dims that every window takes in full. What is addressed is as it is.
+Dims of the indices, the batch dims that operands share with them, and dims that every
+window takes in full may have any parts. Dims that indices address stay merged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rhino_jax.frontend.split_dims.ops import spells
 
 @spells("gather")
 def gather(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Batch dims of the result are those of the indices, others those of windows."""
+    """Split the batch dims of the result like those of the indices, the others like the
+    windows'."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     operand, indices = (list(groups_of(v)) for v in eqn.invars)
     made = list(groups_of(eqn.outvars[0]))
@@ -75,7 +76,8 @@ def _pairs(keys: Sequence[int], values: Sequence[int]) -> dict[int, int]:
         "scatter-sub", "scatter_add", "scatter_mul", "scatter_min", "scatter_max",
         "scatter_sub")  # fmt: skip
 def scatter(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """Batch dims of the updates are those of the indices, others those of windows."""
+    """Split the batch dims of the updates like those of the indices, the others like
+    the windows'."""
     if len(forms) != 3:
         return None
     numbers = eqn.params["dimension_numbers"]

@@ -1,4 +1,4 @@
-"""Ops that move, drop or contract dims, on values whose merged dims are kept apart."""
+"""Ops that move, drop or contract dims, on values whose merged dims are split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rhino_jax.frontend.split_dims.ops import array_shape, spells
 
 @spells("transpose")
 def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Parts of a dim stay together."""
+    """Permute dims; the parts of a dim stay together."""
     (form,), order = forms, eqn.params["permutation"]
     made = tuple(form.groups[d] for d in order)
     params = {**eqn.params, "permutation": places(form.groups, order)}
@@ -29,7 +29,7 @@ def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled
 
 @spells("squeeze", "expand_dims")
 def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Dims of size one come or go; they have one part."""
+    """Add or drop dims of size one, which have one part."""
     (form,), shape = forms, array_shape(eqn.outvars[0])
     rank = max(len(form.groups), len(shape))
     dims = {d % rank for d in eqn.params["dimensions"]}
@@ -47,7 +47,7 @@ def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 
 @spells("slice")
 def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Dims that are cut are as they are."""
+    """Slice; dims that are not taken in full stay merged."""
     (form,), params = forms, eqn.params
     shape, sizes = array_shape(eqn.invars[0]), array_shape(eqn.outvars[0])
     strides = params["strides"] or (1,) * len(shape)
@@ -74,7 +74,7 @@ def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 
 @spells("pad")
 def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Dims that are padded are as they are."""
+    """Pad; dims that are padded stay merged."""
     form, config = forms[0], eqn.params["padding_config"]
     shape, sizes = array_shape(eqn.invars[0]), array_shape(eqn.outvars[0])
     kept = [tuple(padding) == (0, 0, 0) for padding in config]
@@ -98,7 +98,8 @@ def _partly(groups: Groups, shape: Sequence[int], kept: Sequence[bool]) -> Group
 def dot_general(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
-    """Free dims have any parts; contracted and batch dims those of both sides."""
+    """Give free dims any parts, and contracted and batch dims the parts of both
+    sides."""
     sides = [list(groups_of(atom)) for atom in eqn.invars]
     contract, batch = eqn.params["dimension_numbers"]
     used: list[DimParts] = []
@@ -126,6 +127,7 @@ def dot_general(
 
 
 def _is_cramped(free: Sequence[DimParts]) -> bool:
-    """Whether one side of a product gives its result no row of `LANES`, where it would
-    merged: attention over pixels has two such sides, a weight's side is none."""
+    """Whether one side of a product gives its result no row of `LANES` elements when
+    split, though it would when merged: attention over pixels has two such sides, a
+    weight's side is none."""
     return any(p.is_apart for p in free) and all(max(p.sizes) < LANES for p in free)

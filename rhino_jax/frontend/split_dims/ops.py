@@ -1,8 +1,8 @@
-"""What ops become on values whose merged dims are kept apart.
+"""Ops on values whose merged dims are split.
 
-Every function takes an equation, the forms of its operands, and, for results with
-free dims, the groups that are wanted of them; it returns None where the op cannot be
-spelled so.
+Every function takes an equation, the forms of its operands, and, for results with free
+dims, the groups that they should have; it returns the op on split dims, or None where
+the op cannot be expressed on them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _ALONG = {
     "sort": "dimension", "split": "axis", "top_k": "axis", "concatenate": "dimension",
     ROTATE: "axis",
 }  # fmt: skip
-"""Ops that work along some dims and treat all others alike → the parameter that says
-which."""
+"""Ops that work along some dims and treat all others alike → the parameter that names
+these dims."""
 
 
 def spells(*names: str) -> Callable[[Speller], Speller]:
-    """Register what these primitives become."""
+    """Return a decorator that registers a function for these primitives."""
 
     def register(speller: Speller) -> Speller:
         _SPELLERS.update(dict.fromkeys(names, speller))
@@ -64,20 +64,21 @@ def spells(*names: str) -> Callable[[Speller], Speller]:
 _ONE = DimParts((1,))
 
 _STARTS = frozenset({"reshape", "broadcast_in_dim", "iota", "random_bits"})
-"""Where dims get apart, or free."""
+"""Ops at which dims become split, or free."""
 
 
 def spell(
     eqn: Any, forms: Sequence[Form], target: Groups | None = None
 ) -> Spelled | None:
-    """What an equation becomes.
+    """Return an equation's op on split dims.
 
     Args:
       eqn: the equation, of a plain op.
-      forms: of its operands.
-      target: groups that are wanted of the results; counts for free dims only.
+      forms: forms of its operands.
+      target: groups that the results should have; matters for free dims only.
+
     Returns:
-      What it becomes; None where it stays as it is, its operands merged.
+      The op on split dims; None where it stays as it is, with its operands merged.
     """
     name = eqn.primitive.name
     if name not in _STARTS and not any(f.is_apart or f.free for f in forms):
@@ -89,19 +90,19 @@ def spell(
     found = speller(eqn, forms, target)
     if found is None or not any(said.values()):
         return found
-    # JAX's rules of derivatives say of some results that nothing cuts them.
+    # JAX's differentiation rules state for some results that they are replicated.
     unsaid = {k: None for k, s in said.items() if s is not None}
     return replace(found, params={**found.params, **unsaid})
 
 
 def array_shape(atom: Any) -> tuple[int, ...]:
-    """Shape of what an equation reads or makes."""
+    """Return the shape of an equation's operand or result."""
     return tuple(atom.aval.shape)
 
 
 @spells("reshape")
 def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """Parts are the factors that both shapes have in common."""
+    """Split a reshaped dim into the factors that both shapes have in common."""
     (form,), shape = forms, array_shape(eqn.outvars[0])
     if eqn.params.get("dimensions") is not None or 0 in shape:
         return None
@@ -133,7 +134,8 @@ def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
 
 @spells(*ELEMENTWISE)
 def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """All operands alike; scalars stay, and dims of size one are expanded."""
+    """Give all operands the same parts; scalars stay, and dims of size one are
+    broadcast."""
     wide = [form for form in forms if form.groups]
     free = frozenset(range(len(array_shape(eqn.outvars[0])))) if wide else frozenset()
     for form in wide:
@@ -158,14 +160,14 @@ def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spell
 
 @spells("bitcast_convert_type")
 def bitcast(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """Elementwise, where the width stays."""
+    """Treat a bitcast as elementwise, where the width does not change."""
     is_same = array_shape(eqn.invars[0]) == array_shape(eqn.outvars[0])
     return elementwise(eqn, forms, target) if is_same else None
 
 
 @spells("optimization_barrier")
 def barrier(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
-    """Every result is its operand."""
+    """Give every result the parts of its operand."""
     groups = tuple(form.groups for form in forms)
     return Spelled(groups, groups, eqn.params)
 
@@ -174,10 +176,10 @@ def barrier(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
 def broadcast_in_dim(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
-    """Parts of the operand go along; new dims are free, and so are those of a small
-    operand: it is reshaped itself."""
+    """Keep the parts of the operand; new dims are free, and so are those of a small
+    operand, which is reshaped itself."""
     if len(forms) != 1:
-        return None  # a shape that is not known
+        return None  # a dynamic shape
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     (form,), operand = forms, array_shape(eqn.invars[0])
     is_small = math.prod(operand) <= SMALL * math.prod(shape)
@@ -214,7 +216,8 @@ def broadcast_in_dim(
 def random_bits(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
-    """Of one key, all dims are free: bits are numbered in the order of elements."""
+    """Leave all dims free for a single key: bits are numbered in the order of
+    elements."""
     if array_shape(eqn.invars[0]):
         return None
     made = groups_of(eqn.outvars[0]) if target is None else target
@@ -224,9 +227,9 @@ def random_bits(
 
 @spells("iota")
 def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """All dims are free but the one that is counted."""
+    """Leave all dims free except the one that is counted."""
     if forms:
-        return None  # a shape that is not known
+        return None  # a dynamic shape
     shape, along = eqn.params["shape"], eqn.params["dimension"]
     free = frozenset(range(len(shape))) - {along}
     made = tuple(
@@ -240,7 +243,7 @@ def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | No
 
 @spells(*_REDUCTIONS)
 def reduction(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """All parts of a dim are reduced together."""
+    """Reduce all parts of a dim together."""
     if len(forms) != 1:
         return None
     (form,), axes = forms, set(eqn.params["axes"])
@@ -252,7 +255,7 @@ def reduction(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled
 
 @spells(*_ALONG)
 def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """The dims it works along are as they are, all others of any parts."""
+    """Keep the dims that the op works along merged, and give all others any parts."""
     name = _ALONG[eqn.primitive.name]
     if name not in eqn.params or any(not form.groups for form in forms):
         return None

@@ -1,9 +1,10 @@
-"""How a user's function is taken, named and run while it is traced.
+"""Steps of tracing a user's function: unwrapping, captures, the trace, passes, ties.
 
-In: a function, `jax.jit` and all; the mesh in context.
-Out: its jaxpr, what it captured, and which results replace which arguments.
-Order: `wrappers` (`jax.jit` taken off), `captured` and `captured_references` (closures,
-`jax.new_ref`), `in_context` (the trace), `transforms` (jaxpr → jaxpr), `leaks` (tracers
-that the function kept; `holders`: in what), `ties` (donated arguments, and results that
+In: a function, possibly wrapped in `jax.jit`; the mesh in context.
+Out: its jaxpr, its captured values, and which results replace which arguments.
+Order: `wrappers` (`jax.jit` removed), `captured` and `captured_references` (closures,
+`jax.new_ref`), `in_context` (the trace), `transforms` (jaxpr → jaxpr), with
+`linear_solves`, `open_moves`, `constant_windows` and `rotations`, `leaks` (tracers that
+the function stored; `holders`: where), `ties` (donated arguments, and results that
 replace arguments).
 """

@@ -1,4 +1,5 @@
-"""What a function captures: closure, globals, defaults, the object it is bound to."""
+"""Captures of a function: closure, globals, defaults, the object that it is bound
+to."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from rhino_jax.errors import TraceError
 
 
 _AT_MOST = 2_000
-"""How many functions are looked at."""
+"""Maximal number of functions that are searched."""
 
 PLAIN = (
     type,
@@ -29,24 +30,25 @@ PLAIN = (
     type(None),
     jax.Array,
 )
-"""What holds nothing that a trace could leave behind."""
+"""Types whose values cannot hold a leaked tracer."""
 
 
 def refuse_objects(fn: Any, error: Exception, what: str, name: str) -> None:
-    """Refuse objects of Flax NNX that a function captures and changes.
+    """Refuse Flax NNX objects that a function captures and changes.
 
     Args:
       fn: the user's function.
-      error: what the trace raised.
-      what: the call that asks.
-      name: of the function.
+      error: the exception that the trace raised.
+      what: the caller, for messages.
+      name: name of the function.
+
     Raises:
-      TraceError: names them, if that is what the error is about.
+      TraceError: names the objects, if the error is about them.
     """
     if type(error).__name__ != "TraceContextError":
         return
     found = [path for path, x in reached_by(fn) if _is_of_nnx(x)]
-    if not found:  # one function within captures an object of another
+    if not found:  # an inner function captures an object of an outer one
         return
     where = ", ".join(dict.fromkeys(found))
     raise TraceError(
@@ -63,7 +65,8 @@ def _is_of_nnx(x: Any) -> bool:
 
 
 def reached_by(fn: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a function captures, and what the functions in it do."""
+    """Yield (name, value) of the captures of a function and of the functions that it
+    captures."""
     for inner in functions_reached_by(fn):
         for name, value in _captured(inner):
             if not isinstance(value, (*_FUNCTIONS, *PLAIN)):
@@ -71,7 +74,7 @@ def reached_by(fn: Any) -> Iterator[tuple[str, Any]]:
 
 
 def functions_reached_by(fn: Any) -> Iterator[Any]:
-    """The function, and the user's functions that it and they capture."""
+    """Yield the function, and the user's functions that it captures, transitively."""
     seen: set[int] = set()
     left = [fn]
     while left and len(seen) < _AT_MOST:
@@ -111,7 +114,7 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # an empty cell
             continue
     for name in names_used(fn.__code__):
         if name in fn.__globals__:
@@ -122,7 +125,7 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def names_used(code: types.CodeType) -> Iterator[str]:
-    """Names that a function and those defined in it use."""
+    """Yield the names that a function and the functions defined in it use."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -134,4 +137,4 @@ def _is_library(fn: Any) -> bool:
 
 
 LIBRARIES = ("jax", "optax", "flax", "equinox", "numpy")
-"""Their functions capture nothing of the user's."""
+"""Libraries whose functions capture nothing of the user's."""

@@ -1,7 +1,7 @@
 """References (`jax.new_ref`) that a function captures: inputs, and results.
 
-As under `jax.jit`, every call reads what they hold by then, and writes back what the
-function wrote.
+As under `jax.jit`, every call reads their current values, and writes back those that
+the function wrote.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class CapturedReferences:
     """The references that a function captures.
 
     Attributes:
-      references: the last of the program's constants.
-      names: as the function's code calls them.
-      written: positions among them of those that it writes to; what these are to hold
-        are the last of the program's results.
+      references: the references; the last of the program's constants.
+      names: their names in the function's code.
+      written: positions among them of those that it writes to, whose final values are
+        the last of the program's results.
     """
 
     references: tuple[Any, ...] = ()
@@ -45,18 +45,20 @@ class CapturedReferences:
         return bool(self.references)
 
     def values(self) -> list[Any]:
-        """What they hold by now: the very arrays; inside of a trace, tracers."""
+        """Return their current values: the arrays themselves; inside a trace,
+        tracers."""
         if is_outermost():
             return [ref_value(r) for r in self.references]
         return [r[...] for r in self.references]
 
     def split(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """All that a run gave → the results of its own; what is written back."""
+        """Split all results of a run into the function's own, and those to write
+        back."""
         first = len(outs) - len(self.written)
         return list(outs[:first]), list(outs[first:])
 
     def write(self, after: Sequence[Any]) -> None:
-        """Let the references hold what a run gave for them."""
+        """Set the references to their results of a run."""
         for k, value in zip(self.written, after, strict=True):
             if is_outermost():
                 set_ref_value(self.references[k], value)
@@ -64,7 +66,13 @@ class CapturedReferences:
                 self.references[k][...] = value
 
     def keep(self, before: Sequence[Any], placed: Sequence[Any]) -> None:
-        """Let those that are only read hold what was moved, to move it once."""
+        """Set references that are only read to their moved arrays, to move them once
+        only.
+
+        Args:
+          before: their values before the move.
+          placed: the moved arrays.
+        """
         if not is_outermost():
             return
         for k, (old, new) in enumerate(zip(before, placed, strict=True)):
@@ -72,11 +80,12 @@ class CapturedReferences:
                 set_ref_value(self.references[k], new)
 
     def check(self, arguments: Sequence[Any], name: str) -> None:
-        """Refuse a reference that is captured, and given as an argument, too.
+        """Refuse a reference that is captured and given as an argument as well.
 
         Args:
           arguments: references among the arguments of a call.
-          name: of the function.
+          name: name of the function.
+
         Raises:
           TraceError: one is both.
         """
@@ -93,14 +102,15 @@ class CapturedReferences:
 
 
 def as_values(jaxpr: Any, fn: Any) -> tuple[Any, CapturedReferences]:
-    """A traced function without high-level primitives and captured references.
+    """Return a traced function without high-level primitives and captured references.
 
     Args:
       jaxpr: closed, as traced.
       fn: the user's function.
+
     Returns:
-      The closed jaxpr: what the references hold are its last arguments, what those hold
-      in the end that are written to, its last results; and the references.
+      The closed jaxpr, whose last arguments are the references' values, and whose last
+      results are the final values of those that are written to; and the references.
     """
     jaxpr, references, is_written = references_as_arguments(jaxpr)
     jaxpr = low_jaxpr(jaxpr)
@@ -117,7 +127,7 @@ def as_values(jaxpr: Any, fn: Any) -> tuple[Any, CapturedReferences]:
 
 
 def _names(references: Sequence[Any], fn: Any) -> tuple[str, ...]:
-    """A name for each, no two alike."""
+    """Return a unique name for each reference."""
     known: dict[int, str] = {}
     for path, value in reached_by(fn):
         known.setdefault(id(value), path)

@@ -1,11 +1,12 @@
-"""Windows at constant places: scatters, gathers and dynamic slices as pads and slices.
+"""Windows at constant positions: scatters, gathers and dynamic slices as pads and
+slices.
 
-A window is opened where it covers most of a dim, so that shards of the array and of the
-window exchange borders; and what is scattered to any place of an array along which
-others shift, as the edges of a grid and sources in it: XLA turns a scatter to a
-constant place into an update of a slice, for which it gathers the array (8 H100, jax
-0.10.2). A cache's new token stays what it is, as it is written in place. Elements are
-the same; of an addition, -0.0 outside of the window is 0.0.
+A window is rewritten where it covers most of a dim, so that shards of the array and of
+the window exchange borders; so is a scatter to any position of an array that other ops
+shift, as the edges of a grid and sources in it: XLA turns a scatter to a constant
+position into an update of a slice, for which it gathers the array (8 H100, jax 0.10.2).
+A new token in a cache stays a dynamic update, which is done in place. Elements are the
+same; in an addition, -0.0 outside the window becomes 0.0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rhino_jax.ir.program import RegionKind
 Shape = tuple[int, ...]
 
 Start = Sequence[int]
-"""Of every dim, the element of an array at which a window begins."""
+"""For every dim, the element of an array at which a window begins."""
 
 
 def opened_window(
@@ -36,8 +37,8 @@ def opened_window(
 
     Args:
       eqn: the equation.
-      values: integers that its operands hold; None where they are not known.
-      grids: as of `shifted_shapes`.
+      values: integers that its operands hold; None where they are unknown.
+      grids: as in `shifted_shapes`.
     """
     if eqn.primitive.name in _COMBINE:
         return _scatter(eqn, values, grids)
@@ -46,7 +47,7 @@ def opened_window(
 
 
 def shifted_shapes(jaxpr: Any) -> frozenset[Shape]:
-    """Return the shapes of arrays of which most is sliced, in a jaxpr and in what it
+    """Return the shapes of arrays of which most is sliced, in a jaxpr and in its
     calls."""
     found = set[Shape]()
     for eqn in open_jaxpr(jaxpr).eqns:
@@ -65,7 +66,7 @@ def _is_inside(start: Start, window: Shape, shape: Shape) -> bool:
 
 
 def _is_most(start: Start, window: Shape, shape: Shape) -> bool:
-    """Whether a window lies inside, and covers a dim but for its borders."""
+    """Whether a window lies inside, and covers some dim except for its borders."""
     sizes = zip(window, shape, strict=True)
     is_most = any(n < size < 2 * n for n, size in sizes)
     return is_most and _is_inside(start, window, shape)
@@ -102,7 +103,7 @@ def _scatter(
 
 
 def _written(x: Any, window: Any, start: Start, combine: Any) -> Any:
-    """`x`, a window of it combined with other elements."""
+    """Return `x` with a window of it combined with other elements."""
     edges = list(zip(start, window.shape, x.shape, strict=True))
     config = [(at, size - at - n, 0) for at, n, size in edges]
     padded = lax.pad(window, jnp.zeros((), window.dtype), config)
@@ -150,7 +151,8 @@ def _gather(eqn: Any, values: Sequence[np.ndarray | None]) -> Callable[..., Any]
 def _clamped(
     shape: Sequence[int], window: Sequence[int], at: Sequence[np.ndarray | None]
 ) -> list[int] | None:
-    """Where a dynamic slice begins, which stays inside."""
+    """Return where a dynamic slice begins, clamped to stay inside; None where that is
+    unknown."""
     if any(value is None for value in at):
         return None
     places = zip(at, window, shape, strict=True)

@@ -1,4 +1,4 @@
-"""What in Python can keep a value: objects, containers, classes, modules, variables."""
+"""Holders of values in Python: objects, containers, classes, modules, variables."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rhino_jax.frontend.tracing.captured import LIBRARIES, names_used
 
 
 _MAX_ITEMS = 2_000
-"""Longer containers are not looked at: a trace must not wait for this."""
+"""Longer containers are not searched, to bound the time of a trace."""
 
 NOTHING = object()
-"""Held where there is no value."""
+"""Stands for the absence of a value."""
 
 _LEAVES = (str, bytes, int, float, complex, type(None), jax.Array, np.generic)
 _WITH_PYTHON = sys.stdlib_module_names - {"__main__"}
@@ -29,7 +29,7 @@ _LISTS = (list, deque)
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What a function may bind anew: `nonlocal` and `global` names."""
+    """The variables that a function may rebind: `nonlocal` and `global` names."""
 
     fn: types.FunctionType
 
@@ -40,7 +40,7 @@ class Variables:
         for name, cell in zip(code.co_freevars, self.fn.__closure__ or (), strict=True):
             try:
                 found[name] = cell.cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell
                 found.pop(name, None)
         return found
 
@@ -59,7 +59,8 @@ class Variables:
 
 
 def items(value: Any) -> dict[Any, Any] | None:
-    """What a value holds, by attribute, key or number; None if it holds nothing."""
+    """Return the values in a holder, by attribute, key or number; None if it holds
+    nothing."""
     if isinstance(value, _LEAVES):
         return None
     if isinstance(value, Variables):
@@ -91,12 +92,13 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
             if isinstance(member, types.MemberDescriptorType):
                 try:
                     yield name, member.__get__(value)
-                except AttributeError:  # not set yet
+                except AttributeError:  # an unset slot
                     continue
 
 
 def within(path: str, value: Any, held: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Path and value of what is held, and of the class, which may hold more."""
+    """Yield path and value of the items of a holder, and of its class, which may hold
+    more."""
     for key, inner in held.items():
         if not isinstance(inner, _LEAVES):
             yield step(path, value, key), inner
@@ -106,7 +108,7 @@ def within(path: str, value: Any, held: dict[Any, Any]) -> Iterator[tuple[str, A
 
 
 def step(path: str, value: Any, key: Any) -> str:
-    """The path of what `value`, at `path`, holds by `key`."""
+    """Return the path of the item `key` of `value`, which is at `path`."""
     if isinstance(value, Variables):
         return str(key)
     if isinstance(value, list | deque | tuple | dict | np.ndarray):
@@ -115,7 +117,7 @@ def step(path: str, value: Any, key: Any) -> str:
 
 
 def restore(value: Any, key: Any, before: dict[Any, Any]) -> None:
-    """Give `value` back what it held by `key`, or, where that is a list, all of it."""
+    """Restore the item `key` of `value` as it was before; for lists, all items."""
     old = before.get(key, NOTHING)
     if isinstance(value, Variables):
         value.restore(key, old)
@@ -139,7 +141,8 @@ def restore(value: Any, key: Any, before: dict[Any, Any]) -> None:
 
 
 def _restore_attribute(value: Any, key: str, old: Any) -> None:
-    """Past what a class says of setting attributes: it may be frozen."""
+    """Restore an attribute, bypassing the class's own `__setattr__`: it may be
+    frozen."""
     held = getattr(value, "__dict__", {})
     if key not in held:
         if old is NOTHING:
@@ -153,7 +156,7 @@ def _restore_attribute(value: Any, key: str, old: Any) -> None:
 
 
 def _is_users(value: type | types.ModuleType) -> bool:
-    """Whether a class or module is of the user's code, and not of a library."""
+    """Whether a class or module belongs to the user's code, and not to a library."""
     name = value.__module__ if isinstance(value, type) else value.__name__
     module = value if isinstance(value, types.ModuleType) else sys.modules.get(name)
     file = getattr(module, "__file__", None) or ""

@@ -1,4 +1,4 @@
-"""A flat function's jaxpr: traced within a mesh, named as the user's function is."""
+"""The trace of a flat function, within a mesh, under the user's function's name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from rhino_jax.ir.transform import Transform
 
 
 _OF_A_MESH = ("mesh", "axis", "sharding")
-"""One of these words is in what JAX says of an annotation that a mesh does not fit."""
+"""JAX's messages on an annotation that does not fit the mesh contain one of these
+words."""
 
 
 def trace_flat(
@@ -35,22 +36,24 @@ def trace_flat(
     mesh: Any,
     what: str,
 ) -> tuple[Any, CapturedReferences, tuple[Transform, ...]]:
-    """Trace `flat` on these types, and make of it what plans better.
+    """Trace `flat` on these types, and run the passes that make its jaxpr plan better.
 
     Annotations in the function may name axes of the mesh, so the mesh is in context.
-    They may as well be written for another mesh and be without effect where there is
-    none (`flax.linen.logical_axis_rules`): then the function is traced without one.
+    They may also be written for another mesh and have no effect where there is none
+    (`flax.linen.logical_axis_rules`): then the function is traced without one.
 
     Args:
       flat: the function of arrays.
-      types: of its arguments.
-      fn, name, paths: the user's function, its name, and its arguments' tree paths, as
-        errors show them.
+      types: types of its arguments.
+      fn, name, paths: the user's function, its name, and its arguments' tree paths, for
+        errors.
       mesh: mesh with Auto axes, or None.
-      what: the call that asks, for messages.
+      what: the caller, for messages.
+
     Returns:
-      The closed jaxpr; its last constants are the references that the function
-      captured, its last results what is written back to them. And what was done to it.
+      The closed jaxpr, whose last constants are the references that the function
+      captured, and whose last results are written back to them; these references; and
+      the passes that changed it.
     """
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, name, what)
@@ -88,7 +91,8 @@ def _trace_within(
 
 
 def _refuse_annotation(error: Exception, mesh: Any, name: str, what: str) -> None:
-    """Say of a `with_sharding_constraint` or `shard_map` what is wrong with its mesh.
+    """Refuse a `with_sharding_constraint` or `shard_map` whose mesh is wrong, naming
+    the fault.
 
     Raises:
       MeshError: there is no mesh, or it has no such axis, or other types of axes.
@@ -127,18 +131,20 @@ def _trace(flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any) -> Any:
 
 @contextlib.contextmanager
 def _only_mesh(mesh: Any) -> Iterator[None]:
-    """Trace with this mesh in context, and with no other."""
+    """Set the mesh in context for a trace; None: no mesh."""
     inner = AbstractMesh((), ()) if mesh is None else _abstract_mesh(mesh)
     with jax.sharding.use_abstract_mesh(inner):
         yield
 
 
 def _within(x: jax.ShapeDtypeStruct, mesh: Any) -> jax.ShapeDtypeStruct:
-    """An argument on the mesh in context, laid out in no way.
+    """Return the type of an argument on the mesh in context, with a replicated
+    sharding.
 
-    Where a value comes from outside and its cotangent from inside, JAX's rules of
-    derivatives reshard, convert and add up differently: the function would be another
-    program with a mesh than without, and a plan made for one refused by the other.
+    Where a value comes from outside the mesh and its cotangent from inside, JAX's
+    differentiation rules reshard, convert and add up differently: the function would be
+    another program with a mesh than without, and a plan for one would be refused for
+    the other.
     """
     if mesh is None:
         return x

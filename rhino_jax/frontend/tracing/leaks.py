@@ -1,9 +1,9 @@
-"""What a function keeps of its trace in objects that it can reach.
+"""Leaks: tracers that a function stores in objects that it can reach.
 
-Such a value is dead when the trace ends: a state that is kept so (an attribute of a
-plain object, a list outside of the function, a variable that it declares `nonlocal` or
-`global`) is never updated again, without a word. What can hold one is compared before
-and after the trace, and given back what it held.
+Such a value is dead when the trace ends: state that is stored so (an attribute of a
+plain object, a list outside the function, a variable that it declares `nonlocal` or
+`global`) is silently never updated again. Everything that can hold one is compared
+before and after the trace, and restored.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rhino_jax.frontend.tracing.holders import (
 
 
 _AT_MOST = 2_000
-"""How many objects are looked at: a trace must not wait for this."""
+"""Maximal number of objects that are searched, to bound the time of a trace."""
 
 
 class LeakWatch:
-    """What a function can reach, as it was before the trace.
+    """A snapshot of everything that a function can reach, taken before its trace.
 
     Args:
       fn: the user's function.
@@ -53,7 +53,8 @@ class LeakWatch:
             self._look(deque((*statics, *reached_by(fn), *_variables(fn))))
 
     def _look(self, left: deque[tuple[str, Any]]) -> None:
-        """The nearest first, so that what is far ends where there is too much."""
+        """Record the items of holders, breadth first, so that distant ones are cut off
+        at the limit."""
         while left and len(self._before) < _AT_MOST:
             path, value = left.popleft()
             if id(value) in self._before:
@@ -64,10 +65,14 @@ class LeakWatch:
                 left.extend(within(path, value, held))
 
     def check(self, what: str, name: str) -> None:
-        """Refuse a function that kept a tracer, and take that back.
+        """Refuse a function that stored a tracer, after restoring the old value.
+
+        Args:
+          what: the caller, for messages.
+          name: name of the function.
 
         Raises:
-          TraceError: names the first of what was changed.
+          TraceError: names the first of the changed places.
         """
         leaks = []
         for path, value, before in self._before.values():
@@ -95,7 +100,8 @@ class LeakWatch:
 
 
 def _variables(fn: Any) -> Iterator[tuple[str, Any]]:
-    """What functions bind and are given as attributes; classes of class methods."""
+    """Yield the variables and attributes of functions, and the classes of class
+    methods."""
     for inner in functions_reached_by(fn):
         if isinstance(inner, types.FunctionType):
             yield inner.__name__, Variables(inner)
@@ -115,6 +121,7 @@ def _holds_tracer(value: Any) -> bool:
 
 
 def _is_cached_property(value: Any, key: Any) -> bool:
-    """Whether it is only remembered: it is computed again by the next who asks."""
+    """Whether an item is the cache of a property, which is recomputed on the next
+    access."""
     kind = getattr(type(value), key, None) if isinstance(key, str) else None
     return isinstance(kind, functools.cached_property)

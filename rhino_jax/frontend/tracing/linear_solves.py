@@ -1,8 +1,7 @@
-"""Linear solves, opened: `custom_linear_solve` becomes a call of its solver.
+"""Linear solves: `custom_linear_solve` is replaced by a call of its solver.
 
-The primitive carries four jaxprs, of which only the solver runs; the others say how it
-is differentiated. As a call it is planned through, like any other, and differentiated
-as before.
+The primitive has four jaxprs, of which only the solver runs; the others define its
+derivative. As a call it is planned like any other, and differentiated as before.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ LINEAR_SOLVE = "custom_linear_solve"
 
 
 def with_open_solves(jaxpr: Any) -> Any:
-    """Return the jaxpr with calls in place of its linear solves.
+    """Return the jaxpr with calls of their solvers in place of its linear solves.
 
     Args:
       jaxpr: closed or not.
+
     Returns:
       The same object where there are none.
     """

@@ -1,8 +1,8 @@
-"""Moves that equations hide, opened: windows at constant places, and rotations.
+"""Rewriting of windows at constant positions, and of rotations, as pads and slices.
 
 `u.at[1:-1].add(v)` is a scatter whose indices happen to be constants, and its gradient
-a gather: XLA's partitioner gathers what they write and read along a sharded dim. As a
-pad or a slice, shards exchange borders.
+a gather: XLA's partitioner gathers their operands along a sharded dim. With a pad or a
+slice instead, shards exchange borders.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from rhino_jax.ir.program import RegionKind
 
 
 _MAX_KNOWN = 16
-"""Elements of a constant that is looked into: places of a window, one for each dim."""
+"""Maximal number of elements of a constant that is tracked: window positions, one per
+dim."""
 
 
 def with_open_moves(jaxpr: Any) -> Any:
-    """Return the jaxpr with pads, slices and rotations in place of what hides them.
+    """Return the jaxpr with pads, slices and rotations in place of equivalent
+    equations.
 
     Args:
       jaxpr: closed or not.
+
     Returns:
       The same object where there are none.
     """
@@ -46,7 +49,12 @@ def with_open_moves(jaxpr: Any) -> Any:
 
 
 def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
-    """As `with_open_moves`; `entering` has the inputs that are known, by position."""
+    """Rewrite a jaxpr as `with_open_moves` does.
+
+    Args:
+      jaxpr: closed or not.
+      entering: position → value, of the inputs that are known.
+    """
     inner, rotations = open_jaxpr(jaxpr), Rotations()
     known = {inner.invars[i]: value for i, value in entering.items()}
     for var, const in zip(inner.constvars, jaxpr_consts(jaxpr), strict=False):
@@ -74,7 +82,8 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
 
 
 def _with_bodies(eqn: Any, values: Sequence[np.ndarray | None]) -> Any:
-    """Return an equation whose sub-jaxprs are opened; the same where none is."""
+    """Return an equation with rewritten sub-jaxprs; the same object where none
+    changes."""
     kind, bodies = region_kind(eqn), closed_region_jaxprs(eqn)
     if kind is None:
         return eqn
@@ -99,8 +108,8 @@ def _with_bodies(eqn: Any, values: Sequence[np.ndarray | None]) -> Any:
 def _spelled(
     eqn: Any, operands: Sequence[Any], fn: Callable[..., Any], debug_info: Any
 ) -> list[Any]:
-    """Return the equations of a function of some operands, with the results of an
-    equation and on its line."""
+    """Return the equations of a function of some operands, with the results and the
+    source line of an equation."""
     made, consts = retrace(
         lambda *xs: jax.tree.leaves(fn(*xs)), TypedInputs(operands, debug_info)
     )
@@ -138,7 +147,8 @@ def _value(atom: Any, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
 
 
 def _folded(eqn: Any, values: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Return the integers that an equation makes of known ones."""
+    """Return the integers that an equation computes from known ones; None where it does
+    not."""
     fold = _FOLDS.get(eqn.primitive.name)
     if fold is None or any(v is None for v in values) or not _is_small(eqn.outvars[0]):
         return None

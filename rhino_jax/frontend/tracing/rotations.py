@@ -1,7 +1,7 @@
-"""Rotations, found where a dim is taken apart and put together the other way round.
+"""Rotations: slices of one array along a dim that are concatenated in reverse order.
 
 `jnp.roll` concatenates two slices; its gradient adds two slices, each padded with zeros
-to where the other one is not.
+at the positions of the other one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rhino_jax.frontend.trip_count import scalar_number
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of an array, along one dim.
+    """A slice of an array, along one dim, or a padded one.
 
     Attributes:
       whole: the variable of the array.
       axis: the dim.
-      start, stop: which of its elements.
-      at: where the part begins among zeros; None where there are none.
+      start, stop: range of its elements.
+      at: position of the slice among padding zeros; None without padding.
     """
 
     whole: Any
@@ -35,13 +35,13 @@ class _Part:
 
 
 class Rotations:
-    """The parts of arrays that the equations of a jaxpr have made so far."""
+    """The slices of arrays that the equations of a jaxpr have computed so far."""
 
     def __init__(self) -> None:
         self._parts: dict[Any, _Part] = {}
 
     def see(self, eqn: Any) -> None:
-        """Remember what an equation makes, where that is a part of an array."""
+        """Record an equation's result, where that is a slice of an array."""
         find = _MAKES.get(eqn.primitive.name)
         if find is None or is_literal(eqn.invars[0]):
             return
@@ -50,8 +50,8 @@ class Rotations:
             self._parts[eqn.outvars[0]] = part
 
     def of(self, eqn: Any) -> tuple[Callable[..., Any], Any] | None:
-        """Return the rotation that an equation completes, and the variable that is
-        rotated; None where it does not complete one."""
+        """Return the rotation that an equation completes, and the variable that it
+        rotates; None where it completes none."""
         name = eqn.primitive.name
         if name not in ("concatenate", "add", "add_any") or len(eqn.invars) != 2:
             return None
@@ -72,7 +72,8 @@ class Rotations:
 
 
 def _in_order(parts: Sequence[_Part], is_sum: bool) -> tuple[_Part, _Part] | None:
-    """Two parts of one array, as they follow each other in the result."""
+    """Return two slices of one array in their order in the result; None where they are
+    not."""
     if len(parts) != 2:
         return None
     first, second = parts

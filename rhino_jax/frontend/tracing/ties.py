@@ -1,5 +1,5 @@
-"""What becomes of a program's inputs and outputs: which are donated, and which of the
-results take the place of which arguments."""
+"""Ties between a program's inputs and outputs: donated arguments, and results that
+replace arguments."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from rhino_jax.frontend.tracing.captured_references import CapturedReferences
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Attributes:
-    donated: whether each argument array is.
-    paths: of all results; one that takes an argument's place is called after it.
-    state_of: position of the argument array that each result takes the place of.
+    """The inputs and outputs of a traced function.
+
+    Attributes:
+      donated: whether each argument array is donated.
+      paths: tree paths of all results; one that replaces an argument has its path.
+      state_of: position of the argument array that each result replaces; None where it
+        replaces none.
     """
 
     donated: tuple[bool, ...]
@@ -39,14 +42,15 @@ def tie(
     written: Written | None,
     outs: Sequence[Any],
 ) -> Ends:
-    """Tie results to arguments.
+    """Tie results to the arguments that they replace.
 
     Args:
-      parameters: of the function.
-      args, kwargs: the call, objects in it taken apart.
+      parameters: the parameters of the function.
+      args, kwargs: the call, its objects split.
       arguments, result: the leaves of the call and of its result.
-      written: what is written back after the result, if there are objects.
-      outs: shape and type of every result, and of what is written back.
+      written: the values to write back after the result; None where there are no
+        objects.
+      outs: shape and type of every result, and of every array that is written back.
     """
     count, in_paths = len(result.positions), arguments.array_paths
     in_avals, out_avals = _avals(arguments.arrays), _avals(outs)
@@ -78,12 +82,13 @@ def tie(
 
 
 def with_captured(ends: Ends, captured: CapturedReferences, jaxpr: Any) -> Ends:
-    """The same, with what is written back to captured references.
+    """Return the ends extended by the results that are written back to captured
+    references.
 
     Args:
-      ends: of the function's own arguments and results.
+      ends: the function's own arguments and results.
       captured: the references, the last constants of the jaxpr.
-      jaxpr: of the function, closed.
+      jaxpr: the function's jaxpr, closed.
     """
     if not captured.written:
         return ends
@@ -104,7 +109,7 @@ def _avals(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
 def _roots(
     parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """(name, argument) of every argument, in the order of the leaves."""
+    """Return (name, argument) of every argument, in the order of the leaves."""
     roots = list(zip(parameters.names(len(args)), args, strict=True))
     return roots + [(key, kwargs[key]) for key in sorted(kwargs)]
 
@@ -115,7 +120,7 @@ def _asked(
     kwargs: Mapping[str, Any],
     arguments: Leaves,
 ) -> tuple[bool, ...]:
-    """Which argument arrays the user donates."""
+    """Return whether the user donates each argument array."""
     if not parameters.donated:
         return (False,) * len(arguments.positions)
     keys: list[str | int] = [

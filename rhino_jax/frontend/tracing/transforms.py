@@ -1,4 +1,4 @@
-"""Passes over a jaxpr before it becomes a program, and what each of them changed."""
+"""Passes over a jaxpr before it is imported, and the record of their changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rhino_jax.ir.transform import Transform
 
 
 def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
-    """A jaxpr of the same arguments and results that plans better, and how it was made.
+    """Return an equivalent jaxpr that plans better, and the passes that changed it.
 
     Args:
       jaxpr: closed.
@@ -28,7 +28,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         ("no-ops", without_noops),
         ("linear solves", with_open_solves),
         ("constant windows and rotations", with_open_moves),
-        # XLA drops dead code; kept, it would be planned, priced and reported.
+        # XLA drops dead code; otherwise it would be planned, costed and reported.
         ("dead code", without_dead_code),
         ("merged dims", lambda found: _unmerged(found, name)),
     )
@@ -38,14 +38,14 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         if jaxpr is before:
             continue
         counts = _num_eqns(before), _num_eqns(jaxpr)
-        # Dead code is looked for by making the jaxpr anew.
+        # Dead-code elimination always returns a new jaxpr.
         if what != "dead code" or counts[0] != counts[1]:
             done.append(Transform(what, *counts))
     return jaxpr, tuple(done)
 
 
 def _num_eqns(jaxpr: Any) -> int:
-    """Equations of a jaxpr, those inside of it too."""
+    """Return the number of equations of a jaxpr, including those of sub-jaxprs."""
     return sum(
         1 + sum(map(_num_eqns, closed_region_jaxprs(eqn)))
         for eqn in open_jaxpr(jaxpr).eqns
@@ -53,8 +53,8 @@ def _num_eqns(jaxpr: Any) -> int:
 
 
 def _unmerged(jaxpr: Any, name: str) -> Any:
-    """The program with merged dims apart; as the user wrote it where that fails: it is
-    only there to be planned better."""
+    """Split merged dims; return the original jaxpr where that fails, since it only
+    serves better plans."""
     try:
         return split_merged_dims(jaxpr)
     except Exception as error:

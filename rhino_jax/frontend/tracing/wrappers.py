@@ -1,6 +1,6 @@
-"""What a function is wrapped in: `jax.jit` and `nnx.jit` are taken off, all else stays.
+"""Wrappers of a function: `jax.jit` and `nnx.jit` are removed, all others stay.
 
-A wrapper that is not known may do anything: it is called as it is.
+An unknown wrapper may do anything: it is called as it is.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ Options = dict[str, tuple[Any, ...]]
 
 
 def take_off(fn: Callable[..., Any]) -> tuple[Callable[..., Any], Options]:
-    """The function that `jax.jit` or `nnx.jit` was given, and what it was told.
+    """Return the function inside `jax.jit` or `nnx.jit`, and the wrapper's options.
 
     Returns:
-      The function, and its `static_argnums`, `static_argnames`, `donate_argnums`
-      and `donate_argnames`; the function itself and nothing where it is not wrapped
-      so.
+      The function, and its `static_argnums`, `static_argnames`, `donate_argnums` and
+      `donate_argnames`; without such a wrapper, the function itself and no options.
     """
     if is_nnx_jit(fn):
         return fn.fun, jit_options(fn.jitted_fn)  # type: ignore[attr-defined]
@@ -31,14 +30,19 @@ def take_off(fn: Callable[..., Any]) -> tuple[Callable[..., Any], Options]:
 
 
 def is_nnx_jit(fn: Any) -> bool:
-    """Whether `nnx.jit` made it; what `nnx.jit_partial` makes holds objects itself."""
+    """Whether `fn` was made by `nnx.jit`; objects made by `nnx.jit_partial`, which hold
+    arguments, do not count."""
     module = sys.modules.get("flax.nnx.transforms.compilation")
     kinds = [getattr(module, name, None) for name in ("JitWrapped", "SimpleJitWrapped")]
     return module is not None and any(type(fn) is kind for kind in kinds)
 
 
 def check_no_shardings(fn: Any, what: str) -> None:
-    """Refuse a function whose `jit` says shardings: they would be lost.
+    """Refuse a function whose `jit` specifies shardings: they would be lost.
+
+    Args:
+      fn: the function.
+      what: the caller, for messages.
 
     Raises:
       TraceError: `in_shardings` or `out_shardings` was given.
