@@ -4,6 +4,7 @@ In: `registry.OpContext`: one op's shapes, types and parameters.
 Out: `registry.OpRule`: its factors, FLOPs, whether it fuses, and its traits.
 Order: `factors` (rules built dim by dim), `opaque` (nothing is known), then a file for
 each family: `elementwise`, `reduce`, `dot`, `conv`, `reshape`, `gather` and more.
+
 To add an op: a function in the file of its family, or in a new file that is imported
 below, decorated with `@register(name, traits=Traits(OpKind...))`. It returns an
 `OpRule`, whose factors `parse_rule` reads from einsum-like text or
