@@ -10,4 +10,5 @@ Order: `search` (one program on meshes), `variant_search` (one variant of it), `
 `notes` (ops without a rule, arguments), `like` (layouts fixed by another plan),
 `meshes`, `searched` (one mesh or stages), `options` (one program planned), `origin`
 (planning again from a plan), `audit`; `joint` (programs that share state).
-`rhino_jax.api` calls this."""
+`rhino_jax.api` calls this.
+"""

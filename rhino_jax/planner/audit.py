@@ -35,8 +35,7 @@ def audit(
     progress: bool | Callable[[float | None, float | None], None] = True,
     **kwargs: Any,
 ) -> Audit:
-    """Compare a program that its user sharded by hand with the plan that rhino makes of
-    it.
+    """Compare a program that its user sharded by hand with rhino's plan of it.
 
     Compiles `fn(*args, **kwargs)` as it is and reads the HLO back: every collective
     with its source line, and the cost of each line. Then plans the same function,

@@ -16,8 +16,7 @@ make the peak. Every chunk reads the head's weights and accumulates their gradie
 more."""
 
 MIN_SHARE = 0.05
-"""Minimum share of the peak that the logits must have, were they sharded over all
-devices."""
+"""Minimum share of the logits in the peak, were they sharded over all devices."""
 
 
 def counts_of_chunks(search: Search, peak_bytes: int) -> list[int]:

@@ -1,10 +1,10 @@
-"""Choice of the passes of a program: micro-batches, rematerialization, deferred
-reductions.
+"""Choice of a program's passes: micro-batches, remat, deferred reductions.
 
 A program that needs none of them is planned once, as it is. Where it does not fit, or
 would be faster with more memory, variants that hold less are planned too (`variants`),
 each with its own shardings, and the one with the shortest predicted step that fits is
-taken."""
+taken.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def best_cut(
     storage: str | Stored = "as written",
     places: tuple[str, ...] = (),
 ) -> PlanData:
-    """Return the plan of the variant that is predicted to be fastest within the memory
-    budget.
+    """Return the plan of the variant predicted fastest within the memory budget.
 
     Args:
       search: the search of the user's program.

@@ -1,5 +1,4 @@
-"""Plans with deferred reductions: sites found in a first plan, which is then planned
-again."""
+"""Plans with deferred reductions, at sites that a first plan suggests."""
 
 from __future__ import annotations
 
@@ -32,7 +31,14 @@ MIN_GAIN = 0.005
 
 @dataclass(frozen=True)
 class PlannedPrices:
-    """Read costs off a plan; see `passes.deferred_reductions.sites.SitePrices`."""
+    """Read costs off a plan; see `passes.deferred_reductions.sites.SitePrices`.
+
+    Attributes:
+      program: the planned program.
+      decisions: the specs of the plan.
+      mesh: the mesh, laid out on the hardware.
+      target: the hardware.
+    """
 
     program: Program
     decisions: Decisions
@@ -41,10 +47,12 @@ class PlannedPrices:
 
     @property
     def sizes(self) -> Sequence[int]:
+        """Sizes of the mesh axes."""
         return self.mesh.sizes
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        """Op id → the mesh axes that shard each factor of its rule."""
         return {op.id: self._cut(op) for op in self.program.ops if op.rule}
 
     def _cut(self, op: Op) -> tuple[tuple[int, ...], ...]:
@@ -74,6 +82,7 @@ class PlannedPrices:
         return spec, whole.bytes * share_of(spec, whole.shape, self.mesh.sizes)
 
     def close(self, value: int, axes: tuple[int, ...]) -> tuple[float, float]:
+        """Return the seconds and wire bytes of reducing a value to its own spec."""
         made, local = self._made(value, axes)
         steps = combine_steps(made, self._spec(value), axes, local, self.mesh)
         seconds = sum(
@@ -90,6 +99,7 @@ class PlannedPrices:
         return seconds, sent
 
     def held_s(self, op: Op, axes: tuple[int, ...]) -> float:
+        """Return the added memory and FLOP seconds of an op's unreduced result."""
         value, device = op.results[0], self.target.device
         whole, sizes = self.program.values[value], self.mesh.sizes
         made, local = self._made(value, axes)
@@ -103,8 +113,7 @@ class PlannedPrices:
 
 
 def sites_of(program: Program, found: SearchResult, target: Target) -> list[Site]:
-    """Return the sites where a plan reduces values that could stay unreduced, most
-    useful first."""
+    """Return the sites where a plan could defer a reduction, most useful first."""
     mesh = lay_out(target, found.mesh_axes)
     return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
 

@@ -104,8 +104,7 @@ class KeptSpecs:
         return replace(self, specs=left)
 
     def told_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
-        """Return the plan with a note on the fixed specs, and without them among the
-        user's pins."""
+        """Return the plan with a note on the fixed specs, and without their pins."""
         kept = {program.inputs[i].path for i in self.specs}
         count = sum(not entry.is_const for entry in program.inputs)
         note = (

@@ -3,7 +3,8 @@
 With several stages, the outermost axis is `stage`. Submeshes of equal size have one
 place each along it; submeshes of unequal size have places in proportion: four, two and
 two devices are 2 + 1 + 1 places of two devices, in a mesh stage=4, x=2. A stage's own
-mesh is its part of that: the other axes are common to all stages."""
+mesh is its part of that: the other axes are common to all stages.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,7 @@ MeshAxes = tuple[tuple[str, int], ...]
 
 
 def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
-    """Check `stages=`: a number of stages, "auto", or the number of devices of each
-    stage."""
+    """Check `stages=`: a number of stages, "auto", or the devices of each stage."""
     if isinstance(value, list | tuple) and value:
         sizes = tuple(n for x in value if (n := whole(x)) is not None and n > 0)
         if len(sizes) == len(value):
@@ -216,16 +216,14 @@ def _nearly_equal(devices: int, stages: int) -> list[int]:
 
 
 def own_mesh(mesh_axes: MeshAxes, places: int) -> MeshAxes:
-    """Return the axes of one stage's submesh, which has `places` places on the stage
-    axis."""
+    """Return the axes of a submesh that has `places` places on the stage axis."""
     return tuple((n, places if n == STAGE_AXIS else size) for n, size in mesh_axes)
 
 
 def where_pins_hold(
     every: Iterable[MeshAxes], pinned: Mapping[str, Any], program: Program
 ) -> tuple[list[MeshAxes], ResolvedPins]:
-    """Return the meshes on which all pins hold, and the pins resolved on the last of
-    them.
+    """Return the meshes on which all pins hold, and the pins on the last of them.
 
     Raises:
       PinError: there is no such mesh.

@@ -28,7 +28,8 @@ _TOLD: set[tuple[str, str]] = set()
 def warn_of_uncovered(program: Program) -> None:
     """Warn of large ops without a rule, once for each name and function.
 
-    The warning points at the user's line."""
+    The warning points at the user's line.
+    """
     for found in uncovered(program):
         key = (program.name, found.name)
         if max(found.flops, found.bytes) <= LARGE_SHARE or key in _TOLD:
@@ -69,8 +70,7 @@ def warn_of_left_out(program: Program, plan: PlanData) -> None:
 
 
 def _advice(name: str) -> str:
-    """Return how to give an op a rule; many kernels share the name of their
-    primitive."""
+    """Return how to give an op a rule; many kernels share a primitive's name."""
     if name in KERNELS:
         return (
             "Give the kernel a name, and say under it how it may be cut:"
@@ -82,8 +82,7 @@ def _advice(name: str) -> str:
 
 
 def notes_of_rules(program: Program) -> tuple[str, ...]:
-    """Return notes on rules that were registered under names that no program has
-    had."""
+    """Return notes on registered rules whose names no program has had."""
     names = unmet_rules()
     if not names:
         return ()
@@ -105,8 +104,7 @@ def notes_of_arguments(program: Program, plan: PlanData) -> tuple[str, ...]:
 
 
 def _not_donated(program: Program, plan: PlanData) -> Iterator[str]:
-    """Yield a note on state that is returned without being donated, which a device
-    holds twice."""
+    """Yield a note on returned state that is not donated and so allocated twice."""
     inputs = program.inputs
     back = sorted({o.state_of for o in program.outputs if o.state_of is not None})
     kept = [i for i in back if not (inputs[i].is_donated or inputs[i].is_const)]

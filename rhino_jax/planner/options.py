@@ -88,7 +88,8 @@ STORAGE = (AS_WRITTEN, "blocks")
 class Wishes:
     """The options of a plan; see `auto_shard`.
 
-    Numbers may be given as text with a unit; the fields hold the parsed numbers."""
+    Numbers may be given as text with a unit; the fields hold the parsed numbers.
+    """
 
     hardware: str | Path | Target | None
     memory_budget_bytes: Any
@@ -194,6 +195,14 @@ class Wishes:
         basis: KeptSpecs | None,
         before: tuple[int, ...] = (),
     ) -> Plan:
+        """Plan a traced function on a mesh, with the specs of another plan.
+
+        Args:
+          traced: the traced function.
+          mesh: the mesh; None: rhino chooses.
+          basis: the specs that another plan fixes; None: none.
+          before: number of places of each stage of a plan on this mesh; empty: none.
+        """
         given = mesh
         found, basis = self.found_with(traced, mesh, basis, before)
         if mesh is None:
@@ -210,8 +219,7 @@ class Wishes:
         basis: KeptSpecs | None,
         before: tuple[int, ...] = (),
     ) -> tuple[data.PlanData, KeptSpecs | None]:
-        """Return the plan without trees and mesh, and the specs that it takes over from
-        another plan."""
+        """Return the plan without trees and mesh, and the specs taken over in it."""
         target = self.target_of(mesh)
         pinned = expand_pins(self.pins, traced)
         axes = None if mesh is None else axes_of_mesh(mesh)
@@ -278,8 +286,7 @@ class Wishes:
         return places_of(self.stages, axes, count, on_torus=on_torus)
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
-        """Return the ids of the processes that must have the same plan; empty: this one
-        plans alone."""
+        """Return the processes that must share the plan; empty: only this one."""
         if is_alone():
             return ()
         if mesh is None:  # All candidate meshes have the same number of devices.
@@ -293,8 +300,7 @@ class Wishes:
         target: Target,
         pins: ResolvedPins,
     ) -> tuple[object, ...]:
-        """Return everything that a plan depends on in addition to its program and
-        target."""
+        """Return everything else that a plan depends on, next to program and target."""
         asked: tuple[object, ...] = (
             meshes,
             sorted(pins.inputs.items()),
@@ -321,6 +327,7 @@ class Wishes:
         return (*asked, self.refine, sorted({str(d.device_kind) for d in devices}))
 
     def target_of(self, mesh: Any | None) -> Target:
+        """Return the hardware: as requested, or of the mesh, or of this process."""
         hardware = self.hardware
         if hardware is None:
             hardware = hardware_of_like(self.like)
@@ -331,6 +338,7 @@ class Wishes:
         return detect_target(devices_here(self.what))
 
     def request_of(self, target: Target, pins: ResolvedPins) -> Request:
+        """Return the request of a search, its memory budget without the reserve."""
         from rhino_jax.planner.search.records import Request
 
         reserve = target.device.reserve_share
@@ -357,6 +365,7 @@ class Wishes:
         return math.prod(size for _, size in axes)
 
     def budget_bytes(self, target: Target) -> float:
+        """Return the memory budget in bytes per device, including the reserve."""
         budget = self.memory_budget_bytes
         return target.hbm_bytes if budget is None else budget
 
@@ -367,8 +376,7 @@ class Wishes:
         pinned: Mapping[str, Any],
         places: tuple[int, ...] = (1,),
     ) -> tuple[list[MeshAxes], ResolvedPins]:
-        """Return the candidate meshes: those on which all pins hold, and the pins on
-        the last."""
+        """Return the meshes on which all pins hold, and the pins on the last."""
         every = candidates(traced, target, self.count_of(target), places)
         return where_pins_hold(every, pinned, traced.program)
 

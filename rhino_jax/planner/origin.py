@@ -1,11 +1,11 @@
-"""The origin of a plan, from which it is changed or explained: `plan.with_`,
-`plan.recipe`, `plan.why`.
+"""The origin of a plan, for `plan.with_`, `plan.recipe` and `plan.why`.
 
 A plan made in this process refers to its traced function and to the options that it was
 requested with. The most recent solved problems are cached as well (`MAX_KEPT`, since
 those of large programs are large); for any other plan, such as one from the plan cache,
 the problem on its mesh is solved again when it is first needed. A plan from a file has
-no origin."""
+no origin.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 
 MAX_KEPT = 2
-"""Maximum number of cached solved problems: a plan's, and that of the plan derived from
-it."""
+"""Maximum number of cached solved problems: a plan's, and its derived plan's."""
 
 _SOLVED: deque[PlanOrigin] = deque()
 
@@ -188,8 +187,7 @@ class PlanOrigin:
         return Solved(search, found, written, typed).alone()
 
     def _and_pins(self, more: Any) -> dict[str, Any]:
-        """Return the plan's pins merged with further pins in any form; the latter
-        override."""
+        """Return the plan's pins merged with further pins, which override them."""
         every: dict[str, Any] = {}
         for pins in (self.wishes.pins, check_pins("`plan.with_`", more)):
             every.update(expand_pins(pins, self.traced))

@@ -212,8 +212,7 @@ def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> PlanD
 def _as_kept(
     wishes: Wished, search: Search, places: tuple[int, ...], asked: SearchRequest
 ) -> PlanData:
-    """Plan stages with the cuts of another plan, where the program may still be cut
-    so."""
+    """Plan stages with another plan's cuts, where the program may still be cut so."""
     pins = asked.stage_pins
     if asked.kept:
         try:

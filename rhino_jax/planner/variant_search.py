@@ -27,8 +27,7 @@ from rhino_jax.verify.refine import judge_of, refine
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """A program with its passes, the candidate meshes, the hardware and the search
-    options.
+    """A program with its passes, candidate meshes, hardware and search options.
 
     Attributes:
       traced: the user's function, traced.
@@ -68,8 +67,7 @@ class Search:
         return replace(found, request=replace(self.request, value_pins=pins.values))
 
     def asking(self, **changes: Any) -> Search:
-        """Return the search with other options of its request, such as a level or a
-        budget."""
+        """Return the search with other options, such as another level or budget."""
         return replace(self, request=replace(self.request, **changes))
 
     def on(self, mesh_axes: tuple[tuple[str, int], ...]) -> Search:
@@ -95,9 +93,10 @@ class Search:
         return search_again(found, self.request, progress=self.report)
 
     def plan(self, found: SearchResult | None = None) -> PlanData:
-        """Return the plan of a search result; None: search, and compile where `refine`
-        says so.
+        """Return the plan of a search result.
 
+        Args:
+          found: the result; None: search, and compile where `refine` says so.
         Raises:
           InfeasiblePlanError: nothing fits.
         """
@@ -108,8 +107,7 @@ class Search:
         return self.told(plan)
 
     def told(self, plan: PlanData) -> PlanData:
-        """Return the plan with the fingerprint and source lines of the user's
-        function."""
+        """Return the plan with the user's function's fingerprint and source lines."""
         mine = fingerprint(self.traced.program, plan.mesh_axes)
         program = remade(self.traced, plan.transforms).program
         return with_lines(replace(plan, fingerprint=mine), program)
@@ -168,8 +166,7 @@ class Solved:
     typed: SearchResult
 
     def alone(self) -> Solved:
-        """Return the two searches limited to the best mesh, without progress
-        reports."""
+        """Return both searches limited to the best mesh, without progress reports."""
         found = replace(self.found, solved=self.found.solved[:1])
         typed = found
         if self.typed is not self.found:

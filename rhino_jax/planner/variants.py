@@ -75,6 +75,7 @@ class VariantCandidate:
 
     @property
     def peak_bytes(self) -> int:
+        """Peak of the plan in bytes, or the smallest peak where nothing fits."""
         solution = self.found.solved[0].solution
         return int(solution.peak if self.found.fits else solution.smallest_peak)
 
@@ -129,8 +130,7 @@ class Explorer:
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
 
     def best(self) -> tuple[Search, SearchResult]:
-        """Return the search of the best variant, and its result with the request's own
-        level.
+        """Return the search of the best variant, with its result at the request's level.
 
         Raises:
           InfeasiblePlanError: nothing fits.
@@ -189,8 +189,7 @@ class Explorer:
         return best if is_faster or not written.found.fits else written
 
     def variants(self) -> tuple[Variant, ...]:
-        """Return the rows of the plan's table of variants: all that were tried or
-        estimated."""
+        """Return the rows of the plan's table of variants, tried or estimated."""
         best = self._chosen()
         written = self.tried[0]
         tried = tuple(
@@ -209,8 +208,7 @@ class Explorer:
         )
 
     def _try_policies(self) -> None:
-        """Plan the estimated remat policies that may be better than those planned so
-        far."""
+        """Plan the estimated remat policies that may beat those planned so far."""
         if not any(t.name.startswith(SOME) for t in self.tried):
             return  # Estimates that no plan has calibrated are too rough to follow.
         for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
@@ -221,13 +219,11 @@ class Explorer:
             self._try(again.name, [*done, again.transform])
 
     def _worth_s(self) -> float:
-        """Return the step time in seconds below which a variant is worth taking over
-        the baseline."""
+        """Return the step in seconds below which a variant is worth taking."""
         return (1 - MIN_GAIN) * self.written_s
 
     def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
-        """Try the loss in more and more chunks, while that helps; return the best
-        variant."""
+        """Try the loss in more and more chunks while that helps; return the best."""
         before, best = self._done(kept), kept
         for count in counts_of_chunks(kept.search, kept.peak_bytes):
             chunks = chosen(CHUNKS, {"count": count})

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 WHAT = "`rhino.plan_together`"
 
 MAX_AXES = 2
-"""Maximum number of axes of candidate meshes where no mesh is given; a third axis
-seldom gains."""
+"""Maximum number of axes of candidate meshes; a third axis seldom gains."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +84,7 @@ class JointPrograms:
     def members(
         self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
     ) -> list[Member]:
+        """Return each program with its search request and the pins of shared arrays."""
         from rhino_jax.planner.search.adding import Member
 
         pins = [
@@ -137,4 +137,5 @@ class JointPrograms:
         return found
 
     def path(self, member: int, slot: int) -> str:
+        """Return the tree path of a program's input."""
         return self.programs[member].inputs[slot].path

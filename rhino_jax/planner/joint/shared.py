@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 GOOD_ENOUGH = 1e-3
-"""Share above the sum of the programs' own best steps at which no other layout is
-tried."""
+"""Share above the programs' own best steps from which other layouts are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +33,7 @@ class Together(JointPrograms):
     """Programs that share state, and their plans."""
 
     def plans(self) -> Plans[Plan]:
+        """Return a plan of each program, with one layout of the shared state."""
         wishes = next(iter(self.wishes.values()))
         target = wishes.target_of(self.mesh)
         shared = shared_places(self.programs)
@@ -92,8 +92,7 @@ class Together(JointPrograms):
         shared: list[list[Slot]],
         known: Mapping[str, Plan] | None = None,
     ) -> dict[str, Plan]:
-        """Return a plan of each program, with the layout of the shared state as
-        given."""
+        """Return a plan of each program, with the given layout of the shared state."""
         found = {}
         for m, (name, traced) in enumerate(self.traced.items()):
             if known is not None and name in known:

@@ -56,8 +56,7 @@ def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
 
 
 def _freed(least: LeastMemory, best: VariantCandidate) -> list[str]:
-    """Return the keyword that makes a coupled batch divisible, where that lowers the
-    peak."""
+    """Return the keyword that decouples the batch, where that lowers the peak."""
     found = freed(least)
     if found is None:
         return []

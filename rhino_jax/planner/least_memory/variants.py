@@ -1,7 +1,8 @@
 """The variant of a program with the smallest memory peak, whatever its step time.
 
 A budget below that peak is refused, and one above it has a plan. The budget has no
-influence here except on which copies are too small to be counted."""
+influence here except on which copies are too small to be counted.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +67,7 @@ class LeastMemory:
         return min(self.tried, key=lambda t: t.peak_bytes)
 
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
-        """Yield passes without micro-batches: none, and the remat policies that save
-        least."""
+        """Yield passes without micro-batches: none, and remat that saves least."""
         yield ()
         if not self.may_recompute:
             return
@@ -79,8 +79,7 @@ class LeastMemory:
                 yield (*before, Transform(RECOMPUTE, 0, 0, str(least.choice)))
 
     def _cut(self, before: Passes) -> None:
-        """Try numbers of micro-batches from the largest down, while the peak gets
-        lower."""
+        """Try numbers of micro-batches, largest first, while the peak gets lower."""
         last: VariantCandidate | None = None
         for count in self._counts():
             done = (*before, cut_in(count, self.places))

@@ -8,4 +8,5 @@ costs (`mesh_problem`), fold (`folding`), recipes (`recipe_choices`), solve
 `candidates` reads back several; `carried` starts from another program's solution;
 `together` and `adding` plan several programs at once; `held` solves with other pins;
 `remat` chooses what to recompute; `forms` and `dump` write passes as text; `limits` and
-`more_axes` bound the search."""
+`more_axes` bound the search.
+"""

@@ -54,6 +54,7 @@ class Adding:
     picks: Sequence[Sequence[np.ndarray]]
 
     def overlap(self) -> Overlap:
+        """Return the joint problem, with the communication that compute can hide."""
         count = 1 + max(int(n.max(initial=-1)) for n in self.node)
         problem = Problem(
             self._of_nodes(count, [d.folded.problem.costs for d in self.mesh_problem]),
@@ -148,8 +149,7 @@ class Adding:
 def _part(
     memo: Memo, table: np.ndarray, rows: np.ndarray, columns: np.ndarray
 ) -> np.ndarray:
-    """Return the picked rows and columns of a table; the table itself where all are
-    picked."""
+    """Return the picked rows and columns of a table; the table itself if all are."""
     if table.shape == (len(rows), len(columns)):
         is_all = (rows == np.arange(len(rows))).all()
         if is_all and (columns == np.arange(len(columns))).all():

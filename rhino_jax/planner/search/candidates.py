@@ -79,8 +79,7 @@ def candidates_of(
 def plain_of(
     best: SolvedMesh, plain: MeshProblem
 ) -> tuple[list[tuple[str, SolvedMesh]], list[str]]:
-    """Return the recipes, annotated as most people write them, that may be faster once
-    compiled.
+    """Return the recipes, as mostly annotated, that may be faster once compiled.
 
     Args:
       best: the best solution.

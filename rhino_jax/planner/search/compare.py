@@ -4,7 +4,8 @@ A local search from the recipes' choices takes a fraction of the time of a full 
 and ends above it by about the same share on all meshes of a program with the same
 number of axes: 0 to 1.5 % for most programs, 12 to 15 % and 16 to 23 % for two tiny
 ones. Of each number of axes the mesh that looks best is searched in full, and those
-that may be better if their local search ended as far above."""
+that may be better if their local search ended as far above.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +104,7 @@ class Comparison:
         return self._solve(mesh_problem, COMPARED, starts)
 
     def _further(self, brief: SolvedMesh) -> SolvedMesh:
-        """Search a mesh in full from its brief result, until it is proved not to be the
-        best."""
+        """Search a mesh in full from its brief result, unless proved not the best."""
         known = brief.solution.labels
         if known is None or brief.solution.bound > 0:
             return brief  # It was searched in full already.
@@ -125,8 +125,7 @@ class Comparison:
         return found
 
     def _take(self, *found: SolvedMesh) -> None:
-        """Add results to the best few meshes; the first result of a mesh is the one
-        recorded."""
+        """Add results to the best few meshes; of each mesh, the first result counts."""
         known = {f.mesh_problem.model.mesh.signature for f in self.solved}
         new = [f for f in found if f.mesh_problem.model.mesh.signature not in known]
         every = sorted([*self.solved, *new], key=_step_s)

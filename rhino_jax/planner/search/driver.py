@@ -71,7 +71,8 @@ def choose_plan(
 
     Each mesh is searched briefly, the best one then with the requested level. Meshes of
     three and more axes are left out where the axis before gained little or the search
-    would take long (`LIMITS.axis_gain`, `LIMITS.meshes_s`), which the notes say."""
+    would take long (`LIMITS.axis_gain`, `LIMITS.meshes_s`), which the notes say.
+    """
     return find(program, meshes, target, request, progress=progress).plan()
 
 
@@ -107,12 +108,14 @@ def find(
 def search_again(
     found: SearchResult, request: Request, *, progress: Progress | None = None
 ) -> SearchResult:
-    """Search the best mesh of a result again, under another request, from the known
-    solution.
+    """Search the best mesh of a result again, under another request.
+
+    The search starts from the known solution.
 
     Args:
       found: the result.
       request: must have the same pins; level, memory and limits may differ.
+      progress: called with new best objectives and bounds, in seconds.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -130,8 +133,7 @@ def search_again(
 
 
 def brief_step_s(found: SearchResult, request: Request) -> float:
-    """Return the step time in seconds that level "fast" finds on the best mesh of a
-    result."""
+    """Return the step in seconds that level "fast" finds on a result's best mesh."""
     request = _with_deadline(replace(request, level="fast"), time.monotonic())
     mesh_problem = found.solved[0].mesh_problem
     starts = first_choices(mesh_problem)
@@ -198,7 +200,8 @@ def make_recipe_plans(
     Plans are returned whether they fit or not; None where the program does not allow a
     recipe. Each is the cheapest plan within the recipe under the request's density (all
     values, or those around matmuls); with density "batch" it is annotated as most
-    people write it."""
+    people write it.
+    """
     started = time.monotonic()
     mesh_problem = build_mesh_problem(
         ProgramAnalysis.of(program, target), mesh_axes, request
@@ -305,8 +308,7 @@ def _with_deadline(request: Request, started: float) -> Request:
 
 
 def _recipe_effort(request: Request) -> Effort:
-    """Return the effort for recipes, which leaves time for the search that starts from
-    them."""
+    """Return the effort for recipes, which leaves time for the search after them."""
     left = LIMITS.recipes_share * (request.deadline - time.monotonic())
     deadline = time.monotonic() + max(0.0, left)
     return replace(RECIPE_EFFORTS[request.level], deadline=deadline)

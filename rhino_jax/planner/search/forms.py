@@ -1,7 +1,8 @@
 """The results of the passes as text: one node, option or value per line.
 
 Nodes are `n0`, `n1`, …, values `%0`, `%1`, … as in the text of a program. The same
-program, mesh and request give the same text on every host."""
+program, mesh and request give the same text on every host.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,7 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 def graph_text(graph: Graph) -> str:
-    """Print the nodes in the order in which they run, and the nodes that each of them
-    reads."""
+    """Print the nodes in the order in which they run, and the nodes that each reads."""
     return "\n".join(["graph", *(_node_line(graph, n) for n in graph.run_order)])
 
 
@@ -41,8 +41,7 @@ def analysis_text(analysis: ProgramAnalysis) -> str:
 
 
 def model_text(model: MeshModel) -> str:
-    """Print all options of every node with their seconds, and the size of every
-    edge."""
+    """Print every node's options with their seconds, and the size of every edge."""
     mesh, graph = model.mesh, model.graph
     axes = " × ".join(f"{a.name}={a.size}" for a in mesh.axes)
     limit = format_bytes(model.problem.limit)
@@ -132,8 +131,7 @@ def plan_text(plan: PlanData) -> str:
 
 
 def strategy_text(strategy: Strategy, names: Sequence[str]) -> str:
-    """Print the specs of a strategy's operands and results, as `P('x'), P() ->
-    P('x')`."""
+    """Print a strategy's operand and result specs, as `P('x'), P() -> P('x')`."""
     reads = ", ".join(_specs(strategy.operands, names))
     makes = ", ".join(_specs(strategy.results, names))
     text = f"{reads} -> {makes}" if reads else makes

@@ -35,12 +35,12 @@ class SearchResult:
 
     @property
     def fits(self) -> bool:
+        """Whether a plan fits the memory budget on the best mesh."""
         return self.solved[0].solution.labels is not None
 
     @property
     def step_s(self) -> float:
-        """Predicted step time of the best mesh in seconds; infinite where nothing
-        fits."""
+        """Predicted step of the best mesh in seconds; infinite where nothing fits."""
         return self.solved[0].solution.objective if self.fits else math.inf
 
     @property

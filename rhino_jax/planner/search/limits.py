@@ -89,8 +89,7 @@ class SearchLimits:
         return 1 + self.prediction_error
 
     def search_s(self, problem: Problem) -> float:
-        """Return the estimated time of a search of a problem, in seconds on one
-        core."""
+        """Return the estimated seconds of a search of a problem on one core."""
         cells = sum(edge.table.size for edge in problem.edges)
         return self.node_s * len(problem.costs) + self.cell_s * cells
 

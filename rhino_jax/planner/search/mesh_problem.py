@@ -33,8 +33,7 @@ def build_mesh_problem(
     mesh_axes: Sequence[tuple[str, int]],
     request: Request,
 ) -> MeshProblem:
-    """Enumerate the options on one mesh and estimate their costs; recipes are left for
-    later."""
+    """Enumerate the options on one mesh, with their costs; recipes follow later."""
     pinned = pinned_nodes(analysis.graph, request)
     mesh = lay_out(analysis.target, mesh_axes)
     if request.density != "all":

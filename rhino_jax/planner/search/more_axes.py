@@ -31,11 +31,13 @@ class MoreAxes:
 
     @classmethod
     def of(cls, request: Request) -> MoreAxes:
+        """Return the decision's start, with the time that the request leaves it."""
         limit_s = request.time_limit_s
         share = LIMITS.meshes_share
         return cls(LIMITS.meshes_s if limit_s is None else share * limit_s)
 
     def met(self, num_axes: int, found: SolvedMesh) -> None:
+        """Record a search on a mesh of `num_axes` axes."""
         edges = found.mesh_problem.folded.problem.edges
         cells = sum(e.table.size for e in edges)
         self.cells[num_axes] = max(self.cells[num_axes], cells)
@@ -43,6 +45,7 @@ class MoreAxes:
         self.best[num_axes] = min(before, found.solution.objective)
 
     def allow(self, num_axes: int) -> bool:
+        """Whether to try a mesh of `num_axes` axes; if so, deduct its time."""
         if num_axes <= 2:
             return True
         fewer = [s for n, s in self.best.items() if n < num_axes - 1]
@@ -59,6 +62,7 @@ class MoreAxes:
         return True
 
     def notes(self) -> list[str]:
+        """Return notes on the meshes that were left out."""
         untimely = [
             f"{CUT_BY_CLOCK} was over before mesh shapes were compared:"
             f" {self.untimely}. Give mesh= to plan on one."

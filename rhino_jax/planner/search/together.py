@@ -7,7 +7,8 @@ others need later is live as well.
 
 The communication that compute hides is added up over all programs, which overestimates
 it where one has collectives to hide and another the compute; the plans made of the
-result are costed one by one."""
+result are costed one by one.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +61,7 @@ def search_layout(
     *,
     is_brief: bool = False,
 ) -> SharedSolution:
-    """Return the layout of shared state that minimizes the weighted sum of all step
-    times.
+    """Return the layout of shared state with the smallest weighted sum of steps.
 
     Args:
       members: the programs.
@@ -129,6 +129,7 @@ class Joint:
         mesh_problem: Sequence[MeshProblem],
         shared: Sequence[Sequence[Slot]],
     ) -> Joint:
+        """Join the problems of programs that share arrays."""
         node, picks = _join_nodes(mesh_problem, shared)
         overlap = Adding(members, mesh_problem, shared, node, picks).overlap()
         told = [
@@ -146,6 +147,7 @@ class Joint:
         return self.mesh_problem[member].symmetry.expand(np.array(own, dtype=np.int64))
 
     def specs_of(self, member: int, labels: Labels) -> dict[int, Spec]:
+        """Return a member's specs of the inputs that are shared or stay allocated."""
         model, chosen = self.mesh_problem[member].model, self.labels_of(member, labels)
         return {
             slot: model.spec(model.graph.nodes[n].ports[0], int(chosen[n]))
@@ -182,8 +184,7 @@ class Joint:
 def _join_nodes(
     mesh_problem: Sequence[MeshProblem], shared: Sequence[Sequence[Slot]]
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Return the joint node of every orbit, and each orbit's own option of every joint
-    option."""
+    """Return every orbit's joint node, and its own option of every joint option."""
     first = [0, *itertools.accumulate(len(d.symmetry.first) for d in mesh_problem)]
     root = np.arange(first[-1])
     inputs = [input_nodes(d) for d in mesh_problem]

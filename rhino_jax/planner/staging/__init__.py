@@ -1,5 +1,4 @@
-"""Pipeline stages: from the user's options to stage cuts and the shardings of each
-submesh.
+"""Pipeline stages: from the user's options to stage cuts and shardings.
 
 In: a `variant_search.Search`, the numbers of stages and micro-batches, and a schedule.
 Out: a `plan.plan.PlanData` with a pipeline.
@@ -10,4 +9,5 @@ chunks), `when` (schedules), `counts` (of micro-batches), `least` (memory bound)
 (one submesh planned; `group`: its costs), `groups` (all), `remat`, `assembled` (one
 plan), `again` (until all fit; planned again), `fitted` (by one schedule), `slices` (of
 sequences), `plan` (the best), `auto` (number of stages), `spmd_pipeline` (stages as a
-mesh axis)."""
+mesh axis).
+"""

@@ -1,5 +1,4 @@
-"""Submeshes planned until all of them fit, and the submeshes of a plan planned
-again."""
+"""Submeshes planned until all of them fit, or planned again from a plan."""
 
 from __future__ import annotations
 

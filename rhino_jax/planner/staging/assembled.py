@@ -113,8 +113,7 @@ def _line_times(
 
 
 def _devices(shapes: GroupMeshes) -> list[list[int]]:
-    """Return each submesh's devices, in the order of its mesh, as positions in the
-    whole mesh."""
+    """Return each submesh's devices, in its order, as positions in the whole mesh."""
     sizes = [size for _, size in shapes.mesh_axes]
     positions = np.arange(math.prod(sizes)).reshape(sizes)
     bounds = pairwise(accumulate(shapes.places, initial=0))

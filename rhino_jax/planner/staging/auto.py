@@ -1,9 +1,9 @@
-"""The decision whether pipeline stages make a step faster than one mesh, and their
-number.
+"""Choice of the number of pipeline stages, and whether they beat one mesh.
 
 Stages save the time that one mesh spends on collectives over slow links: they send
 activations there instead of gradients or weights, and idle while the pipeline fills. Or
-they save memory, where one mesh has too little."""
+they save memory, where one mesh has too little.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +113,7 @@ def counts_of(target: Target, devices: int, fits: bool) -> list[int]:
 
 
 def evenness(plan: PlanData) -> tuple[float, int]:
-    """Return the ratio of mean to longest busy time of the submeshes, and the index of
-    the busiest."""
+    """Return mean over longest busy time of the submeshes, and the busiest one."""
     assert plan.pipeline is not None
     busy = plan.pipeline.busy_s
     most = max(busy)
@@ -126,7 +125,8 @@ def merged(plan: PlanData, enough_s: float) -> list[Places]:
     busiest submesh of a plan with equal ones takes a neighbour's devices too.
 
     With equal busy times, a step by the same schedule would be shorter by that ratio
-    (`evenness`): where that is not enough, the list is empty."""
+    (`evenness`): where that is not enough, the list is empty.
+    """
     count, (even, at) = plan.num_stages, evenness(plan)
     # TPU collectives run in groups whose size divides the number of all devices.
     if count < 4 or count % 2 or even >= MIN_UNEVEN:
@@ -160,6 +160,7 @@ class _Tried:
         return min(plans, key=lambda p: p.predicted.step_time_s, default=None)
 
     def seconds(self, places: Places) -> float:
+        """Return the step with such submeshes, or a lower bound on it, in seconds."""
         if places not in self.found:
             try:
                 self.found[places] = self.plan_in(places, self.enough_s)
@@ -191,8 +192,7 @@ class _Tried:
             self.seconds(places)
 
     def climb(self, counts: list[int]) -> None:
-        """Try more stages and fewer, from the first number on, as long as steps get
-        shorter."""
+        """Try more and fewer stages than at first, as long as steps get shorter."""
         at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
         for way in (1, -1):
             last = self.seconds((1,) * counts[at])
@@ -217,8 +217,7 @@ def with_stages(
     devices: int,
     plan_in: Callable[[Places, float], PlanData],
 ) -> PlanData:
-    """Return the plan on one mesh, or one in stages that is predicted to be clearly
-    faster.
+    """Return the plan on one mesh, or one in stages that is predicted clearly faster.
 
     Args:
       on_one: the plan on one mesh, or the error where there is none.
@@ -273,8 +272,7 @@ def _variant(name: str, plan: PlanData) -> Variant:
 def _told(
     tried: _Tried, why: str, others: tuple[Variant, ...], on_one: PlanData | None = None
 ) -> PlanData:
-    """Return the plan on one mesh, or else the best in stages, with a note on what was
-    compared."""
+    """Return the plan on one mesh, or else the best in stages, with a note on all."""
     plan = on_one or tried.best
     assert plan is not None
     lines = ", ".join(
@@ -296,8 +294,7 @@ def _told(
 
 
 def _groups(places: Places) -> str:
-    """Return the number of submeshes, or their sizes as shares of all devices, as
-    text."""
+    """Return the number of submeshes, or their shares of all devices, as text."""
     is_equal = len({*places}) == 1
     shares = " + ".join(f"{n}/{sum(places)}" for n in places)
     return str(len(places)) if is_equal else f"{len(places)} of {shares}"

@@ -112,7 +112,8 @@ def worth_comparing(shapes: GroupMeshes, apart: Apart, most: int) -> Sequence[Me
 
     The best mesh of one number is the best of all where every device has rows of a
     micro-batch in each; where there are too few rows for that, the best few are
-    compared again."""
+    compared again.
+    """
     devices = max(map(shapes.devices, range(shapes.groups)))
     return shapes.good[:1] if apart.cut.rows // most >= devices else shapes.good
 
@@ -185,8 +186,7 @@ def cuts_of(
 
 
 def _check_slices(asked: StagingRequest, apart: Apart) -> None:
-    """Refuse a training step in one micro-batch, unless a schedule may slice its
-    sequences.
+    """Refuse a training step in one micro-batch that cannot run in sequence slices.
 
     Raises:
       MicrobatchError: sequences cannot be sliced, or another schedule is requested.

@@ -1,9 +1,9 @@
-"""Lower bounds on a step in stages before it is planned, where it has to beat another
-plan.
+"""Lower bounds on a step in stages that has to beat another plan.
 
 Planning stages takes many searches: split loops, numbers of micro-batches, schedules
 and then every submesh. One search comes before all of these, that of a whole
-micro-batch on a submesh, and mostly it proves that stages gain nothing."""
+micro-batch on a submesh, and mostly it proves that stages gain nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def check_any(
     *,
     sends: bool = True,
 ) -> None:
-    """Refuse a number of stages with which a step takes too long in any number of
-    micro-batches.
+    """Refuse a number of stages that is too slow in any number of micro-batches.
 
     Args:
       shapes: the submeshes, with the seconds of a micro-batch on each, for the first

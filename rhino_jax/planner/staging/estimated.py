@@ -22,8 +22,7 @@ def estimated(
     shapes: GroupMeshes,
     group_of: Sequence[int],
 ) -> StepWork:
-    """Return the estimated work of all chunks, with their backward passes whole and
-    split.
+    """Return the estimated work of all chunks, with backward passes whole and split.
 
     Args:
       problem, chosen: the cut problem and its cut, one chunk for each of its stages.

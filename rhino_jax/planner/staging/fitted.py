@@ -1,5 +1,4 @@
-"""The plan of a cut step by one schedule: its submeshes planned until all of them
-fit."""
+"""The plan of a cut step by one schedule, with all submeshes planned to fit."""
 
 from __future__ import annotations
 

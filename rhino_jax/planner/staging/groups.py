@@ -1,5 +1,4 @@
-"""The shardings of each submesh: planned on its own devices, equal where stages
-exchange values."""
+"""The shardings of each submesh, with equal layouts where stages exchange values."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def plan_groups(
     before: Sequence[PlannedGroup] = (),
     sides: Callable[[], Sides] | None = None,
 ) -> tuple[StagedStep, list[PlannedGroup], StagedRemat]:
-    """Plan all submeshes; a value that one sends to another has the same layout on
-    both.
+    """Plan all submeshes, with the same layout of exchanged values on both ends.
 
     Args:
       search: the search of the step.

@@ -2,7 +2,8 @@
 and the shardings.
 
 Planning submeshes until none fits takes many searches. A step that needs more memory
-than all devices have, even with nothing replicated, is refused without them."""
+than all devices have, even with nothing replicated, is refused without them.
+"""
 
 from __future__ import annotations
 

@@ -121,8 +121,7 @@ def _chains(
 def _reads(
     of_step: Unstacked, apart: Apart, sides: Sides
 ) -> Iterator[tuple[int, PartOf | None, list[int]]]:
-    """Yield (input, the stack part that it is, forward ops that read no other
-    state)."""
+    """Yield (input, its stack part or None, forward ops that read no other state)."""
     stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
     for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
         state = sources - apart.data

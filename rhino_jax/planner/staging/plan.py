@@ -39,8 +39,7 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 
 MAX_FORMS = 2
-"""Maximum number of ways to split loops that are compared for all numbers of
-micro-batches."""
+"""Maximum number of loop splits that are compared in all numbers of micro-batches."""
 
 NO_PINS: Mapping[str, int] = {}
 

@@ -130,8 +130,10 @@ class PlannedGroup:
         return tuple(sorted(of))
 
     def held(self, step: StagedStep, chunk: int) -> tuple[int, int, int]:
-        """Return the bytes of a micro-batch's values between a chunk's tasks: see
-        `TaskResiduals.of_chunk`."""
+        """Return the bytes of a micro-batch's values between a chunk's tasks.
+
+        See `TaskResiduals.of_chunk`.
+        """
         tasks = self.of.tasks
         holding = TaskResiduals.of(tasks, step.received(tasks[0].group))
         left, kept, handed = holding.of_chunk(chunk)
@@ -291,8 +293,7 @@ def _pins_of(request: Request) -> Pins:
 
 
 def _is_known(before: PlannedGroup, pins: Pins, level: str) -> bool:
-    """Whether a submesh was planned with these pins before, or with the same layouts
-    unpinned."""
+    """Whether a submesh was planned with these pins or layouts before."""
     known, (inputs, outputs, inside) = before.found.request, pins
     specs, of = before.specs, before.of
     return (

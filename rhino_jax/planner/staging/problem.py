@@ -153,8 +153,7 @@ def _hops(shapes: GroupMeshes, group_of: Sequence[int]) -> tuple[cutting.GroupHo
 def _seconds(
     sides: Sides, place: Mapping[int, int], seconds: Mapping[int, float]
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of every forward op in the forward and in the backward
-    pass."""
+    """Return the forward and the backward seconds of every forward op."""
     ahead, back = [0.0] * len(place), [0.0] * len(place)
     homes = sides.homes
     for i, op_id in enumerate(sides.program.body.ops):

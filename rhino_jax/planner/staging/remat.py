@@ -148,8 +148,7 @@ class Remaking:
         remade: StagedRemat,
         kept: tuple[StagedStep, PlannedGroup],
     ) -> PlannedGroup:
-        """Plan a submesh with a choice of values, and compare it with the plan that
-        saves all.
+        """Plan a submesh with a choice of values, with its gain over saving all.
 
         Raises:
           Refused: it does not fit.
@@ -240,8 +239,7 @@ class Remaking:
         )
 
     def _with_host(self, step: StagedStep, group: PlannedGroup, tasks: Tasks) -> Tasks:
-        """Return the tasks with the values that may be offloaded, if the host has a
-        link."""
+        """Return the tasks with the values that may be offloaded, if any may be."""
         rate = self.room.host_bytes_per_s
         if not rate:
             return tasks

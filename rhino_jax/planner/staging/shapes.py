@@ -64,11 +64,11 @@ class GroupMeshes:
         return own_mesh(self.mesh_axes, self.places[group])
 
     def devices(self, group: int) -> int:
+        """Return the number of devices of one submesh."""
         return math.prod(size for _, size in self.mesh(group))
 
     def speed(self, group: int) -> float:
-        """Return the speed of a submesh over that of the first, for all ops
-        together."""
+        """Return a submesh's speed over that of the first, for all ops together."""
         first, own = (sum(self.seconds[self.places[g]].values()) for g in (0, group))
         return first / own if own else 1.0
 

@@ -136,8 +136,7 @@ def may_split(schedule: str) -> bool:
 
 
 def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
-    """Return the placements of chunks that suit a schedule: the submesh of each
-    chunk."""
+    """Return the placements that suit a schedule: the submesh of each chunk."""
     there = tuple(range(groups))
     found = []
     if schedule not in SEVERAL:

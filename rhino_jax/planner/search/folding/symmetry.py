@@ -1,5 +1,4 @@
-"""Folding by colour refinement: equivalent nodes in equivalent surroundings share a
-choice.
+"""Folding by colour refinement: equivalent nodes share a choice.
 
 Layers that are unrolled in the program, forward, backward and update, are many copies
 of a few nodes. Every node starts with a colour that encodes its options and their
@@ -17,7 +16,8 @@ The folded problem's objective and memory are those of the plan in which every n
 takes its orbit's choice: the only approximation is that repeated nodes share a choice.
 
 Source: Weisfeiler and Leman (1968); Grohe, Kersting, Mladenov, Selman, "Dimension
-reduction via colour refinement", ESA 2014."""
+reduction via colour refinement", ESA 2014.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +62,11 @@ class Symmetry:
         return len(self.first) == len(self.orbits)
 
     def expand(self, labels: Labels) -> Labels:
-        """Return the labels of all nodes in which each takes its orbit's label."""
+        """Return the labels of all nodes, each that of its orbit."""
         return labels[self.orbits]
 
     def contract(self, labels: Labels) -> Labels:
-        """Return the labels of all orbits in which each takes its first node's
-        label."""
+        """Return the labels of all orbits, each that of its first node."""
         return labels[self.first]
 
     def overlap(self, whole: Overlap) -> Overlap:
@@ -190,7 +189,8 @@ def _mix(values: np.ndarray) -> np.ndarray:
     """Scramble 64-bit numbers, so that their sums tell sets of numbers apart.
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA
-    2014, figure 17 (mix64variant13)."""
+    2014, figure 17 (mix64variant13).
+    """
     x = values + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -2,7 +2,8 @@
 
 Nodes of one orbit save memory all or none: where half of the layers would have to save,
 all do. Choices of the orbits that are cheapest at the best Lagrange multipliers of
-memory, of which some fit and some do not, are merged node by node."""
+memory, of which some fit and some do not, are merged node by node.
+"""
 
 from __future__ import annotations
 

@@ -112,8 +112,7 @@ def said_by(mesh_problem: MeshProblem, labels: Labels, request: Request) -> Deci
 
 
 def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
-    """Return the predictions for the recipes; None for those that the program does not
-    allow."""
+    """Return the predictions for the recipes; None for those that do not apply."""
     symmetry, folded = mesh_problem.symmetry, mesh_problem.folded
     traffic = ChoiceTraffic.folded(mesh_problem.model, symmetry)
     return {
@@ -127,8 +126,7 @@ def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
 def costs_of(
     mesh_problem: MeshProblem, labels: Labels
 ) -> tuple[Predicted, tuple[Collective, ...], int]:
-    """Return the predictions of a choice, its collectives, and the time of its memory
-    peak."""
+    """Return a choice's predictions, its collectives, and the time of its peak."""
     model, symmetry = mesh_problem.model, mesh_problem.symmetry
     overlap, choice = mesh_problem.folded, symmetry.contract(labels)
     # Where repeated nodes share a choice, one node of each orbit is enough.
@@ -146,8 +144,7 @@ def costs_of(
 def _only_stage(
     mesh_axes: tuple[tuple[str, int], ...], decisions: Decisions, predicted: Predicted
 ) -> StagePlan:
-    """Return the single stage of a plan without pipelining: the whole program on all
-    devices."""
+    """Return the single stage of a plan without pipelining."""
     return StagePlan(
         mesh_axes=mesh_axes,
         devices=tuple(range(math.prod(size for _, size in mesh_axes))),

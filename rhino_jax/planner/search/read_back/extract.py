@@ -66,8 +66,7 @@ def decisions_of(model: MeshModel, labels: Labels) -> Decisions:
 def _copies_before(
     graph: Graph, chosen: list[Strategy], edge: Edge
 ) -> tuple[Spec, ...]:
-    """Return the specs of the shared copies that an op reads through, where they are
-    new."""
+    """Return the specs of the shared copies that an op reads through, if new."""
     found: list[Spec] = []
     while (node := graph.nodes[edge.source.node]).kind is NodeKind.COPY:
         found.insert(0, chosen[node.id].results[0])
@@ -179,7 +178,8 @@ def live_at(
 def _place(model: MeshModel, node: Node) -> tuple[str, str]:
     """Return the user's line of a node, and the scopes around it.
 
-    Where nothing names scopes (NNX does not), the argument that the op reads."""
+    Where nothing names scopes (NNX does not), the argument that the op reads.
+    """
     if node.op is None:
         return "", ""
     program, source = model.graph.program, node.op.source

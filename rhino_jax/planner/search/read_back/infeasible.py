@@ -1,5 +1,4 @@
-"""The error where nothing fits: the culprits, the smallest peak, and the nearest
-fix."""
+"""The error where nothing fits: culprits, the smallest peak, and the nearest fix."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def explain(
 def _costly_pins(
     model: MeshModel, request: Request, peak: float
 ) -> tuple[list[str], list[str]]:
-    """Return pins without which the smallest peak is lower, the costliest first, and
-    fixes."""
+    """Return the pins that raise the smallest peak, costliest first, and fixes."""
     if model.is_narrowed or not request.names_pins:
         return [], []  # Narrowed models have too many options to try every pin.
     budget, pinned = model.problem.limit, model.builder.pinned

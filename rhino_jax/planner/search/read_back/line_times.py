@@ -23,7 +23,8 @@ def line_times(
     """Return the seconds of a step by line; together they are the predicted step.
 
     Seconds of compute that belong to no op (copies between layouts on one device) have
-    an empty line."""
+    an empty line.
+    """
     lines = [*_compute(model, labels)]
     rest_s = predicted.compute_s - sum(line.seconds for line in lines)
     lines.append(LineTime("", memory_s=max(rest_s, 0.0)))
@@ -58,8 +59,7 @@ def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
 
 
 def _arithmetic_s(model: MeshModel, node: Node, label: int) -> float:
-    """Return the seconds of a matmul at the rate of the matrix unit, including
-    padding."""
+    """Return the seconds of a matmul at the matrix unit's rate, including padding."""
     op, options, target = node.op, model.options[node.id], model.builder.target
     assert op is not None and op.rule is not None
     dtype = model.graph.program.values[op.operands[0]].dtype

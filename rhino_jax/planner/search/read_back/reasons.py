@@ -1,9 +1,9 @@
-"""Reasons of collectives in the user's terms: tree paths of arguments, their dims, the
-batch, gradients.
+"""Reasons of collectives in the user's terms: argument paths, dims, gradients.
 
 A value is named after the argument that it is, perhaps in another type or shape; after
 the argument whose gradient it becomes; failing both, after its op, with a line. A dim
-that is summed over is the batch or a dim of an argument."""
+that is summed over is the batch or a dim of an argument.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Reasons:
     _dims: dict[Element, list[tuple[bool, str, int]]] | None = None
 
     def of_op(self, node: Node, strategy: Strategy, step: ReshardStep) -> str:
-        """Explain a collective that an op sends after its compute, in one step of a
-        strategy."""
+        """Explain a collective that an op sends after its compute."""
         op = node.op
         assert op is not None and op.rule is not None
         if op.manual is not None:

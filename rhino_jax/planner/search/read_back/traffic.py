@@ -182,8 +182,7 @@ class ChoiceTraffic:
     def _price(
         self, steps: tuple[ReshardStep, ...], is_combined: bool
     ) -> tuple[PricedStep, ...]:
-        """Estimate the seconds of collectives; those that the compiler combines share
-        their latency."""
+        """Estimate the seconds of collectives; combined ones share their latency."""
         mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
         found = []
         for step in steps:
@@ -232,8 +231,7 @@ class ChoiceTraffic:
 
 
 def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
-    """Return the user's line of a collective in a `shard_map`; empty where none
-    matches."""
+    """Return the user's line of a collective in a `shard_map`; empty: none matches."""
     for c in manual.collectives:
         have = c.kind, len(c.axes), float(c.local_bytes), c.runs
         if have == (step.kind, len(step.axes), step.local_bytes, step.runs):

@@ -6,4 +6,5 @@ Order: `candidates` reads values, bytes, seconds and times off the model into `r
 `choice` calls `rhino_jax.solver.remat`, with `parts` of loops apart, and returns the
 answer in value ids; `policies` are known answers, by name; `stacked` chooses the
 residuals of loops where stacking costs time; `in_flight` chooses for pipeline stages,
-whose `tasks` are compiled separately."""
+whose `tasks` are compiled separately.
+"""

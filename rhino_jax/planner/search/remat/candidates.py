@@ -2,7 +2,8 @@
 
 Values and times are those of the planned model: bytes are per device under the chosen
 specs; seconds are those of the ops' strategies with their collectives and the reshards
-of their operands, all of which recomputation repeats."""
+of their operands, all of which recomputation repeats.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +35,7 @@ def candidates_of(
     symmetry: Symmetry | None = None,
     host_bytes_per_s: float | None = None,
 ) -> RematQuestion:
-    """Return the remat problem of a plan: the residuals at the top level of the
-    program.
+    """Return the remat problem of a plan: residuals at the program's top level.
 
     Args:
       model: the cost model of the program on a mesh.
@@ -113,8 +113,7 @@ class ResidualReader:
         )
 
     def _together_s(self, remade: Collection[int], kept: Collection[int]) -> float:
-        """Return the seconds to recompute several values together; see
-        `RematQuestion`."""
+        """Return the seconds to recompute values together; see `RematQuestion`."""
         found = 0.0
         plain = [v for v in remade if v not in self.stacks]
         stay = {*kept, *self.bound}
@@ -151,8 +150,7 @@ class ResidualReader:
         return [v for v in self.halves.late_uses if v not in self.bound]
 
     def _sources(self, stored: Collection[int]) -> list[int]:
-        """Return values that the backward pass does not read, and of which others may
-        be recomputed."""
+        """Return values that are only read to recompute others in the backward pass."""
         return []
 
     def _is_stored(self, value: int) -> bool:
@@ -322,8 +320,7 @@ class ResidualReader:
     def _base(
         self, rows: list[RematRow], found: tuple[SavedValue, ...]
     ) -> tuple[tuple[int, int], ...]:
-        """Return the memory of everything else, as its maximum between two times of
-        candidates."""
+        """Return the memory of all else, as maxima between the times of candidates."""
         profile = np.array(self.model.problem.profile(self.labels), dtype=float)
         for row, c in zip(rows, found, strict=True):
             if c.uses and self._is_in_memory(row.value):
@@ -345,8 +342,7 @@ def _within(program: Program, op: Op) -> Iterator[Op]:
 
 
 def _seconds(model: MeshModel, labels: Labels) -> np.ndarray:
-    """Return the seconds of each node in all its runs, [nodes], with the reshards of
-    its operands."""
+    """Return the seconds of nodes in all runs, [nodes], with operands' reshards."""
     problem = model.problem
     found = np.array([c[k] for c, k in zip(problem.costs, labels, strict=True)])
     for edge in problem.edges:

@@ -41,8 +41,7 @@ class Chosen:
 def recompute_choices(
     solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
 ) -> list[Chosen]:
-    """Return choices under which a plan fits: the solver's, and policies by name,
-    cheapest first.
+    """Return choices of the solver and policies under which a plan fits, cheapest first.
 
     Args:
       solved: a plan, which need not fit.

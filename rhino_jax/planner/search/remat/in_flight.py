@@ -2,7 +2,8 @@
 forward and backward tasks.
 
 A stage holds the saved residuals of every micro-batch in flight, the recomputed values
-of one, and the offloaded values of those in transfer."""
+of one, and the offloaded values of those in transfer.
+"""
 
 from __future__ import annotations
 

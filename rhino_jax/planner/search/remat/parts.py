@@ -1,5 +1,4 @@
-"""Remat problems in which the first slices of a loop's stacked residuals are always
-saved."""
+"""Remat problems in which a loop's first stacked slices are always saved."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ Each may hold for all layers or for the last of them, while the first save all, 
 Galvatron. A policy's cost and memory are evaluated in the remat problem that the solver
 gets; where that is too large to solve, policies are the only candidates.
 
-Source: `jax.checkpoint_policies`; Miao et al., Galvatron (VLDB 2022), section 3."""
+Source: `jax.checkpoint_policies`; Miao et al., Galvatron (VLDB 2022), section 3.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +60,7 @@ def fitting(asked: RematQuestion, budget_bytes: float) -> list[Policy]:
 
 
 def whole(asked: RematQuestion, name: str) -> RematAnswer | None:
-    """Return the cost and memory of a policy for all layers; None where it does not
-    apply."""
+    """Return a policy's cost and memory for all layers; None: it does not apply."""
     answer = evaluate(asked.question, _choices(asked, POLICIES[name], 0))
     return answer and counted_once(asked, answer)
 
@@ -132,7 +132,8 @@ def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ..
     """Return the choices under a policy; layers before `first` save all.
 
     Values from which later layers are recomputed, such as the terms of a residual
-    stream, are saved: otherwise all would be recomputed at once."""
+    stream, are saved: otherwise all would be recomputed at once.
+    """
     candidates = asked.question.candidates
     # Equivalent values are numbered by layer; where a first layer differs, numbers are
     # off by one.

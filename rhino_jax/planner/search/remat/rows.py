@@ -58,8 +58,16 @@ class RematQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RematRow:
-    """A candidate that refers to values by id, where `SavedValue` refers to
-    positions."""
+    """A candidate for rematerialization that refers to values by id.
+
+    See `SavedValue`, which refers to positions of candidates, for other attributes.
+
+    Attributes:
+      place: (line, line of the loop's body or 0), by which candidates are ordered.
+      value: the value's id.
+      needs: ids of the values that recomputing it reads.
+      work: the work that recomputing it repeats.
+    """
 
     place: tuple[int, int]
     value: int
@@ -77,6 +85,7 @@ class RematRow:
     link_s: float = 0.0
 
     def candidate(self, index: Mapping[int, int]) -> SavedValue:
+        """Return the candidate, with value ids mapped to positions by `index`."""
         needs = sorted({index[v] for v in self.needs if v in index})
         return SavedValue(
             self.bytes, self.start, self.uses, tuple(needs), self.remake_s,

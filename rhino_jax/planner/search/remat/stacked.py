@@ -47,8 +47,7 @@ class Stacking:
         return None if answer is None else self._chosen("all kept", answer)
 
     def nothing_saved(self) -> Chosen | None:
-        """Return the choice that saves only the inputs of each layer, as
-        `jax.checkpoint` does."""
+        """Return the choice that saves only layers' inputs, as `jax.checkpoint` does."""
         answer = whole(self.asked, NOTHING_SAVED)
         return None if answer is None else self._chosen(NOTHING_SAVED, answer)
 
@@ -86,8 +85,7 @@ def _stacks(asked: RematQuestion) -> set[int]:
 
 
 def _kept_at(asked: RematQuestion, per_byte_s: float) -> Question:
-    """Return the remat problem in which each stacked byte costs `per_byte_s`
-    seconds."""
+    """Return the remat problem in which a stacked byte costs `per_byte_s` seconds."""
     stacks = _stacks(asked)
     candidates = tuple(
         replace(c, keep_s=c.bytes * per_byte_s) if i in stacks else c

@@ -1,8 +1,8 @@
-"""The residuals between forward and backward tasks as candidates for rematerialization,
-with costs.
+"""The residuals between forward and backward tasks as remat candidates, with costs.
 
 A task is compiled separately: every value that another task reads is written to memory,
-even if it would stay in registers in a single program."""
+even if it would stay in registers in a single program.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class AskingTasks(ResidualReader):
     """Read candidates off the tasks of a stage.
 
     Every value that crosses from task to task is stored, and may be recomputed if a
-    forward task computes it."""
+    forward task computes it.
+    """
 
     def __init__(self, model: MeshModel, labels: Labels, tasks: Tasks) -> None:
         self.tasks, self.beside = tasks, dict[int, int]()
@@ -95,8 +96,7 @@ class AskingTasks(ResidualReader):
         return 2 * (sum(map(self._pass_s, stacks)) + sum(map(self._border_s, plain)))
 
     def _border_s(self, value: int) -> float:
-        """Return the seconds to write a value, in all runs, that would otherwise stay
-        in registers."""
+        """Return the seconds of all writes of a value that could stay in registers."""
         port = self.model.graph.held.get(value)
         if port is None or port.id not in self.model.analysis.liveness.handed:
             return 0.0
@@ -119,6 +119,7 @@ class AskingTasks(ResidualReader):
         return with_late(self.blocks.top, is_late)
 
     def asked(self) -> RematQuestion:
+        """Return the remat problem with residuals of all micro-batches in flight."""
         found = super().asked()
         question = found.question
         candidates = tuple(
@@ -176,8 +177,7 @@ class AskingTasks(ResidualReader):
         )
 
     def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
-        """Return the bytes of the largest intermediate value that is live while a value
-        is recomputed."""
+        """Return the bytes of the largest temporary while a value is recomputed."""
         made = {v for k in lines for v in self.block.lines[k].makes} - {value}
         stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
         return max(map(self._bytes, stored), default=0)

@@ -1,5 +1,4 @@
-"""Cached searches: equivalent submeshes are searched once, and similar steps start from
-known solutions."""
+"""Cached searches of submeshes and micro-batches, shared between equivalent ones."""
 
 from __future__ import annotations
 
@@ -84,8 +83,13 @@ class Finds:
     def of_plan(
         self, found: SearchResult, keeps_stacks: bool, ask: Callable[[], Chosen | None]
     ) -> Chosen | None:
-        """Return the values to recompute under a plan; `ask` is called once for
-        equivalent submeshes."""
+        """Return the values to recompute under a plan, once for equivalent submeshes.
+
+        Args:
+          found: the plan of the submesh.
+          keeps_stacks: whether stacked residuals stay.
+          ask: chooses the values.
+        """
         key = found, keeps_stacks
         if key not in self.faster:
             self.faster[key] = ask()

@@ -113,12 +113,12 @@ def _hops(
     bytes_per_s: float,
     latency_s: float,
 ) -> tuple[StageHop, ...]:
-    """Return the pairs of chunks between which anything is sent, and the bytes of every
-    micro-batch.
+    """Return the chunks between which anything is sent, and bytes per micro-batch.
 
     Sums over all micro-batches, and values that updates exchange, are sent once a step
     and count no bytes. A value that several chunks of a submesh read is sent to the
-    first of them; within a submesh nothing is sent."""
+    first of them; within a submesh nothing is sent.
+    """
     sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
     made: dict[ValueKey, int] = {}
     sent: set[tuple[ValueKey, int]] = set()

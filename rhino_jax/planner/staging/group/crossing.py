@@ -3,7 +3,8 @@
 A submesh that is planned on its own receives a value replicated at no cost, though
 every one of its devices then gets all of it over the link between submeshes: a link
 that is often a tenth as fast as those inside of a submesh, over which shards can be
-gathered."""
+gathered.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +95,7 @@ class GroupCrossing:
         return self.step.micro_batches * size * share / self.bytes_per_s
 
     def cheaper(self, group: PlannedGroup) -> dict[ValueKey, Spec]:
-        """Return specs with which a planned submesh and the link take less time
-        together.
+        """Return specs with which a submesh and the link take less time together.
 
         All other choices stay, so each spec is an improvement on its own.
 
@@ -128,8 +128,7 @@ class GroupCrossing:
         return found if saved_s > MIN_GAIN * group.found.step_s else {}
 
     def _nodes(self, group: PlannedGroup) -> Mapping[int, ValueKey]:
-        """Return the nodes of the submesh's arguments and results that are
-        exchanged."""
+        """Return the nodes of the submesh's exchanged arguments and results."""
         ends = {NodeKind.INPUT: group.of.arguments, NodeKind.OUTPUT: group.of.results}
         return {
             node.id: ends[node.kind][node.slot]

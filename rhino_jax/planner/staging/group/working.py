@@ -2,7 +2,8 @@
 
 A submesh is planned as one program, in which its tasks follow one another. Each is
 compiled separately: all of its arguments are live from its start to its end, all of its
-results are written, and its temporaries end with it."""
+results are written, and its temporaries end with it.
+"""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ def _shapes(
     meshes: Sequence[MeshAxes],
     rounds: Sequence[Sequence[int]],
 ) -> GroupMeshes:
-    """Return the submeshes with the seconds of a micro-batch, where these may be fast
-    enough.
+    """Return the submeshes with the seconds of a micro-batch, where these may do.
 
     Raises:
       NotFaster: they are not.

@@ -4,7 +4,8 @@ A stack of layers lies in equal parts on consecutive stages, one on each, or as 
 on one stage. The rest of a step may be in any stage: spread over those with the least
 work, or all of it in the slowest. These two give a lower and an upper bound on the
 slowest stage, so numbers of parts are dropped before any are traced where their lower
-bound is above another's upper bound."""
+bound is above another's upper bound.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,10 @@ from rhino_jax.planner.staging.loops.rows import LoopStages, choices_of, rows_of
 
 
 MAX_LOOPS = 3
-"""Maximum number of loops that are split, those with the most work; others stay
-whole."""
+"""Maximum number of loops that are split: those with the most work."""
 
 MAX_FORMS = 6
-"""Maximum number of splits that are compared by an estimate; the best of them are
-planned."""
+"""Maximum number of splits that are compared by an estimate, before planning."""
 
 
 def parts_of(
@@ -69,8 +68,7 @@ def _bounds(
     shares: Sequence[int],
     rest: float,
 ) -> tuple[float, float]:
-    """Return a lower and an upper bound on the seconds of the slowest stage, per share
-    of devices."""
+    """Bound the seconds of the slowest stage, per share of devices: (lower, upper)."""
     loads = [0.0] * len(shares)
     for seconds, row in zip(took, rows, strict=True):
         mine = range(row.first, row.last + 1)

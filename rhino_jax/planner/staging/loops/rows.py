@@ -20,6 +20,7 @@ class LoopStages:
 
     @property
     def last(self) -> int:
+        """The last stage."""
         return self.first + self.count - 1
 
 

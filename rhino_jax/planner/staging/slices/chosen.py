@@ -28,8 +28,7 @@ More slices make submeshes' programs, and with them planning, longer: the gain r
 for that is in `planner.staging.when`."""
 
 TILE = 128
-"""Tokens of a tile of a matmul; slices consist of whole tiles, where there are
-enough."""
+"""Tokens of a matmul tile; slices consist of whole tiles, where there are enough."""
 
 MAX_UNITS = 32
 """Number of parts of a sequence that are not split between slices, for few slices: of
@@ -68,6 +67,7 @@ class Slicing:
 
     @cached_property
     def growth(self) -> list[Growth]:
+        """The growth of each stage's work along a sequence."""
         group_of = [chunk.group for chunk in self.work.chunks]
         check_length(self.length, 2)
         return growths(

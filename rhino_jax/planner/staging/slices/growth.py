@@ -103,8 +103,7 @@ def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
 
 
 def _shares_of_pairs(apart: Apart, length: int, sides: Sides) -> Mapping[int, float]:
-    """Return equation → share of its work for a whole sequence that grows with pairs of
-    tokens."""
+    """Return equation → share of its work that grows with pairs of tokens."""
     half = length // 2
     cut = sliced(apart, (half, length - half))
     program = sides_of(replace(apart, piece=cut.piece)).program
@@ -135,8 +134,7 @@ def _share(done: Sequence[float], half: int, length: int) -> float:
 
 
 def _work(program: Program, op_id: int) -> float:
-    """Return the FLOPs of an op with its regions; for an op without any, the bytes of
-    its results."""
+    """Return an op's FLOPs with its regions; where 0, the bytes of its results."""
 
     def flops(op: Op) -> float:
         inner = () if op.call is None else op.call.regions

@@ -88,8 +88,7 @@ class SolvedInOne:
     def planned_with(
         self, search: Search, report: Progress
     ) -> tuple[PlanData, SolvedInOne] | None:
-        """Plan with the pins and the budget of another search, with the passes of this
-        one.
+        """Plan with another search's pins and budget, and with this one's passes.
 
         Args:
           search: the other search of the whole step.
@@ -121,26 +120,29 @@ class SolvedInOne:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _View:
-    """Map values of one stage to those of the whole step
-    (`explain.explaining.View`)."""
+    """Map one stage's values to those of the whole step (`explain.explaining.View`)."""
 
     of: WholePipeline
 
     def sent_s(self, found: SearchResult) -> float:
+        """Return the seconds of transfers between stages."""
         step_s = self.of.step_s(found)
         return step_s - found.step_s if math.isfinite(step_s) else 0.0
 
     def shape(self, place: PlacedValues) -> tuple[int, ...]:
+        """Return the shape of a value in the whole step."""
         if not self._is_stack(place):
             return place.shape
         return place.shape[0] * self.of.stages, *place.shape[1:]
 
     def shown(self, place: PlacedValues, spec: Spec) -> Spec:
+        """Return the spec of a value in the whole step."""
         if not self._is_stack(place):
             return spec
         return (self.of.axis, *spec[0]), *spec[1:]
 
     def refused(self, place: PlacedValues, asked: Any) -> str:
+        """Return why a value of the whole step cannot have a spec; empty: it can."""
         if type(asked) is int:
             return "stages of one program have equal parts of all layers"
         if not isinstance(asked, PartitionSpec):

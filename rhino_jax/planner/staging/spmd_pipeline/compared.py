@@ -6,7 +6,8 @@ without a micro-batch, and the layers' residuals are copied on each.
 
 Both are compared by the simulated step, tasks with their dispatch time. Tasks are the
 default: they have their own stages, and any cut. An SPMD pipeline is planned where a
-lower bound on its step is clearly below, and taken where the step is."""
+lower bound on its step is clearly below, and taken where the step is.
+"""
 
 from __future__ import annotations
 
@@ -131,8 +132,7 @@ def least_s(as_tasks: PlanData, share: float, count: int) -> float:
 
 
 def dispatched_s(as_tasks: PlanData) -> float:
-    """Return the step time of tasks in seconds, with their dispatch time
-    (`when.DISPATCH_S`)."""
+    """Return the step of tasks in seconds, with their dispatch (`when.DISPATCH_S`)."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
     work = dispatched(work_of(pipeline))

@@ -111,8 +111,7 @@ def _planned(
     may_recompute: bool,
     asked: StageBaseline,
 ) -> tuple[list[RematCandidate], list[RematCandidate]]:
-    """Return the best variant of every candidate number of micro-batches, and all
-    variants."""
+    """Return the best variant of every number of micro-batches, and all variants."""
     tried: list[RematCandidate] = []
     best: list[RematCandidate] = []
 

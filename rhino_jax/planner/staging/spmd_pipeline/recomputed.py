@@ -3,7 +3,8 @@
 The layers' residuals are live for all micro-batches, and copied to and from their
 stacks on every tick: recomputing them may take less time, even with memory to spare.
 Passes are chosen on the user's step, before it is split into micro-batches and stages,
-and then planned on one stage's program."""
+and then planned on one stage's program.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,7 @@ class Recompute:
     tried: list[RematCandidate] = field(default_factory=list)
 
     def best(self, known: Sequence[RematCandidate], *, is_free: bool) -> RematCandidate:
-        """Return the fastest variant that fits, or the user's step if that is hardly
-        slower.
+        """Return the fastest variant that fits, or the user's step if hardly slower.
 
         Args:
           known: the best variant of another number of micro-batches, whose passes are

@@ -3,7 +3,8 @@
 All seconds of the predicted step are counted, each once: those of ops with collectives
 that they wait for (`planner.staging.costs.seconds_by_op`), and those of transfers
 between stages. So the step of the pipeline is the predicted step, which has precedence:
-the total of the ops is searched and compared, and only distributed over ticks here."""
+the total of the ops is searched and compared, and only distributed over ticks here.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +106,7 @@ def pipeline_of(
 
 
 def _permutes(program: Program, op: Op, ticks: int) -> list[Op]:
-    """Return the permutes of a loop over ticks, which send to the next stage; empty for
-    other ops."""
+    """Return a tick loop's permutes to the next stage; empty for other ops."""
     call = op.call
     if call is None or call.kind is not RegionKind.SCAN or call.trip_count != ticks:
         return []

@@ -3,7 +3,8 @@
 One stage's program (`passes.spmd_pipeline`) has its layers, its reductions and the
 ticks of all micro-batches. It is planned on one stage's devices, so its predicted cost
 includes the bubble, the residuals of all micro-batches, and the ops between layers.
-Transfers between stages are added here."""
+Transfers between stages are added here.
+"""
 
 from __future__ import annotations
 
