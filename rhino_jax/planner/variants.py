@@ -130,7 +130,7 @@ class Explorer:
         return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
 
     def best(self) -> tuple[Search, SearchResult]:
-        """Return the search of the best variant, with its result at the request's level.
+        """Return the best variant's search, with its result at the requested level.
 
         Raises:
           InfeasiblePlanError: nothing fits.

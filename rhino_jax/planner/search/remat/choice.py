@@ -41,7 +41,7 @@ class Chosen:
 def recompute_choices(
     solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
 ) -> list[Chosen]:
-    """Return choices of the solver and policies under which a plan fits, cheapest first.
+    """Return solver choices and policies under which a plan fits, cheapest first.
 
     Args:
       solved: a plan, which need not fit.

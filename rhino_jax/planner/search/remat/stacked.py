@@ -47,7 +47,7 @@ class Stacking:
         return None if answer is None else self._chosen("all kept", answer)
 
     def nothing_saved(self) -> Chosen | None:
-        """Return the choice that saves only layers' inputs, as `jax.checkpoint` does."""
+        """Return the choice that saves the layers' inputs, as `jax.checkpoint` does."""
         answer = whole(self.asked, NOTHING_SAVED)
         return None if answer is None else self._chosen(NOTHING_SAVED, answer)
 
