@@ -24,7 +24,7 @@ ITEM_BYTES = {
 
 
 USERS_CONSTRAINT = "sharding_constraint"
-"""The op that `jax.lax.with_sharding_constraint` makes in a user's program."""
+"""Name of the op of `jax.lax.with_sharding_constraint` in a user's program."""
 
 
 def item_bytes(dtype: str) -> int:
@@ -45,7 +45,7 @@ class Value:
       id: position in `Program.values`.
       shape: global shape.
       dtype: name of the element type, as NumPy and JAX print it.
-      is_literal: a constant in the program text; never planned.
+      is_literal: whether it is a constant in the program text, which is never planned.
     """
 
     id: int
@@ -284,8 +284,8 @@ class Input:
     Attributes:
       value: value id.
       path: tree path, as `params['w1']` or `opt_state[0].mu['w1']`.
-      is_donated: its memory may be reused for results.
-      is_const: captured from the function's closure, not an argument.
+      is_donated: whether its memory may be reused for results.
+      is_const: whether it is captured from the function's closure, not an argument.
     """
 
     value: int

@@ -204,7 +204,7 @@ def _same_type(a: Value, b: Value) -> bool:
 
 
 def rule_fault(rule: Rule, in_shapes: Shapes, out_shapes: Shapes) -> str | None:
-    """Return how a rule does not fit these shapes; None where it fits.
+    """Return why a rule does not fit these shapes; None where it fits.
 
     As in `parse_rule`, a dim with a HALO or WHOLE factor may have any size, and so may
     one without factors.
