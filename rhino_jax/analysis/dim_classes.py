@@ -89,7 +89,7 @@ def find_dim_classes(graph: Graph) -> DimClasses:
 def _laid_out_alike(graph: Graph) -> list[np.ndarray]:
     """Group the edges by the layouts at both ends."""
     values, columns = graph.program.values, graph.columns
-    # Ops share rules.
+    # Many ops share one rule.
     kinds = number(
         id(n.op.rule)
         if n.kind is NodeKind.OP and n.op is not None

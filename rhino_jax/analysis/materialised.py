@@ -73,7 +73,8 @@ class Materialised:
     """The values of a graph that touch memory.
 
     Attributes:
-      ports: [ports], whether their values touch memory; False where it was not asked.
+      ports: [ports], whether their values touch memory; False for ports that were not
+        to be decided.
       handed: ids of the ports that are stored only because they enter or leave a
         separately compiled program.
       matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or

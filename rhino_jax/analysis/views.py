@@ -1,4 +1,5 @@
-"""Views: reshapes that move nothing, as every device holds one index of a new dim.
+"""Views: reshapes that move nothing, since every device holds a single index of a new
+dim.
 
 The operands of ops with a deferred reduction (`passes.deferred_reductions`) are views:
 for products, a contracted dim split into a batch dim and the rest; for convolutions, a
