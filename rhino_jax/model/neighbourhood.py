@@ -238,7 +238,8 @@ def centres_of(
 def neighbourhood(
     builder: OptionBuilder, options: Sequence[Options], seeds: Sequence[Seed]
 ) -> list[Options]:
-    """Return, for every node, the options that move at most one axis of a seed.
+    """Return, for every node, the options that move at most one axis of a seed, or of
+    the replicated option.
 
     Args:
       builder: the builder of the options.

@@ -294,7 +294,7 @@ class OptionBuilder:
             flops = flops / op.manual.num_shards
         if self.target.device.masks_groups:
             flops = flops * op.traits.groups
-        # Elementwise arithmetic hides behind its memory traffic.
+        # Elementwise arithmetic overlaps with its memory traffic.
         arithmetic = 0.0 * flops if node.is_fusible else flops
         if node.is_matmul:
             arithmetic = flops * self.array_paddings(rule, found)

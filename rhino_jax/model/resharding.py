@@ -135,7 +135,7 @@ class ReshardTables:
         # the tie breaks towards no change.
         cut = math.prod(shards_per_dim(dst, mesh.sizes))
         fixed, per_byte = PRICING.tie_s, 2 / cut / self.builder.target.hbm_bytes_per_s
-        # Steps scale with the bytes: take them for 2^40 bytes and divide.
+        # Steps scale with the bytes: compute them for 2^40 bytes and divide.
         whole = 1 << 40
         for step in reshard_steps(src, dst, whole, mesh.sizes, mesh.lowering):
             alpha, s_per_byte = self._link(step.kind, step.axes)
