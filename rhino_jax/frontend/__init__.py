@@ -12,5 +12,6 @@ ours. To add an op, see `rules`.
 
 from __future__ import annotations
 
-# Before anything else of this package, so that users' rules come after.
+# Built-in rules are registered before any other import, so that users' rules override
+# them.
 from rhino_jax.frontend import rules as rules

@@ -65,7 +65,8 @@ def _source(frame: tuple[str, int, str], stack: str) -> Source:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the user's line that raised an error, as `model.py:61 (loss)`; or ""."""
+    """Return the user's line that raised an error, as `model.py:61 (loss)`; empty
+    without one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if "site-packages" not in path.parts and _PACKAGE not in path.parents:

@@ -15,7 +15,7 @@ from rhino_jax.errors import RuleError
 
 
 Call = tuple[Sequence[np.ndarray], Mapping[str, Any]]
-"""Operands and parameters of one run of a primitive."""
+"""The operands and parameters of one run of a primitive."""
 
 Outcome = list[np.ndarray] | Exception
 """The results of one run, or the exception that it raised."""

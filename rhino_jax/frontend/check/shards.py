@@ -266,7 +266,8 @@ def combine(
 
 
 TOLERANCES = {"f2": 2e-2, "f4": 3e-5, "f8": 1e-10, "c8": 3e-5, "c16": 1e-10}
-"""Relative to the largest element, for sums in another order."""
+"""Kind and bytes of an element type → tolerance relative to the largest element, for
+sums in another order."""
 
 
 def compare(got: np.ndarray, expected: np.ndarray, why: str) -> None:

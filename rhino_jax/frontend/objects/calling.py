@@ -69,8 +69,14 @@ def call_on_objects(
 def _values_of(
     made: Mapping[int, Any], arguments: Leaves, known: _Known, first: int = 0
 ) -> tuple[list[Any], list[Cell]]:
-    """Return the final values of references that changed arguments hold, and their
-    cells."""
+    """Return the final values of the arguments' references, and their cells.
+
+    Args:
+      made: number → (value before, reference), as `references.merge` fills it.
+      arguments: the leaves of the call.
+      known: positions of the arrays.
+      first: number of arrays that are written back before these.
+    """
     after: list[Any] = []
     cells: list[Cell] = []
     for number, (before, reference) in made.items():
@@ -87,7 +93,13 @@ def _leaves_of(
     ends: Any, leaves: Leaves, known: _Known
 ) -> tuple[list[Any], list[Cell]]:
     """Return the final leaves of all other objects that have to be written back, and
-    the cells of all of their leaves."""
+    the cells of all of their leaves.
+
+    Args:
+      ends: the final objects, as `OpenedObject`.
+      leaves: their leaves.
+      known: positions of the argument arrays.
+    """
     after: list[Any] = []
     cells: list[Cell] = []
     for path, value, place, part in zip(

@@ -35,7 +35,7 @@ from rhino_jax.ir.program import RegionKind
 
 
 INLINED = frozenset({"jit", "pjit"})
-"""Calls that mean nothing but their bodies."""
+"""Calls that are equivalent to their bodies, and are inlined."""
 
 
 def takes_parts(eqn: Any) -> bool:

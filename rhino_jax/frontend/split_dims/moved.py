@@ -127,7 +127,9 @@ def dot_general(
 
 
 def _is_cramped(free: Sequence[DimParts]) -> bool:
-    """Whether one side of a product gives its result no row of `LANES` elements when
-    split, though it would when merged: attention over pixels has two such sides, a
-    weight's side is none."""
+    """Whether the dims of one side of a product are too short, once split, for a row of
+    `LANES` elements in its result, though they would not be when merged.
+
+    Attention over pixels has two such sides; the side of a weight is never one.
+    """
     return any(p.is_apart for p in free) and all(max(p.sizes) < LANES for p in free)
