@@ -63,7 +63,7 @@ class RematRow:
     See `SavedValue`, which refers to positions of candidates, for other attributes.
 
     Attributes:
-      place: (line, line of the loop's body or 0), by which candidates are ordered.
+      place: (top-level equation, 1 + equation of the loop's body, or 0), for order.
       value: the value's id.
       needs: ids of the values that recomputing it reads.
       work: the work that recomputing it repeats.
