@@ -1,5 +1,4 @@
-"""Ops that every device runs on its own shards, in `shard_map`: those that XLA's
-partitioner would gather, or partition wrongly.
+"""Run ops on shards in `shard_map` that XLA would gather, or partition wrongly.
 
 In: an op, its equation, the specs of its operands and results, and arrays.
 Out: its results.

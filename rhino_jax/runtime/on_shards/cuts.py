@@ -1,4 +1,4 @@
-"""Which mesh axes shard the factors of an op, read from the specs of its operands."""
+"""Find the mesh axes that shard the factors of an op, from its operands' specs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rhino_jax.ir.spec import Spec
 
 
 Cuts = dict[int, tuple[int, ...]]
-"""Factor → the mesh axes that shard it, major first; factors that none shards are left
-out."""
+"""Factor → the mesh axes that shard it, major first; without unsharded factors."""
 
 
 def find_cuts(
@@ -20,16 +19,16 @@ def find_cuts(
     sizes: Sequence[int],
     kinds: Collection[FactorKind],
 ) -> Cuts:
-    """Return which mesh axes shard each factor.
+    """Return the mesh axes that shard each factor.
 
     Args:
-      rule: of the op.
-      specs: of its operands; None is replicated.
-      sizes: of the mesh's axes.
-      kinds: of factors that may be sharded.
+      rule: rule of the op.
+      specs: specs of its operands; None is replicated.
+      sizes: sizes of the mesh axes.
+      kinds: kinds of factors that may be sharded.
     Returns:
-      Cuts under which all shards are of one size; none where operands disagree, where
-      an axis shards two factors, or where shards would be of different sizes.
+      Cuts with equal shards; empty where operands disagree, where an axis shards two
+      factors, or where shards would differ in size.
     """
     cuts: Cuts = {}
     for layout, spec in zip(rule.operands, specs, strict=True):
@@ -54,8 +53,10 @@ def find_cuts(
 def _of_dim(
     rule: Rule, dim: Dim, axes: tuple[int, ...], sizes: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Axes of each factor of a dim, major first: a minor factor is sharded only where
-    those before it are in shards of one index."""
+    """Return the axes of each factor of a dim, major first.
+
+    A minor factor is sharded only where those before it have shards of one index.
+    """
     found: list[tuple[int, ...]] = []
     for factor in dim[:-1]:
         count, size = 0, rule.factors[factor].size
@@ -68,5 +69,5 @@ def _of_dim(
 
 
 def spec_under(layout: Layout, cuts: Cuts) -> Spec:
-    """The spec of an operand, or of a result before partial sums are combined."""
+    """Return the spec of an operand, or of a result before partial sums are reduced."""
     return tuple(tuple(a for f in dim for a in cuts.get(f, ())) for dim in layout)

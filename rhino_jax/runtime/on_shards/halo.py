@@ -1,9 +1,9 @@
-"""Borders of neighbouring shards: what a stencil, window, pad or roll along a sharded
-dim reads beyond its own shard.
+"""Exchange halos between neighbouring shards of a dim, as stencils and windows read.
 
-Inside `shard_map`. A dim of `n · width` elements lies in `n` shards along one or
-several mesh axes. A shard receives as many elements of the shards before and after it
-as it reads, with one `ppermute` for each neighbour, and no more than that is sent.
+A halo has the elements beyond its own shard that a stencil, window, pad or roll reads.
+Inside `shard_map`. A dim of `n · width` elements has `n` shards along one or several
+mesh axes. A shard receives as many elements of the shards before and after it as it
+reads, with one `ppermute` per neighbour, and no more than that is sent.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ def with_halo(
     edge: Any = None,
     wraps: bool = False,
 ) -> jax.Array:
-    """Return a shard with elements of its neighbours before and after its own.
+    """Return a shard with its halo: elements of its neighbours before and after.
 
     Args:
       x: this device's shard, of `width` elements along `dim`.
       dim: the sharded dim.
-      lower, upper: how many elements are read before the first and after the last;
-        more than `width` come from several neighbours.
+      lower, upper: halo sizes before the first and after the last element; more than
+        `width` come from several neighbours.
       axes: names of the mesh axes that shard the dim, major first.
-      edge: a scalar that stands beyond the ends of the whole dim; None for zero.
-      wraps: the first shard follows on the last, as in a roll; `edge` is not used.
+      edge: scalar beyond the ends of the whole dim; None for zero.
+      wraps: whether the first shard follows the last, as in a roll; `edge` is not used
+        then.
     Returns:
       `x`, with `lower + width + upper` elements along `dim`.
     """
@@ -58,8 +59,8 @@ class Shards:
         self.axes = tuple(axes)
         self.sizes = [lax.axis_size(name) for name in self.axes]
         self.count = math.prod(self.sizes)
-        # JAX 0.10.2's `ppermute` numbers devices in the order of the mesh, in whatever
-        # order it is given the axes.
+        # JAX 0.10.2's `ppermute` numbers devices in the order of the mesh, whatever the
+        # order of its axis names.
         names = jax.sharding.get_abstract_mesh().axis_names
         self._in_mesh = sorted(
             range(len(self.axes)), key=lambda i: names.index(axes[i])
@@ -73,8 +74,10 @@ class Shards:
         return found
 
     def shifted(self, x: jax.Array, by: int, *, wraps: bool = False) -> jax.Array:
-        """Return the array of the device whose shard lies `by` positions before this
-        one; zeros where there is none."""
+        """Return the array of the device whose shard is `by` positions before this one.
+
+        Zeros where there is none, unless `wraps`.
+        """
         pairs = [
             (self._device(i), self._device((i + by) % self.count))
             for i in range(self.count)
@@ -84,7 +87,7 @@ class Shards:
         return lax.ppermute(x, names, pairs) if pairs else jnp.zeros_like(x)
 
     def _device(self, position: int) -> int:
-        """Return the number of a shard's device in the order of the mesh."""
+        """Return the position of a shard's device in the order of the mesh."""
         at: list[int] = []
         for size in reversed(self.sizes):
             position, place = divmod(position, size)
@@ -104,13 +107,13 @@ def _received(
     edge: Any,
     wraps: bool,
 ) -> list[jax.Array]:
-    """Return what is read of the neighbours on one side, nearest first.
+    """Return the halo parts of the neighbours on one side, nearest first.
 
     Args:
-      x, dim, edge, wraps: as of `with_halo`.
-      count: elements.
+      x, dim, edge, wraps: as for `with_halo`.
+      count: number of halo elements.
       direction: 1 from shards before this one, -1 from those after it.
-      shards: the devices.
+      shards: the devices of the sharded dim.
     """
     parts, width, distance = [], x.shape[dim], 0
     while count > 0:

@@ -1,4 +1,4 @@
-"""Pallas kernels on shards: XLA does not partition them, so `shard_map` does."""
+"""Run Pallas kernels on shards in `shard_map`, since XLA does not partition them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from rhino_jax.runtime.constraints import partition_spec
 
 
 Cuts = dict[int, tuple[int, ...]]
-"""Axis of a grid → the mesh axes that cut it, major first."""
+"""Grid axis → the mesh axes that shard it, major first."""
 
 
 def run_on_shards(
     eqn: Any, specs: Sequence[Spec | None], args: Sequence[Any], mesh: Any
 ) -> list[Any] | None:
-    """Run a kernel on every device's part of its grid.
+    """Run a kernel on every device's shard of its grid.
 
     Args:
       eqn: the equation.
-      specs: how operands, then results, are held.
+      specs: specs of operands, then of results.
       args: the operands.
       mesh: a mesh whose axes are all Auto.
     Returns:
-      Its results; None where this is no kernel, or it can run as it is.
+      Its results; None where this is no kernel, or XLA can partition it.
     """
     if eqn.primitive.name != PALLAS_CALL or math.prod(mesh.axis_sizes) == 1:
         return None
@@ -73,9 +73,9 @@ def run_on_shards(
 def cuts_of(
     grid: Grid, specs: Sequence[Spec | None], sizes: Sequence[int]
 ) -> Cuts | None:
-    """How a plan cuts the grid: as the results are held, and the operands with them.
+    """Return how a plan shards the grid: by the specs of the results.
 
-    None where the specs do not say one way to cut it.
+    None where the specs do not determine one sharding of it.
     """
     cuts: Cuts = {}
     results = specs[len(grid.operands) :]
@@ -94,7 +94,7 @@ def cuts_of(
 
 
 def _everywhere(eqn: Any, args: Sequence[Any], mesh: Any) -> list[Any]:
-    """The whole kernel on every device."""
+    """Run the whole kernel on every device."""
     return jax.shard_map(
         lambda *whole: bind_eqn(eqn, whole, everywhere_params(eqn.params)),
         mesh=mesh,

@@ -1,6 +1,7 @@
-"""Top-k, positions of maxima and running sums along a sharded dim, inside `shard_map`:
-each shard has a few results of its own, which it sends to all others, and merges theirs
-with its own. XLA gathers the whole dim for most of them.
+"""Merge top-k, arg-max and cumulative results of shards along a dim, in `shard_map`.
+
+Each shard computes a few results of its own, all-gathers those of the others, and
+merges them. XLA gathers the whole dim for most of these ops.
 
 Shards are merged in the order of their positions, so that of equal elements the first
 counts, as on one device.
@@ -21,15 +22,17 @@ from rhino_jax.runtime.on_shards.halo import Shards
 
 
 Merged = Callable[[Any, int, Sequence[str], Any], list[Any]]
-"""(equation, dim, names of the mesh axes that shard it, shard) → results."""
+"""Function of (equation, dim, names of the mesh axes that shard it, shard): results."""
 
 _RECALLED_OF = "reduction_input_size_override"
-"""Of an approximate top-k: of how many elements its recall is; negative: its own."""
+"""Parameter of an approximate top-k: size that its recall is of; negative: its own."""
 
 
 def merged_axes(rule: Rule, cuts: Cuts) -> tuple[int, tuple[int, ...]] | None:
-    """Return the dim of the first operand whose shards are merged, and the mesh axes
-    that shard it; None where none is sharded."""
+    """Return the first operand's dim that is merged, and the mesh axes that shard it.
+
+    None where no such dim is sharded.
+    """
     for d, dim in enumerate(rule.operands[0] if rule.operands else ()):
         for f in dim:
             if rule.factors[f].kind is FactorKind.MERGE and f in cuts:
@@ -38,7 +41,7 @@ def merged_axes(rule: Rule, cuts: Cuts) -> tuple[int, tuple[int, ...]] | None:
 
 
 def _top_k(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
-    """The k best of the k best of every shard."""
+    """Return the top-k of all shards' top-k."""
     k, width = eqn.params["k"], x.shape[dim]
     params = {**eqn.params, "k": min(k, width)}
     if params.get(_RECALLED_OF, 0) < 0:
@@ -53,7 +56,7 @@ def _top_k(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
 
 
 def _position(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
-    """The position of the best of the best of every shard."""
+    """Return the arg-max (or arg-min) of all shards' best elements."""
     find, best_of = {
         "argmax": (jnp.argmax, jnp.max),
         "argmin": (jnp.argmin, jnp.min),
@@ -68,13 +71,13 @@ def _position(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
 def _candidates(
     best: Any, at: Any, dim: int, names: Sequence[str], width: int
 ) -> tuple[Any, Any]:
-    """The best of all shards along `dim`, and their positions in the whole dim."""
+    """Return the best elements of all shards along `dim` and their global positions."""
     at = at + (Shards(names).position() * width).astype(at.dtype)
     return _gathered(best, dim, names), _gathered(at, dim, names)
 
 
 def _running(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
-    """Sums of a shard, on top of the last of the shards before it."""
+    """Return a shard's cumulative results, continued from the shards before it."""
     is_reversed, shards = eqn.params["reverse"], Shards(names)
     (own,) = bind_eqn(eqn, [x], eqn.params)
     end = 0 if is_reversed else own.shape[dim] - 1
@@ -106,4 +109,4 @@ MERGED: Mapping[str, Merged] = {
     "argmin": _position,
     **dict.fromkeys(_ADDED, _running),
 }
-"""By primitive: how shards of a MERGE factor are merged."""
+"""Primitive → the function that merges shards of a MERGE factor."""

@@ -1,12 +1,12 @@
-"""Ops that each device runs on its own shards, because XLA's partitioner does not.
+"""Run ops on shards that XLA's partitioner gathers or partitions wrongly.
 
-XLA gathers the operands of an FFT and of a convolution of several groups, and on CPU
-those of a top-k: seen with jax 0.10.2, of what is sharded by rows or images over 8 CPU
-devices. Of a convolution whose window is sharded it sums the kernel's gradient over all
-devices, those too that hold the same; with channels on another axis, results and all
-gradients are wrong; of some grouped ones its checks end the process (jaxlib 0.10.2 to
-0.12.0.1; the same replica groups are compiled for v5e:2x4 and 8 H100). So `shard_map`
-runs these, with borders from neighbours, and sums and scatters what is partial.
+XLA gathers the operands of an FFT and of a grouped convolution, and on CPU those of a
+top-k: seen with jax 0.10.2, for operands sharded by rows or images over 8 CPU devices.
+For a convolution whose window is sharded it sums the kernel's gradient over all
+devices, replicas included; with channels on another axis, results and all gradients are
+wrong; for some grouped ones its checks abort the process (jaxlib 0.10.2 to 0.12.0.1;
+the same replica groups are compiled for v5e:2x4 and 8 H100). So `shard_map` runs these,
+with halos from neighbours, and all-reduces or reduce-scatters partial sums.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ def run_each_part(
     mesh: Any,
     route: Sequence[Spec] = (),
 ) -> list[tuple[Any, Spec]] | None:
-    """Run an op on every device's part of its operands.
+    """Run an op on every device's shards of its operands.
 
     Args:
       op: the op.
       eqn: its equation.
-      specs: how operands, then results, are held.
+      specs: specs of operands, then of results.
       args: the operands.
       mesh: a mesh whose axes are Auto, or Manual around the op.
-      route: specs that the only result's partial sums pass through before it is held,
+      route: specs that the only result's partial sums pass through before its own, one
+        after each reduce-scatter but the last.
         one after each reduce-scatter but the last.
     Returns:
-      Its results, each with its spec; None where it is to run as it is.
+      Its results, each with its spec; None where XLA is to partition it.
     """
     rule, count = op.rule, len(args)
     if rule is None or math.prod(mesh.axis_sizes) == 1:
@@ -63,7 +64,7 @@ def run_each_part(
     if cuts is None:
         return None
     values = (*eqn.invars, *eqn.outvars)
-    # What a gradient says of the sharding of the whole is not true of a shard.
+    # The `sharding` parameters of a gradient refer to the global array, not a shard.
     said = dict.fromkeys(eqn.params.keys() & {"sharding", "out_sharding"})
     run, params = _unchanged, {**eqn.params, **said}
     if op.traits.kind is OpKind.CONVOLUTION:
@@ -103,11 +104,10 @@ def run_each_part(
 def _cuts(
     op: Op, specs: Sequence[Spec | None], count: int, sizes: Sequence[int]
 ) -> Cuts | None:
-    """How an op is cut into parts; None where it is to run as it is.
+    """Return the mesh axes that shard each factor of an op; None to leave it to XLA.
 
-    A convolution of several groups runs on shards even where nothing is sharded, as
-    does one of which a window is sharded in a way that no shard can follow: XLA is
-    left no choice.
+    A grouped convolution runs on shards even where nothing is sharded, as does one
+    whose window is sharded in a way that no shard can follow: XLA is left no choice.
     """
     assert op.rule is not None
     is_gathered = op.traits.is_gathered
@@ -129,7 +129,7 @@ def needs_shards(op: Op, specs: Sequence[Spec | None]) -> bool:
 
     Args:
       op: the convolution; it has a rule.
-      specs: how operands, then results, are held.
+      specs: specs of operands, then of results.
     """
     assert op.rule is not None
     layouts = (*op.rule.operands, *op.rule.results)

@@ -1,4 +1,4 @@
-"""Partial sums of shards, inside `shard_map`: scattered along dims, and summed."""
+"""Reduce-scatter and all-reduce partial sums of shards, inside `shard_map`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def partial_axes(rule: Rule, cuts: Cuts) -> tuple[int, ...]:
 def scatters_along(
     made: Spec, route: Sequence[Spec], partial: Sequence[int]
 ) -> tuple[list[Scatter], Spec]:
-    """Return the reduce-scatters that take partial sums along a route.
+    """Return the reduce-scatters that take partial sums along a route of specs.
 
     Args:
       made: spec of the partial sums.
-      route: specs that they pass through; the last is how the result is held.
+      route: specs that they pass through; the last is the spec of the result.
       partial: mesh axes over which they are partial.
     Returns:
-      The reduce-scatters in order, and the spec in which the result is then made: the
-      last of the route, or `made`, with nothing scattered, where the route shards by
-      other axes than those of the sum.
+      The reduce-scatters in order, and the spec of the result after them: the last of
+      the route, or `made`, without any, where the route shards over other axes than
+      those of the sum.
     """
     now, found = made, []
     for spec in route:
@@ -51,13 +51,13 @@ def scatters_along(
 def summed(
     x: Any, scatters: Sequence[Scatter], partial: Sequence[int], names: Sequence[str]
 ) -> Any:
-    """Return partial sums reduce-scattered, and all-reduced over the axes that remain.
+    """Reduce-scatter a partial sum, and all-reduce it over the axes that remain.
 
     Args:
       x: a device's partial sum.
-      scatters: as of `scatters_along`.
+      scatters: reduce-scatters of `scatters_along`.
       partial: mesh axes over which it is partial.
-      names: of the mesh's axes.
+      names: names of the mesh axes.
     """
     left = set(partial)
     for dim, axes in scatters:

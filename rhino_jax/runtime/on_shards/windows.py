@@ -1,13 +1,14 @@
-"""Convolutions on shards: their windows, borders and groups.
+"""Run convolutions on shards: their windows, halos and groups.
 
 A convolution is `out[o] = Σ_t image[o · s - pad + t · d] · kernel[t]`, where the image
-is dilated by `m`: its element `q` lies at `q · m`. Where outputs are sharded, or taps
-(as in the gradient of the kernel, whose taps are the output of the forward pass), all
+is dilated by `m`: its element `q` is at `q · m`. Where outputs are sharded, or taps (as
+in the gradient of the kernel, whose taps are the output of the forward pass), all
 shards start `m` times their elements apart, which is what a rule's HALO factor means;
-so each device convolves its shard of the image, with borders from its neighbours.
+so each device convolves its shard of the image, with halos from its neighbours.
 
-What negative padding leaves out is sliced off: where the padding of every dim sums to
-zero, as (-1, 1) does, XLA:CPU convolves as without any (JAX 0.10.2, on one device too).
+Elements that negative padding leaves out are sliced off: where the padding of every dim
+sums to zero, as (-1, 1) does, XLA:CPU convolves as without any (JAX 0.10.2, on one
+device too).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from rhino_jax.runtime.on_shards.halo import with_halo
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """The border that a shard of the image receives along one dim.
+    """The halo that a shard of the image receives along one dim.
 
     Attributes:
-      dim: of the image.
+      dim: dim of the image.
       axes: names of the mesh axes that shard it, major first.
-      lower, upper: elements.
+      lower, upper: number of elements before and after the shard.
     """
 
     dim: int
@@ -47,16 +48,17 @@ def on_shard(
     cuts: Cuts,
     mesh: Any,
 ) -> tuple[Callable[..., list[Any]], dict[str, Any]]:
-    """Return how a convolution runs on a shard.
+    """Return a function that adds halos, and a convolution's parameters on a shard.
 
     Args:
-      rule, params: of the convolution.
-      shapes: of both operands and the result, whole.
-      cuts: which mesh axes shard its factors.
+      rule: rule of the convolution.
+      params: parameters of its equation.
+      shapes: global shapes of both operands and the result.
+      cuts: mesh axes that shard its factors.
       mesh: the mesh.
     Returns:
-      A function that adds borders to the operands' shards, and the parameters with
-      which the primitive is then run.
+      A function that adds halos to the operands' shards, and the parameters with which
+        the primitive is then run.
     """
     numbers, (image, kernel, result) = params["dimension_numbers"], shapes
     padding, borders = [tuple(p) for p in params["padding"]], []
@@ -80,7 +82,7 @@ def on_shard(
         low = padding[i][0] - lower * dilation
         held = low + (lower + image[a] // pieces + upper - 1) * dilation + 1
         read = (own // pieces - 1) * step + (others - 1) * other_step + 1
-        # What is held beyond the last window, too little for another one, may stay.
+        # Elements beyond the last window, too few for another one, may stay.
         padding[i] = low, 0 if 0 < held - read < stride else read - held
 
     left_out = [
@@ -110,7 +112,7 @@ def on_shard(
 def _groups(
     rule: Rule, params: Mapping[str, Any], cuts: Cuts, mesh: Any
 ) -> dict[str, int]:
-    """Return the numbers of groups that a shard has."""
+    """Return the group counts of a shard."""
     numbers = params["dimension_numbers"]
     found = {}
     for name, dim in (

@@ -1,10 +1,11 @@
-"""Several processes, one plan: what they tell each other through JAX's coordination
-service before anything is compiled, and while stages run.
+"""Let several processes agree on one plan, before compiling and while stages run.
 
-In: a traced function, what is asked for, and what the first process makes.
+They communicate through JAX's coordination service.
+
+In: a traced function, the user's options, and the first process's plan.
 Out: the same plan in all of them, or a `ProcessError` that names the first difference
-or the process that is lost.
-Order: `service` (keys and values), `leaving` (after a loss), `signs` (of life),
-`meeting` (values put, and waited for), `listing` (what is compared, line by line),
+or the lost process.
+Order: `service` (key-value store), `leaving` (exit after a loss), `signs` (heartbeats),
+`meeting` (values put, and waited for), `listing` (compared line by line),
 `agree`; `across` (arrays on devices of several), `running` (steps in stages).
 """

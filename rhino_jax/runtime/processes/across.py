@@ -1,7 +1,7 @@
-"""Arrays on devices that are, in part or all, other processes'.
+"""Place arrays on devices that belong, in part or all, to other processes.
 
-`jax.device_put` to a mesh of some of the processes wants all of them to take part. Here
-each process places what its own devices hold, and waits for nobody.
+`jax.device_put` to a mesh of some of the processes needs all of them to take part. Here
+each process places its own devices' shards, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rhino_jax.runtime.processes.agree import is_alone
 
 
 def placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """As `jax.device_put`, on meshes of any processes' devices.
+    """Place arrays as `jax.device_put`, on meshes of any processes' devices.
 
     Args:
-      arrays: of the host, of this process's devices, or global ones. Where they go to
-        devices of several processes, all of these give the same.
-      shardings: of each.
+      arrays: host arrays, arrays of this process's devices, or global ones. Where they
+        go to devices of several processes, all of these pass equal arrays.
+      shardings: sharding of each.
     Raises:
-      ProcessError: an array's parts would have to come from other processes.
+      ProcessError: parts of an array would have to come from other processes.
     """
     if is_alone():
         return list(jax.device_put(list(arrays), list(shardings)))
@@ -41,23 +41,30 @@ def placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def away(like: Any, sharding: NamedSharding) -> jax.Array:
-    """An array of which this process has nothing.
+    """Return a global array of which this process has no shard.
 
     Args:
       like: has its shape and dtype.
+      sharding: its sharding.
     """
     return assembled(like, sharding, [])
 
 
 def assembled(like: Any, sharding: NamedSharding, shards: Sequence[Any]) -> jax.Array:
-    """A global array of what this process's devices hold, in the mesh's order."""
+    """Return a global array of this process's shards.
+
+    Args:
+      like: has its shape and dtype.
+      sharding: its sharding.
+      shards: shards of this process's devices, in the mesh's order.
+    """
     return jax.make_array_from_single_device_arrays(
         tuple(like.shape), sharding, list(shards), dtype=like.dtype
     )
 
 
 def here(sharding: NamedSharding) -> list[Any]:
-    """The devices of a mesh that this process has, in order."""
+    """Return this process's devices of a mesh, in order."""
     me = jax.process_index()
     return [d for d in sharding.mesh.devices.flat if d.process_index == me]
 
@@ -93,7 +100,7 @@ def _placed(x: Any, sharding: NamedSharding) -> Any:
 
 
 def _parts(x: Any, indices: Sequence[Any]) -> list[Any] | None:
-    """Parts of an array, as far as this process has them."""
+    """Return the parts of an array at some indices; None where they are elsewhere."""
     if not isinstance(x, jax.Array):
         return [x[index] for index in indices]
     if x.is_fully_addressable or x.is_fully_replicated:

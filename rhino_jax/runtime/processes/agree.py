@@ -1,7 +1,7 @@
-"""One plan in all processes of a mesh: the first makes it, the others take it.
+"""Agree on one plan in all processes of a mesh: the first makes it, the others take it.
 
 Programs and plans are compared before anything is compiled. Where the mesh is of one
-process, nobody waits for anybody.
+process, nothing is communicated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rhino_jax.runtime.processes.signs import at_work
 
 
 def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
-    """Whose devices these are, where several processes must agree on them.
+    """Return the indices of the processes that own devices and must agree on a plan.
 
     Empty for devices of one process, for compile-only ones, and in processes that
     have none of them.
@@ -47,16 +47,16 @@ def is_alone() -> bool:
 
 
 def processes_of_mesh(mesh: Any) -> tuple[int, ...]:
-    """The same of a mesh; empty for an abstract one."""
+    """Return `processes_of` a mesh's devices; empty for an abstract mesh."""
     return processes_of(mesh.devices.flat) if isinstance(mesh, Mesh) else ()
 
 
 @contextlib.contextmanager
 def attending(mesh: Any | None) -> Iterator[None]:
-    """Show other processes that this one is at work, if the mesh is of several.
+    """Send heartbeats to other processes meanwhile, if the mesh is of several.
 
     Args:
-      mesh: the mesh; None: one that is still to be chosen, over all devices.
+      mesh: the mesh; None: not chosen yet, possibly over all devices.
     """
     client = coordination_client()
     is_shared = not is_alone()
@@ -75,17 +75,17 @@ def made_by_first(
     make: Callable[[], PlanData],
     what: str,
 ) -> PlanData:
-    """The plan that the first process makes, in all of them.
+    """Return the first process's plan, in all processes.
 
     Args:
-      traced: the function.
-      processes: as `processes_of` gives them; empty: this one plans for itself.
-      asked: what is asked for, as name → value; must be the same in all of them.
-      make: makes the plan; without trees and mesh.
-      what: the call, for messages.
+      traced: the traced function.
+      processes: result of `processes_of`; empty: this process plans for itself.
+      asked: the user's options, as name → value; must be equal in all processes.
+      make: makes the plan, without trees and mesh.
+      what: name of the calling API, for messages.
     Raises:
-      ProcessError: programs differ, or a process is lost; in every process. What
-        `make` raises in the first is raised in the others, too.
+      ProcessError: programs differ, or a process is lost; in every process. Errors of
+        `make` in the first process are raised in the others, too.
     """
     if not processes:
         return make()
@@ -117,14 +117,14 @@ def decided_by_first(
     decide: Callable[[], Any],
     what: str,
 ) -> Any:
-    """What the first process decides of several functions together, in all of them.
+    """Return the first process's decision on several functions, in all processes.
 
     Args:
-      traced: the functions.
-      processes, asked, what: as of `made_by_first`.
-      decide: decides; gives what JSON holds.
+      traced: the traced functions.
+      processes, asked, what: as for `made_by_first`.
+      decide: makes the decision; returns a JSON value.
     Raises:
-      ProcessError: as `made_by_first`. What `decide` raises in the first process is
+      ProcessError: as for `made_by_first`. Errors of `decide` in the first process are
         raised in the others, too.
     """
     if not processes:
@@ -148,7 +148,7 @@ def decided_by_first(
 def agreed(
     traced: Traced, processes: tuple[int, ...], plan: PlanData, what: str
 ) -> None:
-    """Go on only if all processes have this plan, of this program.
+    """Check that all processes have this plan, of this program.
 
     Raises:
       ProcessError: they do not, or a process is lost.
@@ -162,5 +162,5 @@ def agreed(
 
 
 def _lines_of(plan: PlanData, traced: Traced) -> list[listing.AgreedItem]:
-    """What a plan says of the program that runs."""
+    """List what a plan specifies for the program that runs."""
     return listing.of_plan(plan, remade(traced, plan.transforms).program)

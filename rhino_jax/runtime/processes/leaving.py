@@ -1,16 +1,16 @@
-"""How a process ends once another is lost: soon, with its own exit status.
+"""Exit soon after another process is lost, with this process's own exit status.
 
-At exit JAX waits until all processes are there: where one is lost, until its heartbeat
-has been missing for 100 s, and then it aborts (SIGABRT). Nothing is left to wait for:
-a process that knows of a loss skips that. Process 0, which holds the coordination
-service, goes last, since JAX ends all others with it.
+At exit JAX waits for all processes: where one is lost, until its heartbeat has been
+missing for 100 s, and then it aborts (SIGABRT). A process that knows of a loss skips
+that, as there is nothing to wait for. Process 0, which holds the coordination service,
+exits last, since JAX ends all others with it.
 
-A process that ends by an error of its own while the others wait for it in a collective
-of one program does not wait either: its end is how they learn of it.
+A process that fails with an error of its own while the others wait for it in a
+collective of one program does not wait either: its exit is how they learn of it.
 
-Threads that wait for others inside of XLA come back as these end; a thread that comes
-back while Python finalizes aborts the process. So where the exit status is known (an
-error that nobody caught, or `sys.exit`), the process ends without that.
+Threads blocked inside of XLA return as other processes exit; a thread that returns
+while Python finalizes aborts the process. So where the exit status is known (an
+uncaught error, or `sys.exit`), the process exits without finalization.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from rhino_jax.runtime.processes.service import Service
 
 
 PATIENCE_S = 4.0
-"""Seconds that process 0 gives the others to end; they learn of a loss within
-`meeting.POLL_S`, from the coordination service."""
+"""Seconds that process 0 gives the others to exit.
+
+They learn of a loss from the coordination service within `meeting.POLL_S`.
+"""
 
 _KEY = "rhino_jax/ended/{}"
 _POLL_S = 0.1
@@ -43,7 +45,7 @@ _is_watched: list[bool] = []
 
 
 def of_lost(error: ProcessError, process: int) -> ProcessError:
-    """Return an error as that of a lost process, for which nobody waits at exit.
+    """Mark an error as that of a lost process, for which exit does not wait.
 
     The exit status is that of the program: 1 where it does not catch the error.
     """
@@ -54,16 +56,16 @@ def of_lost(error: ProcessError, process: int) -> ProcessError:
 
 
 def watch_exit() -> None:
-    """Let this process end without waiting for others, should it end by an error."""
+    """Let this process exit without waiting for others, should it fail."""
     if not _is_watched:
         _is_watched.append(True)
-        # Runs before what was registered before, as JAX's own.
+        # Handlers run in reverse order: this one before JAX's.
         atexit.register(_end)
         _see_exit()
 
 
 def _see_exit() -> None:
-    """Note the status that `sys.exit` is called with."""
+    """Record the status that `sys.exit` is called with."""
     call = sys.exit
 
     def exit_with(status: Any = None, /) -> NoReturn:
@@ -74,7 +76,7 @@ def _see_exit() -> None:
 
 
 def _exit_status() -> int | None:
-    """The exit status, as far as it is known; None: Python's own end knows."""
+    """Return the exit status, or None where only Python's finalization knows it."""
     if getattr(sys, "last_value", None) is not None:
         return 1
     if not _status:
@@ -97,7 +99,7 @@ def _end() -> None:
     status = _exit_status()
     if status is None:
         return
-    atexit._run_exitfuncs()  # the user's; this one is at work
+    atexit._run_exitfuncs()  # the user's; this one is running
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

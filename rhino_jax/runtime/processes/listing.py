@@ -1,8 +1,8 @@
-"""What is compared between processes, line by line: programs, and plans.
+"""List what processes compare line by line: programs and plans.
 
-A program counts here with more than a plan depends on: literals and the parameters of
-primitives, since what is compiled must be the same everywhere. Names of functions, and
-the lines that things come from, do not count.
+A program includes more here than a plan depends on: literals and the parameters of
+primitives, since the compiled program must be the same everywhere. Names of functions
+and source lines are ignored.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from rhino_jax.plan.stages import Pipeline
 
 
 LONGEST = 300
-"""Characters of a value as it is shown; of a longer one the rest is hashed."""
+"""Largest number of characters of a value; the rest of a longer one is hashed."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NAMES = frozenset({"name", "debug", "debug_info", "name_and_src_info", "metadata"})
-"""Parameters that say what things are called, and where they come from."""
+"""Parameters with names and source locations, which are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgreedItem:
-    """One thing that must be the same in all processes.
+    """One item that must be equal in all processes.
 
     Attributes:
-      name: of the thing, as `mul %6`, the same in all processes that agree so far.
-      value: what must be the same.
-      where: the user's line, or tree path; may differ.
+      name: name of the item, as `mul %6`, the same in all processes that agree so far.
+      value: text that must be equal.
+      where: source line or tree path; may differ.
     """
 
     name: str
@@ -49,7 +49,7 @@ class AgreedItem:
 
 
 def digest(lines: Sequence[AgreedItem]) -> str:
-    """Hash of what must be the same."""
+    """Return the hash of items' names and values."""
     found = hashlib.sha256()
     for line in lines:
         found.update(f"{line.name}\0{line.value}\n".encode())
@@ -59,7 +59,10 @@ def digest(lines: Sequence[AgreedItem]) -> str:
 def first_difference(
     one: Sequence[AgreedItem], other: Sequence[AgreedItem]
 ) -> tuple[AgreedItem, AgreedItem] | None:
-    """The first lines that differ; where one list ends first, an empty line."""
+    """Return the first pair of items that differ, or None.
+
+    Where one list ends first, an item for its end is paired with the other's.
+    """
     end = AgreedItem("nothing", "the end")
     longest = max(len(one), len(other))
     for i in range(longest):
@@ -80,11 +83,11 @@ def from_bytes(data: bytes) -> list[AgreedItem]:
 
 
 def of_program(traced: Traced, asked: Mapping[str, str]) -> list[AgreedItem]:
-    """All that makes the compiled program, in the order in which it is computed.
+    """List everything that determines the compiled program, in program order.
 
     Args:
-      traced: the function.
-      asked: what the planner is asked for, as name → value.
+      traced: the traced function.
+      asked: the user's options, as name → value.
     """
     program = traced.program
     lines = [AgreedItem(f"{name}=", value) for name, value in asked.items()]
@@ -146,8 +149,10 @@ def _type(program: Program, value: int) -> str:
 
 
 def _said(param: Any) -> str:
-    """A parameter as text that does not differ from process to process; empty for the
-    jaxprs inside, which are listed on their own."""
+    """Return the text of a parameter, equal in all processes.
+
+    Empty for jaxprs, which are listed on their own.
+    """
     if is_jaxpr(param):
         return ""
     if isinstance(param, tuple | list):
@@ -158,7 +163,7 @@ def _said(param: Any) -> str:
         items = sorted((str(k), _said(v)) for k, v in param.items())
         return f"{{{','.join(f'{k}:{v}' for k, v in items)}}}"
     if callable(param) and hasattr(param, "__name__"):
-        return ""  # a function, which its jaxpr tells
+        return ""  # a function, which is listed by its jaxpr
     return _ADDRESS.sub("", repr(param))
 
 
@@ -170,7 +175,7 @@ def _short(text: str) -> str:
 
 
 def _of_stages(plan: PlanData, pipeline: Pipeline) -> Iterator[AgreedItem]:
-    """What a plan says of its stages, whose values are not those of the program."""
+    """List a plan's stages, whose values are not those of the program."""
     cut = f"{pipeline.runs} {pipeline.micro_batches} {pipeline.schedule}"
     cut += f" {pipeline.slices}"
     yield AgreedItem("pipeline", f"{cut} {pipeline.per_microbatch}")
@@ -184,7 +189,7 @@ def _of_stages(plan: PlanData, pipeline: Pipeline) -> Iterator[AgreedItem]:
 
 
 def of_plan(plan: PlanData, program: Program) -> list[AgreedItem]:
-    """All that a plan says of a program, in order."""
+    """List everything that a plan specifies for a program, in order."""
     names = [name for name, _ in plan.mesh_axes]
 
     def text(spec: Spec) -> str:

@@ -1,4 +1,4 @@
-"""One meeting of processes: values put where the others find them, and waited for."""
+"""Meetings of processes: values that each sets and the others wait for."""
 
 from __future__ import annotations
 
@@ -28,33 +28,35 @@ from rhino_jax.runtime.processes.signs import ProcessWatch, lost_after_s
 
 
 POLL_S = 0.5
-"""How long one question to the service waits for an answer; then signs of life are
-looked for, and errors of others."""
+"""Seconds between checks of the service, for heartbeats and errors of others."""
 
 HEARD_S = 5.0
-"""How long the first process waits, before it raises an error, for all others."""
+"""Seconds that the first process waits for the others before it raises an error."""
 
 MOMENT_S = 1.0
-"""What it then leaves them to say why they end: where it is process 0, JAX ends
-them with it."""
+"""Seconds that it then leaves them to report the error.
+
+Where it is process 0, JAX ends them with it.
+"""
 
 MAX_BYTES = 1 << 20
-"""Of one message; longer ones are sent in parts."""
+"""Largest message; longer ones are sent in parts."""
 
 
 _numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 class Meeting:
-    """What the processes of one mesh do together, before one program is compiled.
+    """One exchange between the processes of a mesh, before one program is compiled.
 
-    Every process makes the same sequence of meetings, so that their numbers are names.
+    Every process holds the same sequence of meetings, so that their numbers serve as
+    names.
 
     Args:
-      client: of JAX's coordination service.
-      processes: indices of those that meet; the first plans.
-      what: the call, for messages.
-      name: of the function.
+      client: client of JAX's coordination service.
+      processes: indices of the processes that meet; the first one plans.
+      what: name of the calling API, for messages.
+      name: name of the function.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Meeting:
         self._before = f"{self._root}/{number - 1}" if number else None
 
     def name_of(self, what: str) -> str:
-        """A name, the same in all that met here and nowhere else."""
+        """Return a key prefix unique to this meeting, and equal in its processes."""
         return f"rhino_jax/{what}/{self._prefix.removeprefix('rhino_jax/plan/')}"
 
     @property
@@ -81,17 +83,17 @@ class Meeting:
         return self.me == self.first
 
     def put(self, key: str, data: bytes) -> None:
-        """Let the others find something."""
+        """Set a value for the others."""
         parts = [data[i : i + MAX_BYTES] for i in range(0, len(data), MAX_BYTES)]
         for i, part in enumerate(parts):
             self._service.put(f"{self._prefix}/{key}/{i}", part)
         self._service.put(f"{self._prefix}/{key}/count", str(len(parts)).encode())
 
     def wait(self, key: str, process: int, doing: str) -> bytes:
-        """What a process puts there, as soon as it does.
+        """Wait for a value that a process sets, and return it.
 
         Raises:
-          ProcessError: that process is lost, or another told of an error.
+          ProcessError: that process is lost, or another one reported an error.
         """
         watch = ProcessWatch(self._service, process, self.what, doing)
         while True:
@@ -104,14 +106,14 @@ class Meeting:
         return b"".join(self._service.get(k, POLL_S) or b"" for k in keys)
 
     def compare(self, kind: str, lines: Sequence[AgreedItem]) -> None:
-        """Go on only if all processes have the same.
+        """Check that all processes have the same lines.
 
         Args:
-          kind: of what is compared: "program" or "plan".
-          lines: this process's.
+          kind: what is compared: "program" or "plan".
+          lines: this process's lines.
         Raises:
-          ProcessError: some process has something else, and which line differs first;
-            in every process.
+          ProcessError: the lines of some process differ; names the first difference; in
+            every process.
         """
         mine = digest(lines).encode()
         if self.is_first:
@@ -142,13 +144,13 @@ class Meeting:
             "lost": getattr(error, "lost", None),
         }
         with contextlib.suppress(ProcessError):
-            # Unless another has told first.
+            # Unless another process has reported one first.
             self._service.put(f"{self._prefix}/error", json.dumps(said).encode())
             self._hear()
         raise error
 
     def _hear(self) -> None:
-        """Let the first process know that the error got here."""
+        """Acknowledge an error; the first process waits for all acknowledgements."""
         until = time.monotonic() + HEARD_S
         self._service.put(f"{self._prefix}/heard/{self.me}", b"yes")
         if not self.is_first:
@@ -159,10 +161,11 @@ class Meeting:
         time.sleep(MOMENT_S)
 
     def end(self) -> None:
-        """Clean up, once all have what they need of this meeting."""
+        """Delete the meeting's keys, once no process needs them."""
         if not self.is_first:
             return
-        # All others are past the meeting before; of this they may still read the end.
+        # All others are past the previous meeting; they may still read the last keys
+        # of this one.
         gone = [f"{self._prefix}/{key}/" for key in ("program/lines", "plan/lines")]
         gone.append(f"{self._prefix}/made/")
         if self._before is not None:
@@ -172,7 +175,7 @@ class Meeting:
                 self._service.delete(key)
 
     def _raise_told(self) -> None:
-        """Raise the error that another process told of, if any."""
+        """Raise the error that another process reported, if any."""
         text = self._service.find(f"{self._prefix}/error")
         if text is None:
             return

@@ -1,9 +1,9 @@
-"""Processes that run one plan, step by step: signs of life, errors told, and waits.
+"""Coordinate processes that run one plan: heartbeats, reported errors, and waits.
 
-Whatever another process has a part in is waited for in a thread of its own: JAX cannot
-be told to stop waiting. Meanwhile this process looks whether another has told of an
-error, and whether those that it waits for still give signs of life. One that gives
-none for `RHINO_LOST_AFTER_S` is lost; one that has not come to this step within
+Calls that depend on other processes are made in a thread of their own, since JAX's
+waits cannot be interrupted. Meanwhile this process checks whether another one has
+reported an error, and whether those that it waits for still send heartbeats. One that
+sends none for `RHINO_LOST_AFTER_S` is lost; one that has not reached this step within
 `RHINO_ARRIVE_WITHIN_S` is an error as well.
 """
 
@@ -30,10 +30,10 @@ from rhino_jax.runtime.processes.signs import BEAT_S, arrive_within_s, lost_afte
 
 
 BARRIER_MS = 7 * 24 * 3_600_000
-"""Milliseconds after which JAX gives up a barrier: long after this process did."""
+"""Timeout of JAX's barriers in milliseconds: long after this process's own timeouts."""
 
 MISSED_BEATS = 3
-"""Signs of life that a lost process has missed once a collective fails for its loss."""
+"""Heartbeats that a lost process has missed when a collective fails for its loss."""
 
 _KEY = "rhino_jax/running/{}"
 
@@ -41,7 +41,10 @@ LEFT = "left"
 
 
 class _Pulse:
-    """The thread that shows that this process lives, and where it is; one for all."""
+    """The thread that sends this process's heartbeats, with its position.
+
+    There is one per client of the coordination service.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service, self._key = service, _KEY.format(jax.process_index())
@@ -60,7 +63,7 @@ class _Pulse:
         self._write(LEFT)
 
     def _write(self, count: str) -> None:
-        # Where the service is gone, whoever waits finds out.
+        # If the service is lost, a waiting call reports it.
         with contextlib.suppress(ProcessError):
             self._service.overwrite(self._key, f"{count} {self.at}")
 
@@ -69,7 +72,7 @@ _pulses: dict[int, _Pulse] = {}
 
 
 class _Waiter:
-    """A thread that makes calls which may never end, one after another."""
+    """A thread that makes blocking calls, one after another, which may never return."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
@@ -91,7 +94,7 @@ class _Waiter:
         self._calls.put(call)
 
     def end(self, within_s: float) -> bool:
-        """Whether the call has ended; raises what it raised."""
+        """Whether the call has returned within `within_s`; raises the call's error."""
         try:
             error = self._ends.get(timeout=within_s)
         except queue.Empty:
@@ -102,13 +105,13 @@ class _Waiter:
 
 
 class Running:
-    """What the processes of one plan tell each other while they run it.
+    """Communication of the processes of one plan while they run it.
 
     Args:
-      client: of JAX's coordination service.
-      processes: indices of those that run it.
-      what: the call, for messages.
-      prefix: of keys, the same in all of them and no other plan's.
+      client: client of JAX's coordination service.
+      processes: indices of the processes that run it.
+      what: name of the calling API, for messages.
+      prefix: prefix of keys, equal in all of them and unique to the plan.
     """
 
     def __init__(
@@ -122,11 +125,11 @@ class Running:
 
     @property
     def step(self) -> int:
-        """The number of this step, from 1 on."""
+        """Number of the current step, from 1."""
         return self._step
 
     def begin(self) -> None:
-        """Enter the next step."""
+        """Start the next step."""
         self._step += 1
         if id(self._client) not in _pulses:
             _pulses[id(self._client)] = _Pulse(Service(self._client, 2 * BEAT_S, ""))
@@ -134,17 +137,17 @@ class Running:
         self._seen.clear()
 
     def wait(self, call: Callable[[], Any], on: Sequence[int], doing: str) -> None:
-        """Make a call that ends when others have done their part.
+        """Make a call that returns when others have done their part.
 
         Args:
-          call: what blocks.
-          on: processes that have a part in it.
+          call: the blocking call.
+          on: processes that take part in it.
           doing: what this process waits for, as "for `forward_0_of_group_0`".
         Raises:
-          ProcessError: one of them is lost, or another process told of an error.
+          ProcessError: one of them is lost, or another process reported an error.
         """
         waiter = self._waiter or _Waiter()
-        # One whose call never ends is left behind.
+        # A waiter whose call never returns is abandoned.
         self._waiter = None
         waiter.start(call)
         try:
@@ -159,7 +162,7 @@ class Running:
 
     @contextlib.contextmanager
     def step_of_one_program(self) -> Iterator[None]:
-        """Enter the next step, of one program that all processes run.
+        """Run a step of one program with all processes within this context.
 
         Its collectives fail at once where the connection to another process ends.
 
@@ -171,7 +174,7 @@ class Running:
         try:
             yield
         except (jax.errors.JaxRuntimeError, ValueError) as error:
-            # What fails while it is dispatched is a ValueError (JAX 0.10.2).
+            # Errors during dispatch are ValueErrors (JAX 0.10.2).
             is_status = re.match(r"[A-Z_]+: ", str(error))
             process = self._missing() if is_status else None
             if process is None:
@@ -181,7 +184,7 @@ class Running:
             raise self.lost(process, "in a collective", text, given_s) from error
 
     def _missing(self) -> int | None:
-        """Return a process that gives no sign of life, else one that has ended."""
+        """Return a process that sends no heartbeats, else one that exited, or None."""
         others = [p for p in self.processes if p != self.me]
         before = [self._service.find(_KEY.format(p)) for p in others]
         time.sleep(MISSED_BEATS * BEAT_S)
@@ -192,12 +195,13 @@ class Running:
         return next(iter([*silent, *itertools.compress(others, has_left)]), None)
 
     def meet(self, doing: str, on: Sequence[int] | None = None) -> None:
-        """Go on once all processes are here.
+        """Wait until all processes are here.
 
         Args:
-          on: those that meet, all by default.
+          doing: what this process waits for.
+          on: processes that meet; None: all.
         Raises:
-          ProcessError: as `wait`.
+          ProcessError: as for `wait`.
         """
         on = self.processes if on is None else on
         name = f"{self._prefix}/{self._failures}/{' '.join(map(str, on))}"
@@ -208,10 +212,10 @@ class Running:
         self.wait(call, on, doing)
 
     def failed(self, error: ProcessError) -> None:
-        """Tell the others of an error, unless one has told before.
+        """Report an error to the others, unless one was reported before.
 
-        The next step is another attempt: what waits for the end of this one is not
-        woken by it.
+        Barriers of later steps have other names, so that they do not release waits of
+        this one.
         """
         self._failures += 1
         parts = [error.what, error.where, error.numbers, error.fix]
@@ -220,7 +224,7 @@ class Running:
             self._service.put(self._told_at(self._step), json.dumps(said).encode())
 
     def told(self) -> ProcessError | None:
-        """The error that another process told of, in this step or at the last's end."""
+        """Return the error that another process reported, in this or the last step."""
         for step in (self._step, self._step - 1):
             text = self._service.find(self._told_at(step))
             if text is None:
@@ -232,7 +236,7 @@ class Running:
         return None
 
     def told_within(self, seconds: float) -> ProcessError | None:
-        """The same, waited for."""
+        """Wait up to some seconds for an error that another process reported."""
         until = time.monotonic() + seconds
         while (error := self.told()) is None and time.monotonic() < until:
             time.sleep(0.1 * seconds)
@@ -276,13 +280,13 @@ class Running:
     def lost(
         self, process: int, doing: str, numbers: str, given_s: float | None = None
     ) -> ProcessError:
-        """Return the error that says that a process is lost.
+        """Return the error for a lost process.
 
         Args:
           process: its index.
           doing: what this process waits for.
-          numbers: what is known of it.
-          given_s: seconds without a sign of life; None: `lost_after_s()`.
+          numbers: details of the loss.
+          given_s: seconds without a heartbeat; None: `lost_after_s()`.
         """
         given_s = lost_after_s() if given_s is None else given_s
         error = ProcessError(

@@ -1,7 +1,7 @@
-"""JAX's coordination service: a store of keys and values that all processes see.
+"""JAX's coordination service: a key-value store that all processes share.
 
-Process 0 holds it. Where that process is stopped, JAX's own calls wait for ever: here
-each has a time after which the service counts as lost.
+Process 0 holds it. Where that process is stopped, JAX's own calls block for ever: here
+each has a timeout after which the service counts as lost.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from rhino_jax.errors import ProcessError
 
 
 class Service:
-    """The service, as one process asks it.
+    """The coordination service as a client of one process sees it.
 
     Args:
-      client: JAX's.
-      patience_s: how long a call may take beyond the wait that it asks for.
-      what: the call of the user, for messages.
+      client: JAX's client of the service.
+      patience_s: seconds that a call may take beyond its requested wait.
+      what: name of the calling API, for messages.
     """
 
     def __init__(self, client: Any, patience_s: float, what: str) -> None:
         self._client, self._patience_s, self._what = client, patience_s, what
 
     def put(self, key: str, data: bytes) -> None:
-        """Let others find something, unless somebody has put it there before."""
+        """Set a key, unless it is set already."""
         with contextlib.suppress(_AlreadyThere):
             self._call(self._client.key_value_set_bytes, key, data)
 
     def overwrite(self, key: str, text: str) -> None:
-        """Let others find something else."""
+        """Set a key, whether it is set or not."""
         self._call(self._client.key_value_set, key, text, True)
 
     def get(self, key: str, wait_s: float) -> bytes | None:
-        """What is there, or is put there in this time; None where nothing is."""
+        """Return the value of a key, waiting for it to be set; None after `wait_s`."""
         wait_ms = max(1, round(1000 * wait_s))
         found = self._call(
             self._client.blocking_key_value_get_bytes, key, wait_ms, wait_s=wait_s
@@ -48,19 +48,19 @@ class Service:
         return None if found is None else bytes(found)
 
     def find(self, key: str) -> str | None:
-        """What is there now."""
+        """Return the current value of a key, or None."""
         found = self._call(self._client.key_value_try_get, key)
         return None if found is None else str(found)
 
     def delete(self, key: str) -> None:
-        """Delete a key, or all keys below one that ends in a slash."""
+        """Delete a key, or all keys with a prefix that ends in a slash."""
         self._call(self._client.key_value_delete, key)
 
     def _call(self, method: Callable[..., Any], *args: Any, wait_s: float = 0.0) -> Any:
-        """Call the client; None where it finds nothing.
+        """Call the client with a timeout; None where it finds nothing.
 
         Raises:
-          ProcessError: it fails, or takes too long.
+          ProcessError: the call fails, or takes too long.
         """
         answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
@@ -69,7 +69,7 @@ class Service:
                 answers.put((method(*args), None))
             except Exception as error:
                 if str(error).startswith("UNAVAILABLE"):
-                    # JAX ends this process at once: too soon to raise anything.
+                    # JAX aborts this process at once: too soon to raise anything.
                     told = self._gone(str(error).splitlines()[0][:300])
                     os.write(2, f"{told}\n".encode())
                 answers.put((None, error))
@@ -102,4 +102,4 @@ class Service:
 
 
 class _AlreadyThere(Exception):
-    """Somebody has put a value there before."""
+    """The key is set already."""

@@ -1,14 +1,14 @@
-"""Signs of life: how a process knows that another that it waits for still works.
+"""Heartbeats: how a process knows that another one that it waits for still works.
 
-While a process traces and plans, a thread of it writes a counter to the coordination
-service every `BEAT_S`. Whoever waits reads the counters of those that it waits for: a
-slow process is waited for as long as its counter rises. One whose counter stands still
-for `lost_after_s`, or that has not come for `arrive_within_s`, is an error.
+While a process traces and plans, a thread writes a counter to the coordination service
+every `BEAT_S`. A waiting process reads the counters of those that it waits for: a slow
+process is waited for as long as its counter rises. One whose counter stands still for
+`lost_after_s`, or that has not arrived for `arrive_within_s`, is an error.
 
 Environment variables:
-  RHINO_LOST_AFTER_S: seconds without a sign of life; 30 if unset.
+  RHINO_LOST_AFTER_S: seconds without a heartbeat; 30 if unset.
   RHINO_ARRIVE_WITHIN_S: seconds until a process must have begun to trace, once another
-    waits for it; 300 if unset. (Of one that has died JAX itself tells after 100 s.)
+    waits for it; 300 if unset. (JAX itself reports a dead process after 100 s.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rhino_jax.runtime.processes.service import Service
 
 
 BEAT_S = 1.0
-"""Seconds between signs of life: one short message to the coordination service."""
+"""Seconds between heartbeats: one short message to the coordination service."""
 
 _KEY = "rhino_jax/alive/{}"
 
@@ -57,7 +57,7 @@ def _seconds(name: str, default: float) -> float:
 
 
 class _Beat:
-    """The thread that shows that this process works."""
+    """The thread that sends this process's heartbeats."""
 
     def __init__(self, service: Service, process: int, visit: int) -> None:
         self._service, self._visit = service, visit
@@ -68,7 +68,7 @@ class _Beat:
         )
 
     def start(self) -> None:
-        # The first comes before anything else is done.
+        # The first heartbeat is sent before anything else is done.
         self._write("at work 0")
         self._thread.start()
 
@@ -84,7 +84,7 @@ class _Beat:
             self._write(f"at work {count}")
 
     def _write(self, state: str) -> None:
-        # Where the service is gone, whoever waits finds out.
+        # If the service is lost, a waiting call reports it.
         with contextlib.suppress(ProcessError):
             self._service.overwrite(self._key, f"{self._visit} {state}")
 
@@ -95,9 +95,9 @@ _depth = 0
 
 @contextlib.contextmanager
 def at_work(client: Any, process: int) -> Iterator[None]:
-    """Give signs of life meanwhile; an error inside is told to those that wait.
+    """Send heartbeats within this context; an error inside is reported to others.
 
-    Visits inside of visits (a sharded function that calls another) are one.
+    Nested contexts (a sharded function that calls another) are one.
     """
     global _visits, _depth
     if _depth:
@@ -124,12 +124,12 @@ def at_work(client: Any, process: int) -> Iterator[None]:
 
 @dataclass(slots=True)
 class ProcessWatch:
-    """Looks after one process that this one waits for.
+    """Monitors one process that this one waits for.
 
     Attributes:
-      service: where it gives them.
-      process: its index.
-      what: the call that waits, for messages.
+      service: the service that receives its heartbeats.
+      process: index of the process.
+      what: name of the waiting API, for messages.
       doing: what is waited for, as "to plan".
     """
 
@@ -144,7 +144,7 @@ class ProcessWatch:
         """Raise if the process is lost.
 
         Raises:
-          ProcessError: it has left, has given no sign of life, or has not come.
+          ProcessError: it has failed, has sent no heartbeat, or has not arrived.
         """
         now, sign = time.monotonic(), self._sign()
         visit, _, state = sign.partition(" ")

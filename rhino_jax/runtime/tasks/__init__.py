@@ -1,10 +1,10 @@
-"""A plan of several stages, run: one program per task and group, in schedule's order.
+"""Run a plan of several stages: one program per task and submesh, by the schedule.
 
 In: a plan with a pipeline, and the traced function.
 Out: `executable.TaskExecutable`.
-Order: `held` (how values are laid out between tasks), `donated` (whose memory they
-take), `programs` (what is compiled for a group), `moves` (what goes from group to
-group), `offload` (what waits on hosts), `controller` (which task is dispatched when),
-`stacks` (arrays over all stages, and their parts), `steps` (a plan's tasks); over
-several processes `transfers`, `exchange`, `processes` and `joining`; `executable`.
+Order: `held` (shardings of values between tasks), `donated` (buffers that tasks reuse),
+`programs` (compiled tasks of a submesh), `moves` (transfers between submeshes),
+`offload` (residuals in host memory), `controller` (dispatch order), `stacks` (arrays
+over all stages, and their parts), `steps` (a plan's tasks); over several processes
+`transfers`, `exchange`, `processes` and `joining`; `executable`.
 """

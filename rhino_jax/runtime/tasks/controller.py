@@ -1,4 +1,4 @@
-"""Dispatches the tasks of a step in the order of its schedule, in one process."""
+"""Dispatch the tasks of a step in the order of its schedule, in one process."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _KINDS = {
 
 
 class Turn(NamedTuple):
-    """A task of the order.
+    """A task in the dispatch order.
 
     Attributes:
-      kind, chunk, micro_batch: which.
-      trips: what goes to the host, or comes back, around it.
+      kind, chunk, micro_batch: kind, chunk and micro-batch of the task.
+      trips: transfers to and from host memory around it.
     """
 
     kind: TaskKind
@@ -56,15 +56,17 @@ class Turn(NamedTuple):
 
 
 def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
-    """All tasks of micro-batches, and those between forward and backward passes (of a
-    group's first chunk), in an order in which every group meets its own, and all that a
-    task reads comes before it. Of sequences in slices, chunks are those of a
+    """Return the dispatch order of a step's tasks.
+
+    It has all tasks of micro-batches, and those between forward and backward (of a
+    group's first chunk). Each submesh finds its own tasks in schedule order, and every
+    task comes after those that it reads. For sequence slices, chunks are those of a
     `Pipeline`: of the first slice, then of the next.
 
     Args:
-      schedule: of the step.
-      offloaded: chunks of which values wait in the host's memory; none of sequences in
-        slices.
+      schedule: schedule of the step.
+      offloaded: chunks with residuals that are offloaded to host memory; none with
+        sequence slices.
     """
     graph, trips = schedule.graph, trips_of(schedule, offloaded)
     parts = 1 + max(task.chunk for task in graph.tasks)
@@ -81,13 +83,14 @@ def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
 
 @dataclass(eq=False)
 class Controller:
-    """Runs steps.
+    """Runs steps by dispatching their tasks.
 
     Attributes:
-      step: all tasks.
-      programs: of every group.
-      order: of the tasks of micro-batches.
-      is_emulated: devices are threads of this process, so that no two programs of
+      step: all tasks of the step.
+      programs: programs of every submesh.
+      order: dispatch order of the tasks of micro-batches.
+      is_emulated: whether devices are threads of this process, so that no two
+        multi-device programs may run at once: each one is awaited.
         several devices may run at once: each is waited for.
     """
 
@@ -125,13 +128,12 @@ class Controller:
         self._names = {k: p.of.tasks[i].name for k, (p, i) in self._at.items()}
 
     def _unread_after(self) -> list[list[ValueKey]]:
-        """Of every task in the order, what no later one of its group reads of its
-        micro-batch."""
+        """Return the values of its micro-batch that are dead after each task."""
         found: list[list[ValueKey]] = []
         seen: dict[tuple[int, int], set[ValueKey]] = {}
         for kind, chunk, m, *_ in reversed(self.order):
             group = self.step.chunks[chunk]
-            at = self._at.get((kind, group, chunk))  # Of BETWEEN, nothing matters.
+            at = self._at.get((kind, group, chunk))  # None for BETWEEN: frees nothing.
             task = None if at is None else at[0].of.tasks[at[1]]
             keys = () if task is None else (*task.reads, *task.makes)
             later = seen.setdefault((group, m), set())
@@ -142,15 +144,15 @@ class Controller:
         return found[::-1]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """One step.
+        """Run one step.
 
         Args:
-          arrays: its inputs, each where its home is.
+          arrays: the step's inputs, each on its home submesh.
         Returns:
-          Its results.
+          The step's results.
         Raises:
-          Whatever a task raises, with a note of which it was, and of what became of
-          the state.
+          The error of a task, with a note that names the task and the condition of the
+          state.
         """
         try:
             if not self.is_emulated:
@@ -162,7 +164,7 @@ class Controller:
             raise
 
     def _what_became(self, arrays: Sequence[Any]) -> str:
-        """Where a step ended early, and what it left of its arguments."""
+        """Describe where a step failed, and which of its arguments are left."""
         m, count = self._piece, self.step.micro_batches
         piece = "" if m is None else f", micro-batch {m} of {count} (from 0)"
         gone = sum(x.is_deleted() for x in arrays)
@@ -195,7 +197,7 @@ class Controller:
             self._until_gone(pieces[group], group, trips.gone)
             self._piece = None if kind is TaskKind.BETWEEN else m
             if kind is TaskKind.BETWEEN:
-                # What comes before any of these comes before all.
+                # Sums are sent once, before the first of these tasks.
                 self._send(met, once, once)
                 met.clear()
                 self._dispatch((kind, group, 0), once, once)
@@ -255,12 +257,12 @@ class Controller:
         now: Sequence[dict[ValueKey, Any]],
         once: Sequence[dict[ValueKey, Any]],
     ) -> None:
-        """Run a task; what others read of it is sent.
+        """Run a task, and send the results that other submeshes read.
 
         Args:
-          place: kind, group, chunk or round.
-          now: of every group, values of the micro-batch; or `once`.
-          once: of every group, values of the step.
+          place: kind, group, and chunk or round.
+          now: values of the micro-batch, per group; or `once`.
+          once: values of the step, per group.
         """
         found = self._at.get(place)
         if found is None:
@@ -288,12 +290,12 @@ class Controller:
         group: int,
         at: tuple[int, int] | None,
     ) -> None:
-        """Wait until values are on the host.
+        """Wait until a chunk's residuals are in host memory.
 
         Args:
-          pieces: of the group, of every micro-batch.
-          group: which.
-          at: whose values: chunk and micro-batch.
+          pieces: values of each micro-batch on the submesh.
+          group: index of the submesh.
+          at: chunk and micro-batch of the residuals; None: do not wait.
         """
         if at is not None:
             chunk, m = at
@@ -305,12 +307,13 @@ class Controller:
     def _move(
         self, here: dict[ValueKey, Any], group: int, chunk: int, *, is_out: bool
     ) -> None:
-        """Values of a micro-batch to the host's memory, or back.
+        """Move residuals of a micro-batch to host memory, or back.
 
         Args:
-          here: of the group.
-          group: which, and of which chunk of it.
-          is_out: to the host.
+          here: the micro-batch's values on the submesh.
+          group: index of the submesh.
+          chunk: chunk whose residuals are moved.
+          is_out: True for device to host, False for host to device.
         """
         keys = [key for key in self._waiting[group, chunk] if key in here]
         if keys:
@@ -319,7 +322,7 @@ class Controller:
             here.update(zip(keys, moved_to([here[k] for k in keys], want), strict=True))
 
     def _send_sums(self, once: Sequence[dict[ValueKey, Any]]) -> None:
-        """What all micro-batches left, where an update of another group reads it."""
+        """Send the accumulated sums that updates on other submeshes read."""
         met = self.step.met
         sums = [
             s for s in self.step.sends if s.key.kind is ValueKind.SUM and s not in met
@@ -339,8 +342,11 @@ class Controller:
             env[send.target][send.key] = self._moved(x, send.key, have, send.target)
 
     def _moved(self, x: Any, key: ValueKey, have: NamedSharding, group: int) -> Any:
-        """A value of one group on another; where both have as many devices along each
-        mesh axis, as JAX does it."""
+        """Move a value to another submesh.
+
+        By `jax.device_put` where both have as many devices along each mesh axis, else
+        shard by shard.
+        """
         want = self.programs[group].shardings[key]
         if have.mesh.shape == want.mesh.shape:
             return jax.device_put(x, want)

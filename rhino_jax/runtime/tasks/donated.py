@@ -1,4 +1,4 @@
-"""Arrays that a task consumes, and what is written in their place."""
+"""Choose the arrays that a task donates, and the results that take their buffers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, Value
 def donated(
     step: StagedStep, of: GroupProgram, task: StagedTask
 ) -> dict[int, ValueKey]:
-    """Sums that are added to, and state that is replaced.
+    """Return the donated inputs of a task: accumulated sums and replaced state.
 
     Args:
-      step: all tasks of all groups.
-      of: the group's tasks.
-      task: one of them.
+      step: all tasks of all submeshes.
+      of: program of the submesh's tasks.
+      task: one of these tasks.
     Returns:
-      Position among the arrays that it reads → what it makes in place of it.
+      Position among the arrays that the task reads → the result that takes its buffer.
     """
     replaced = {
         of.arguments[end.state_of]: key

@@ -1,4 +1,4 @@
-"""What groups send each other, where they are several processes'."""
+"""Send values between submeshes that span several processes."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from rhino_jax.runtime.tasks.transfers import Packet, TransferPort
 
 
 HEARD_S = 2.0
-"""Seconds in which another process that failed tells, before this one names itself."""
+"""Seconds to wait for another process's error before this process reports its own."""
 
 Way = tuple[int, int, tuple[ValueKey, ...], list[NamedSharding], list[NamedSharding]]
-"""Source, target, values, how they are laid out on each."""
+"""Source, target, value keys, and their shardings on each."""
 
 
 @dataclass(eq=False)
 class Exchange:
-    """This process's part in all that goes from group to group.
+    """This process's part in all transfers between submeshes.
 
     Every process calls the same methods in the same order, also where it has no part.
 
     Attributes:
       step: all tasks.
-      programs: of every group.
+      programs: programs of every submesh.
       is_emulated: see `Controller`.
-      running: what the processes tell each other.
-      port: for values that come from others, or go to them.
-      base: of the numbers of transfers.
-      on: of every group, the processes whose devices it has.
-      mine: of every group, whether this process is one of them.
-      arriving: what comes from other processes and was not waited for yet.
+      running: communication of the processes while they run.
+      port: sends values to other processes and receives theirs.
+      base: base of transfer ids, the same in all processes of the run.
+      on: indices of the processes of every submesh.
+      mine: whether this process is one of them, for every submesh.
+      arriving: values from other processes that were not awaited yet.
     """
 
     step: StagedStep
@@ -69,7 +69,7 @@ class Exchange:
         self._sent = 0
 
     def ways_of(self, sends: Sequence[TaskSend]) -> list[Way]:
-        """What goes together: what one group sends another, and how it is laid out."""
+        """Group sends by source and target, with the shardings on each."""
         if not sends:
             return []
         key = sends[0], len(sends)
@@ -99,7 +99,7 @@ class Exchange:
         have: Sequence[NamedSharding],
         want: Sequence[NamedSharding],
     ) -> Sequence[Any]:
-        """Values from group to group; None in processes outside of the target."""
+        """Move values between submeshes; None in processes outside of the target."""
         laid_out = [
             self._laid_out(x, source, a, leaving(a, b, self.step.types[key].shape))
             for key, x, a, b in zip(keys, arrays, have, want, strict=True)
@@ -132,11 +132,11 @@ class Exchange:
         return taken
 
     def meet(self, group: int, doing: str) -> None:
-        """Wait until all processes of a group can run what it is to run next.
+        """Wait until all processes of a submesh are ready to run its next task.
 
-        On emulated devices only: a collective that waits for another process keeps a
-        thread of XLA's pool there, and with as many as cores kept nothing is sent any
-        more, maybe not even what the other process waits for.
+        On emulated devices only: a collective that waits for another process blocks a
+        thread of XLA's pool there, and when as many as there are cores are blocked
+        nothing is sent any more, maybe not even what the other process waits for.
         """
         if self.is_emulated and len(self.on[group]) > 1:
             self.running.meet(doing, self.on[group])
@@ -147,7 +147,7 @@ class Exchange:
         if x is None:
             return
         try:
-            # Arrays of PRNG keys cannot say.
+            # Arrays of PRNG keys have no `is_ready`.
             if getattr(x, "is_ready", bool)():
                 jax.block_until_ready(x)
             else:
@@ -161,7 +161,7 @@ class Exchange:
     def _laid_out(
         self, x: Any, group: int, have: NamedSharding, want: NamedSharding
     ) -> tuple[Any, NamedSharding]:
-        """A value on its group, laid out anew."""
+        """Reshard a value on its submesh; return it and its sharding."""
         if self.mine[group] and have != want:
             self.meet(group, "to lay out what is sent")
             x = self._relaid(x, have, want)
@@ -171,7 +171,7 @@ class Exchange:
         return x, want
 
     def show(self, x: Any, group: int, key: ValueKey, sharding: NamedSharding) -> Any:
-        """A result of one group in all processes."""
+        """Replicate a result of one submesh over all processes."""
         aval, of = self.step.types[key], self.programs[group]
         x, have = self._laid_out(x, group, of.shardings[key], of.everywhere)
         heads = {d.process_index: d for d in reversed(list(sharding.mesh.devices.flat))}

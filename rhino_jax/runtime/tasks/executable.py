@@ -1,4 +1,4 @@
-"""A plan of several stages as an executable."""
+"""Run a plan of several stages as an executable."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ from rhino_jax.runtime.tasks.steps import step_of
 
 
 class TaskExecutable:
-    """Runs a program as tasks of groups of devices; see
-    `runtime.executable.Executable`.
+    """Runs a program as tasks on submeshes; see `runtime.executable.Executable`.
 
     Attributes:
-      traced: the function.
+      traced: the traced function.
       plan: its plan, of several stages.
-      mesh: all devices.
-      in_shardings, out_shardings: each on the devices of its stage.
+      mesh: the mesh of all devices.
+      in_shardings, out_shardings: shardings, each on the devices of its stage.
     """
 
     def __init__(self, traced: Traced, plan: PlanData, mesh: Any) -> None:
@@ -63,20 +62,20 @@ class TaskExecutable:
 
     @cached_property
     def of_step(self) -> Unstacked:
-        """The function, with stacks of layers in as many parts as it was planned."""
+        """The function with its layer stacks split into parts, as planned."""
         assert self.plan.pipeline is not None
         traced = self.traced
         return Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(self.plan))
 
     @cached_property
     def step(self) -> StagedStep:
-        """The tasks: the same cut as when it was planned."""
+        """The tasks of the step, split as planned."""
         assert self.plan.pipeline is not None
         return step_of(self.of_step, self.plan.pipeline)
 
     @cached_property
     def programs(self) -> Sequence[GroupPrograms]:
-        """Of every group, what it compiles."""
+        """The programs of every submesh."""
         step, before = self.step, self.of_step.program
         pairs = enumerate(zip(self.plan.stages, self.meshes, strict=True))
         return [
@@ -123,7 +122,10 @@ class TaskExecutable:
         return results
 
     def _on_devices(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Python's numbers as arrays: they too have a home, and go to other groups."""
+        """Convert Python numbers to arrays on their home submesh.
+
+        They too are sent to other submeshes.
+        """
         at = [i for i, x in enumerate(arrays) if is_python_scalar(x)]
         if not at:
             return arrays

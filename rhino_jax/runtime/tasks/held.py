@@ -1,4 +1,4 @@
-"""How a group holds what passes from task to task."""
+"""Shardings and sizes of the values that a submesh holds between its tasks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rhino_jax.plan.decisions import Decisions
 
 
 def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
-    """The specs of a group's arguments, and of all that its tasks make.
+    """Return the specs of a submesh's arguments, and of all results of its tasks.
 
     Args:
-      of: the group's tasks as one program.
-      decisions: of a plan of that program.
+      of: the submesh's tasks as one program.
+      decisions: decisions of a plan of that program.
     """
     program = of.program
     values = dict(
@@ -31,7 +31,7 @@ def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
         rank, spec = program.values[value].rank, decisions.values.get(value)
         is_said = spec is not None and len(spec) == rank
         found[key] = spec if is_said and spec is not None else replicated(rank)
-    # What leaves the group leaves it as the plan's results are.
+    # Results of the program have the plan's output specs.
     found.update(zip(of.results, decisions.outputs, strict=True))
     return found
 
@@ -39,13 +39,13 @@ def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
 def held_bytes(
     aval: Any, spec: Spec, sizes: Sequence[int], tile: tuple[int, ...] = ()
 ) -> int:
-    """What one device holds of a value.
+    """Return the bytes of a value on one device.
 
     Args:
-      aval: its shape and dtype.
-      spec: how it is laid out.
-      sizes: of the mesh's axes.
-      tile: of the device's memory; see `hardware.target.Device`.
+      aval: shape and dtype of the value.
+      spec: spec of the value.
+      sizes: sizes of the mesh axes.
+      tile: memory tile of the device, for padding; see `hardware.target.Device`.
     """
     item = getattr(aval.dtype, "itemsize", 4)
     shard = local_shape(spec, aval.shape, sizes)

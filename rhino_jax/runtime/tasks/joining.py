@@ -1,4 +1,4 @@
-"""The processes of a plan of several stages, made ready to run it together."""
+"""Prepare the processes of a plan of several stages to run it together."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ WHAT = "a step in stages"
 
 
 def shown_results(program: Program, mesh: Mesh) -> dict[int, NamedSharding]:
-    """Results that all processes get whole, such as the loss: small, and no state.
+    """Return the results that are replicated over all processes, with their shardings.
 
-    All others are where their stage is, and nothing of them elsewhere.
+    These are small and not state, such as the loss. All others are on the devices of
+    their stage alone.
     """
     inputs = {entry.value for entry in program.inputs}
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -46,14 +47,16 @@ def join(
     shown: Mapping[int, NamedSharding],
     name: str,
 ) -> ProcessController:
-    """What runs the step of `alone` with the other processes of a mesh.
+    """Return the controller that runs a step with the other processes of a mesh.
 
     Args:
-      processes: those of the mesh.
-      shown: results that all get.
-      name: of the function.
+      alone: the controller of this process.
+      mesh: the mesh.
+      processes: indices of its processes.
+      shown: sharding of each result that is replicated over all processes.
+      name: name of the function.
     Raises:
-      ProcessError: they would not do the same in the same order, or one is lost.
+      ProcessError: the processes' tasks or their order differ, or a process is lost.
     """
     client, me = coordination_client(), jax.process_index()
     with attending(mesh):
@@ -90,7 +93,7 @@ def join(
 
 
 def _lines(of: Controller) -> list[AgreedItem]:
-    """All that the processes do together, in order."""
+    """Return everything that the processes must agree on, in order."""
     lines = [AgreedItem("order", " ".join(f"{k}{s}.{m}" for k, s, m, *_ in of.order))]
     for programs in of.programs:
         ids = " ".join(str(d.id) for d in programs.mesh.devices.flat)

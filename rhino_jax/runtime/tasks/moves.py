@@ -1,4 +1,4 @@
-"""A value that goes from one group's devices to another's: which piece to which."""
+"""Move a value from one submesh to another: which part of which shard goes where."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from rhino_jax.runtime.processes.across import assembled
 
 
 Piece = tuple[tuple[int, int], ...]
-"""(start, stop) in every dim."""
+"""Index range of a part of an array: (start, stop) per dim."""
 
 
 def leaving(
     have: NamedSharding, want: NamedSharding, shape: Sequence[int]
 ) -> NamedSharding:
-    """How a value is laid out on its group so that every shard that another group wants
-    is within one: as it is, if that will do, or as it is wanted, cut over those mesh
-    axes that have as many devices in both groups."""
+    """Return the sharding in which a value leaves its submesh.
+
+    Every shard that the target needs must be within one source shard. That is the
+    value's own sharding, if it satisfies this, or the target's spec restricted to mesh
+    axes of equal size in both.
+    """
     sizes, others = have.mesh.shape, want.mesh.shape
     unlike = {name for name in sizes if sizes[name] != others.get(name)}
     if have.spec == want.spec and not unlike:
@@ -44,15 +47,16 @@ def _names(dim: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeshMove:
-    """A value that goes from one mesh to another.
+    """A transfer of a value from one mesh to another.
 
     Attributes:
-      name: of the value.
-      aval: its shape and dtype.
-      source, target: its shardings.
-      pairs: (device that has a shard, device that gets it or a piece of it), in the
+      name: name of the value.
+      aval: shape and dtype of the value.
+      source, target: its shardings before and after.
+      pairs: (source device, target device) of each shard, or part of one, in the
         target's order.
-      pieces: of every pair, what of the shard; None: all of it.
+        target's order.
+      pieces: part of the source shard that each pair transfers; None: the whole shard.
     """
 
     name: str
@@ -66,9 +70,14 @@ class MeshMove:
     def of(
         cls, name: str, aval: Any, source: NamedSharding, target: NamedSharding
     ) -> MeshMove:
-        """
+        """Plan a transfer.
+
         Args:
-          source: as the value is; every shard of the target must be within one of it.
+          name: name of the value.
+          aval: shape and dtype of the value.
+          source: its sharding; every shard of the target must be within one of its
+            shards.
+          target: the sharding after the transfer.
         """
         shape = tuple(aval.shape)
         have, want = _bounds(source, shape), _bounds(target, shape)
@@ -95,7 +104,7 @@ class MeshMove:
 
     @property
     def is_straight(self) -> bool:
-        """Whether every shard goes to its own place in the other mesh."""
+        """Whether every shard goes to the same position in the other mesh."""
         flat = self.source.mesh.devices.ravel(), self.target.mesh.devices.ravel()
         is_alike = len(flat[0]) == len(flat[1]) and self.is_of_whole_shards
         return is_alike and self.pairs == tuple(zip(*flat, strict=True))
@@ -105,7 +114,7 @@ class MeshMove:
         return bool(jnp.issubdtype(self.aval.dtype, jax.dtypes.prng_key))
 
     def between(self, source: int, target: int) -> list[tuple[Any, Any, Piece | None]]:
-        """Pairs of devices of two processes, each with its piece."""
+        """Return the device pairs of two processes, each with its part of a shard."""
         return [
             (a, b, piece)
             for (a, b), piece in zip(self.pairs, self.pieces, strict=True)
@@ -113,7 +122,7 @@ class MeshMove:
         ]
 
     def here(self, x: Any) -> jax.Array:
-        """The value on its target, where both meshes are this process's."""
+        """Return the value on its target, where both meshes are this process's."""
         if self.is_straight:
             return jax.device_put(x, self.target)
         shards = shards_of(x)
@@ -126,7 +135,7 @@ class MeshMove:
 
 
 class Relaid:
-    """Lays values out anew on their own mesh, by a program for each way."""
+    """Reshards values on their own mesh, by one program per pair of shardings."""
 
     def __init__(self) -> None:
         self._programs: dict[tuple[NamedSharding, NamedSharding], Any] = {}
@@ -141,17 +150,20 @@ class Relaid:
 
 
 def in_mesh(mesh: Any) -> Any:
-    """A context for a group's programs: a mesh that the user has set is of all."""
+    """Return a mesh context for a submesh's programs.
+
+    A mesh that the user has set would cover all devices; without one, none is needed.
+    """
     return jax.set_mesh(mesh) if context_mesh() else nullcontext()
 
 
 def shards_of(x: Any) -> dict[Any, Any]:
-    """What each of this process's devices has of an array."""
+    """Return device → shard, for this process's shards of an array."""
     return {s.device: s.data for s in x.addressable_shards}
 
 
 def part_of(shard: Any, piece: Piece | None) -> Any:
-    """A piece of a shard, on its device."""
+    """Return a part of a shard, on its device."""
     if piece is None:
         return shard
     return lax.slice(shard, [a for a, _ in piece], [b for _, b in piece])
@@ -162,7 +174,7 @@ def _same(x: Any) -> Any:
 
 
 def _bounds(sharding: NamedSharding, shape: Sequence[int]) -> dict[Any, Piece]:
-    """Of every device, what it has of a value of that shape."""
+    """Return device → index range of its shard."""
     found = sharding.devices_indices_map(tuple(shape))
     return {
         device: tuple(
@@ -173,7 +185,7 @@ def _bounds(sharding: NamedSharding, shape: Sequence[int]) -> dict[Any, Piece]:
 
 
 def _within(wanted: Piece, shard: Piece) -> Piece | None:
-    """A piece of a value as one of a shard; None: all of it."""
+    """Return an index range relative to a shard; None if it is the whole shard."""
     if wanted == shard:
         return None
     return tuple(
@@ -184,13 +196,15 @@ def _within(wanted: Piece, shard: Piece) -> Piece | None:
 def _sources(
     source: NamedSharding, target: NamedSharding, shape: Sequence[int]
 ) -> list[Any]:
-    """Of every device of the target, one of the source whose shard has what it wants;
-    None where there is none."""
+    """Return a source device for each target device, whose shard has all that it needs.
+
+    None where there is no such device.
+    """
     have, want = _bounds(source, shape), _bounds(target, shape)
     flat = list(source.mesh.devices.flat)
     found = []
     for i, device in enumerate(target.mesh.devices.flat):
-        # A shard comes from the device at its own place, if that has it.
+        # Prefer the device at the same position, if its shard will do.
         turned = [*flat[i % len(flat) :], *flat[: i % len(flat)]]
         near = [d for d in turned if d.process_index == device.process_index]
         found.append(

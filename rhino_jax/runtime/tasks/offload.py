@@ -1,12 +1,12 @@
-"""Values that wait in the host's memory from a forward pass to its backward pass.
+"""Offload residuals to host memory between forward and backward tasks.
 
-Tasks are compiled as if all were on their devices: what waits is copied out behind the
-forward task and copied in ahead of the backward task, beside what is computed then. Of
-what compilers make of the same inside of a program, see `passes.remat.offload`.
+Tasks are compiled as if all were on their devices: offloaded residuals are copied out
+after the forward task and copied in ahead of the backward task, overlapping with
+compute. For offload inside of one program, see `passes.remat.offload`.
 
-Memory is taken when a task is dispatched, and what is copied out gives its own back
-when it is there: so who dispatches waits for that before more is taken, while devices
-work on what was dispatched last.
+Device memory is allocated when a task is dispatched, and an offloaded residual frees
+its own when the copy has ended: so the dispatcher waits for that before it allocates
+more, while devices work on the last dispatched tasks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from rhino_jax.runtime.tasks.moves import shards_of
 
 
 HOST_KINDS = ("pinned_host", "unpinned_host")
-"""Memories of hosts, the first that a device knows. GPUs and TPUs know the first, from
-which their copies run beside programs. Of CPUs that know either, values are copied;
-those whose own memory it is keep them where they are."""
+"""Memory kinds of hosts, in order of preference.
+
+GPUs and TPUs have the first, from which copies overlap with programs. CPUs that have
+either copy values; those whose own memory it is leave them in place.
+"""
 
 At = tuple[int, int]
-"""Chunk and micro-batch."""
+"""Chunk and micro-batch of residuals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trips:
-    """What goes to the host, or comes back, around a task.
+    """Residuals that are offloaded, or fetched back, around a task.
 
     Attributes:
-      gone: what is on the host before it is dispatched: else there is no room.
-      goes_out: whether its own values go when it is.
-      back: (what then comes back, what is on the host before).
+      gone: residuals that must be in host memory before the task is dispatched, or
+        there is no room; None: no wait.
+      goes_out: whether the task's own residuals are offloaded after it.
+      back: (residuals to fetch after the task, residuals that must be in host memory
+        before).
     """
 
     gone: At | None = None
@@ -49,15 +53,15 @@ class Trips:
 
 
 STAYS = Trips()
-"""Nothing goes anywhere."""
+"""No transfer to or from host memory."""
 
 
 def trips_of(schedule: Schedule, chunks: Sequence[int]) -> dict[int, Trips]:
-    """Of every task of a graph, by position, around which anything goes.
+    """Return position of a task in the graph → its offload transfers, where it has any.
 
     Args:
-      schedule: of the step.
-      chunks: that have values that go.
+      schedule: schedule of the step.
+      chunks: chunks with offloaded residuals.
     """
     found: dict[int, Trips] = {}
 
@@ -76,7 +80,7 @@ def trips_of(schedule: Schedule, chunks: Sequence[int]) -> dict[int, Trips]:
 
 
 def on_host(sharding: NamedSharding) -> NamedSharding:
-    """A sharding of the same devices' hosts; itself where there is no such memory."""
+    """Return a sharding in host memory of the same devices; itself if there is none."""
     device = sharding.mesh.devices.flat[0]
     known = {memory.kind for memory in device.addressable_memories()}
     kind = next((kind for kind in HOST_KINDS if kind in known), None)
@@ -86,7 +90,7 @@ def on_host(sharding: NamedSharding) -> NamedSharding:
 def moved_to(
     arrays: Sequence[jax.Array], shardings: Iterable[NamedSharding]
 ) -> Sequence[Any]:
-    """Arrays in other memory of the same devices; nothing is waited for."""
+    """Move arrays to another memory of the same devices, asynchronously."""
     wanted = list(shardings)
     if all(x.is_fully_addressable for x in arrays):
         return jax.device_put(arrays, wanted)
@@ -94,7 +98,7 @@ def moved_to(
 
 
 def _shards_to(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """As `moved_to`, of an array of which other processes have shards."""
+    """Move this process's shards of an array, as `moved_to`."""
     shards = shards_of(x)
     kind = sharding.memory_kind
     places = [SingleDeviceSharding(device, memory_kind=kind) for device in shards]

@@ -1,8 +1,8 @@
-"""Dispatches the tasks of a step where its groups are several processes'.
+"""Dispatch the tasks of a step whose submeshes span several processes.
 
-Every process goes through all tasks in one order, runs those of the groups in which it
-has devices, and takes part in the transfers that these need. A step is all or nothing:
-state is donated only after all processes have run all that comes before.
+Every process iterates over all tasks in one order, runs those of the submeshes in which
+it has devices, and takes part in the transfers that these need. A step is atomic: state
+is donated only after all processes have run all tasks before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from rhino_jax.runtime.tasks.moves import in_mesh
 
 
 AHEAD = 4
-"""Tasks that a process may have dispatched and not seen end: one runs, the next waits
-behind it, and two for what is short. What these make takes room ahead of its time."""
+"""Tasks that a process may have dispatched before they end.
+
+One runs, the next is queued behind it, and two more cover short ones. Their results
+allocate memory ahead of time.
+"""
 
 Place = tuple[TaskKind, int, int]
 
@@ -37,9 +40,9 @@ class ProcessController(Controller):
     """Runs steps over several processes.
 
     Attributes:
-      exchange: of values between groups.
-      shown: results that all processes get: result → its sharding.
-      name: of the function.
+      exchange: transfers values between submeshes.
+      shown: sharding of each result that is replicated over all processes.
+      name: name of the function.
     """
 
     exchange: Exchange = field(kw_only=True)
@@ -63,10 +66,10 @@ class ProcessController(Controller):
     # The step.
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """One step, in all processes.
+        """Run one step in all processes.
 
         Args:
-          arrays: its inputs; those whose home is elsewhere are not read.
+          arrays: the step's inputs; those whose home is elsewhere are not read.
         Raises:
           ProcessError: a task failed, or a process is lost; in every process.
         """
@@ -79,7 +82,7 @@ class ProcessController(Controller):
                 self._commit()
             self._wait_for_all()
             for key in self._gone:
-                # As where it was: a donated array is of no use any more.
+                # Donated in another process: deleted here, too.
                 arrays[key.number].delete()
         except Exception as error:
             told = self._failed(error)
@@ -91,7 +94,7 @@ class ProcessController(Controller):
         return found
 
     def _whole(self, results: Sequence[Any]) -> list[Any]:
-        """Results as every process has them."""
+        """Return the results, with those in `shown` replicated over all processes."""
         found = []
         for i, (x, output) in enumerate(zip(results, self.step.outputs, strict=True)):
             if i in self.shown and isinstance(output, tuple):
@@ -115,7 +118,10 @@ class ProcessController(Controller):
         return away(self.step.types[key], self.programs[group].shardings[key])
 
     def _commit(self) -> None:
-        """From here on state is replaced: nobody may have failed before."""
+        """Wait until all processes have run all tasks before state is replaced.
+
+        No process may have failed before; from here on, state is replaced.
+        """
         self._wait_for_all()
         self._task = "the end of the micro-batches"
         self.running.meet("at the end of the micro-batches")
@@ -164,7 +170,7 @@ class ProcessController(Controller):
             self._wait(results, self.exchange.on[group], name)
             return
         if results:
-            # The last stands for all: it is held a little longer.
+            # The last result stands for all: only its buffer stays live a bit longer.
             self._before.append((name, self.exchange.on[group], results[-1]))
         while len(self._before) > AHEAD:
             self._wait_for_first()
@@ -181,7 +187,7 @@ class ProcessController(Controller):
             self.exchange.arrived(x, f"after `{self._task}`")
 
     def _wait(self, arrays: Sequence[Any], on: Sequence[int], name: str) -> None:
-        """Wait for what a task makes; its errors are those of this task."""
+        """Wait for the results of a task, and attribute errors to it."""
         self._task = name
         if len(on) < 2:
             jax.block_until_ready(arrays)
@@ -190,7 +196,7 @@ class ProcessController(Controller):
         try:
             self.running.wait(partial(jax.block_until_ready, arrays), on, doing)
         except jax.errors.JaxRuntimeError:
-            # Where another of the group has failed, that is the cause.
+            # If another process of the submesh has failed, that is the cause.
             told = self.running.told_within(HEARD_S)
             if told is not None:
                 raise told from None
@@ -243,7 +249,7 @@ class ProcessController(Controller):
     # What goes wrong.
 
     def _failed(self, error: Exception) -> ProcessError:
-        """What is raised in this process, and told to the others."""
+        """Return the error that this process raises and reports to the others."""
         if isinstance(error, ProcessError):
             return error
         me = self.running.me

@@ -1,4 +1,4 @@
-"""The programs of one group: each task with the plan's constraints, jitted."""
+"""The programs of one submesh: each task with the plan's constraints, jitted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from rhino_jax.runtime.tasks.held import held_bytes, held_specs
 
 @dataclass(eq=False)
 class Compiled:
-    """A task, compiled for the types of the first arrays that it is called with.
+    """A task, compiled for the types of the arrays of its first call.
 
-    What is compiled takes weak and strong types alike, which `jax.jit` compiles apart:
-    weights that were filled with a Python number come back with strong ones.
+    The compiled program accepts weak and strong types alike, which `jax.jit` compiles
+    separately: weights that were filled with a Python number come back with strong
+    ones.
 
     Attributes:
-      jitted: to be called with the arrays that it reads.
+      jitted: the jitted function of the arrays that the task reads.
     """
 
     jitted: Any
@@ -41,21 +42,21 @@ class Compiled:
         return results
 
     def lower(self, *shapes: Any) -> jax.stages.Lowered:
-        """Lower it for such arrays."""
+        """Lower the task for arrays of these shapes."""
         lowered: jax.stages.Lowered = self.jitted.lower(*shapes)
         return lowered
 
 
 @dataclass(frozen=True, eq=False)
 class GroupPrograms:
-    """What one group compiles.
+    """The programs that one submesh compiles.
 
     Attributes:
-      step: all tasks of all groups.
-      group: which.
-      of: its tasks as one program.
-      stage: as it was planned.
-      mesh: its devices.
+      step: all tasks of all submeshes.
+      group: index of the submesh.
+      of: the submesh's tasks as one program.
+      stage: the plan of the stage.
+      mesh: the submesh.
     """
 
     step: StagedStep
@@ -66,7 +67,7 @@ class GroupPrograms:
 
     @cached_property
     def specs(self) -> dict[ValueKey, Spec]:
-        """Of every value that the group has between tasks."""
+        """Specs of all values that the submesh holds between tasks."""
         return held_specs(self.of, self.stage.decisions)
 
     @cached_property
@@ -78,17 +79,17 @@ class GroupPrograms:
         }
 
     def bytes(self, key: ValueKey, tile: tuple[int, ...] = ()) -> int:
-        """Of one device; see `held_bytes`."""
+        """Return the bytes of a value on one device; see `held_bytes`."""
         sizes = [size for _, size in self.stage.mesh_axes]
         return held_bytes(self.step.types[key], self.specs[key], sizes, tile)
 
     @cached_property
     def everywhere(self) -> NamedSharding:
-        """Of what all devices of the group hold whole."""
+        """The sharding of values that are replicated over the submesh."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def jitted(self, position: int) -> Any:
-        """A task, to be called with the arrays that it reads."""
+        """Return a task's jitted function of the arrays that it reads."""
         task = self.of.tasks[position]
         run = constrained_call(
             self.of.closed,
@@ -110,12 +111,12 @@ class GroupPrograms:
 
     @cached_property
     def in_place(self) -> frozenset[ValueKey]:
-        """What tasks write in the memory of what they read."""
+        """Results of tasks that are written into donated inputs."""
         found = (donated(self.step, self.of, task).values() for task in self.of.tasks)
         return frozenset().union(*found)
 
     def replaced(self, position: int) -> list[ValueKey]:
-        """State that a task consumes."""
+        """Return the state inputs that a task donates."""
         task = self.of.tasks[position]
         reads = [task.reads[i] for i in donated(self.step, self.of, task)]
         return [key for key in reads if key.kind is ValueKind.INPUT]

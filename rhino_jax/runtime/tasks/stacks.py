@@ -1,4 +1,4 @@
-"""Stacks of layers: one array over its stages, or a part on each; nothing moves."""
+"""Convert layer stacks between one array over all stages and parts, without copies."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ from rhino_jax.runtime.tasks.programs import GroupPrograms
 
 @dataclass(frozen=True, eq=False)
 class Stacks:
-    """Attributes:
-    of_step: which inputs and results are parts of what.
-    step: its tasks.
-    programs: of every group.
-    out_shardings: of results as wholes.
+    """Splits stacked inputs into parts per stage, and joins stacked results.
+
+    Attributes:
+      of_step: the function with stacks split: which inputs and results are parts of
+        which array.
+      step: its tasks.
+      programs: programs of every submesh.
+      out_shardings: shardings of the whole results.
     """
 
     of_step: Unstacked
     step: StagedStep
     programs: Sequence[GroupPrograms]
     out_shardings: Sequence[NamedSharding]
-    # Parts of results, as long as these live: the next step reads them again, and
-    # taking arrays apart costs as much time as dispatching tasks.
+    # Parts of results that are alive: the next step reads them again, and splitting
+    # arrays costs as much time as dispatching tasks.
     _made: dict[int, tuple[Any, dict[int, Any]]] = field(default_factory=dict)
 
     def parts(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays with stacks in parts, which share their memory with the wholes."""
+        """Return the arrays with stacks split into parts, which share their buffers."""
         shards: dict[int, dict[Any, Any]] = {}
         found = []
         for i, end in enumerate(self.of_step.inputs):
@@ -57,13 +60,13 @@ class Stacks:
         return found
 
     def delete_donated(self, arrays: Sequence[Any], parts: Sequence[Any]) -> None:
-        """Let stacks whose parts were donated say so: they have no memory left."""
+        """Delete stacks whose parts were donated: their buffers are gone."""
         for end, part in zip(self.of_step.inputs, parts, strict=True):
             if end.part is not None and part.is_deleted():
                 arrays[end.whole].delete()
 
     def whole(self, results: Sequence[Any]) -> list[Any]:
-        """Results with stacks as one array each."""
+        """Return the results with the parts of each stack joined into one array."""
         parts: dict[int, list[Any]] = {}
         for end, x in zip(self.of_step.outputs, results, strict=True):
             parts.setdefault(end.whole, []).append((end.part, x))
@@ -89,13 +92,13 @@ class Stacks:
         self._made[at] = dropped, parts
 
     def _part_of(self, whole: Any, part: int) -> Any:
-        """A part of a result of a step before; None of other arrays."""
+        """Return a remembered part of a result of an earlier step, or None."""
         of, parts = self._made.get(id(whole), (None, {}))
         return parts.get(part) if of is not None and of() is whole else None
 
 
 def stacks_of(plan: PlanData) -> list[LayerStack]:
-    """What of a plan's arguments lies in parts on several stages."""
+    """Return the layer stacks among a plan's arguments: those split over stages."""
     found: dict[tuple[int, int, int], set[int]] = {}
     for i, leaf in enumerate(plan.inputs):
         if leaf.num_stages > 1:

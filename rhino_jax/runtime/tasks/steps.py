@@ -1,4 +1,4 @@
-"""The tasks of a plan: the step cut as it was when it was planned."""
+"""Split a step into the tasks of its plan."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rhino_jax.plan.stages import Pipeline
 
 
 def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
-    """The tasks.
+    """Return the tasks of a plan.
 
     Args:
-      of_step: the function, with stacks of layers in as many parts as planned.
-      pipeline: of its plan.
+      of_step: the function, with layer stacks split as planned.
+      pipeline: pipeline of its plan.
     Raises:
-      PlanFileError: the plan is of a version that cuts micro-batches otherwise.
+      PlanFileError: the plan is of a version that splits micro-batches otherwise.
     """
     step = of_step.closed, of_step.program
     count, places = pipeline.micro_batches, pipeline.per_microbatch

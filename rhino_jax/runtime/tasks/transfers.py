@@ -1,9 +1,9 @@
-"""Values that go from one group's devices to another's in other processes.
+"""Transfer values to submeshes of other processes.
 
-A transfer has a number that both sides compute of what it is (values, shapes, dtypes,
-shards, devices), of the step, and of its place in the step's order. So what differs in
-two processes never meets; it would be waited for. Runs on `jax.experimental.transfer`:
-asynchronous, and in any order.
+Both sides compute the id of a transfer from its contents (values, shapes, dtypes,
+shards, devices), the step, and its position in the step's order. So transfers that
+differ between two processes never match, but time out. Runs on
+`jax.experimental.transfer`: asynchronous, and in any order.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rhino_jax.runtime.tasks.moves import MeshMove, part_of, shards_of
 
 
 MASK = (1 << 62) - 1
-"""Numbers of transfers are so long."""
+"""Mask of transfer ids, 62 bits."""
 
 _STRIDE = 0x9E3779B97F4A7C15
-"""2⁶⁴ ÷ golden ratio: spreads counted numbers (Knuth, TAOCP 3, section 6.4)."""
+"""2⁶⁴ ÷ golden ratio: spreads consecutive integers (Knuth, TAOCP 3, section 6.4)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packet:
-    """Values that go together from one group to another.
+    """Values that are transferred together from one submesh to another.
 
     Attributes:
-      moves: of each.
+      moves: the move of each value.
     """
 
     moves: tuple[MeshMove, ...]
@@ -47,25 +47,27 @@ class Packet:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether it goes from one process to one, every shard to its own place."""
+        """Whether it goes from one process to one, every shard to the same position."""
         return len(self.between) == 1 and all(
             move.is_straight and not move.is_key for move in self.moves
         )
 
     @cached_property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
-        """Of the values, where they arrive."""
+        """Shapes of the values with their target shardings."""
         return [
             jax.ShapeDtypeStruct(m.aval.shape, m.aval.dtype, sharding=m.target)
             for m in self.moves
         ]
 
     def number(self, base: int, count: int, source: int, target: int) -> int:
-        """Of the transfer of its parts between two processes.
+        """Return the id of the transfer between two processes.
 
         Args:
-          base: of the plan.
-          count: of all packets of all steps, in order.
+          base: base of transfer ids, the same in all processes of the run.
+          count: number of the packet among all packets of all steps, in order.
+          source: index of the sending process.
+          target: index of the receiving process.
         """
         between = (source << 20) + target + 1
         mixed = self._tag ^ base ^ (_STRIDE * between) ^ (_STRIDE * count << 8)
@@ -73,7 +75,7 @@ class Packet:
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
-        """Pairs of processes, from and to."""
+        """Pairs of processes, (source, target)."""
         found = {
             (a.process_index, b.process_index)
             for move in self.moves
@@ -86,8 +88,8 @@ class TransferPort:
     """This process's end of all transfers.
 
     Args:
-      server: of `jax.experimental.transfer`.
-      addresses: of the other processes' servers.
+      server: server of `jax.experimental.transfer`.
+      addresses: process → address of its server, for the other processes.
     """
 
     def __init__(self, server: Any, addresses: dict[int, str]) -> None:
@@ -96,7 +98,7 @@ class TransferPort:
         self.me = jax.process_index()
 
     def give(self, packet: Packet, arrays: Sequence[Any], base: int, n: int) -> None:
-        """Let other processes have their parts; what stays here is not meant."""
+        """Offer the values to the other processes; parts for this one are not sent."""
         for source, target in packet.between:
             if source != self.me or target == self.me:
                 continue
@@ -115,10 +117,13 @@ class TransferPort:
     def take(
         self, packet: Packet, arrays: Sequence[Any], base: int, n: int
     ) -> list[Any]:
-        """The values, on this process's devices of the target.
+        """Receive the values on this process's devices of the target.
 
         Args:
-          arrays: the values where they are; of those that are not here, anything.
+          packet: the values.
+          arrays: the values on their source; anything for those that are not here.
+          base: base of transfer ids.
+          n: number of the packet.
         """
         if packet.is_whole and packet.between[0][0] != self.me:
             ((source, _),) = packet.between
@@ -182,10 +187,11 @@ _servers: dict[int, Any] = {}
 
 
 def server_of(client: Any, host: str) -> Any:
-    """The server of this process, at a name by which others reach it.
+    """Return the transfer server of this process, at an address that others can reach.
 
     Args:
-      client: of the devices.
+      client: client of the devices.
+      host: address of this process.
     """
     if id(client) not in _servers:
         _servers[id(client)] = transfer.start_transfer_server(
