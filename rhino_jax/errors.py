@@ -1,4 +1,4 @@
-"""Errors in four parts: what went wrong, where, with which numbers, and the fix."""
+"""Four-part errors: what went wrong, where, with which numbers, and the fix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class RhinoError(Exception):
     Args:
       what: one sentence that names the call and what went wrong.
       where: the user's file and line, tree path or file key.
-      numbers: what was got and what was expected, with units.
-      fix: the exact thing to try.
+      numbers: actual and expected values, with units.
+      fix: the exact change to try.
     """
 
     def __init__(
@@ -45,9 +45,11 @@ class InfeasiblePlanError(RhinoError, RuntimeError):
     """No plan satisfies pins and memory budget together.
 
     Attributes:
-      smallest_peak_bytes: per device, the least that any plan was found to hold: with
+      smallest_peak_bytes: smallest peak memory of any plan that was found, bytes per
+        device: with this budget there is a plan; None where nothing was planned.
         this budget there is a plan; None where nothing was planned.
       divided_peak_bytes: that peak, were every value divided evenly over all devices,
+        bytes; stages cannot go below it either; None where it is not known.
         below which stages do not come either; None where it is not known.
     """
 
@@ -65,18 +67,18 @@ class InfeasiblePlanError(RhinoError, RuntimeError):
 
 
 class MicrobatchError(RhinoError, ValueError):
-    """A batch that cannot be cut in time: something needs all of it at once."""
+    """A batch that cannot be split into micro-batches: an op needs all of it."""
 
 
 class CompilerError(RhinoError, RuntimeError):
-    """A compiler that ended its own process, or could not be asked."""
+    """A compiler that aborted its process, or could not be called."""
 
 
 class CoupledBatchError(MicrobatchError):
-    """A batch whose rows meet too often, or in too much, to be cut in time.
+    """A batch whose rows are coupled too often, or by too much, to be split.
 
     Attributes:
-      places: of the ops that couple the rows, as `per_microbatch=` takes them.
+      places: ops that couple the rows, in the form of `per_microbatch=`.
     """
 
     def __init__(self, what: str, *, places: Sequence[str] = (), **parts: str) -> None:
@@ -92,45 +94,45 @@ class ProcessError(RhinoError, RuntimeError):
     """Processes that do not agree on program or plan, or one that is lost.
 
     Attributes:
-      lost: index of the process that is lost, if that is what it says.
+      lost: index of the lost process; None where no process is lost.
     """
 
     lost: int | None = None
 
 
 class RuleError(RhinoError, ValueError):
-    """A registered rule that does not fit its op, or is not true of it."""
+    """A registered rule that does not match its op, or is wrong for it."""
 
 
 class ScheduleError(RhinoError, ValueError):
-    """A schedule of a pipeline that leaves tasks out, or does not suit its stages."""
+    """A pipeline schedule that leaves tasks out, or does not match its stages."""
 
 
 class DeadlockError(ScheduleError):
-    """A schedule whose tasks wait for one another."""
+    """A schedule whose tasks wait for each other in a cycle."""
 
 
 class ScheduleMemoryError(ScheduleError):
-    """A schedule that holds more at once than a group of devices has."""
+    """A schedule whose peak memory exceeds that of a stage's devices."""
 
 
 class TokenSliceError(ScheduleError):
-    """A sequence that cannot run slice by slice, as tokens need later ones."""
+    """A sequence that cannot run in slices, since tokens depend on later ones."""
 
 
 class StageError(RhinoError, ValueError):
-    """A program that cannot be cut into so many stages, or not where it was pinned."""
+    """A program that cannot be split into that many stages, or not as pinned."""
 
 
 class StageOrderError(StageError):
-    """What has to be in a stage needs what a later one makes."""
+    """A program in which a stage needs a value that a later one computes."""
 
 
 class InternalError(RhinoError, RuntimeError):
-    """A contradiction inside of this package, whatever the user's program is.
+    """A contradiction inside of this package, whatever the user's program.
 
     Args:
-      what, where, numbers, fix: as of `RhinoError`.
+      what, where, numbers, fix: as for `RhinoError`.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class WriteError(RhinoError, OSError):
     """A file that cannot be written, as on a full disk."""
 
     def __str__(self) -> str:
-        return str(self.args[0])  # an `OSError` says its number alone
+        return str(self.args[0])  # an `OSError` shows its number alone
 
 
 class RhinoWarning(UserWarning):
@@ -165,13 +167,13 @@ def check_keys(
     known: Iterable[str],
     where: str,
 ) -> None:
-    """Refuse keys that are not known.
+    """Refuse unknown keys.
 
     Args:
-      error: what to raise.
+      error: class of the error to raise.
       what: the file or table, at the start of the message.
-      keys: those that are there.
-      known: those that may be.
+      keys: keys that are present.
+      known: keys that are accepted.
       where: the file or call.
     """
     known = tuple(known)
@@ -186,12 +188,14 @@ def check_keys(
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str:
-    """Return the known name most like `name`: ` Did you mean 'x'?`, or nothing.
+    """Return ` Did you mean 'x'?` with the known name nearest to `name`, or nothing.
 
-    Capitals do not count.
+    Case-insensitive.
 
     Args:
-      cutoff: least similarity, from 0 to 1, as of `difflib.get_close_matches`.
+      name: the unknown name.
+      known: known names.
+      cutoff: smallest similarity, from 0 to 1, as in `difflib.get_close_matches`.
     """
     spelt = {k.lower(): k for k in known}
     close = difflib.get_close_matches(name.lower(), list(spelt), n=1, cutoff=cutoff)

@@ -1,4 +1,4 @@
-"""How quantities are written: bytes, seconds, counts and shares, in one place."""
+"""Parse and format quantities: bytes, seconds, counts and shares, in one place."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SECONDS_OF = {
 
 
 def parse_bytes(text: str) -> float | None:
-    """Bytes of `16GiB`, `1.5 GB`, `12e9`; None of what is no size.
+    """Return the bytes of `16GiB`, `1.5 GB` or `12e9`; None for other text.
 
-    GB is 1000³ bytes and GiB 1024³, as SI and IEC have it. A bare `G` is refused: to
-    some it is the one, to some the other.
+    GB is 1000³ bytes and GiB 1024³, by SI and IEC. A bare `G` is refused: some mean the
+    one, some the other.
     """
     return _parse(text, _BYTES_OF)
 
 
 def parse_seconds(text: str) -> float | None:
-    """Seconds of `5`, `300ms`, `2 min`; None of what is no time."""
+    """Return the seconds of `5`, `300ms` or `2 min`; None for other text."""
     return _parse(text, _SECONDS_OF)
 
 
@@ -50,7 +50,7 @@ def _parse(text: str, units: dict[str, float]) -> float | None:
 
 
 def format_bytes(value_bytes: float) -> str:
-    """`1.5 KiB`, `15.8 GiB`: binary units, three significant digits."""
+    """Return bytes as `1.5 KiB` or `15.8 GiB`: binary units, three digits."""
     if not math.isfinite(value_bytes):
         return _non_finite(value_bytes)
     if value_bytes < 0:
@@ -67,7 +67,7 @@ def format_bytes(value_bytes: float) -> str:
 
 
 def format_seconds(value_s: float) -> str:
-    """`12.3 ms`, `4.56 µs`, `1.2 s`: three significant digits."""
+    """Return a time as `12.3 ms`, `4.56 µs` or `1.2 s`: three significant digits."""
     if not math.isfinite(value_s):
         return _non_finite(value_s)
     if value_s < 0:
@@ -82,7 +82,7 @@ def format_seconds(value_s: float) -> str:
 
 
 def format_flops(flops: float) -> str:
-    """`3.21 TFLOP`: decimal units, three significant digits."""
+    """Return FLOPs as `3.21 TFLOP`: decimal units, three significant digits."""
     if not math.isfinite(flops):
         return _non_finite(flops)
     value = float(flops)
@@ -94,12 +94,12 @@ def format_flops(flops: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """`12,345`."""
+    """Return a count as `12,345`."""
     return f"{count:,}"
 
 
 def format_share(share: float) -> str:
-    """`97.3 %` of 0.973; never rounds what is not all up to 100 %."""
+    """Return a share as `97.3 %` for 0.973; below 1 it never rounds up to 100 %."""
     if not math.isfinite(share):
         return _non_finite(share)
     if 0.9995 <= share < 1:
@@ -111,7 +111,7 @@ def format_share(share: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """`1.25x`."""
+    """Return a ratio as `1.25x`."""
     if not math.isfinite(ratio):
         return _non_finite(ratio)
     return f"{ratio:.2f}x" if ratio < 99.995 else f"{ratio:,.0f}x"

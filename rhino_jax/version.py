@@ -1,3 +1,3 @@
-"""Of which version rhino_jax is."""
+"""The version of rhino_jax."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""The only package that touches JAX's private modules or spans its versions.
+"""The only package that uses JAX's private modules or spans its versions.
 
-Supported: jax 0.10.2 (Python 3.11) to 0.12 (Python 3.12). Each function says
-what differs.
+Supported: jax 0.10.2 (Python 3.11) to 0.12 (Python 3.12). Each function says what
+differs between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile in one process what another process would give to XLA."""
+"""Compile in one process what another process would pass to XLA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 
 class _CompileIntercepted(BaseException):
-    """Ends a compilation where XLA would begin; no handler of JAX's catches it."""
+    """Aborts a compilation where XLA would begin; no handler of JAX's catches it."""
 
 
 _LOCK = threading.Lock()
@@ -25,13 +25,13 @@ def compiler_input(
 ) -> tuple[bytes, bytes] | None:
     """Return what XLA would be given: the module as bytecode, and serialized options.
 
-    None of a program with host callbacks, which are functions of this process. Same on
+    None for a program with host callbacks, which are functions of this process. Same on
     both versions.
 
     Args:
-      lowered: the program.
-      options: as of `Lowered.compile`; one of them must be new, or a program that was
-        compiled before comes out of JAX's cache.
+      lowered: the lowered program.
+      options: options as for `Lowered.compile`; one of them must be new, or a program
+        that was compiled before comes out of JAX's cache.
     """
     real, thread = compiler.backend_compile_and_load, threading.get_ident()
 
@@ -58,12 +58,12 @@ def compiler_input(
 
 
 class CompiledInput:
-    """A program that was compiled from what `compiler_input` returned.
+    """A program compiled from the results of `compiler_input`.
 
     Args:
-      module, options: as returned.
-      devices: those of the mesh, in its order; they may be compile-only.
-      more: further options of XLA.
+      module, options: results of `compiler_input`.
+      devices: devices of the mesh, in its order; they may be compile-only.
+      more: further XLA options.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def is_compile_only(device: Any) -> bool:
 
 
 def coordination_client() -> Any | None:
-    """The client of JAX's coordination service; None without `jax.distributed`.
+    """Return the client of JAX's coordination service; None without `jax.distributed`.
 
     Has `key_value_set_bytes`, `blocking_key_value_get_bytes`, `key_value_try_get` and
     `key_value_delete`. Same on both versions.
@@ -45,8 +45,10 @@ def coordination_client() -> Any | None:
 
 
 def own_host() -> str:
-    """The address by which other processes of `jax.distributed` reach this one: that
-    of the way to the coordination service. Same on both versions."""
+    """Return the address by which other processes of `jax.distributed` reach this one.
+
+    That of its network interface to the coordination service. Same on both versions.
+    """
     host, _, port = str(distributed.global_state.coordinator_address).rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         # Connecting a datagram socket sends nothing; it chooses the interface.
@@ -55,21 +57,21 @@ def own_host() -> str:
 
 
 def num_tpu_chips() -> int:
-    """Number of TPU chips in this machine. Same on both versions."""
+    """Return the number of TPU chips in this machine. Same on both versions."""
     count, _ = hardware_utils.num_available_tpu_chips_and_device_id()
     return int(count)
 
 
 def make_cpu_devices(count: int) -> list[Any]:
-    """Emulated CPU devices of a client of their own, beside JAX's. Same on both."""
+    """Make emulated CPU devices with a client of their own. Same on both versions."""
     client: Any = xla_client.make_cpu_client(num_devices=count)
     return list(client.devices())
 
 
 def num_emulated_devices() -> int:
-    """Number of CPU devices that JAX starts, or has started, in this process.
+    """Return the number of CPU devices that JAX starts, or has started, here.
 
-    The configuration's, or else the flag's. Same on both versions.
+    From the configuration, or else the XLA flag. Same on both versions.
     """
     configured: Any = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if configured >= 0:
@@ -80,10 +82,12 @@ def num_emulated_devices() -> int:
 
 
 def at_cpu_client(around: Callable[[], AbstractContextManager[None]]) -> None:
-    """Let JAX start its CPU devices inside of a context, unless it has them already.
+    """Make JAX start its CPU devices within a context, unless they are started already.
+
+    Same on both versions.
 
     Args:
-      around: makes the context, when they are started. Same on both versions.
+      around: returns the context; called when the devices are started.
     """
     registered: Any = xla_bridge._backend_factories.get("cpu")
     if registered is None:
@@ -93,7 +97,7 @@ def at_cpu_client(around: Callable[[], AbstractContextManager[None]]) -> None:
         with around():
             return registered.factory(*args, **kwargs)
 
-    with contextlib.suppress(RuntimeError):  # they are there
+    with contextlib.suppress(RuntimeError):  # they are started already
         xla_bridge.register_backend_factory(
             "cpu",
             start,
@@ -103,10 +107,10 @@ def at_cpu_client(around: Callable[[], AbstractContextManager[None]]) -> None:
 
 
 def end_without_others() -> None:
-    """Let this process exit without JAX's own end, which waits for other processes.
+    """Let this process exit without JAX's own cleanup, which waits for other processes.
 
     Clients of devices and of the coordination service are never destroyed: some of
-    their calls will not end. Same on both versions.
+    their calls may never return. Same on both versions.
     """
     atexit.unregister(api.clean_up)
     atexit.unregister(dispatch.wait_for_tokens)
@@ -117,10 +121,10 @@ def end_without_others() -> None:
 
 
 def parameter_axes(lowered: jax.stages.Lowered) -> tuple[frozenset[str] | None, ...]:
-    """Mesh axes that every parameter of a lowered program is sharded over.
+    """Return the mesh axes that each parameter of a lowered program is sharded over.
 
-    Of those that the program has, constants first, without arguments that it does not
-    read; None of one whose sharding names no axes. Same on both versions.
+    Only parameters of the lowered program: constants first, without arguments that it
+    does not read. None for one whose sharding names no axes. Same on both versions.
     """
     lowering = getattr(lowered, "_lowering", None)
     shardings = getattr(lowering, "compile_args", {}).get("in_shardings", ())
@@ -142,21 +146,21 @@ _COMPILATIONS = itertools.count(1_000_000)
 
 @contextlib.contextmanager
 def compiling_anew() -> Iterator[dict[str, str | bool]]:
-    """Let no compiled program come from a cache, or go to the persistent one.
+    """Compile without JAX's compilation caches within this context.
 
-    Gives an option to compile with that is a part of every cache's key and changes
-    no program: how many buffers XLA's debug output would show, of which there is
-    none. Same on both versions.
+    Yields an XLA option that is part of every cache key and changes no program: how
+    many buffers XLA's debug output would show, of which there is none. Nothing is
+    written to the persistent cache either. Same on both versions.
     """
     with config.persistent_cache_min_compile_time_secs(math.inf):
         yield {"xla_debug_buffer_assignment_show_max": str(next(_COMPILATIONS))}
 
 
 def only_nccl() -> dict[str, str]:
-    """Options that leave collectives on GPU to NCCL.
+    """Return options that leave collectives on GPU to NCCL.
 
-    On 0.12 XLA writes kernels of its own for small all-reduces, and dies of an LLVM
-    error over some whose result is a scalar ("size mismatch when packing elements for
+    On 0.12 XLA emits kernels of its own for small all-reduces, and aborts with an LLVM
+    error for some whose result is a scalar ("size mismatch when packing elements for
     LLVM struct"); 0.10 does not know the option.
     """
     if jax.__version_info__ < (0, 12):

@@ -1,4 +1,4 @@
-"""Jaxprs: what they hold, and others made of them."""
+"""Read jaxprs, and make others from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax.extend import core as jex_core
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
-    """The jaxpr without its constants' values.
+    """Return the jaxpr without its constants' values.
 
     On 0.10 a ClosedJaxpr wraps a Jaxpr; on 0.12 they are one class.
     """
@@ -18,7 +18,7 @@ def open_jaxpr(jaxpr: Any) -> Any:
 
 
 def jaxpr_consts(jaxpr: Any) -> tuple[Any, ...]:
-    """Values of `constvars`; on 0.10 only a ClosedJaxpr has them."""
+    """Return the values of `constvars`; on 0.10 only a ClosedJaxpr has them."""
     return tuple(getattr(jaxpr, "consts", ()))
 
 
@@ -28,7 +28,7 @@ def is_jaxpr(x: Any) -> bool:
 
 
 def is_literal(atom: Any) -> bool:
-    """Whether an operand is a constant in the text; same on both versions."""
+    """Whether an operand is a literal; same on both versions."""
     return isinstance(atom, jex_core.Literal)
 
 
@@ -38,7 +38,7 @@ def is_drop_var(var: Any) -> bool:
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Numbers of consts and carries of a `scan`.
+    """Return the numbers of consts and carries of a `scan`.
 
     On 0.10 two parameters; on 0.12 a flat tree of (consts, carries, stacked inputs).
     """
@@ -49,12 +49,12 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def close_jaxpr(jaxpr: Any, consts: Sequence[Any]) -> Any:
-    """A jaxpr with its constants: ClosedJaxpr on 0.10, Jaxpr on 0.12."""
+    """Return a jaxpr with its constants: ClosedJaxpr on 0.10, Jaxpr on 0.12."""
     return jex_core.ClosedJaxpr(jaxpr, list(consts))
 
 
 def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
-    """`new` with its constants, closed where `old` is closed.
+    """Return `new` with its constants, closed where `old` is closed.
 
     On 0.10 `remat` holds a Jaxpr that takes no constants, other calls a ClosedJaxpr.
     """
@@ -65,16 +65,16 @@ def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
 
 
 def with_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """A jaxpr of the same inputs with other equations, closed where it is closed."""
+    """Return a jaxpr with other equations and results, closed where it is closed."""
     changes = {"eqns": list(eqns), "outvars": list(outvars)}
-    inner = getattr(jaxpr, "jaxpr", None)  # on 0.12 itself
+    inner = getattr(jaxpr, "jaxpr", None)  # on 0.12 the jaxpr itself
     if inner is None or inner is jaxpr:
         return jaxpr.replace(**changes)
     return jaxpr.replace(jaxpr=inner.replace(**changes))
 
 
 def low_jaxpr(jaxpr: Any) -> Any:
-    """A jaxpr without high-level primitives, of the same arguments and results.
+    """Return the jaxpr with its high-level primitives lowered.
 
     0.12 traces some functions (`jnp.searchsorted`, `jnp.interp`) to primitives
     that are expanded only before lowering; 0.10 has none.
@@ -85,8 +85,11 @@ def low_jaxpr(jaxpr: Any) -> Any:
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """A jaxpr of the same arguments and results without equations, those inside it
-    too, that no result and no effect needs. Same on both versions."""
+    """Return the jaxpr without dead equations, also in its sub-jaxprs.
+
+    Arguments and results stay; equations that no result and no effect needs are
+    removed. Same on both versions.
+    """
     opened = open_jaxpr(jaxpr)
     live, _ = partial_eval.dce_jaxpr(
         opened, [True] * len(opened.outvars), instantiate=True
@@ -95,7 +98,7 @@ def without_dead_code(jaxpr: Any) -> Any:
 
 
 def last_as_consts(jaxpr: Any, consts: Sequence[Any]) -> Any:
-    """A closed jaxpr whose last arguments are captured instead: these, as they are.
+    """Return a closed jaxpr with its last arguments replaced by captured constants.
 
     Same on both versions.
     """
@@ -110,7 +113,7 @@ def last_as_consts(jaxpr: Any, consts: Sequence[Any]) -> Any:
 
 
 def consts_as_inputs(jaxpr: Any) -> Any:
-    """An open jaxpr whose constants are its last inputs; same on both versions."""
+    """Return an open jaxpr with its constants as last inputs; same on both versions."""
     if not jaxpr.constvars:
         return jaxpr
     changes: dict[str, Any] = {
@@ -124,13 +127,13 @@ def consts_as_inputs(jaxpr: Any) -> Any:
 
 
 def captured_as_inputs(jaxpr: Any, count: int) -> Any:
-    """An open jaxpr whose captured tracers are its last inputs.
+    """Return an open jaxpr with its captured tracers as last inputs.
 
-    On 0.10 `retrace` gives these as constants, on 0.12 as the first inputs.
+    On 0.10 `retrace` returns these as constants, on 0.12 as the first inputs.
 
     Args:
-      jaxpr: as `retrace` gives it.
-      count: how many inputs it was traced on.
+      jaxpr: result of `retrace`.
+      count: number of inputs that it was traced with.
     """
     if jaxpr.constvars:
         return consts_as_inputs(jaxpr)

@@ -1,4 +1,4 @@
-"""What a `jax.jit` object was made with, and what is around a call."""
+"""Read the options of a `jax.jit` object, and the context of a call."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jax._src import (
 
 
 JITTED = type(jax.jit(lambda: None))
-"""The class of what `jax.jit` makes."""
+"""The class of `jax.jit` objects."""
 
 
 def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
-    """The static and donated arguments that a `jax.jit` object was made with.
+    """Return the static and donated arguments of a `jax.jit` object.
 
-    Empty where `fn` is no such object: its type tells, since `functools.wraps` copies
-    its attributes to any wrapper. Same on both versions.
+    Empty where `fn` is no such object. It is recognised by its type, since
+    `functools.wraps` copies its attributes to any wrapper. Same on both versions.
     """
     if not isinstance(fn, JITTED):
         return {}
@@ -30,10 +30,9 @@ def jit_options(fn: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def jit_shardings(fn: Any) -> tuple[Any, ...]:
-    """The `in_shardings` and `out_shardings` of a `jax.jit` object, as flat leaves.
+    """Return the `in_shardings` and `out_shardings` of a `jax.jit` object, flat.
 
-    Those that say something; empty where `fn` is no such object. Same on both
-    versions.
+    Without unspecified ones; empty where `fn` is no such object. Same on both versions.
     """
     if not isinstance(fn, JITTED):
         return ()
@@ -54,9 +53,10 @@ def is_outermost() -> bool:
 
 
 def context_mesh() -> Any | None:
-    """The mesh of `jax.set_mesh` or of `with mesh:`, concrete where it is.
+    """Return the mesh of `jax.set_mesh` or `with mesh:`, or None.
 
-    `jax.sharding.get_mesh` raises inside of `jit`. Same on both versions.
+    Concrete where it is. `jax.sharding.get_mesh` raises inside of `jit`. Same on both
+    versions.
     """
     concrete = mesh_lib.get_concrete_mesh()
     if concrete is not None and not concrete.empty:

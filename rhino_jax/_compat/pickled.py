@@ -1,4 +1,4 @@
-"""Jaxprs as bytes, for another process of the same versions to plan by."""
+"""Pickle jaxprs, for another process of the same versions to plan."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SHARED = frozenset(
     "jax jaxlib numpy ml_dtypes rhino_jax builtins collections copyreg enum functools"
     " operator _operator".split()
 )
-"""Packages that another process imports as this one has them; not the user's."""
+"""Packages that another process imports in the same version; not the user's."""
 
 
 def pickled(x: Any) -> bytes | None:
-    """Plain data and jaxprs as bytes; None of what holds a user's own objects.
+    """Pickle plain data and jaxprs; None where they contain the user's own objects.
 
-    Python's tracebacks are left out: programs keep their own lines. Same on both
+    Python's tracebacks are left out: programs have their own source lines. Same on both
     versions.
     """
     file = io.BytesIO()
     try:
         _Pickler(file, protocol=5).dump(x)
-    except Exception:  # whatever an object of the user's raises
+    except Exception:  # a user's object may raise anything
         return None
     return file.getvalue()
 
@@ -38,7 +38,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, x: Any) -> Any:
         if type(x).__name__ == "Traceback":
             return type(None), ()
-        if type(x).__name__ == "TypedNdArray":  # its type is lost by NumPy's own way
+        if type(x).__name__ == "TypedNdArray":  # NumPy's reducer loses its type
             return type(x), (np.asarray(x), x.aval)
         if isinstance(x, jex_core.Primitive):
             return _named, _name_of(x)
@@ -48,13 +48,13 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if (x.__module__ or "").partition(".")[0] not in SHARED:
             raise pickle.PicklingError(f"{x} is of the user's own code")
-        # JAX's own, as what differentiates a `custom_jvp`: nobody calls it any more.
+        # JAX's own, such as a `custom_jvp`'s rule, which is not called any more.
         is_made = "<locals>" in x.__qualname__
         return (_NotHere, (x.__qualname__,)) if is_made else NotImplemented
 
 
 class _NotHere:
-    """A function that was left in another process."""
+    """Placeholder of a function that was not pickled."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
@@ -64,7 +64,7 @@ class _NotHere:
 
 
 def _name_of(primitive: Any) -> tuple[str, str]:
-    """Module and name under which JAX has a primitive."""
+    """Return the module and the name under which JAX has a primitive."""
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] not in ("jax", "rhino_jax"):
             continue

@@ -1,4 +1,4 @@
-"""References, which programs change in place."""
+"""Mutable references (`jax.Ref`) and programs that use them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from rhino_jax._compat.jaxprs import _with_inputs, jaxpr_consts, open_jaxpr
 
 
 def ref_value(ref: Any) -> Any:
-    """What a reference holds: the array itself, not a copy. Same on both versions."""
+    """Return a reference's array itself, not a copy. Same on both versions."""
     if isinstance(ref, jax.core.Tracer):
         return ref[...]
     return ref._refs._buf
 
 
 def set_ref_value(ref: Any, value: Any) -> None:
-    """Let a reference hold this very array, wherever that lies.
+    """Set a reference's array itself, on whatever devices.
 
-    Assigning to it would copy, and needs both on the same devices. Same on both.
+    Assigning to the reference would copy, and requires both on the same devices. Same
+    on both versions.
     """
     if isinstance(ref, jax.core.Tracer):
         ref[...] = value
         return
     held, inner = ref._refs, jax.typeof(value)
     held._buf = value
-    if held._aval.inner_aval != inner:  # it says on which mesh, where that is Explicit
+    if held._aval.inner_aval != inner:  # the type names the mesh, if Explicit
         ref._aval = held._aval = held._aval.update(inner_aval=inner)
 
 
 def without_refs(jaxpr: Any) -> Any:
-    """The same program without references that it makes itself.
+    """Discharge the references that a program creates itself.
 
-    What these hold becomes plain values, carried through loops. Same on both versions.
+    Their contents become plain values, carried through loops. Same on both versions.
     """
     effects = open_jaxpr(jaxpr).effects
     if not any(isinstance(e, jax_core.InternalMutableArrayEffect) for e in effects):
@@ -46,7 +47,7 @@ def without_refs(jaxpr: Any) -> Any:
 
 
 def references_as_arguments(jaxpr: Any) -> tuple[Any, list[Any], list[bool]]:
-    """A closed jaxpr whose captured references are its last arguments.
+    """Return a closed jaxpr with its captured references as last arguments.
 
     Same on both versions.
 
@@ -74,8 +75,9 @@ def references_as_arguments(jaxpr: Any) -> tuple[Any, list[Any], list[bool]]:
 
 
 def discharged(jaxpr: Any) -> Any:
-    """A closed jaxpr on what its arguments that are references hold.
+    """Return a closed jaxpr with references replaced by their arrays.
 
-    Gives, after its own results, what each holds in the end. Same on both versions.
+    Arguments that are references become their arrays; their final arrays follow its own
+    results. Same on both versions.
     """
     return discharge.discharge_state(jaxpr)

@@ -1,4 +1,4 @@
-"""Tracing anew: equations bound again as they were, with their names and lines."""
+"""Retrace jaxprs: bind equations again with their names and source lines."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ NO_AXES: Mapping[str, int] = {}
 
 
 def new_primitive(name: str) -> Any:
-    """A primitive of our own; same on both versions."""
+    """Return a new primitive; same on both versions."""
     return jex_core.Primitive(name)
 
 
 def hide_frames(file: str) -> None:
-    """Let equations point at what called the functions of this file. Same on both."""
+    """Attribute equations to the callers of a file's functions. Same on both."""
     source_info_util.register_exclusion(file)
 
 
 def user_frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
-    """(file, line, function) of the frames outside JAX, innermost first.
+    """Yield (file, line, function) of the frames outside JAX, innermost first.
 
     Same on both versions.
     """
@@ -45,9 +45,10 @@ def user_frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
 
 
 def user_spans(source_info: Any) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
-    """(file, span) of the frames outside JAX, innermost first: the expression's first
-    line and column, and its last line and the column after; columns count bytes of
-    UTF-8 from 0, as in `ast`. Same on both versions.
+    """Yield (file, span) of the frames outside JAX, innermost first.
+
+    A span is the expression's first line and column, and its last line and the column
+    after; columns count bytes of UTF-8 from 0, as in `ast`. Same on both versions.
     """
     for frame in source_info_util.user_frames(source_info.traceback):
         span = frame.start_line, frame.start_column, frame.end_line, frame.end_column
@@ -56,11 +57,11 @@ def user_spans(source_info: Any) -> Iterator[tuple[str, tuple[int, int, int, int
 
 @dataclass(frozen=True)
 class TypedInputs:
-    """Inputs of a function, as `retrace` reads them of a jaxpr.
+    """Inputs of a function, in the form of a jaxpr for `retrace`.
 
     Attributes:
       invars: variables or literals with their types.
-      debug_info: of the jaxpr that they come from.
+      debug_info: debug info of the jaxpr that they come from.
     """
 
     invars: Sequence[Any]
@@ -73,16 +74,16 @@ def retrace(
     shapes: Sequence[tuple[int, ...]] | None = None,
     axes: Mapping[str, int] = NO_AXES,
 ) -> tuple[Any, list[Any]]:
-    """Trace `fn` on the very types of `jaxpr`'s inputs, references included.
+    """Trace `fn` with the exact types of `jaxpr`'s inputs, references included.
 
-    `jax.make_jaxpr` takes arrays only and would lose the debug names. Same on
-    both versions.
+    `jax.make_jaxpr` takes arrays only and would lose the debug names. Same on both
+    versions.
 
     Args:
       fn: the function.
-      jaxpr: whose inputs it takes, or `TypedInputs`.
-      shapes: of the inputs, where they are other ones.
-      axes: name → size of those over which `fn` has collectives.
+      jaxpr: the jaxpr, or `TypedInputs`, whose inputs it takes.
+      shapes: shapes of the inputs, where they differ from `jaxpr`'s; None: they do not.
+      axes: name → size of the axes over which `fn` has collectives.
     Returns:
       The jaxpr without its constants, and the constants.
     """
@@ -102,9 +103,9 @@ def retrace(
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """No mesh in context: equations have their own, whatever their user has set by now.
+    """Clear the mesh in context, whatever the user has set.
 
-    Same on both versions.
+    Equations have meshes of their own. Same on both versions.
     """
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         yield
@@ -127,16 +128,18 @@ def eqn_context(eqn: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_line_of(eqn: Any) -> Iterator[None]:
-    """Bind on the source line of an equation, under the names of this moment. Same on
-    both versions."""
+    """Bind on the source line of an equation, with the current name stack.
+
+    Same on both versions.
+    """
     with source_info_util.user_context(eqn.source_info.traceback):
         yield
 
 
 def in_current_mesh(jaxpr: Any) -> Any:
-    """A jaxpr, and those inside it, as if traced in the mesh context of this moment.
+    """Return a jaxpr, with its sub-jaxprs, as if traced in the current mesh context.
 
-    Equations remember the mesh in whose context they were traced, and are refused on
+    Equations store the mesh in whose context they were traced, and are refused on
     values of `shard_map`, whose mesh has Manual axes. Same on both versions.
     """
     mesh = mesh_lib.get_abstract_mesh()
@@ -147,7 +150,7 @@ def in_current_mesh(jaxpr: Any) -> Any:
             return with_eqns(value, [*map(moved, opened.eqns)], opened.outvars)
         if isinstance(value, tuple | list) and any(map(is_jaxpr, value)):
             parts = map(renewed, value)
-            # A named tuple, as of the functions of a linear solve, takes them apart.
+            # The constructor of a named tuple, as in a linear solve, takes fields.
             is_named = hasattr(value, "_fields")
             return type(value)(*parts) if is_named else type(value)(parts)
         if isinstance(value, jax.sharding.NamedSharding) and not any(value.spec):
@@ -162,20 +165,20 @@ def in_current_mesh(jaxpr: Any) -> Any:
         return eqn.replace(ctx=context, params=params, invars=read)
 
     def literal(atom: Any) -> Any:
-        """Literal arrays have a type that names the mesh in which they were made."""
+        """Return a literal array whose type names the current mesh."""
         value = getattr(atom, "val", None)
         if not isinstance(value, np.ndarray) or not hasattr(value, "aval"):
             return atom
-        value = value.copy()  # its type is that of the mesh in which it is first asked
+        value = value.copy()  # its type is cached with the mesh of the first access
         return type(atom)(value, value.aval)
 
     return renewed(jaxpr)
 
 
 def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """Run an equation's primitive with these parameters; a list of results.
+    """Bind an equation's primitive with these parameters; returns a list of results.
 
-    `get_bind_params` gives a dict from 0.10.2 on, a pair (subfuns, params) before.
+    `get_bind_params` returns a dict from 0.10.2 on, a pair (subfuns, params) before.
     """
     bound = eqn.primitive.get_bind_params(dict(params))
     if isinstance(bound, tuple):
@@ -189,13 +192,13 @@ def bind_eqn(eqn: Any, args: Sequence[Any], params: Mapping[str, Any]) -> list[A
 def name_as(
     flat: Callable[..., Any], fn: Callable[..., Any], name: str, paths: Sequence[str]
 ) -> None:
-    """Let errors that are raised while `flat` is traced name another function.
+    """Make errors that are raised while `flat` is traced name the user's function.
 
-    They then say what they say of `jax.jit(fn)`: its name, file and line, and the
-    argument on which a value depends. Same on both versions.
+    They then read as for `jax.jit(fn)`: with its name, file and line, and the argument
+    on which a value depends. Same on both versions.
 
     Args:
-      flat: a function of arrays.
+      flat: a function of flat arrays.
       fn: the user's function.
       name: its name.
       paths: tree paths of the arrays.
@@ -215,13 +218,13 @@ TAG = "rhino-tag:"
 
 @contextlib.contextmanager
 def tagged(tag: str) -> Iterator[None]:
-    """Mark equations that are bound within, for `untagged`. Same on both versions."""
+    """Tag equations that are bound within this context. Same on both versions."""
     with jax.named_scope(TAG + tag):
         yield
 
 
 def untagged(jaxpr: Any) -> tuple[Any, list[str | None]]:
-    """A jaxpr without such marks, and of every equation its innermost one.
+    """Return a jaxpr without the tags of `tagged`, and each equation's innermost tag.
 
     Same on both versions.
     """

@@ -1,4 +1,4 @@
-"""Random words by position, as JAX draws them."""
+"""Compute JAX's random words by position."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from jax.extend import random as jex_random
 
 
 def key_words(key: Any) -> Any:
-    """The two words of a threefry key, uint32 [2]."""
+    """Return the two words of a threefry key, uint32 [2]."""
     return jax.random.key_data(key)
 
 
 def threefry_words(words: Any, at: Any, dtype: Any) -> Any:
-    """What `random_bits` draws with a key at these positions of the whole array.
+    """Return the words that `random_bits` draws at some positions of the whole array.
 
     As `_threefry_random_bits_partitionable` does (jax/_src/random/threefry2x32.py,
-    before 0.10 in jax/_src/prng.py), of fewer than 2³² words. Same on both versions.
+    before 0.10 in jax/_src/prng.py), for fewer than 2³² words. Same on both versions.
 
     Args:
-      words: of the key, uint32 [2].
+      words: words of the key, uint32 [2].
       at: flat positions, uint32, any shape.
-      dtype: unsigned type to be drawn.
+      dtype: unsigned dtype to draw.
     """
     high = lax.full_like(at, 0)
     first, second = jex_random.threefry2x32_p.bind(

@@ -1,1 +1,1 @@
-"""Small tools that know nothing of programs, plans or hardware."""
+"""Small tools that are independent of programs, plans and hardware."""

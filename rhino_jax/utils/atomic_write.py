@@ -1,4 +1,4 @@
-"""Files that users name, written whole or not at all."""
+"""Write the user's files atomically: whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rhino_jax.errors import WriteError
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""A full disk, and a full share of it."""
+"""Error numbers of a full disk, and of an exhausted quota."""
 
 
 def write_file(what: str, path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file: it appears whole, or what was there before stays as it was.
+    """Write a file atomically: it appears whole, or the previous one stays as it was.
 
-    It is written beside its place and then moved there. What is there already and is no
-    file, as `/dev/stdout` or a pipe, is written to and not replaced; of a link, what it
-    leads to is.
+    It is written to a temporary file next to its path and then renamed. Existing paths
+    that are no regular files, as `/dev/stdout` or a pipe, are written to and not
+    replaced; a symbolic link is followed.
 
     Args:
-      what: the call, for messages.
-      path: of the file; its folder exists.
-      content: text is written as UTF-8.
+      what: name of the calling API, for messages.
+      path: path of the file; its folder exists.
+      content: bytes, or text to be written as UTF-8.
     Raises:
       WriteError: it cannot be written.
     """
@@ -40,10 +40,10 @@ def write_file(what: str, path: str | os.PathLike[str], content: str | bytes) ->
 
 
 def check_folder(what: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a path whose folder is not there, before work that takes long.
+    """Refuse a path whose folder does not exist, before work that takes long.
 
     Raises:
-      WriteError: it is not.
+      WriteError: the folder does not exist.
     """
     try:
         Path(path).parent.resolve(strict=True)
@@ -52,7 +52,7 @@ def check_folder(what: str, path: str | os.PathLike[str]) -> None:
 
 
 def _is_in_place(target: Path) -> bool:
-    """Whether what is there is to stay, as a pipe, or a name of what is open."""
+    """Whether the path must be written in place, as a pipe or a device."""
     is_kept = any(target.absolute().is_relative_to(p) for p in ("/dev", "/proc"))
     return is_kept or (target.exists() and not target.is_file())
 

@@ -1,4 +1,4 @@
-"""Arrays made of arrays: alike nodes share theirs, and what is made of them."""
+"""A cache of derived arrays: equal inputs share one result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass(slots=True, eq=False)
 class Memo:
-    """Makes arrays of the same arrays in the same way once."""
+    """Cache of arrays by the function and the arrays that they are computed from."""
 
-    # With what they are made of, so that no id passes to another array.
+    # With references to the inputs, so that no id is reused for another array.
     _made: dict[tuple[object, ...], tuple[np.ndarray, tuple[np.ndarray, ...]]] = field(
         default_factory=dict
     )
 
     def make(self, how: Callable[..., np.ndarray], *of: np.ndarray) -> np.ndarray:
-        """`how(*of)`."""
+        """Return `how(*of)`, cached."""
         key = (how, *map(id, of))
         found = self._made.get(key)
         if found is None:
@@ -26,7 +26,7 @@ class Memo:
         return found[0]
 
     def scaled(self, table: np.ndarray, factor: float) -> np.ndarray:
-        """The table times a factor."""
+        """Return the table times a factor, cached."""
         key = factor, id(table)
         found = self._made.get(key)
         if found is None:
@@ -34,7 +34,9 @@ class Memo:
         return found[0]
 
     def transposed(self, table: np.ndarray) -> np.ndarray:
-        """With its last two dims turned round; twice is the table itself."""
+        """Return the table with its last two dims swapped; twice is the table
+        itself.
+        """
         other = self.make(np.matrix_transpose, table)
         self._made[np.matrix_transpose, id(other)] = table, (other,)
         return other

@@ -1,4 +1,4 @@
-"""Python's search for cycles of objects, put off while many are made."""
+"""Disable Python's cyclic garbage collection while many objects are built."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Planning builds many objects and hardly a cycle of them. Python would look for
-    such cycles in all of them again and again: a fifth of the time of GPT-3 175B."""
+    """Disable cyclic garbage collection within this context.
+
+    Planning builds many objects and hardly a cycle of them. Python would search all of
+    them for cycles again and again: a fifth of the time of planning GPT-3 175B.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

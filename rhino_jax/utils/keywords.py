@@ -1,4 +1,4 @@
-"""What users give for keywords, read as what it means or refused in four parts."""
+"""Read the values of users' keywords, or refuse them with four-part errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from rhino_jax.units import parse_bytes, parse_seconds
 
 
 LARGEST_SEED = 2**31 - 1
-"""CP-SAT takes no larger one."""
+"""Largest seed that CP-SAT accepts."""
 
 
 def read_bytes(what: str, name: str, value: Any) -> int | None:
-    """A size as whole bytes; text may have a unit (`"16GiB"`, `"1.5 GB"`).
+    """Read a size as an integer number of bytes; text may have a unit.
+
+    As `"16GiB"` or `"1.5 GB"`. None for None.
 
     Raises:
       RhinoError: it is no positive, finite size.
@@ -35,7 +37,9 @@ def read_bytes(what: str, name: str, value: Any) -> int | None:
 
 
 def read_seconds(what: str, name: str, value: Any) -> float | None:
-    """A time in seconds; text may have a unit (`"300ms"`, `"2min"`).
+    """Read a time in seconds; text may have a unit.
+
+    As `"300ms"` or `"2min"`. None for None.
 
     Raises:
       RhinoError: it is no positive, finite time.
@@ -51,10 +55,16 @@ def read_seconds(what: str, name: str, value: Any) -> float | None:
 def read_count(
     what: str, name: str, value: Any, *, least: int = 0, most: int | None = None
 ) -> int:
-    """A whole number.
+    """Read an integer.
 
+    Args:
+      what: name of the calling API, for messages.
+      name: name of the keyword.
+      value: the value that the user gave.
+      least: smallest value that is accepted.
+      most: largest value that is accepted; None: no limit.
     Raises:
-      RhinoError: it is none, or out of range.
+      RhinoError: it is no integer, or out of range.
     """
     found = whole(value)
     if found is None or found < least or (most is not None and found > most):
@@ -67,10 +77,14 @@ def read_count(
 def read_count_or(
     what: str, name: str, value: Any, word: str, *, also: str = ""
 ) -> int | str:
-    """A whole number from 1 on, or a word.
+    """Read a positive integer, or a word.
 
     Args:
-      also: what else may be given, as messages say it.
+      what: name of the calling API, for messages.
+      name: name of the keyword.
+      value: the value that the user gave.
+      word: the word that is accepted.
+      also: further accepted values, as text for messages.
     Raises:
       RhinoError: it is neither.
     """
@@ -84,10 +98,10 @@ def read_count_or(
 
 
 def read_choice(what: str, name: str, value: Any, known: tuple[str, ...]) -> str:
-    """One of a few words.
+    """Read one of a few words.
 
     Raises:
-      RhinoError: it is another.
+      RhinoError: it is another value.
     """
     if isinstance(value, str) and value in known:
         return value
@@ -101,7 +115,7 @@ def read_choice(what: str, name: str, value: Any, known: tuple[str, ...]) -> str
 
 
 def read_folder(what: str, name: str, value: Any) -> Path | None:
-    """A folder's path; None where there is none.
+    """Read the path of a folder; None for None.
 
     Raises:
       RhinoError: it is no path.
@@ -116,7 +130,7 @@ def read_folder(what: str, name: str, value: Any) -> Path | None:
 def read_progress(
     what: str, value: Any
 ) -> bool | Callable[[float | None, float | None], None]:
-    """Whether, or by which function, progress is shown.
+    """Read whether, or by which function, progress is reported.
 
     Raises:
       RhinoError: it is neither a bool nor a function.
@@ -135,7 +149,10 @@ def read_progress(
 
 
 def whole(value: Any) -> int | None:
-    """An int, of Python or NumPy; None of all else, a bool too."""
+    """Return a Python or NumPy integer as an int.
+
+    None for other values, bools included.
+    """
     if isinstance(value, bool | np.bool_ | np.ndarray):
         return None
     try:
@@ -145,7 +162,10 @@ def whole(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """A number, of Python or NumPy; None of all else, a bool too."""
+    """Return a Python or NumPy real number as a float.
+
+    None for other values, bools included.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return None
     try:
@@ -155,12 +175,12 @@ def real(value: Any) -> float | None:
 
 
 def round_or(value: float, default: float) -> float:
-    """To a whole number; `default` where there is none."""
+    """Round to an integer; `default` where the value is not finite."""
     return round(value) if math.isfinite(value) else default
 
 
 def brief(value: Any) -> str:
-    """How a value is shown in a message: on one line, not too long."""
+    """Return the text of a value for a message: one line of at most 80 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:

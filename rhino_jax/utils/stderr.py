@@ -1,4 +1,4 @@
-"""What compilers write to the process's standard error, past Python."""
+"""Capture the process's standard error, which compilers write to without Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rhino_jax.errors import RhinoError
 
 
 class Captured:
-    """What was written while `captured_stderr` was open; empty until it is closed."""
+    """Text that was written within `captured_stderr`; empty until that is closed."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -21,11 +21,11 @@ class Captured:
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[Captured]:
-    """Hold back what the process writes to file descriptor 2, from any thread.
+    """Capture what the process writes to file descriptor 2, from any thread.
 
-    The caller decides what of it the user should see. If the body raises anything
-    but a RhinoError, which tells its own story, all is passed on. What is written
-    just before the process is killed is lost, unless `keep_captured` says where to.
+    The caller decides what of it the user should see. If the body raises anything but a
+    RhinoError, which is complete in itself, all of it is forwarded. Text written just
+    before the process is killed is lost, unless `keep_captured` names a file for it.
     """
     captured = Captured()
     try:
@@ -58,16 +58,16 @@ _kept: Path | None = None
 
 
 def keep_captured(file: Path) -> None:
-    """Hold back in a file that outlives the process, for those who wait for it.
+    """Capture to a file that outlives the process, for its parent to read.
 
-    A compiler that meets a fatal error ends the process before anything is passed on.
+    A compiler that meets a fatal error aborts the process before anything is forwarded.
     """
     global _kept
     _kept = file
 
 
 def write_stderr(text: str) -> None:
-    """Write past Python, as compilers do."""
+    """Write to file descriptor 2, as compilers do."""
     data = text.encode(errors="replace")
     while data:
         data = data[os.write(2, data) :]

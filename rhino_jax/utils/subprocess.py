@@ -1,4 +1,4 @@
-"""Python processes that this one starts to plan or compile."""
+"""Start child processes of Python to plan or compile."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Any
 
 
 LAST_LINES = 5
-"""Lines in an error, of what a process wrote before it ended."""
+"""Number of lines of a dead child's output that an error quotes."""
 
 
 class ChildEnded(Exception):
-    """A process that ended before it answered: how, and its last words."""
+    """A child process ended before it answered: exit status and last output."""
 
 
 class Child:
-    """A process that answers pickled tasks, one after the other.
+    """A child process that answers pickled tasks, one after the other.
 
-    It is given and gives plain data: neither the user's function nor their script is
-    imported there.
+    Tasks and answers are plain data: neither the user's function nor their script is
+    imported in the child.
 
     Args:
-      module: run as `python -m`; calls `answer_tasks`.
+      module: module to run as `python -m`; it calls `answer_tasks`.
 
     Attributes:
-      kept: a file that the process is given as its argument, to write to what it holds
-        back from standard error (`utils.stderr.keep_captured`).
+      kept: file that the child receives as its argument, for the standard error that it
+        captures (`utils.stderr.keep_captured`).
     """
 
     def __init__(self, module: str) -> None:
         self._said = tempfile.TemporaryFile()
         self._folder = tempfile.TemporaryDirectory()
         self.kept = Path(self._folder.name) / "stderr"
-        # A session of its own: the terminal's interrupts are this process's to handle.
+        # A session of its own: this process handles the terminal's interrupts.
         self._process = subprocess.Popen(
             (sys.executable, "-m", module, str(self.kept)),
             stdin=subprocess.PIPE,
@@ -50,10 +50,10 @@ class Child:
         )
 
     def answer(self, task: Any) -> Any:
-        """Wait for the answer to a task.
+        """Send a task, and wait for its answer.
 
         Raises:
-          ChildEnded: the process ended first.
+          ChildEnded: the child process ended first.
         """
         process = self._process
         assert process.stdin is not None and process.stdout is not None
@@ -65,11 +65,11 @@ class Child:
             raise ChildEnded(self._last_words()) from None
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the child process."""
         self._process.kill()
 
     def close(self) -> None:
-        """Wait for its end."""
+        """Wait until the child process has ended, and close its files."""
         self._process.wait()
         self._said.close()
         self._folder.cleanup()
@@ -94,9 +94,9 @@ class Child:
 
 
 def answer_tasks(answer: Callable[[Any], Any]) -> None:
-    """Answer a parent's tasks until its end, as the child."""
+    """Answer the parent's tasks until it ends; runs in the child."""
     tasks = sys.stdin.buffer
-    # What is printed meanwhile must not be taken for an answer.
+    # Printed output must not be mistaken for an answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:
@@ -109,9 +109,10 @@ def answer_tasks(answer: Callable[[Any], Any]) -> None:
 
 
 def environment_of_child() -> dict[str, str]:
-    """This process's, such that the child finds this package, and starts on CPU.
+    """Return the environment of a child: it finds this package, and starts JAX on CPU.
 
-    Targets are planned and compiled for, not run on: devices stay with this process.
+    A child plans and compiles for targets, and runs nothing: devices stay with this
+    process.
     """
     found = dict(os.environ)
     home = str(Path(__file__).resolve().parents[1])

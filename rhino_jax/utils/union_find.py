@@ -1,4 +1,4 @@
-"""Disjoint sets of things that turn out to be one."""
+"""Disjoint sets (union-find)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import numpy as np
 
 
 class DisjointSets:
-    """Sets of numbers that are united step by step; each is named by its smallest.
+    """Disjoint sets of the integers below `size`, each named by its smallest member.
 
     Source: Tarjan and van Leeuwen, "Worst-case analysis of set union algorithms" (JACM
     1984), with path halving.
 
     Args:
-      size: the numbers are those below it.
+      size: number of members, 0 to `size - 1`.
     """
 
     def __init__(self, size: int) -> None:
         self._up = list(range(size))
 
     def find(self, member: int) -> int:
-        """The set of a number, as its smallest."""
+        """Return the name of a member's set: its smallest member."""
         up = self._up
         while up[member] != member:
             up[member] = member = up[up[member]]
@@ -33,21 +33,22 @@ class DisjointSets:
             self._up[a] = b
 
     def names(self) -> list[int]:
-        """The set of every number."""
+        """Return the name of every member's set."""
         return [self.find(member) for member in range(len(self._up))]
 
 
 def united(size: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The set of every number, as its smallest, where pairs are known at once.
+    """Return the name (smallest member) of every member's set, from all pairs at once.
 
-    Every set's name goes over to the smallest name beside it, until none is left.
+    Vectorized: each round, the names of both ends of a pair become the smaller one,
+    until they are equal for all pairs.
 
-    Source: Shiloach and Vishkin, "An O(log n) parallel connectivity algorithm"
-    (Journal of Algorithms 1982).
+    Source: Shiloach and Vishkin, "An O(log n) parallel connectivity algorithm" (Journal
+    of Algorithms 1982).
 
     Args:
-      size: the numbers are those below it.
-      a, b: [pairs], numbers that are in one set.
+      size: number of members, 0 to `size - 1`.
+      a, b: int arrays [pairs]: members that are in one set.
     """
     names = np.arange(size)
     while len(a):

@@ -1,4 +1,4 @@
-"""Numbers for things, so that what is alike is looked at once."""
+"""Assign integer ids, equal for equal things, so that each is processed once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _LARGEST = int(np.iinfo(np.int64).max)
 
 
 def number(keys: Iterable[Hashable]) -> np.ndarray:
-    """Equal keys, equal numbers, from 0 on in the order in which they are met."""
+    """Return an id per key, equal for equal keys, from 0 by first occurrence."""
     numbers: dict[Hashable, int] = {}
     found = [numbers.setdefault(key, len(numbers)) for key in keys]
     return np.array(found, dtype=np.int64)
 
 
 def number_objects(things: Iterable[object]) -> np.ndarray:
-    """The same object, the same number."""
+    """Return an id per object, equal for the same object (by identity)."""
     return number(map(id, things))
 
 
 def number_rows(*columns: np.ndarray) -> np.ndarray:
-    """Equal rows, equal numbers, from 0 on.
+    """Return an id per row, equal for equal rows, from 0.
 
     Args:
-      columns: at least one; of numbers from 0 on, or truth values, all as long.
+      columns: at least one array [rows] of non-negative integers or bools.
     """
     found, size = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
@@ -49,7 +49,7 @@ def _span(digits: np.ndarray) -> int:
 
 
 def groups(numbers: np.ndarray) -> list[np.ndarray]:
-    """For every number, from 0 on, where it is; each occurs."""
+    """Return the positions of every id, from 0; each id occurs."""
     if not len(numbers):
         return []
     order = np.argsort(numbers, kind="stable")
@@ -57,7 +57,10 @@ def groups(numbers: np.ndarray) -> list[np.ndarray]:
 
 
 def for_each(numbers: np.ndarray, make: Callable[[int], T]) -> list[T]:
-    """What is made of the first place of every number, at all places of that number."""
+    """Return `make(i)` for every position, where `i` is the first one of its id.
+
+    `make` is called once per id.
+    """
     different, first = np.unique(numbers, return_index=True)
     each = zip(different.tolist(), first.tolist(), strict=True)
     made = {k: make(at) for k, at in each}
