@@ -1,4 +1,4 @@
-"""`bench`, `fit` and `measure`: what programs and devices do."""
+"""The commands `bench`, `fit` and `measure`: measurements of programs and devices."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _run_measure(args: argparse.Namespace) -> None:
         emulate(args.emulate, "measure")
     path = None if args.write is None else Path(args.write)
     if path is not None:
-        # Before a minute's work.
+        # Check the folder before measuring, which takes a minute.
         check_folder("`--write`", path)
     devices = jax.devices()
     name = "measured" if path is None else path.stem

@@ -1,4 +1,4 @@
-"""`explore`: the page of a plan, in the browser."""
+"""The command `explore`: the page of a plan, in the browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify` and `audit`: what the compiler makes of a plan, or of a program by hand."""
+"""The commands `verify` and `audit`: a plan, or a program sharded by hand, compiled."""
 
 from __future__ import annotations
 
@@ -102,7 +102,11 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 
 def _compile_for(plan: rhino.Plan) -> str | None:
-    """The plan's hardware: devices of other kinds may be here, and are not meant."""
+    """Return the plan's hardware, not the devices present, which may be of another
+    kind.
+
+    "cpu" for emulated devices; None if the hardware is unknown.
+    """
     try:
         target = load_target(plan.hardware)
     except HardwareError:
@@ -111,10 +115,10 @@ def _compile_for(plan: rhino.Plan) -> str | None:
 
 
 def _refuse_planning(args: argparse.Namespace) -> None:
-    """A saved plan is as it is.
+    """Refuse options of planning that are given with a saved plan.
 
     Raises:
-      RhinoError: --plan comes with what would make another plan.
+      RhinoError: --plan is given with an option that would change the plan.
     """
     given = [
         flag
@@ -154,7 +158,7 @@ def _run_audit(args: argparse.Namespace) -> None:
 
 
 def _mesh_to_compile_for(axes: dict[str, int] | None, hardware: str | None) -> Any:
-    """The mesh on which a program is compiled as it is.
+    """Return the mesh on which a program is compiled as it is.
 
     Raises:
       MeshError: neither axes nor hardware are given.
@@ -173,7 +177,7 @@ def _mesh_to_compile_for(axes: dict[str, int] | None, hardware: str | None) -> A
 
 
 def _sharded(call: Any, words: list[str], mesh: Any) -> tuple[Any, Any]:
-    """The arguments, sharded as --sharded says."""
+    """Return the arguments with the shardings that --sharded specifies."""
     specs = read_pins(words)
     if not specs:
         return call.args, call.kwargs

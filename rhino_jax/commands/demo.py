@@ -41,19 +41,20 @@ def run(*, steps: int = 30) -> None:
 
 
 def emulate(num_devices: int, command: str) -> None:
-    """Make the CPU look like several devices.
+    """Emulate several devices on the CPU.
 
     Args:
-      num_devices: how many.
-      command: the word of the command line that asks, for the error.
+      num_devices: number of devices.
+      command: name of the command, for the error.
+
     Raises:
-      MeshError: JAX has already set up its devices, and differently.
+      MeshError: JAX has already set up its devices, with another number.
     """
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError:
-        # Too late to change; fine if they are as wanted.
+        # Too late to change; fine if there are as many as requested.
         pass
     found = len(jax.devices("cpu"))
     if found != num_devices:

@@ -1,8 +1,8 @@
 """`python -m rhino_jax demo --stages 2`: a U-Net over two emulated hosts.
 
-Eight emulated CPU devices stand for two hosts of four. The U-Net's skips cross the cut;
-no line of it says where. Its timeline is printed as planned, and with the noise that
-machines have; then it trains, beside one device.
+Eight emulated CPU devices stand for two hosts of four. The U-Net's skip connections
+cross the stage cut, which its code does not specify. Its timeline is printed as
+planned, and with noise; then it trains, next to a run on one device.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from rhino_jax.runtime.sharded import ShardedFunction
 
 MODEL = "unet-tiny"
 JITTER = 0.05
-"""Of every task, twice that of transfers: to show what noise costs; not measured."""
+"""Standard deviation of the logarithm of every task's duration; transfers have twice
+that. An example to show the cost of noise; not measured."""
 
 
 def run(*, stages: int, steps: int) -> None:
     """Run the demo, printing as it goes.
 
     Args:
-      stages: how many groups the eight devices make.
-      steps: training steps, each beside one on one device.
+      stages: number of submeshes of the eight devices.
+      steps: training steps, each also run on one device.
+
     Raises:
       MeshError: JAX's devices were set up before, and are not eight.
-      StageError: eight devices do not make so many groups.
+      StageError: eight devices cannot be divided into that many submeshes.
     """
     emulate(NUM_DEVICES, "demo")
     if NUM_DEVICES % stages:

@@ -1,4 +1,4 @@
-"""`why` and `sweep`: why a plan is so, and what it would be elsewhere."""
+"""The commands `why` and `sweep`: reasons of a plan, and plans on other machines."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def add_exploring(commands: Any) -> None:
 
 
 def _list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Reads values with commas between."""
+    """Return a reader of comma-separated values."""
 
     def read_all(text: str) -> list[Any]:
         return [read(part.strip()) for part in text.split(",")]
@@ -93,7 +93,7 @@ def _list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _stages(text: str) -> int | str | list[int]:
-    """A number, "auto", or the devices of every group, as 4+2+2."""
+    """Parse a number, "auto", or the devices of every stage, as 4+2+2."""
     return stages_of(text.replace("+", ","))
 
 

@@ -1,4 +1,4 @@
-"""Errors that name keywords of Python, told with the flags of the command line."""
+"""Error messages with flags of the command line in place of Python keywords."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AXIS = re.compile(r"'(\w+)': (\d+)")
 
 
 def with_flags(error: RhinoError) -> str:
-    """The text of an error with flags for keywords: `--mesh a=2`, not
+    """Return the text of an error with flags for keywords: `--mesh a=2`, not
     `mesh={'a': 2}`."""
     return _KEYWORD.sub(_flag, str(error))
 

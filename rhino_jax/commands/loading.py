@@ -1,4 +1,4 @@
-"""What the command line plans: a function by name, with abstract arguments."""
+"""Functions to plan: loaded by name, with abstract arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rhino_jax.models import registry
 
 
 class LoadingError(RhinoError, ValueError):
-    """A function to plan that cannot be found or loaded."""
+    """A function to plan cannot be found or loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCall:
-    """A function and what to plan it with.
+    """A function and its arguments to plan.
 
     Attributes:
       fn: the function.
@@ -40,12 +40,13 @@ class LoadedCall:
 
 
 def load_call(target: str, shapes: str | None, command: str = "plan") -> LoadedCall:
-    """The call that the words of a command line describe.
+    """Return the call that the words of a command line describe.
 
     Args:
       target: `module:function`, or the name of a model of the zoo.
       shapes: path of a file of shapes (`rhino_jax.commands.shapes`), for a function.
-      command: the command that asks, for messages.
+      command: name of the command, for messages.
+
     Raises:
       LoadingError: the function cannot be loaded, or shapes are missing.
       ShapesError, ModelConfigError: the file or the model's name is wrong.
@@ -78,11 +79,11 @@ def _load_model(name: str, shapes: str | None) -> LoadedCall:
 
 
 def import_function(target: str) -> Callable[..., Any]:
-    """The function that `module:function` names; looks in this folder first.
+    """Import the function that `module:function` names; this folder is searched first.
 
     Raises:
-      LoadingError: no such module or function, or the module fails to load: the
-        user's own error and line come first.
+      LoadingError: no such module or function, or the module fails to load: the user's
+        own error and line come first.
     """
     module_name, _, path = target.partition(":")
     here = os.getcwd()
@@ -117,7 +118,7 @@ def import_function(target: str) -> Callable[..., Any]:
 
 
 def tracing_error(target: str, error: Exception) -> LoadingError:
-    """What to tell when a user's function raises while it is traced."""
+    """Return the error for a user's function that raises while it is traced."""
     return LoadingError(
         f"`{target}` fails on these shapes: {type(error).__name__}:"
         f" {str(error).splitlines()[0] if str(error) else ''}",
@@ -132,7 +133,7 @@ _OURS = tuple(
 
 
 def last_line(error: BaseException) -> str:
-    """The user's line where an error comes from, as `train.py:12`."""
+    """Return the user's line that raised an error, as `train.py:12`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -141,7 +142,9 @@ def last_line(error: BaseException) -> str:
 
 
 def _abstract_result(init: str) -> tuple[Any, ...]:
-    """What an init function returns, on shapes only, as a tuple of arguments."""
+    """Return the result of an init function as a tuple of arguments, evaluated on
+    shapes only.
+    """
     fn = import_function(init)
     try:
         result = jax.eval_shape(fn)

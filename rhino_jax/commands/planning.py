@@ -1,4 +1,4 @@
-"""`plan`, and how planning is asked for, which `verify` and `audit` share."""
+"""The command `plan`, and options of planning that other commands share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ An argument that is no dict is written in place: args = ["float32[8,128]"].
 
 
 ONLY_OF_PLANS = ("stages", "schedule", "storage")
-"""Keywords that `rhino.audit` has not."""
+"""Keywords of `rhino.plan` that `rhino.audit` does not have."""
 
 
 def add_plan(commands: Any) -> None:
@@ -75,19 +75,19 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def count_or_auto(text: str) -> int | str:
-    """A number from 1 on, or "auto"."""
+    """Parse an integer ≥ 1, or "auto"."""
     return text if text == "auto" else positive_int(text)
 
 
 def stages_of(text: str) -> int | str | list[int]:
-    """A number from 1 on, "auto", or the devices of every group."""
+    """Parse an integer ≥ 1, "auto", or the devices of every stage, as 4,2,2."""
     if "," not in text:
         return count_or_auto(text)
     return [positive_int(part) for part in text.split(",")]
 
 
 def add_planning(parser: argparse.ArgumentParser) -> None:
-    """What is asked of a plan."""
+    """Add the options of planning."""
     parser.add_argument("--mesh", type=mesh_axes, metavar="data=4,model=2")
     parser.add_argument(
         "--devices",
@@ -150,7 +150,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 
 
 def add_stages(parser: argparse.ArgumentParser) -> None:
-    """How a plan is cut into stages, and state stored."""
+    """Add the options on stages and storage."""
     parser.add_argument(
         "--storage",
         choices=("as written", "blocks"),
@@ -173,13 +173,13 @@ def add_stages(parser: argparse.ArgumentParser) -> None:
 
 
 def add_showing(parser: argparse.ArgumentParser) -> None:
-    """How a result is shown."""
+    """Add the options on how a result is shown."""
     parser.add_argument("--html", metavar="FILE", help="write it as a page")
     parser.add_argument("--full", action="store_true", help="leave nothing out")
 
 
 def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
-    """The keywords of `auto_shard` that were given."""
+    """Return the given keywords of `auto_shard`."""
     mesh, hardware = _place(args, command)
     return {
         "mesh": mesh,
@@ -200,7 +200,7 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino.Plan:
-    """Plan what the command line names."""
+    """Plan the call that the command line specifies."""
     from rhino_jax.commands.loading import tracing_error
 
     sharded = rhino.auto_shard(call.fn, **keywords(args, command), **call.options)
@@ -209,8 +209,8 @@ def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino
     except RhinoError:
         raise
     except Exception as error:
-        # Tracing marks what the user's function raises; all else is a fault of ours,
-        # and deserves its traceback.
+        # Tracing adds a note to errors of the user's function; any other error is an
+        # internal one, and keeps its traceback.
         if not hasattr(error, "__notes__"):
             raise
         raise tracing_error(args.target, error) from error
@@ -227,7 +227,7 @@ def _run_plan(args: argparse.Namespace) -> None:
 
 
 def tell_plan(plan: rhino.Plan, args: argparse.Namespace) -> None:
-    """Write the page, if one is asked for, and print the table."""
+    """Write the page, if requested, and print the table."""
     if args.html:
         write_file("`--html`", args.html, plan_page(plan))
         print(f"page written to {args.html}", file=sys.stderr)
@@ -242,7 +242,7 @@ def write_page(path: str, body: str, title: str) -> None:
 def _place(
     args: argparse.Namespace, command: str
 ) -> tuple[dict[str, int] | None, str | None]:
-    """Mesh and hardware from --mesh, --devices and --hardware.
+    """Return mesh and hardware from --mesh, --devices and --hardware.
 
     Raises:
       MeshError: they contradict each other.

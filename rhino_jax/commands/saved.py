@@ -1,4 +1,4 @@
-"""`show` and `diff`: plans that were saved."""
+"""The commands `show` and `diff`, for saved plans."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@
     mask = "bool[64,1024]"
     deterministic = true           # numbers and booleans are passed as they are
 
-An argument that is no dict is written in place, as in
+An argument that is not a dict is written in place, as in
 `args = ["float32[8,128]", {w = "float32[128,512]"}]`; lists become lists.
 """
 
@@ -33,18 +33,18 @@ from rhino_jax.errors import RhinoError, check_keys, nearest
 
 
 class ShapesError(RhinoError, ValueError):
-    """A file of shapes that is malformed."""
+    """A file of shapes is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentShapes:
-    """The arguments that a file describes.
+    """Arguments that a file describes.
 
     Attributes:
       init: `module:function` whose result comes first among the arguments, or empty.
       args: positional arguments, arrays as ShapeDtypeStructs.
       kwargs: keyword arguments.
-      options: `donate_argnums` and `static_argnums`, where given.
+      options: `donate_argnums` and `static_argnums`, if given.
     """
 
     init: str
@@ -63,7 +63,7 @@ def read_shapes(path: str | Path) -> ArgumentShapes:
     """Read a file of shapes.
 
     Raises:
-      ShapesError: the file is missing or malformed; says which key.
+      ShapesError: the file is missing or malformed; the message names the key.
     """
     path = Path(path)
     try:
@@ -86,13 +86,14 @@ def read_shapes(path: str | Path) -> ArgumentShapes:
 
 
 def parse_shapes(data: Mapping[str, Any], where: str) -> ArgumentShapes:
-    """The arguments that a TOML document describes.
+    """Return the arguments that a TOML document describes.
 
     Args:
       data: the document.
       where: its name, for errors.
+
     Raises:
-      ShapesError: a key is unknown or holds something else than it should.
+      ShapesError: a key is unknown, or its value has the wrong type.
     """
     check_keys(ShapesError, "the file of shapes", data, _KEYS, where)
     init = _checked(data, "init", str, "", "'module:function'", where)

@@ -1,4 +1,4 @@
-"""How the words of a command line are read: sizes, meshes, specs."""
+"""Parsers of command-line words: sizes, meshes, specs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def positive(text: str) -> float:
 
 
 def shares(text: str) -> list[float]:
-    """`0.95` or `1,0.95` as numbers above 0."""
+    """Parse `0.95` or `1,0.95` as numbers above 0."""
     return [positive(part) for part in text.split(",")]
 
 
@@ -50,7 +50,7 @@ def positive_int(text: str) -> int:
 
 
 def size_bytes(text: str) -> int:
-    """`16GiB`, `12e9` as bytes."""
+    """Parse `16GiB` or `12e9` as bytes."""
     value = parse_bytes(text)
     if value is None or not 1 <= value < float("inf"):
         raise argparse.ArgumentTypeError(
@@ -64,7 +64,7 @@ def gib(text: str) -> int:
 
 
 def mesh_axes(text: str) -> dict[str, int]:
-    """`data=4,model=2` as a mapping."""
+    """Parse `data=4,model=2` as a mapping of axis name to size."""
     mesh: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (x.strip() for x in part.partition("="))
@@ -79,7 +79,8 @@ def mesh_axes(text: str) -> dict[str, int]:
 
 
 def read_pins(words: Iterable[str]) -> dict[str, PartitionSpec]:
-    """Pins of a command line, files among them; a later one wins.
+    """Parse pins of a command line, files included; a later one replaces an earlier
+    one.
 
     Raises:
       PinError: a spec or a file cannot be read.
@@ -96,7 +97,7 @@ def read_pins(words: Iterable[str]) -> dict[str, PartitionSpec]:
 
 
 def read_spec(given: Any, where: str) -> PartitionSpec:
-    """A spec as a command line or a file says it: `None,model`, `P('data')`, a list.
+    """Parse a spec of a command line or a file: `None,model`, `P('data')`, a list.
 
     Raises:
       PinError: it is none of these.
@@ -106,7 +107,7 @@ def read_spec(given: Any, where: str) -> PartitionSpec:
         bare = re.sub(r"^\s*(?:jax\.sharding\.)?(?:P|PartitionSpec)\s*\((.*)\)\s*$",
                       r"\1", given)  # fmt: skip
         quoted = re.sub(r"(?<!['\"\w])(?!None\b)([^\W\d]\w*)(?!['\"\w])", r"'\1'", bare)
-        # Python joins words that only a space parts.
+        # Python concatenates strings that only a space separates; `!` is an error.
         quoted = re.sub(r"'\s+'", "' ! '", quoted)
         try:
             entries = ast.literal_eval(f"({quoted},)") if quoted.strip() else ()

@@ -1,6 +1,6 @@
-"""The independent checker: what a choice costs and holds, in exact whole numbers.
+"""The independent checker: cost and memory of a choice, in exact integers.
 
-It shares nothing with the solver but the instance as it stands in the file.
+It shares nothing with the solver but the instance as read from the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhino_jax.contest.instance import FORBIDDEN, Instance
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a choice is worth.
+    """Recomputed cost and memory of a choice.
 
     Attributes:
       objective: costs of nodes and edges together.
@@ -37,7 +37,7 @@ def check(instance: Instance, choices: Sequence[int]) -> Checked:
     """Recompute objective and memory.
 
     Raises:
-      InstanceError: there is not one strategy of every node.
+      InstanceError: the choices are not one valid strategy of every node.
     """
     if len(choices) != len(instance.costs):
         raise InstanceError(

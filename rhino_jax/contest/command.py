@@ -1,4 +1,4 @@
-"""`python -m rhino_jax solve`: read, solve, check, write."""
+"""The command `solve`: read, solve, check, write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rhino_jax.solver.errors import UnsatisfiedError
 
 
 GRACE_S = 1.0
-"""Seconds of the time limit that are left for checking and writing."""
+"""Seconds of the time limit that are reserved for checking and writing."""
 
 
 def run_solve(
@@ -30,20 +30,21 @@ def run_solve(
     shows_progress: bool = True,
     limit_shares: Sequence[float] = (1.0,),
 ) -> None:
-    """Solve a file, print what was found, and write the choices.
+    """Solve a file, print the result, and write the choices.
 
     Args:
-      file: of the contest's format.
+      file: file of the contest's format.
       time_limit_s: seconds in all, reading included.
-      output: file for the choices, a JSON list with one index per node; or None.
-      workers: of CP-SAT; None: one per core.
-      seed: of everything random.
-      shows_progress: say every better objective on the error stream.
-      limit_shares: shares of the file's memory limit that choices must do with. Of
-        several each has the time limit, and is a line of a table.
+      output: file for the choices, a JSON list with one index per node; None: no file.
+      workers: number of CP-SAT workers; None: one per core.
+      seed: seed of all randomness.
+      shows_progress: whether to print every better objective to standard error.
+      limit_shares: shares of the file's memory limit that choices must fit. Each of
+        several has the time limit, and is a line of a table.
+
     Raises:
       InstanceError: the file is malformed, or the output cannot be written.
-      UnsatisfiedError: nothing satisfies it, or nothing that does was found in time.
+      UnsatisfiedError: nothing satisfies it, or no feasible choice was found in time.
     """
     begun = time.monotonic()
     whole = read_instance(file)
@@ -95,7 +96,7 @@ def _gap(answer: ContestSolution) -> float:
 
 
 def summary(instance: Instance, answer: ContestSolution, seconds: float) -> str:
-    """What was found, as the checker recomputed it."""
+    """Return the lines on a solution, as the checker recomputed it."""
     found = answer.checked
     proof = "optimal" if answer.is_optimal else f"gap {_gap(answer):.2%}"
     whole, left = answer.num_nodes

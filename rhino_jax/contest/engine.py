@@ -1,4 +1,4 @@
-"""Solving an instance: stated as a problem, simplified, solved, and checked."""
+"""Solution of an instance: converted to a problem, reduced, solved, and checked."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rhino_jax.solver.solve_limited import solve_limited
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContestSolution:
-    """The best choice that was found.
+    """The best choice found.
 
     Attributes:
-      choices: a strategy of every node.
+      choices: index of a strategy of every node.
       checked: its objective and memory, recomputed by the checker.
-      bound: no choice costs less.
-      is_optimal: nothing better exists.
-      num_nodes: of the instance, and of the reduced core.
+      bound: proved lower bound of the objective.
+      is_optimal: whether the objective equals the bound.
+      num_nodes: number of nodes of the instance, and of the reduced core.
     """
 
     choices: list[int]
@@ -44,13 +44,14 @@ def solve_instance(
     """Minimise an instance.
 
     Args:
-      instance: what to minimise.
-      deadline: of `time.monotonic()`.
-      workers: of CP-SAT.
-      seed: of everything random.
+      instance: the instance.
+      deadline: latest end, in seconds of `time.monotonic()`.
+      workers: number of CP-SAT workers.
+      seed: seed of all randomness.
       report: called with every better choice.
+
     Raises:
-      UnsatisfiedError: nothing satisfies it, or nothing that does was found in time.
+      UnsatisfiedError: nothing satisfies it, or no feasible choice was found in time.
     """
     core = simplify(instance.problem())
     found = solve_limited(

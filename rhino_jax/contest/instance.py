@@ -23,20 +23,20 @@ from rhino_jax.solver.problem import NodeUsage, PairTable, Problem
 
 
 FORBIDDEN = 10**18
-"""A cost of this or more forbids what it is the cost of."""
+"""Costs from this value on forbid a strategy or a pair of strategies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
-    """What a file states, numbers as they stand there.
+    """Content of a file, with its integers unchanged.
 
     Attributes:
-      name: of the problem.
-      costs, usages: of every node, one number per strategy.
+      name: name of the problem.
+      costs, usages: of every node, one integer per strategy.
       intervals: of every node, [start, stop) in which it uses memory.
       edges: pairs of nodes; several may join the same two.
       tables: of every edge, costs of pairs of strategies, the second node's fastest.
-      limit: of the memory in use at any time.
+      limit: limit of the memory in use at any time.
     """
 
     name: str
@@ -48,7 +48,9 @@ class Instance:
     limit: int
 
     def problem(self) -> Problem:
-        """The same in floating-point numbers; what is forbidden costs infinity."""
+        """Return the instance in floating-point numbers; forbidden strategies cost
+        infinity.
+        """
         costs = [_floats(cost) for cost in self.costs]
         return Problem(
             costs,
@@ -97,11 +99,12 @@ def read_instance(file: str | Path) -> Instance:
 
 
 def parse_instance(values: Any, where: str = "") -> Instance:
-    """The instance of parsed JSON.
+    """Return the instance of parsed JSON.
 
     Args:
-      values: what the JSON holds.
+      values: the parsed JSON.
       where: the file, for errors.
+
     Raises:
       InstanceError: a part is missing or does not match the others.
     """
@@ -167,7 +170,7 @@ def parse_instance(values: Any, where: str = "") -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Says what is wrong with a file."""
+    """Source of an instance, for error messages."""
 
     where: str
 
@@ -186,7 +189,7 @@ class _Place:
         return found
 
     def rows(self, values: Mapping[str, Any], key: str, inside: str) -> list[list[int]]:
-        """A list of lists of whole numbers."""
+        """Return a list of lists of integers, checked."""
         found = values.get(key)
         if not isinstance(found, list):
             raise self.fail(f"{inside} has no list `{key}`", type(found).__name__)

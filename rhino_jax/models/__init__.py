@@ -1,10 +1,10 @@
 """The model zoo: ordinary single-device JAX models, used by demo and benchmarks.
 
 In: a name of `configs/models/`, or keywords of a family's config.
-Out: `workload.Workload`: a function to plan, and all that is needed to call it.
+Out: `workload.Workload`: a function to plan, with all that its call needs.
 Order: `config` (files read), `weights` and `layers` (pieces), a file for each family,
 `optim` and `train` (the train step), `text` (data), `workload`, `registry` (by name).
-No file here knows of meshes or shardings.
+No file here refers to meshes or shardings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a model's config file may say, and its loader.
+"""Schema of a model's config file, and its loader.
 
 A config is one flat TOML table: `family` names the model, every other key is a
 field of that family's dataclass. Types, positive sizes and allowed words follow
-from the dataclass; what spans several keys is its `conflicts`.
+from the dataclass; `conflicts` checks constraints across several keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhino_jax.errors import RhinoError, check_keys
 
 
 class ModelConfigError(RhinoError, ValueError):
-    """An unknown model, or a config that is malformed."""
+    """A model is unknown, or its config malformed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Pairs of (key, what was expected) for values that do not go together."""
+        """Yield (key, expectation) for values that contradict each other."""
         yield from ()
 
 
@@ -46,9 +46,9 @@ class TrainConfig(ModelConfig):
 
     Attributes:
       optimizer: see `rhino_jax.models.optim`.
-      learning_rate: constant.
-      clip_norm: largest global norm of the gradients; 0 leaves them alone.
-      accumulate_steps: gradients of this many steps make one update.
+      learning_rate: constant learning rate.
+      clip_norm: maximum global norm of the gradients; 0: no clipping.
+      accumulate_steps: number of steps whose gradients are averaged for one update.
     """
 
     optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
@@ -66,9 +66,9 @@ class StackConfig(TrainConfig):
 
     Attributes:
       layers: "scan" stacks the blocks' parameters and loops; "unroll" repeats.
-      remat: recompute each block's activations in the backward pass.
-      remat_policy: what `remat` keeps of a block beside its inputs: nothing ("full"),
-        or results of products of weights ("dots",
+      remat: whether to recompute each block's activations in the backward pass.
+      remat_policy: residuals that `remat` saves in addition to a block's inputs: none
+        ("full"), or results of matmuls with weights ("dots",
         `jax.checkpoint_policies.dots_with_no_batch_dims_saveable`).
     """
 
@@ -78,14 +78,14 @@ class StackConfig(TrainConfig):
 
 
 def positive(config: ModelConfig, *keys: str) -> Iterator[tuple[str, str]]:
-    """A conflict at each key whose number is 0."""
+    """Yield a conflict for each key whose number is 0."""
     for key in keys:
         if not getattr(config, key):
             yield key, "a number > 0"
 
 
 def divides(num: int, den: int, key: str, what: str) -> Iterator[tuple[str, str]]:
-    """A conflict at `key` unless `den` divides `num`."""
+    """Yield a conflict at `key` unless `den` divides `num`."""
     if num % den:
         yield key, f"a divisor of {what} = {num}"
 
@@ -94,14 +94,15 @@ ConfigT = typing.TypeVar("ConfigT", bound=ModelConfig)
 
 
 def build(config_type: type[ConfigT], table: Mapping[str, Any], where: str) -> ConfigT:
-    """A checked config from plain values.
+    """Return a checked config from plain values.
 
     Args:
       config_type: the family's dataclass.
       table: values by key, without `family`; lists stand for tuples.
       where: the file or call that the values come from, for errors.
+
     Raises:
-      ModelConfigError: a key is unknown, missing, or has a value that cannot be.
+      ModelConfigError: a key is unknown, missing, or has an invalid value.
     """
     hints = typing.get_type_hints(config_type)
     fields = {f.name: f for f in dataclasses.fields(config_type)}
@@ -128,7 +129,7 @@ def build(config_type: type[ConfigT], table: Mapping[str, Any], where: str) -> C
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value from TOML can be a field of this type."""
+    """Whether a value from TOML is valid for a field of this type."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
@@ -148,7 +149,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def expectation(hint: Any) -> str:
-    """The words for what `fits` accepts."""
+    """Describe the values that `fits` accepts."""
     if get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
@@ -168,7 +169,7 @@ def _bad_value(key: str, value: Any, expected: str, where: str) -> ModelConfigEr
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The table of a config file.
+    """Return the table of a config file.
 
     Raises:
       ModelConfigError: there is no such file, or it is not TOML.

@@ -1,6 +1,6 @@
 """Greedy decoding of the GPT with a key/value cache, in a `while_loop`.
 
-One token of every sequence per turn; a prompt is read by the same loop. It stops
+One token of every sequence per iteration; the same loop reads the prompt. It stops
 at the last position, or once every sequence has written the end token.
 """
 
@@ -23,7 +23,7 @@ class DecodeConfig(ModelConfig):
     """Sizes: V vocab, P prompt_len, S seq_len (prompt and answer), H num_heads.
 
     Attributes:
-      end_token: id whose writing ends a sequence.
+      end_token: id of the token that ends a sequence.
     """
 
     vocab: int
@@ -45,7 +45,7 @@ class DecodeConfig(ModelConfig):
 
     @property
     def model(self) -> gpt.GPTConfig:
-        """The GPT that is decoded."""
+        """The config of the decoded GPT."""
         return gpt.GPTConfig(
             batch=self.batch,
             dtype=self.dtype,
@@ -60,12 +60,12 @@ class DecodeConfig(ModelConfig):
 
 
 class State(NamedTuple):
-    """What the loop carries.
+    """Carry of the loop.
 
     Attributes:
-      position: of the token that is read next.
-      tokens: int32 [B, S]; what is not written yet is 0.
-      done: bool [B], the sequence has ended.
+      position: int32 scalar, position of the token that is read next.
+      tokens: int32 [B, S]; 0 where not written yet.
+      done: bool [B], whether the sequence has ended.
       keys, values: the cache, [L, B, S, H, K] each.
     """
 
@@ -77,7 +77,7 @@ class State(NamedTuple):
 
 
 def start(config: DecodeConfig, prompt: jax.Array) -> State:
-    """The state before the first token is read: prompt [B, P]."""
+    """Return the state before the first token is read: prompt [B, P]."""
     rest = config.seq_len - config.prompt_len
     d_head = config.d_model // config.num_heads
     shape = (config.num_layers, config.batch, config.seq_len, config.num_heads, d_head)
@@ -97,7 +97,7 @@ def block_step(
     values: jax.Array,
     position: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One block for one token of each sequence.
+    """Apply one block to one token of each sequence.
 
     Shapes:
       x [B, 1, D]; keys, values [B, S, H, K]; position a scalar.
@@ -118,7 +118,7 @@ def block_step(
 
 
 def token_step(config: DecodeConfig, params: Params, state: State) -> State:
-    """Read the token at `position`, write the one after it."""
+    """Read the token at `position`, and write the one after it."""
     token = jax.lax.dynamic_slice_in_dim(state.tokens, state.position, 1, axis=1)
     place = jax.lax.dynamic_slice_in_dim(params["position"], state.position, 1)
     x = (params["embed"][token] + place).astype(config.dtype)
@@ -152,8 +152,8 @@ def token_step(config: DecodeConfig, params: Params, state: State) -> State:
 def decode(config: DecodeConfig, params: Params, prompt: jax.Array) -> jax.Array:
     """Continue prompts greedily: [B, P] to [B, S].
 
-    Positions after the end token hold the end token, or 0 where the loop stopped
-    before they were reached.
+    Positions after the end token contain the end token, or 0 if the loop stopped
+    before them.
     """
 
     def unfinished(state: State) -> jax.Array:
@@ -167,11 +167,11 @@ def decode(config: DecodeConfig, params: Params, prompt: jax.Array) -> jax.Array
 
 
 def describe(config: DecodeConfig) -> Params:
-    """The GPT's weights, blocks stacked."""
+    """Return the GPT's weights, blocks stacked."""
     return gpt.describe(config.model)
 
 
 def make_batch(config: DecodeConfig, key: jax.Array) -> jax.Array:
-    """Random prompts, [B, P]."""
+    """Return random prompts, [B, P]."""
     shape = (config.batch, config.prompt_len)
     return jax.random.randint(key, shape, 0, config.vocab)

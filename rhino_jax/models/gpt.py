@@ -35,7 +35,9 @@ class GPTConfig(StackConfig):
 
 
 def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:
-    """One block: [D, 3, H, K] for q, k, v; [H, K, D] out; [D, F] and [F, D]."""
+    """Return weights of a block: q, k, v [D, 3, H, K]; out [H, K, D]; [D, F] and [F,
+    D].
+    """
     heads, d_head = num_heads, d_model // num_heads
     return {
         "ln_attention": weights.norm(d_model),
@@ -56,7 +58,7 @@ def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:
 
 
 def self_attention(params: Params, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Multi-head self-attention: x [B, S, D] to [B, S, D]."""
+    """Apply multi-head self-attention: x [B, S, D] to [B, S, D]."""
     qkv = jnp.einsum("bsd,dthk->bsthk", x, params["qkv"]) + params["qkv_bias"]
     q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
     mixed = nn.attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
@@ -64,21 +66,21 @@ def self_attention(params: Params, x: jax.Array, mask: jax.Array | None) -> jax.
 
 
 def mlp(params: Params, x: jax.Array) -> jax.Array:
-    """Two-layer perceptron with GELU: x [B, S, D] to [B, S, D]."""
+    """Apply a two-layer perceptron with GELU: x [B, S, D] to [B, S, D]."""
     hidden = jnp.einsum("bsd,df->bsf", x, params["up"]) + params["up_bias"]
     hidden = jax.nn.gelu(hidden)
     return jnp.einsum("bsf,fd->bsd", hidden, params["down"]) + params["down_bias"]
 
 
 def block(params: Params, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """One pre-LayerNorm block: x [B, S, D] to [B, S, D]; computes in x's type."""
+    """Apply a pre-LayerNorm block: x [B, S, D] to [B, S, D]; computes in x's type."""
     p = nn.cast(params, x.dtype)
     x = x + self_attention(p["attention"], nn.layer_norm(p["ln_attention"], x), mask)
     return x + mlp(p["mlp"], nn.layer_norm(p["ln_mlp"], x))
 
 
 def describe(config: GPTConfig) -> Params:
-    """The parameters' weights."""
+    """Return the weights of the parameters."""
     d_model = config.d_model
     block = block_weights(d_model, config.num_heads, config.d_ff)
     params = {
@@ -93,7 +95,7 @@ def describe(config: GPTConfig) -> Params:
 
 
 def logits(config: GPTConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Next-token scores: tokens [B, S] to [B, S, V]."""
+    """Return next-token scores: tokens [B, S] to [B, S, V]."""
     x = params["embed"][tokens] + params["position"][: tokens.shape[1]]
     x = x.astype(config.dtype)
     mask = nn.causal_mask(tokens.shape[1])
@@ -112,10 +114,10 @@ def logits(config: GPTConfig, params: Params, tokens: jax.Array) -> jax.Array:
 
 
 def loss(config: GPTConfig, params: Params, batch: Params) -> jax.Array:
-    """Mean next-token cross entropy."""
+    """Return the mean next-token cross entropy."""
     return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
 
 
 def make_batch(config: GPTConfig, key: jax.Array) -> Params:
-    """Random tokens and labels, [B, S]."""
+    """Return random tokens and labels, [B, S]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

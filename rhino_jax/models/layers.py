@@ -1,7 +1,7 @@
-"""Pieces that several models share: norms, attention, losses, stacks.
+"""Layers that several models share: norms, attention, losses, stacks.
 
-Heads and gates are dims of their own in weights and activations, so that nothing
-has to be reshaped between matmuls.
+Heads and gates are separate dims in weights and activations, so that no reshape is
+needed between matmuls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MASKED = -1e9
 
 
 def cast(tree: Any, dtype: DTypeLike) -> Any:
-    """All leaves in the compute type."""
+    """Cast all leaves to the compute type."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
 def layer_norm(params: Params, x: jax.Array) -> jax.Array:
-    """LayerNorm over the last dim, in float32."""
+    """Apply LayerNorm over the last dim, in float32."""
     wide = x.astype(jnp.float32)
     wide = wide - wide.mean(-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
@@ -33,14 +33,16 @@ def layer_norm(params: Params, x: jax.Array) -> jax.Array:
 
 
 def rms_norm(scale: jax.Array, x: jax.Array) -> jax.Array:
-    """RMSNorm over the last dim, in float32."""
+    """Apply RMSNorm over the last dim, in float32."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
     return wide.astype(x.dtype) * scale
 
 
 def causal_mask(seq_len: int) -> jax.Array:
-    """True where query [Q] may see key [S]: the same position or an earlier one."""
+    """Return a mask, True where query [Q] may attend to key [S]: same position or
+    earlier.
+    """
     return jnp.tril(jnp.ones((seq_len, seq_len), bool))
 
 
@@ -53,13 +55,13 @@ def attention(
     mask: jax.Array | None = None,
     bias: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention, softmax in float32.
+    """Apply softmax attention, with the softmax in float32.
 
     Args:
       q, k, v: queries, keys, values.
-      scale: what the scores are multiplied by.
-      mask: False where a query may not see a key.
-      bias: added to the scores.
+      scale: factor of the scores.
+      mask: False where a query may not attend to a key; None: no mask.
+      bias: added to the scores; None: no bias.
     Shapes:
       q [B, Q, H, K]; k, v [B, S, H, K]; mask [Q, S]; bias [H, Q, S];
       result [B, Q, H, K].
@@ -74,9 +76,9 @@ def attention(
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean of logsumexp(logits) - logits[label], in float32.
+    """Return the mean of logsumexp(logits) - logits[label], in float32.
 
-    The label's logit is picked by a comparison, not a gather, so that the classes
+    The label's logit is selected by a comparison, not a gather, so that the classes
     may be sharded.
 
     Shapes:
@@ -89,7 +91,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def token_batch(key: jax.Array, batch: int, seq_len: int, vocab: int) -> Params:
-    """Random next-token examples: `tokens` and `labels`, int32 [B, S] each."""
+    """Return random next-token examples: `tokens` and `labels`, int32 [B, S] each."""
     text = jax.random.randint(key, (batch, seq_len + 1), 0, vocab)
     return {"tokens": text[:, :-1], "labels": text[:, 1:]}
 
@@ -116,11 +118,11 @@ def run_stack(
       params: as described by `weights.stack` with the same `layers`.
       x: the first block's input.
       layers: "scan" or "unroll".
-      remat: keep only the blocks' inputs for the backward pass.
-      remat_policy: what else to keep, see `StackConfig`.
+      remat: whether to save only the blocks' inputs for the backward pass.
+      remat_policy: further residuals to save, see `StackConfig`.
     """
     if remat:
-        # Inside a scan nothing can be shared with the forward pass anyway.
+        # Inside a scan, CSE with the forward pass is not possible anyway.
         block = jax.checkpoint(
             block, prevent_cse=layers != "scan", policy=REMAT_POLICIES[remat_policy]
         )

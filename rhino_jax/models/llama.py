@@ -50,7 +50,7 @@ class LlamaConfig(StackConfig):
 
 
 def rope(x: jax.Array, theta: float) -> jax.Array:
-    """Rotate the two halves of the last dim by an angle that grows with position.
+    """Rotate the two halves of the last dim by an angle that grows with the position.
 
     Shapes:
       x [B, S, ..., K], K even.
@@ -69,7 +69,7 @@ def rope(x: jax.Array, theta: float) -> jax.Array:
 def grouped_attention(
     params: Params, x: jax.Array, mask: jax.Array, theta: float
 ) -> jax.Array:
-    """Grouped-query self-attention: x [B, S, D] to [B, S, D]."""
+    """Apply grouped-query self-attention: x [B, S, D] to [B, S, D]."""
     q = rope(jnp.einsum("bsd,dgrk->bsgrk", x, params["q"]), theta)
     k = rope(jnp.einsum("bsd,dgk->bsgk", x, params["k"]), theta)
     v = jnp.einsum("bsd,dgk->bsgk", x, params["v"])
@@ -81,14 +81,16 @@ def grouped_attention(
 
 
 def swiglu(params: Params, x: jax.Array) -> jax.Array:
-    """Gated perceptron: x [B, S, D] to [B, S, D]."""
+    """Apply a gated perceptron: x [B, S, D] to [B, S, D]."""
     gate = jax.nn.silu(jnp.einsum("bsd,df->bsf", x, params["gate"]))
     up = jnp.einsum("bsd,df->bsf", x, params["up"])
     return jnp.einsum("bsf,fd->bsd", gate * up, params["down"])
 
 
 def block_weights(config: LlamaConfig) -> Params:
-    """One block: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D]; gated MLP."""
+    """Return weights of a block: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D];
+    gated MLP.
+    """
     d_model, d_ff, d_head = config.d_model, config.d_ff, config.d_head
     groups = config.num_kv_heads
     repeats = config.num_heads // groups
@@ -110,7 +112,7 @@ def block_weights(config: LlamaConfig) -> Params:
 
 
 def block(params: Params, x: jax.Array, mask: jax.Array, theta: float) -> jax.Array:
-    """One pre-norm block: x [B, S, D] to [B, S, D]; computes in x's type."""
+    """Apply a pre-norm block: x [B, S, D] to [B, S, D]; computes in x's type."""
     p = nn.cast(params, x.dtype)
     normed = nn.rms_norm(p["norm_attention"], x)
     x = x + grouped_attention(p["attention"], normed, mask, theta)
@@ -118,7 +120,7 @@ def block(params: Params, x: jax.Array, mask: jax.Array, theta: float) -> jax.Ar
 
 
 def describe(config: LlamaConfig) -> Params:
-    """The parameters' weights."""
+    """Return the weights of the parameters."""
     d_model, vocab = config.d_model, config.vocab
     block = block_weights(config)
     params = {
@@ -132,7 +134,7 @@ def describe(config: LlamaConfig) -> Params:
 
 
 def logits(config: LlamaConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Next-token scores: tokens [B, S] to [B, S, V]."""
+    """Return next-token scores: tokens [B, S] to [B, S, V]."""
     mask = nn.causal_mask(tokens.shape[1])
     x = nn.run_stack(
         lambda p, x: block(p, x, mask, config.rope_theta),
@@ -149,10 +151,10 @@ def logits(config: LlamaConfig, params: Params, tokens: jax.Array) -> jax.Array:
 
 
 def loss(config: LlamaConfig, params: Params, batch: Params) -> jax.Array:
-    """Mean next-token cross entropy."""
+    """Return the mean next-token cross entropy."""
     return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
 
 
 def make_batch(config: LlamaConfig, key: jax.Array) -> Params:
-    """Random tokens and labels, [B, S]."""
+    """Return random tokens and labels, [B, S]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

@@ -17,8 +17,9 @@ class MLPConfig(TrainConfig):
     """Sizes: `depth` layers of [width, width].
 
     Attributes:
-      bias: each layer adds a bias [width].
-      relu: between layers; without it the chain is linear.
+      bias: whether each layer adds a bias [width].
+      relu: whether a ReLU follows each layer but the last; without it the chain is
+        linear.
     """
 
     depth: int
@@ -28,7 +29,7 @@ class MLPConfig(TrainConfig):
 
 
 def describe(config: MLPConfig) -> Params:
-    """One weight (and bias) per layer."""
+    """Return one weight (and bias) per layer."""
     width = config.width
     layer = {"weight": weights.normal(width, width, fan_in=width)}
     if config.bias:
@@ -37,7 +38,7 @@ def describe(config: MLPConfig) -> Params:
 
 
 def forward(config: MLPConfig, params: Params, x: jax.Array) -> jax.Array:
-    """x [B, width] to [B, width]."""
+    """Apply the layers: x [B, width] to [B, width]."""
     for i in range(config.depth):
         layer = nn.cast(params[f"layer_{i}"], x.dtype)
         x = jnp.einsum("bi,io->bo", x, layer["weight"])
@@ -49,13 +50,13 @@ def forward(config: MLPConfig, params: Params, x: jax.Array) -> jax.Array:
 
 
 def loss(config: MLPConfig, params: Params, batch: Params) -> jax.Array:
-    """Mean squared error."""
+    """Return the mean squared error."""
     out = forward(config, params, batch["x"].astype(config.dtype))
     return jnp.mean(jnp.square(out.astype(jnp.float32) - batch["y"]))
 
 
 def make_batch(config: MLPConfig, key: jax.Array) -> Params:
-    """Random inputs and targets, [B, width] each."""
+    """Return random inputs and targets, [B, width] each."""
     x, y = jax.random.split(key)
     shape = (config.batch, config.width)
     return {"x": jax.random.normal(x, shape), "y": jax.random.normal(y, shape)}

@@ -1,7 +1,7 @@
-"""Mixture of experts: GPT blocks whose perceptron is chosen token by token.
+"""Mixture of experts: GPT blocks whose perceptron is chosen per token.
 
 Top-2 routing by einsums with dispatch and combine tensors, a capacity per expert
-and sequence, and a loss that balances the load. Tokens over capacity pass by.
+and sequence, and a load-balancing loss. Tokens over capacity skip the experts.
 
 Source: Lepikhin et al. 2021 (GShard), section 2.2 and algorithm 1.
 """
@@ -26,10 +26,10 @@ class MoEConfig(StackConfig):
     """Sizes: V vocab, S seq_len, D d_model, E num_experts, F d_ff, C capacity.
 
     Attributes:
-      moe_every: of so many consecutive layers the last has experts.
-      top_k: experts per token.
-      capacity_factor: room per expert, relative to a perfectly balanced load.
-      aux_weight: of the balancing loss.
+      moe_every: the last of this many consecutive layers has experts.
+      top_k: number of experts per token.
+      capacity_factor: capacity of an expert, relative to a perfectly balanced load.
+      aux_weight: weight of the balancing loss.
     """
 
     vocab: int
@@ -46,7 +46,7 @@ class MoEConfig(StackConfig):
 
     @property
     def capacity(self) -> int:
-        """Tokens of one sequence that one expert takes."""
+        """Maximum number of tokens of one sequence per expert."""
         balanced = self.top_k * self.seq_len / self.num_experts
         return max(1, math.ceil(self.capacity_factor * balanced))
 
@@ -62,12 +62,12 @@ class MoEConfig(StackConfig):
 def route(
     config: MoEConfig, router: jax.Array, x: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Who computes which token.
+    """Route tokens to experts.
 
     Returns:
-      combine: weight of an expert's slot in a token's result; 0 where not sent.
+      combine: weight of an expert's slot in a token's result; 0 if not routed there.
       dispatch: `combine > 0`, in x's type.
-      balance: the auxiliary loss, 1 where the load is balanced.
+      balance: the auxiliary loss, 1 if the load is balanced.
     Shapes:
       router [D, E]; x [B, S, D]; combine, dispatch [B, S, E, C].
     """
@@ -82,7 +82,7 @@ def route(
         if rank == 0:
             load, probability = mask.mean((0, 1)), gates.mean((0, 1))
             balance = config.num_experts * jnp.sum(load * probability)
-        # Slots are given in the order of the sequence, first choices first.
+        # Slots are assigned in the order of the sequence, first choices first.
         slot = jnp.cumsum(mask, axis=1) - mask + taken
         taken = taken + mask.sum(1, keepdims=True)
         mask = mask * (slot < config.capacity)
@@ -98,7 +98,7 @@ def route(
 def experts(
     config: MoEConfig, params: Params, x: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The routed perceptron: x [B, S, D] to ([B, S, D], balancing loss)."""
+    """Apply the routed perceptron: x [B, S, D] to ([B, S, D], balancing loss)."""
     combine, dispatch, balance = route(config, params["router"], x)
     p = nn.cast({"up": params["up"], "down": params["down"]}, x.dtype)
     sent = jnp.einsum("bsec,bsd->ebcd", dispatch, x)
@@ -108,7 +108,7 @@ def experts(
 
 
 def group_weights(config: MoEConfig) -> Params:
-    """`moe_every` layers: dense blocks, then one with experts.
+    """Return weights of `moe_every` layers: dense blocks, then one with experts.
 
     Shapes:
       router [D, E]; up [E, D, F]; down [E, F, D].
@@ -143,7 +143,7 @@ def group(
 
 
 def describe(config: MoEConfig) -> Params:
-    """The parameters' weights."""
+    """Return the weights of the parameters."""
     d_model, num_groups = config.d_model, config.num_layers // config.moe_every
     return {
         "embed": Weight((config.vocab, d_model), std=0.02),
@@ -154,7 +154,7 @@ def describe(config: MoEConfig) -> Params:
 
 
 def loss(config: MoEConfig, params: Params, batch: Params) -> jax.Array:
-    """Mean next-token cross entropy plus the weighted balancing loss."""
+    """Return the mean next-token cross entropy plus the weighted balancing loss."""
     mask = nn.causal_mask(config.seq_len)
     x = (params["embed"][batch["tokens"]] + params["position"]).astype(config.dtype)
     x, balance_sum = nn.run_stack(
@@ -172,5 +172,5 @@ def loss(config: MoEConfig, params: Params, batch: Params) -> jax.Array:
 
 
 def make_batch(config: MoEConfig, key: jax.Array) -> Params:
-    """Random tokens and labels, [B, S]."""
+    """Return random tokens and labels, [B, S]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

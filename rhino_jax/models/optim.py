@@ -12,21 +12,22 @@ def optimizer(
     clip_norm: float = 0.0,
     accumulate_steps: int = 1,
 ) -> optax.GradientTransformation:
-    """One of optax's optimizers, with clipping and accumulation around it.
+    """Return one of optax's optimizers, with clipping and accumulation around it.
 
     Args:
       name: "adamw", "adafactor", or "sgd" (with momentum 0.9).
-      learning_rate: constant.
-      clip_norm: largest global norm of the gradients; 0 leaves them alone.
-      accumulate_steps: with more than 1, `optax.MultiSteps` averages the gradients
-        of that many steps and updates once.
+      learning_rate: constant learning rate.
+      clip_norm: maximum global norm of the gradients; 0: no clipping.
+      accumulate_steps: with more than 1, `optax.MultiSteps` averages the gradients of
+        that many steps and updates once.
+
     Raises:
       ValueError: no optimizer has that name.
     """
     if name == "adamw":
         base = optax.adamw(learning_rate)
     elif name == "adafactor":
-        # Optax factors dims from 128 up; 32 lets small models take that path too.
+        # Optax factors dims from 128 up; 32 lets small models take that path, too.
         base = optax.adafactor(learning_rate, min_dim_size_to_factor=32)
     elif name == "sgd":
         base = optax.sgd(learning_rate, momentum=0.9)

@@ -46,23 +46,23 @@ FAMILIES: Mapping[str, tuple[ModuleType, type[Any]]] = {
 
 
 def models_dir() -> Path:
-    """Where the models' config files are."""
+    """Return the folder of the models' config files."""
     return configs_dir() / "models"
 
 
 def names() -> tuple[str, ...]:
-    """All workloads, sorted."""
+    """Return the names of all workloads, sorted."""
     return tuple(sorted(path.stem for path in models_dir().glob("*.toml")))
 
 
 def get(name: str, **overrides: Any) -> Workload:
-    """A workload of the zoo.
+    """Return a workload of the zoo.
 
     Args:
       name: one of `names()`.
       overrides: values by key that replace the file's, as `batch=16`.
     Raises:
-      ModelConfigError: no model has that name, or a value cannot be.
+      ModelConfigError: no model has that name, or a value is invalid.
     Example:
       >>> get("gpt-tiny", optimizer="adafactor").config.optimizer
       'adafactor'
@@ -78,10 +78,11 @@ def get(name: str, **overrides: Any) -> Workload:
 
 
 def load(path: str | Path, **overrides: Any) -> Workload:
-    """A workload from a config file of the user's; its name is the file's stem.
+    """Return a workload from the user's config file; its name is the file's stem.
 
     Raises:
-      ModelConfigError: the file is malformed: says file, key and what was expected.
+      ModelConfigError: the file is malformed; the message names file, key and
+        expectation.
     """
     path = Path(path)
     table = read(path)

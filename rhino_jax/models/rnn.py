@@ -1,6 +1,6 @@
 """A recurrent language model: GRU or LSTM layers, each a `scan` over time.
 
-The gates are a dim of their own: weights [D, gates, H], activations [B, gates, H].
+The gates are a separate dim: weights [D, gates, H], activations [B, gates, H].
 
 Source: Cho et al. 2014 (GRU); Hochreiter and Schmidhuber 1997 (LSTM).
 """
@@ -36,7 +36,9 @@ class RNNConfig(TrainConfig):
 
 
 def gru(params: Params, h: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One step: state h [B, H], projected inputs [B, 3, H] to (state, output)."""
+    """Compute one step: state h [B, H], projected inputs [B, 3, H] to (state,
+    output).
+    """
     recurrent = jnp.einsum("bh,hgk->bgk", h, params["hidden"]) + params["hidden_bias"]
     reset = jax.nn.sigmoid(inputs[:, 0] + recurrent[:, 0])
     update = jax.nn.sigmoid(inputs[:, 1] + recurrent[:, 1])
@@ -48,7 +50,9 @@ def gru(params: Params, h: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax
 def lstm(
     params: Params, state: tuple[jax.Array, jax.Array], inputs: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """One step: state (h, c) [B, H], projected inputs [B, 4, H]."""
+    """Compute one step: state (h, c) [B, H], projected inputs [B, 4, H] to (state,
+    output).
+    """
     h, c = state
     recurrent = jnp.einsum("bh,hgk->bgk", h, params["hidden"]) + params["hidden_bias"]
     gates = inputs + recurrent
@@ -59,7 +63,7 @@ def lstm(
 
 
 def run_layer(config: RNNConfig, params: Params, x: jax.Array) -> jax.Array:
-    """One layer over a whole sequence: x [T, B, H] to [T, B, H]."""
+    """Apply one layer to a whole sequence: x [T, B, H] to [T, B, H]."""
     p = nn.cast(params, x.dtype)
     inputs = jnp.einsum("tbd,dgk->tbgk", x, p["input"]) + p["input_bias"]
     zeros = jnp.zeros(x.shape[1:], x.dtype)
@@ -69,7 +73,7 @@ def run_layer(config: RNNConfig, params: Params, x: jax.Array) -> jax.Array:
 
 
 def describe(config: RNNConfig) -> Params:
-    """The parameters' weights."""
+    """Return the weights of the parameters."""
     width, gates, vocab = config.d_hidden, config.num_gates, config.vocab
     layer = {
         "input": weights.normal(width, gates, width, fan_in=width),
@@ -86,7 +90,7 @@ def describe(config: RNNConfig) -> Params:
 
 
 def loss(config: RNNConfig, params: Params, batch: Params) -> jax.Array:
-    """Mean next-token cross entropy."""
+    """Return the mean next-token cross entropy."""
     x = params["embed"][batch["tokens"].T].astype(config.dtype)
     for layer in params["layers"]:
         x = run_layer(config, layer, x)
@@ -98,5 +102,5 @@ def loss(config: RNNConfig, params: Params, batch: Params) -> jax.Array:
 
 
 def make_batch(config: RNNConfig, key: jax.Array) -> Params:
-    """Random tokens and labels, [B, T]."""
+    """Return random tokens and labels, [B, T]."""
     return nn.token_batch(key, config.batch, config.seq_len, config.vocab)

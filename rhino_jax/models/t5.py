@@ -25,8 +25,8 @@ class T5Config(StackConfig):
     """Sizes: V vocab, S source_len, T target_len, D d_model, H heads, K d_head.
 
     Attributes:
-      num_layers: in the encoder, and again in the decoder.
-      position_bias: learned bias of scores by relative position, or none.
+      num_layers: number of layers of the encoder, and of the decoder.
+      position_bias: whether scores have a learned bias by relative position.
     """
 
     vocab: int
@@ -53,13 +53,13 @@ class T5Config(StackConfig):
 def position_bucket(
     distance: jax.Array, *, two_way: bool, buckets: int, max_distance: int
 ) -> jax.Array:
-    """Bucket of a relative position: exact when near, logarithmic when far.
+    """Return the bucket of a relative position: exact when near, logarithmic when far.
 
     Args:
       distance: key position minus query position.
-      two_way: keys after the query have buckets of their own (the encoder).
+      two_way: whether keys after the query have separate buckets (the encoder).
       buckets: number of buckets.
-      max_distance: from here on all share the last bucket.
+      max_distance: distances from here on share the last bucket.
     """
     bucket = jnp.zeros_like(distance)
     if two_way:
@@ -77,7 +77,7 @@ def position_bucket(
 def position_bias(
     config: T5Config, table: jax.Array, seq_len: int, *, two_way: bool
 ) -> jax.Array:
-    """Bias of the scores, [H, S, S], from a table [buckets, H]."""
+    """Return the bias of the scores, [H, S, S], from a table [buckets, H]."""
     positions = jnp.arange(seq_len)
     bucket = position_bucket(
         positions[None, :] - positions[:, None],
@@ -89,11 +89,11 @@ def position_bias(
 
 
 def attention_weights(config: T5Config) -> Params:
-    """q, k, v [D, H, K] each, and out [H, K, D]."""
+    """Return the weights q, k, v [D, H, K] each, and out [H, K, D]."""
     d_model, heads, d_head = config.d_model, config.num_heads, config.d_head
     return {
         "norm": weights.ones(d_model),
-        # The scores are not scaled, so q carries the 1 / sqrt(K).
+        # The scores are not scaled, so q contains the factor 1 / sqrt(K).
         "q": weights.normal(d_model, heads, d_head, fan_in=d_model * d_head),
         "k": weights.normal(d_model, heads, d_head, fan_in=d_model),
         "v": weights.normal(d_model, heads, d_head, fan_in=d_model),
@@ -102,7 +102,7 @@ def attention_weights(config: T5Config) -> Params:
 
 
 def mlp_weights(config: T5Config) -> Params:
-    """up [D, F] and down [F, D]."""
+    """Return the weights up [D, F] and down [F, D]."""
     d_model, d_ff = config.d_model, config.d_ff
     return {
         "norm": weights.ones(d_model),
@@ -119,7 +119,7 @@ def attend(
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Residual attention of x [B, Q, D] to itself, or to a memory [B, S, D]."""
+    """Apply residual attention of x [B, Q, D] to itself, or to a memory [B, S, D]."""
     normed = nn.rms_norm(params["norm"], x)
     source = normed if memory is None else memory
     q = jnp.einsum("bqd,dhk->bqhk", normed, params["q"])
@@ -130,14 +130,14 @@ def attend(
 
 
 def mlp(params: Params, x: jax.Array) -> jax.Array:
-    """Residual two-layer perceptron with ReLU: x [B, S, D] to [B, S, D]."""
+    """Apply a residual two-layer perceptron with ReLU: x [B, S, D] to [B, S, D]."""
     normed = nn.rms_norm(params["norm"], x)
     hidden = jax.nn.relu(jnp.einsum("bsd,df->bsf", normed, params["up"]))
     return x + jnp.einsum("bsf,fd->bsd", hidden, params["down"])
 
 
 def describe(config: T5Config) -> Params:
-    """The parameters' weights."""
+    """Return the weights of the parameters."""
     d_model, num_layers, form = config.d_model, config.num_layers, config.layers
     block = {"attention": attention_weights(config), "mlp": mlp_weights(config)}
     cross = {"cross": attention_weights(config)}
@@ -155,7 +155,7 @@ def describe(config: T5Config) -> Params:
 
 
 def encode(config: T5Config, params: Params, source: jax.Array) -> jax.Array:
-    """The encoder's output: source tokens [B, S] to [B, S, D]."""
+    """Return the encoder's output: source tokens [B, S] to [B, S, D]."""
     bias = None
     if config.position_bias:
         table = params["position_bias"]["encoder"]
@@ -180,7 +180,7 @@ def encode(config: T5Config, params: Params, source: jax.Array) -> jax.Array:
 def decode(
     config: T5Config, params: Params, memory: jax.Array, target: jax.Array
 ) -> jax.Array:
-    """Next-token scores: memory [B, S, D], target tokens [B, T] to [B, T, V]."""
+    """Return next-token scores: memory [B, S, D], target tokens [B, T] to [B, T, V]."""
     bias = None
     if config.position_bias:
         table = params["position_bias"]["decoder"]
@@ -208,14 +208,14 @@ def decode(
 
 
 def loss(config: T5Config, params: Params, batch: Params) -> jax.Array:
-    """Mean next-token cross entropy of the target."""
+    """Return the mean next-token cross entropy of the target."""
     memory = encode(config, params, batch["source"])
     logits = decode(config, params, memory, batch["tokens"])
     return nn.cross_entropy(logits, batch["labels"])
 
 
 def make_batch(config: T5Config, key: jax.Array) -> Params:
-    """Random source [B, S], target tokens and labels [B, T]."""
+    """Return random source [B, S], target tokens and labels [B, T]."""
     source, target = jax.random.split(key)
     shape = (config.batch, config.source_len)
     return {

@@ -1,4 +1,4 @@
-"""Text to train on that every machine has: the sources of Python's own library."""
+"""Training text that every machine has: the sources of Python's standard library."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def stdlib_bytes(limit_bytes: int = 4_000_000) -> np.ndarray:
-    """The standard library's sources, one after the other, as uint8 [N].
+    """Return the standard library's sources, one after the other, as uint8 [N].
 
-    Files are taken in the order of their names, the top level first, without
-    installed packages and tests, until `limit_bytes` are reached.
+    Files are read in the order of their names, the top level first, without installed
+    packages and tests, until `limit_bytes` are reached.
 
     Raises:
       FileNotFoundError: there are no sources, as in some frozen installations.
@@ -40,14 +40,16 @@ def stdlib_bytes(limit_bytes: int = 4_000_000) -> np.ndarray:
 def batches(
     text: np.ndarray, batch: int, seq_len: int, *, seed: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Random windows of a text, without end.
+    """Yield random windows of a text, without end.
 
     Args:
       text: uint8 [N], N > seq_len.
       batch, seq_len: windows in a batch, and bytes in a window.
       seed: the same seed gives the same batches.
+
     Returns:
       `tokens` and `labels`, int32 [batch, seq_len] each: a byte and the next one.
+
     Raises:
       ValueError: the text is shorter than a window.
     """

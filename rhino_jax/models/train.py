@@ -15,13 +15,13 @@ def train_step_for(
     *,
     has_state: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:
-    """A train step: loss, gradients, update.
+    """Return a train step: loss, gradients, update.
 
     Args:
       loss_fn: `loss_fn(params, batch) -> loss`, or with `has_state`
         `loss_fn(params, model_state, batch) -> (loss, model_state)`.
-      optimizer: from optax.
-      has_state: the model has state that is not trained, as BatchNorm's statistics.
+      optimizer: an optax optimizer.
+      has_state: whether the model has untrained state, as BatchNorm's statistics.
     Returns:
       `step(params, opt_state, batch) -> (params, opt_state, loss)`, or with
       `has_state` `step(params, opt_state, model_state, batch) -> (params,

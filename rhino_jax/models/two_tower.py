@@ -28,8 +28,8 @@ class TwoTowerConfig(StackConfig):
 
     Attributes:
       patch: side of a patch in pixels.
-      pool: the image's vector is a class token's, or the patches' mean.
-      d_embed: of the space that both towers map into.
+      pool: whether the image's vector is that of a class token, or the patches' mean.
+      d_embed: size of the space that both towers map into.
     """
 
     image_size: int
@@ -47,7 +47,7 @@ class TwoTowerConfig(StackConfig):
 
     @property
     def image_len(self) -> int:
-        """Number of patches, and the class token."""
+        """Number of patches, plus one for a class token."""
         return (self.image_size // self.patch) ** 2 + (self.pool == "class")
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -64,7 +64,7 @@ class TwoTowerConfig(StackConfig):
 def tower_weights(
     config: TwoTowerConfig, layers: int, d_model: int, heads: int, length: int
 ) -> Params:
-    """What both towers have."""
+    """Return the weights that both towers have."""
     block = gpt.block_weights(d_model, heads, 4 * d_model)
     return {
         "position": Weight((length, d_model), std=0.02),
@@ -75,7 +75,7 @@ def tower_weights(
 
 
 def describe(config: TwoTowerConfig) -> Params:
-    """The parameters' weights."""
+    """Return the weights of the parameters."""
     width = config.image_d_model
     image = tower_weights(
         config, config.image_layers, width, config.image_heads, config.image_len
@@ -98,7 +98,7 @@ def describe(config: TwoTowerConfig) -> Params:
 def run_blocks(
     config: TwoTowerConfig, params: Params, x: jax.Array, mask: jax.Array | None
 ) -> jax.Array:
-    """A tower's blocks and last LayerNorm: x [B, S, D] to [B, S, D]."""
+    """Apply a tower's blocks and last LayerNorm: x [B, S, D] to [B, S, D]."""
     x = nn.run_stack(
         lambda p, x: gpt.block(p, x, mask),
         params["blocks"],
@@ -113,7 +113,7 @@ def run_blocks(
 def encode_image(
     config: TwoTowerConfig, params: Params, images: jax.Array
 ) -> jax.Array:
-    """Unit vectors of images: [B, H, W, 3] to [B, d_embed]."""
+    """Return unit vectors of images: [B, H, W, 3] to [B, d_embed]."""
     x = jax.lax.conv_general_dilated(
         images.astype(config.dtype),
         params["patch"].astype(config.dtype),
@@ -133,7 +133,7 @@ def encode_image(
 
 
 def encode_text(config: TwoTowerConfig, params: Params, tokens: jax.Array) -> jax.Array:
-    """Unit vectors of texts: [B, S] to [B, d_embed].
+    """Return unit vectors of texts: [B, S] to [B, d_embed].
 
     A text's vector is that of its end token, which has the highest id.
     """
@@ -145,13 +145,13 @@ def encode_text(config: TwoTowerConfig, params: Params, tokens: jax.Array) -> ja
 
 
 def unit(x: jax.Array) -> jax.Array:
-    """Rows of length 1, float32."""
+    """Normalise rows to length 1, in float32."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-12)
 
 
 def loss(config: TwoTowerConfig, params: Params, batch: Params) -> jax.Array:
-    """Symmetric cross entropy of the pairs among all pairs of the batch."""
+    """Return the symmetric cross entropy of the pairs among all pairs of the batch."""
     images = encode_image(config, params["image"], batch["images"])
     texts = encode_text(config, params["text"], batch["tokens"])
     logits = jnp.exp(params["log_scale"]) * jnp.einsum("ae,be->ab", images, texts)
@@ -161,7 +161,7 @@ def loss(config: TwoTowerConfig, params: Params, batch: Params) -> jax.Array:
 
 
 def make_batch(config: TwoTowerConfig, key: jax.Array) -> Params:
-    """Random images [B, H, W, 3] and texts [B, S]."""
+    """Return random images [B, H, W, 3] and texts [B, S]."""
     images, tokens = jax.random.split(key)
     size = config.image_size
     return {

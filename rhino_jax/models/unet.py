@@ -1,4 +1,4 @@
-"""U-Net with skips, timestep embedding and a denoising loss.
+"""U-Net with skip connections, timestep embedding and a denoising loss.
 
 The noise is drawn inside the step, from a seed in the batch.
 
@@ -26,13 +26,13 @@ class UNetConfig(TrainConfig):
     """Sizes: images [N, image_size, image_size, image_channels].
 
     Attributes:
-      channels: of the outermost level.
-      multipliers: on `channels`, one per level; a level halves the image.
+      channels: channels of the outermost level.
+      multipliers: factors of `channels`, one per level; a level halves the image.
       blocks: residual blocks per level on the way down, one more on the way up.
       attention_size: image size at which residual blocks are followed by attention.
-      groups: of GroupNorm.
+      groups: groups of GroupNorm.
       upsample: repeat pixels and convolve, or transposed convolution.
-      num_timesteps: of the diffusion.
+      num_timesteps: number of timesteps of the diffusion.
     """
 
     image_size: int
@@ -56,7 +56,7 @@ class UNetConfig(TrainConfig):
 
 
 def conv_weights(size: int, inputs: int, outputs: int) -> Params:
-    """Kernel [size, size, I, O] and bias [O]."""
+    """Return a kernel [size, size, I, O] and a bias [O]."""
     fan_in = size * size * inputs
     return {
         "kernel": weights.normal(size, size, inputs, outputs, fan_in=fan_in),
@@ -65,12 +65,12 @@ def conv_weights(size: int, inputs: int, outputs: int) -> Params:
 
 
 def apply_conv(params: Params, x: jax.Array, stride: int = 1) -> jax.Array:
-    """x [N, H, W, I] to [N, H/stride, W/stride, O]."""
+    """Apply a convolution: x [N, H, W, I] to [N, H/stride, W/stride, O]."""
     return conv(x, params["kernel"], stride) + params["bias"].astype(x.dtype)
 
 
 def group_norm(params: Params, x: jax.Array, groups: int) -> jax.Array:
-    """GroupNorm of x [N, H, W, C], in float32."""
+    """Apply GroupNorm to x [N, H, W, C], in float32."""
     wide = x.astype(jnp.float32).reshape(*x.shape[:3], groups, -1)
     mean = wide.mean((1, 2, 4), keepdims=True)
     variance = jnp.square(wide - mean).mean((1, 2, 4), keepdims=True)
@@ -79,7 +79,9 @@ def group_norm(params: Params, x: jax.Array, groups: int) -> jax.Array:
 
 
 def residual_weights(config: UNetConfig, inputs: int, outputs: int) -> Params:
-    """Two convolutions, the timestep's projection, a shortcut where sizes differ."""
+    """Return two convolutions, the timestep's projection, a shortcut if sizes
+    differ.
+    """
     d_time = 4 * config.channels
     params = {
         "norm_first": weights.norm(inputs),
@@ -95,7 +97,7 @@ def residual_weights(config: UNetConfig, inputs: int, outputs: int) -> Params:
 
 
 def residual(params: Params, x: jax.Array, time: jax.Array, groups: int) -> jax.Array:
-    """x [N, H, W, I] and time [N, 4 C] to [N, H, W, O]."""
+    """Apply a residual block: x [N, H, W, I] and time [N, 4 C] to [N, H, W, O]."""
     hidden = jax.nn.silu(group_norm(params["norm_first"], x, groups))
     hidden = apply_conv(params["first"], hidden)
     shift = jnp.einsum("nt,to->no", jax.nn.silu(time), params["time"].astype(x.dtype))
@@ -107,13 +109,13 @@ def residual(params: Params, x: jax.Array, time: jax.Array, groups: int) -> jax.
 
 
 def attention_weights(channels: int) -> Params:
-    """q, k, v and out, [1, 1, C, C] with bias each."""
+    """Return q, k, v and out, [1, 1, C, C] with a bias each."""
     convs = {n: conv_weights(1, channels, channels) for n in ("q", "k", "v", "out")}
     return {"norm": weights.norm(channels), **convs}
 
 
 def attend(params: Params, x: jax.Array, groups: int) -> jax.Array:
-    """Residual single-head attention between all pixels of x [N, H, W, C]."""
+    """Apply residual single-head attention between all pixels of x [N, H, W, C]."""
     normed = group_norm(params["norm"], x, groups)
     q, k, v = (apply_conv(params[name], normed) for name in ("q", "k", "v"))
     scores = jnp.einsum("nhwc,nyxc->nhwyx", q, k).astype(jnp.float32)
@@ -124,12 +126,12 @@ def attend(params: Params, x: jax.Array, groups: int) -> jax.Array:
 
 
 def upsample_weights(config: UNetConfig, channels: int) -> Params:
-    """A 3x3 convolution after repeating, or a transposed one of 2x2."""
+    """Return a 3x3 convolution for repeated pixels, or a transposed one of 2x2."""
     return conv_weights(3 if config.upsample == "repeat" else 2, channels, channels)
 
 
 def upsample(config: UNetConfig, params: Params, x: jax.Array) -> jax.Array:
-    """x [N, H, W, C] to [N, 2 H, 2 W, C]."""
+    """Double the image: x [N, H, W, C] to [N, 2 H, 2 W, C]."""
     if config.upsample == "repeat":
         return apply_conv(params, x.repeat(2, axis=1).repeat(2, axis=2))
     x = jax.lax.conv_transpose(
@@ -143,7 +145,7 @@ def upsample(config: UNetConfig, params: Params, x: jax.Array) -> jax.Array:
 
 
 def describe(config: UNetConfig) -> Params:
-    """The parameters' weights; `down` and `up` hold one tree per level."""
+    """Return the weights of the parameters; `down` and `up` have one tree per level."""
     base, size = config.channels, config.image_size
 
     def stage(inputs: int, outputs: int, size: int) -> Params:
@@ -196,7 +198,7 @@ def describe(config: UNetConfig) -> Params:
 
 
 def embed_time(config: UNetConfig, params: Params, timestep: jax.Array) -> jax.Array:
-    """Sines and cosines, then two dense layers: timestep [N] to [N, 4 C]."""
+    """Apply sines and cosines, then two dense layers: timestep [N] to [N, 4 C]."""
     half = config.channels // 2
     frequency = jnp.exp(-math.log(10000) * jnp.arange(half) / (half - 1))
     angle = timestep[:, None] * frequency
@@ -209,7 +211,9 @@ def embed_time(config: UNetConfig, params: Params, timestep: jax.Array) -> jax.A
 def forward(
     config: UNetConfig, params: Params, images: jax.Array, timestep: jax.Array
 ) -> jax.Array:
-    """The predicted noise: images [N, H, W, C] and timestep [N] to [N, H, W, C]."""
+    """Return the predicted noise: images [N, H, W, C] and timestep [N] to [N, H, W,
+    C].
+    """
     time = embed_time(config, params, timestep)
 
     def stage(params: Params, x: jax.Array) -> jax.Array:
@@ -241,7 +245,7 @@ def forward(
 
 
 def loss(config: UNetConfig, params: Params, batch: Params) -> jax.Array:
-    """Mean squared error of the noise predicted at a random timestep."""
+    """Return the mean squared error of the noise predicted at a random timestep."""
     images = batch["images"]
     time_key, noise_key = jax.random.split(jax.random.key(batch["seed"]))
     timestep = jax.random.randint(time_key, images.shape[:1], 0, config.num_timesteps)
@@ -254,7 +258,7 @@ def loss(config: UNetConfig, params: Params, batch: Params) -> jax.Array:
 
 
 def make_batch(config: UNetConfig, key: jax.Array) -> Params:
-    """Random images [N, H, W, C], and the seed of the step's noise."""
+    """Return random images [N, H, W, C], and the seed of the step's noise."""
     size = config.image_size
     shape = (config.batch, size, size, config.image_channels)
     return {

@@ -1,7 +1,7 @@
-"""Parameters described first and drawn afterwards.
+"""Descriptions of parameters, and their initialization.
 
 A model describes its parameters as a tree of `Weight`s; `draw` turns such a tree
-into arrays. So no model splits keys, and describing a large model costs nothing.
+into arrays. So no model splits keys, and a description of a large model is cheap.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 
 
-# A draw costs the compiler more than a layer does, so that small weights share one;
-# larger ones are drawn alone, where they can be born sharded.
+# A random draw costs more compile time than a layer, so small weights share one; larger
+# ones are drawn separately, so that they can be created sharded.
 _SHARED_BELOW = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A float32 array of independent normal numbers; constant where `std` is 0."""
+    """A float32 array of independent normal numbers; constant if `std` is 0."""
 
     shape: tuple[int, ...]
     std: float
@@ -29,7 +29,7 @@ class Weight:
 
 
 def normal(*shape: int, fan_in: int) -> Weight:
-    """Variance 1 / fan_in."""
+    """Return a weight of variance 1 / fan_in."""
     return Weight(shape, fan_in**-0.5)
 
 
@@ -42,18 +42,18 @@ def ones(*shape: int) -> Weight:
 
 
 def norm(d_model: int) -> dict[str, Weight]:
-    """Scale and bias of a LayerNorm: [D] each."""
+    """Return scale and bias of a LayerNorm: [D] each."""
     return {"scale": ones(d_model), "bias": zeros(d_model)}
 
 
 def stack(block: Any, num_layers: int, layers: str) -> Any:
-    """Equal blocks.
+    """Return the weights of equal blocks.
 
     Args:
       block: one block's tree of weights.
-      num_layers: how many.
-      layers: "scan" gives every weight a leading dim of `num_layers`; "unroll" makes
-        a tuple of the blocks' trees.
+      num_layers: number of blocks.
+      layers: "scan" gives every weight a leading dim of `num_layers`; "unroll" makes a
+        tuple of the blocks' trees.
     """
     if layers == "unroll":
         return (block,) * num_layers
@@ -61,7 +61,7 @@ def stack(block: Any, num_layers: int, layers: str) -> Any:
 
 
 def draw(tree: Any, key: jax.Array) -> Any:
-    """The arrays that a tree of weights describes."""
+    """Return the arrays that a tree of weights describes."""
     weights, structure = jax.tree.flatten(tree)
     shared_key, own_key = jax.random.split(key)
     sizes = [math.prod(w.shape) for w in weights]

@@ -30,12 +30,12 @@ class WideResNetConfig(TrainConfig):
     """Sizes: images [N, image_size, image_size, 3].
 
     Attributes:
-      blocks: number of blocks in each stage; a stage halves the image and doubles
-        the channels of the one before.
-      channels: of the first stage, before the bottleneck's expansion by 4.
+      blocks: number of blocks in each stage; a stage halves the image and doubles the
+        channels of the one before.
+      channels: channels of the first stage, before the bottleneck's expansion by 4.
       width: factor on the bottleneck's inner channels.
-      widens: what has these: the whole inside of a bottleneck, or only the result of
-        its 3x3 convolution, as in Alpa's models.
+      widens: parts that `width` applies to: the whole inside of a bottleneck, or only
+        the result of its 3x3 convolution, as in Alpa's models.
       stem: "imagenet" is 7x7 with stride 2 and max-pooling, "cifar" is 3x3.
     """
 
@@ -48,7 +48,7 @@ class WideResNetConfig(TrainConfig):
     stem: Literal["imagenet", "cifar"] = "imagenet"
 
     def stages(self) -> tuple[tuple[int, int, int], ...]:
-        """(input channels, channels, stride) of every block in order."""
+        """Return (input channels, channels, stride) of every block in order."""
         found, inputs = [], self.channels
         for stage, num in enumerate(self.blocks):
             channels = self.channels * 2**stage
@@ -59,7 +59,7 @@ class WideResNetConfig(TrainConfig):
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """x [N, H, W, I], kernel [KH, KW, I, O]; same padding, no bias."""
+    """Convolve x [N, H, W, I] with kernel [KH, KW, I, O]; same padding, no bias."""
     return jax.lax.conv_general_dilated(
         x,
         kernel.astype(x.dtype),
@@ -70,7 +70,9 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def batch_norm(params: Params, state: Params, x: jax.Array) -> tuple[jax.Array, Params]:
-    """Normalise x [N, H, W, C] by its own statistics, and average those."""
+    """Normalise x [N, H, W, C] by its own statistics, and update their running
+    averages.
+    """
     wide = x.astype(jnp.float32)
     mean = wide.mean((0, 1, 2))
     variance = jnp.square(wide - mean).mean((0, 1, 2))
@@ -82,7 +84,7 @@ def batch_norm(params: Params, state: Params, x: jax.Array) -> tuple[jax.Array, 
 
 
 def conv_norm_weights(size: int, inputs: int, outputs: int) -> Params:
-    """A convolution followed by BatchNorm."""
+    """Return the weights of a convolution followed by BatchNorm."""
     return {
         "kernel": weights.normal(
             size, size, inputs, outputs, fan_in=size * size * outputs // 2
@@ -95,7 +97,7 @@ def conv_norm_weights(size: int, inputs: int, outputs: int) -> Params:
 def block_weights(
     config: WideResNetConfig, inputs: int, channels: int, stride: int
 ) -> Params:
-    """One bottleneck."""
+    """Return the weights of one bottleneck."""
     inner, outputs = channels * config.width, channels * _EXPANSION
     reduced = inner if config.widens == "inside" else channels
     params = {
@@ -109,7 +111,7 @@ def block_weights(
 
 
 def statistics(conv_norm: Params) -> Params:
-    """The state of one BatchNorm: mean 0 and variance 1 before the first step."""
+    """Return the initial state of one BatchNorm: mean 0 and variance 1."""
     outputs = conv_norm["scale"].shape[0]
     return {"mean": weights.zeros(outputs), "variance": weights.ones(outputs)}
 
@@ -117,7 +119,9 @@ def statistics(conv_norm: Params) -> Params:
 def block(
     params: Params, state: Params, x: jax.Array, stride: int
 ) -> tuple[jax.Array, Params]:
-    """One bottleneck with its residual."""
+    """Apply one bottleneck with its residual; return the result and the new
+    statistics.
+    """
     new: Params = {}
 
     def conv_norm(name: str, x: jax.Array, stride: int = 1) -> jax.Array:
@@ -134,7 +138,7 @@ def block(
 
 
 def describe(config: WideResNetConfig) -> tuple[Params, Params]:
-    """The weights of parameters and of BatchNorm's state."""
+    """Return the weights of the parameters and of BatchNorm's state."""
     stages = config.stages()
     features = stages[-1][1] * _EXPANSION
     stem = conv_norm_weights(7 if config.stem == "imagenet" else 3, 3, config.channels)
@@ -150,7 +154,7 @@ def describe(config: WideResNetConfig) -> tuple[Params, Params]:
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """3x3 with stride 2: x [N, H, W, C] to [N, H/2, W/2, C]."""
+    """Apply 3x3 max-pooling with stride 2: x [N, H, W, C] to [N, H/2, W/2, C]."""
     return jax.lax.reduce_window(
         x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"
     )
@@ -159,7 +163,7 @@ def max_pool(x: jax.Array) -> jax.Array:
 def loss(
     config: WideResNetConfig, params: Params, state: Params, batch: Params
 ) -> tuple[jax.Array, Params]:
-    """Mean cross entropy of the classes, and the new BatchNorm state."""
+    """Return the mean cross entropy of the classes, and the new BatchNorm state."""
     x = batch["images"].astype(config.dtype)
     x = conv(x, params["stem"]["kernel"], 2 if config.stem == "imagenet" else 1)
     x, stem_state = batch_norm(params["stem"], state["stem"], x)
@@ -179,7 +183,7 @@ def loss(
 
 
 def make_batch(config: WideResNetConfig, key: jax.Array) -> Params:
-    """Random images [N, H, W, 3] and class labels [N]."""
+    """Return random images [N, H, W, 3] and class labels [N]."""
     images, labels = jax.random.split(key)
     size = config.image_size
     return {

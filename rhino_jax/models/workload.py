@@ -1,4 +1,4 @@
-"""A workload: a function to plan, with everything that is needed to call it."""
+"""A workload: a function to plan, with all that its call needs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ class Workload:
 
     Attributes:
       name: as in `rhino_jax.models.registry.names`.
-      config: the sizes.
-      init: from a PRNG key to the tuple of state arguments: (params, opt_state) to
-        train, (params, opt_state, model_state) with BatchNorm, (params,) to decode.
-      make_batch: from a PRNG key to the step's last argument.
+      config: its sizes.
+      init: function from a PRNG key to the tuple of state arguments: (params,
+        opt_state) to train, (params, opt_state, model_state) with BatchNorm, (params,)
+        to decode.
+      make_batch: function from a PRNG key to the step's last argument.
       step: the function to plan. When training, `step(*state, batch)` returns
         `(*state, loss)`; when decoding, `step(params, prompt)` returns tokens.
       donate_argnums: positions of the arguments that are fed back.
-      jit: compiles the step on one device, as `nnx.jit` where state is a Flax object
-        that the step changes in place, and not returned.
+      jit: compiles the step on one device; `nnx.jit` if state is a Flax object that the
+        step changes in place, and does not return.
     """
 
     name: str
@@ -38,15 +39,15 @@ class Workload:
     jit: Callable[..., Any] = jax.jit
 
     def make_args(self, key: jax.Array) -> tuple[Any, ...]:
-        """Concrete arguments of `step`; allocates, so for small sizes."""
+        """Return concrete arguments of `step`; allocates, so for small sizes."""
         return jax.jit(self._args)(key)
 
     def abstract_args(self) -> tuple[Any, ...]:
-        """The arguments of `step` as ShapeDtypeStructs; allocates nothing."""
+        """Return the arguments of `step` as ShapeDtypeStructs; allocates nothing."""
         return jax.eval_shape(self._args, jax.eval_shape(lambda: jax.random.key(0)))
 
     def num_params(self) -> int:
-        """Number of trained scalars."""
+        """Return the number of trained scalars."""
         params = self.abstract_args()[0]
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 

@@ -1,4 +1,4 @@
-"""The experts' recipes on one model: which options of its nodes they allow."""
+"""Experts' recipes on one model: the options of its nodes that they allow."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rhino_jax.solver.restriction import Restrictions
 
 @dataclass(slots=True)
 class RecipeBook:
-    """Turns recipes into restrictions of one model's options.
+    """Converter of recipes to restrictions of one model's options.
 
     Attributes:
       model: the search model.
-      dim_classes, roles: what its dims and inputs are.
-      inner: dim classes that model axes cut, found by walking the matmuls.
-      views: [nodes], what recipes look at: one object for all that look alike.
+      dim_classes, roles: classes of its dims, and roles of its dims and inputs.
+      inner: dim classes that model axes shard, found by walking the matmuls.
+      views: [nodes], the properties of a node that recipes depend on; equal views are
+        one object.
     """
 
     model: MeshModel
@@ -57,7 +58,7 @@ class RecipeBook:
         )
 
     def allows(self, recipe: Recipe) -> bool:
-        """Whether the recipe has a meaning here."""
+        """Whether the recipe is applicable to this model."""
         if not self.roles.batch or (recipe.model and not self.inner):
             return False
         if recipe.cuts_sequence and not self.roles.sequence:
@@ -67,7 +68,7 @@ class RecipeBook:
     def restrict(
         self, recipes: Sequence[Recipe], nodes: Sequence[Node]
     ) -> Restrictions:
-        """What recipes that have a meaning leave of the nodes' options."""
+        """Return the nodes' options that applicable recipes allow."""
         numbers: dict[NodeClass, int] = {}
         kinds = [numbers.setdefault(self._kind(n), len(numbers)) for n in nodes]
         every = Kinds.of(list(numbers))
@@ -75,9 +76,18 @@ class RecipeBook:
         return Restrictions.of(permitted, every.first, np.array(kinds))
 
     def most_cut(self, nodes: Sequence[Node], left: Restrictions) -> Labels:
-        """[restrictions, nodes], of the options that are left the place of that whose
-        results are cut by most mesh axes, and that then costs least."""
-        # Equal nodes share one object of options, and one array of what is left.
+        """Return the allowed options with the most mesh axes in their results.
+
+        Of several the one of lowest cost is chosen.
+
+        Args:
+          nodes: the nodes.
+          left: the allowed options.
+
+        Returns:
+          [restrictions, nodes], positions among the allowed options.
+        """
+        # Equal nodes share one object of options, and one array of allowed ones.
         found: dict[tuple[int, int], np.ndarray] = {}
         chosen = []
         for node, places in zip(nodes, left.options, strict=True):
@@ -91,7 +101,7 @@ class RecipeBook:
         return np.array(chosen, dtype=np.int64).T
 
     def _axes_of_results(self, strategies: tuple[Strategy, ...]) -> np.ndarray:
-        """How many axes cut the results under each strategy."""
+        """Return the number of axes that shard the results under each strategy."""
         found = self._num_cut.get(id(strategies))
         if found is None:
             every = [sum(map(len, sum(s.results, ()))) for s in strategies]
@@ -99,7 +109,7 @@ class RecipeBook:
         return found
 
     def _kind(self, node: Node) -> NodeClass:
-        # Ops that differ in cost only share their strategies.
+        # Ops that differ only in cost share their strategies.
         strategies = self.model.options[node.id].strategies
         view = self.views[node.id]
         key = id(strategies), id(view)
@@ -116,11 +126,11 @@ class RecipeBook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Views:
-    """What recipes look at in nodes.
+    """Factory of node views, with sharing of equal ones.
 
     Attributes:
       dim_classes, roles: see `RecipeBook`.
-      role: of every element its `Role`.
+      role: the `Role` of every element of the dim classes.
       stored: ids of border nodes through which loops read parameters.
     """
 
@@ -132,7 +142,7 @@ class _Views:
     _of_ops: dict[tuple[bytes, int, bool], NodeView] = field(default_factory=dict)
 
     def of(self, node: Node) -> NodeView:
-        """Of a node: one object for all that look alike."""
+        """Return the view of a node; equal views are one object."""
         if node.kind is not NodeKind.OP:
             return self._of_border(node)
         op = node.op
@@ -171,8 +181,10 @@ class _Views:
 
 
 def _stored(model: MeshModel, roles: Roles) -> frozenset[int]:
-    """Return the border nodes through which loops read parameters: constants, slices
-    of stacks, carries."""
+    """Return the border nodes through which loops read parameters.
+
+    These are constants, slices of stacked layers, and carries.
+    """
     graph = model.graph
     own = {
         n.id
@@ -198,9 +210,13 @@ def _stored(model: MeshModel, roles: Roles) -> frozenset[int]:
 def _inner_dim_classes(
     model: MeshModel, dim_classes: DimClasses, roles: Roles
 ) -> frozenset[Element]:
-    """Walk the matmuls in order: a weight whose contracted class is already cut is
-    cut by rows; otherwise its largest free class that nothing claims is cut by
-    columns, and what it contracts stays whole."""
+    """Return the dim classes that model axes shard, found by walking the matmuls in
+    order.
+
+    A weight whose contracted class is already sharded is sharded by rows. Otherwise its
+    largest free class that no other claims is sharded by columns, and its contracted
+    class is not.
+    """
     graph, sizes = model.graph, [n for n in model.mesh.sizes if n > 1]
     smallest = sizes[-1] if sizes else 1
     inner: set[Element] = set()
@@ -240,6 +256,6 @@ def _inner_dim_classes(
             ]
             if any(d in inner for _, _, d in claimed) or not claimed:
                 continue
-            # Heads before head width: the first that divides, unless it is tiny.
+            # Heads precede head width: the first that divides, unless it is tiny.
             inner.add(min(claimed, key=lambda c: -c[1])[2])
     return frozenset(inner)

@@ -1,9 +1,9 @@
 """The experts' recipes, as restrictions of the search space.
 
-A recipe says which dim classes each mesh axis may cut, for activations,
+A recipe specifies which dim classes each mesh axis may shard, for activations,
 parameters and optimizer state. The cheapest plan within the restriction is the
-recipe at its best; it is costed by the same model, starts the search, and stands
-in the plan's table.
+recipe at its best; it is costed by the same model, is a hint for the search, and a
+row of the plan's table.
 
 Source: of every recipe in `rhino_jax.recipes.table`.
 """
@@ -25,15 +25,17 @@ from rhino_jax.recipes.table import EXPERTS
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Attributes:
-    name: as users know it.
-    data: mesh axes that cut the batch.
-    model: mesh axes that cut heads, hidden widths, experts, vocabulary.
-    cuts_params: data axes also cut stored parameters (ZeRO-3, FSDP), which loops read
-      as they are stored, and gather where they use them.
-    cuts_state: data axes also cut optimizer state (ZeRO-1).
-    cuts_sequence: model axes cut the sequence between matmuls.
-    is_plain: what data axes may cut they do cut wherever they can, cheaper or not.
+    """An expert's recipe on one mesh.
+
+    Attributes:
+      name: name that users know.
+      data: mesh axes that shard the batch.
+      model: mesh axes that shard heads, hidden widths, experts, vocabulary.
+      cuts_params: whether data axes also shard stored parameters (ZeRO-3, FSDP), which
+        loops read as stored, and gather where they use them.
+      cuts_state: whether data axes also shard optimizer state (ZeRO-1).
+      cuts_sequence: whether model axes shard the sequence between matmuls.
+      is_plain: whether data axes shard all that they may, cheaper or not.
     """
 
     name: str
@@ -46,7 +48,9 @@ class Recipe:
 
 
 def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
-    """Data parallelism, ZeRO-1 and FSDP as people type them, over all of the mesh."""
+    """Return data parallelism, ZeRO-1 and FSDP as people type them, over all of the
+    mesh.
+    """
     return tuple(
         replace(r, is_plain=True)
         for r in recipes_for(mesh)
@@ -55,8 +59,10 @@ def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
 
 
 def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
-    """The recipes that a mesh allows: the model axis is the last that has several
-    devices."""
+    """Return the recipes that a mesh allows.
+
+    The model axis is the last one that has several devices.
+    """
     every = mesh.long
     if not every:
         return ()
@@ -79,27 +85,29 @@ def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
 
 
 class Role(enum.IntEnum):
-    """What an expert calls a class of dims."""
+    """Role of a dim class in a recipe."""
 
     BATCH = 0
     SEQUENCE = 1
     INNER = 2
     OTHER = 3
     NONE = 4
-    """Of an axis that cuts nothing."""
+    """Role of an axis that shards no dim."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """All that a recipe looks at in a node: equal views allow equal options.
+    """Properties of a node that recipes depend on: equal views allow equal options.
 
     Attributes:
       cut: role of every factor (op) or dim (border node).
       results: role of every dim of every result.
-      is_op, is_heavy: an op; one that is neither elementwise nor a reduction.
-      is_data, is_param: an input that is data; one that is not optimizer state.
-      is_state: an input that is.
-      is_stored: a parameter, perhaps cast, as a loop reads it.
+      is_op, is_heavy: whether it is an op; whether it is one that is neither
+        elementwise nor a reduction.
+      is_data, is_param: whether it is an input that is data; that is not optimizer
+        state.
+      is_state: whether it is an input that is optimizer state.
+      is_stored: whether it is a parameter, perhaps cast, as a loop reads it.
     """
 
     cut: tuple[Role, ...]
@@ -114,15 +122,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeClass:
-    """Nodes with the same strategies that look alike to recipes.
+    """Nodes with the same strategies and equal views.
 
     Attributes:
-      view: what recipes look at.
+      view: their view.
       cut: [strategies, axes], the `Role` of the factor (op) or dim (border node) that
-        each mesh axis cuts.
-      scattered: for every result the same, of the dim that an axis cuts only when
-        partial sums are combined.
-      is_one_dim: [strategies], whether all axes cut the same.
+        each mesh axis shards.
+      scattered: for every result, [strategies, axes], the `Role` of the dim that an
+        axis shards only when partial sums are combined (reduce-scatter).
+      is_one_dim: [strategies], whether all axes shard the same dim.
     """
 
     view: NodeView
@@ -132,7 +140,7 @@ class NodeClass:
 
     @classmethod
     def of(cls, view: NodeView, axes: AxisPlaces, long: tuple[int, ...]) -> NodeClass:
-        # As an index, NOWHERE is the last.
+        # As an index, NOWHERE is -1, the last entry.
         cut = np.array([*(view.cut if view.is_op else view.results[0]), Role.NONE])
         scattered = zip(view.results, axes.scattered, strict=False)
         return cls(
@@ -145,17 +153,17 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinds:
-    """All kinds of nodes of a model, the strategies of one after those of the other.
+    """All node classes of a model, with their strategies concatenated.
 
     Attributes:
-      first: where every kind's strategies begin.
-      cut: [strategies, axes], as of `NodeClass`.
-      scattered: for every result likewise; nothing where a kind has fewer results.
-      looks: [strategies, 3], whether the node is heavy, holds a dim of the batch, and
-        is a parameter.
-      is_batched: for every result, [strategies]: whether it holds one.
-      is_data, is_param, is_state, is_stored: [strategies], as of `NodeView`.
-      is_one_dim: as of `NodeClass`.
+      first: position of every class's first strategy.
+      cut: [strategies, axes], as in `NodeClass`.
+      scattered: for every result likewise; `Role.NONE` if a class has fewer results.
+      looks: [strategies, 3], whether the node is heavy, has a batch dim, and is a
+        parameter.
+      is_batched: for every result, [strategies]: whether it has a batch dim.
+      is_data, is_param, is_state, is_stored: [strategies], as in `NodeView`.
+      is_one_dim: as in `NodeClass`.
     """
 
     first: np.ndarray
@@ -174,7 +182,7 @@ class Kinds:
         sizes = np.array([len(k.cut) for k in kinds])
         views = [k.view for k in kinds]
         looks = [(p.is_heavy, Role.BATCH in p.cut, p.is_param) for p in views]
-        # Of every result what is scattered, and the roles of its dims.
+        # For every result its scattered roles, and the roles of its dims.
         rows = [list(zip(k.scattered, k.view.results, strict=False)) for k in kinds]
         most = max(map(len, rows))
         for k, row in zip(kinds, rows, strict=True):
@@ -197,7 +205,9 @@ class Kinds:
         )
 
     def permitted(self, recipe: Recipe) -> np.ndarray:
-        """Which strategies a recipe permits; a kind's first where it permits none."""
+        """Return [strategies], whether a recipe permits each; the first of a class if
+        none.
+        """
         axes = np.arange(self.cut.shape[1])
         looks = [x[:, None] for x in self.looks.T]
         cuts, scatters = _tables(recipe, len(axes))
@@ -206,11 +216,11 @@ class Kinds:
             found &= scatters[is_batched[:, None].astype(int), axes, scattered].all(
                 axis=1
             )
-        # Data enters cut over all data axes, where it can be.
+        # Data is sharded over all data axes, where possible.
         is_cut = found & (self.cut[:, list(recipe.data)] != Role.NONE).all(axis=1)
         must_be_cut = self.is_data | (self.is_stored & recipe.cuts_params)
         if recipe.is_plain:
-            # So is all that has a batch, and so are parameters and state, in one dim.
+            # So are values with a batch, and parameters and state, in one dim.
             is_cut &= self.is_one_dim
             must_be_cut |= self.looks[:, 1] == 1
             must_be_cut |= self.is_param & recipe.cuts_params
@@ -220,14 +230,20 @@ class Kinds:
         return found
 
     def _any(self, found: np.ndarray) -> np.ndarray:
-        """[strategies], whether any of the kind is among those found."""
+        """Return [strategies], whether any strategy of its class is among those
+        found.
+        """
         sizes = np.diff(self.first, append=len(found))
         return np.repeat(np.logical_or.reduceat(found, self.first), sizes)
 
 
 def _tables(recipe: Recipe, num_axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether an axis may cut a dim, and whether it may cut one only when partial sums
-    are combined: [*looks, axes, `Role`] and [is batched, axes, `Role`]."""
+    """Return whether an axis may shard a dim, and whether it may do so by
+    reduce-scatter.
+
+    Returns:
+      [*looks, axes, `Role`] and [is batched, axes, `Role`].
+    """
 
     def table(may: Callable[[int, Role], bool]) -> list[list[bool]]:
         return [[r is Role.NONE or may(a, r) for r in Role] for a in range(num_axes)]

@@ -1,6 +1,6 @@
-"""The experts' recipes, one entry each: what data and model axes cut.
+"""The experts' recipes, one entry each: the values that data and model axes shard.
 
-An entry says nothing of meshes; `rhino_jax.recipes.recipes` lays it over one.
+Entries are independent of meshes; `rhino_jax.recipes.recipes` applies them to one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ class Expert:
     """A recipe, whatever the mesh.
 
     Attributes:
-      name: as users know it.
-      source: who proposed it.
-      has_model_axis: the last mesh axis of several devices cuts heads, hidden widths,
-        experts and vocabulary; the others cut the batch. Otherwise all cut the batch.
-      needs_data_axis: it is another recipe where no axis is left for the batch.
-      cuts_params, cuts_state, cuts_sequence: as of `Recipe`.
+      name: name that users know.
+      source: publication that proposed it.
+      has_model_axis: whether the last mesh axis of several devices shards heads, hidden
+        widths, experts and vocabulary, and the others the batch. Otherwise all shard
+        the batch.
+      needs_data_axis: whether it requires an axis for the batch; without one it would
+        be another recipe.
+      cuts_params, cuts_state, cuts_sequence: as in `Recipe`.
     """
 
     name: str
@@ -60,4 +62,4 @@ EXPERTS = (
         cuts_sequence=True,
     ),
 )
-"""In the order in which plans list them."""
+"""All recipes, in the order in which plans list them."""
