@@ -1,4 +1,4 @@
-"""One cell: a method on a row, from its plan to what the compiler made of it."""
+"""One cell: a method on a row, from its plan to its compiled program."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from rhino_jax.bench.suite import BenchRow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRun:
-    """The cells of one row, each made in child processes.
+    """Runner of one row's cells, each in child processes.
 
     Attributes:
       row: the row.
-      store: where everything is.
-      versions: of what plans and compiles.
-      timeout_s: of planning the row, and of each plan that a cell compiles.
-      stop: ends what runs, once it is set.
+      store: folder of the benchmark.
+      versions: versions of the planner and compilers.
+      timeout_s: time limit of planning the row, and of each plan that a cell compiles,
+        in seconds.
+      stop: kills running processes when it is set.
     """
 
     row: BenchRow
@@ -38,13 +39,13 @@ class RowRun:
 
     @property
     def folder(self) -> Path:
-        """Where the row's plans are."""
+        """Folder of the row's plans."""
         return self.store.folder / "plans" / row_key(self.row)
 
     def plan(self, methods: Sequence[ShardingMethod]) -> None:
-        """Plan what needs no compiler and is not planned yet.
+        """Plan the methods that need no compiler and are not planned yet.
 
-        A failure is told by every cell that it concerns.
+        A failure is recorded in every cell that it concerns.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._entries.update(read_entries(self.folder, self.versions))
@@ -62,7 +63,7 @@ class RowRun:
             self._entries.setdefault(name, failed)
 
     def cell(self, method: ShardingMethod) -> Result:
-        """Compile a method's plan; one that is refined is planned here too.
+        """Compile a method's plan; a refined one is planned here, too.
 
         `plan` must have been called for the others.
         """
@@ -95,7 +96,7 @@ class RowRun:
         return self._result(method, _from_plan(entry) | found)
 
     def without_extra(self, method: ShardingMethod, error: str) -> Result:
-        """The result where nothing is installed that compiles for the target."""
+        """Return the result of a cell whose target has no compiler installed."""
         return self._result(method, {"status": "no extra", "error": error})
 
     def _job(self, task: str, **values: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values of a suite's file, checked one by one."""
+"""Validation of the values of a suite's file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rhino_jax.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where in a file values are checked."""
+    """Location in a file, for errors on its values."""
 
     file: str
     what: str
@@ -61,7 +61,7 @@ def is_number(value: Any) -> bool:
 def memory_of(
     row: Mapping[str, Any], at: FilePlace
 ) -> tuple[float | None, float | None, str]:
-    """A row's share of memory, its room, and its size."""
+    """Return a row's `memory_share`, `memory_room` and `memory`, checked."""
     share = row.get("memory_share")
     is_share = share is None or (is_number(share) and 0 < share <= 1)
     at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
@@ -88,8 +88,9 @@ def built(
 
     Args:
       make: the function.
-      name: of the model, as messages show it.
-      overrides: keywords.
+      name: name of the model, for messages.
+      overrides: keywords of the function.
+
     Raises:
       ModelConfigError: it has no such keyword.
     """

@@ -1,8 +1,8 @@
-"""What runs in a process of its own: planning a row, or compiling one cell of it.
+"""Child process that plans a row, or compiles one of its cells.
 
     python -m rhino_jax.bench.child JOB.json
 
-A job says what to do and where to write; a crash, a kill or a timeout here is one
+A job file specifies the task and the output; a crash, a kill or a timeout here is one
 result of the benchmark, and not its end.
 """
 
@@ -39,10 +39,10 @@ from rhino_jax.utils.stderr import keep_captured
 
 
 def main(path: str) -> int:
-    """Do the job that a file describes.
+    """Run the job that a file describes.
 
     Returns:
-      2 for an error that rhino knows, told in four parts; else 0.
+      2 for an error that rhino raises itself, printed in four parts; else 0.
     """
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     keep_captured(Path(path).with_suffix(".stderr"))
@@ -57,32 +57,34 @@ def main(path: str) -> int:
 
 
 def _emulate(row: BenchRow) -> None:
-    """As many CPU devices as the row's target has, before JAX starts them."""
+    """Emulate as many CPU devices as the row's target has, before JAX starts them."""
     target = load_target(row.target)
     if "cpu" in target.device.kinds:
         jax.config.update("jax_num_cpu_devices", target.num_devices)
 
 
 def _plan(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Save plans, each as soon as it is there."""
+    """Save each plan as soon as it is made."""
     for planned in Planner.of(row).plans(row.methods):
         add_entry(Path(job["folder"]), job["versions"], planned)
 
 
 def _compile(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Compile a plan that was saved."""
+    """Compile a saved plan."""
     compiler = _compiler(job, row, trace_workload(workload_of(row)))
     compiled = compiler.compile(load_plan(job["plan"]))
     write_json(Path(job["result"]), {"compiled": compiled.to_dict()})
 
 
 def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan, compile the candidates, and keep the one that comes out fastest."""
+    """Plan, compile the candidates, and choose the one with the fastest compiled
+    step.
+    """
     planner = Planner.of(row)
     compiler = _compiler(job, row, planner.traced)
     planned = planner.refined(parse_method(job["method"]), compiler.judge)
-    # Programs that other cells compiled before cost nothing here: what they cost
-    # there is what a user would wait for.
+    # Programs that other cells compiled before are cached here; a user would wait for
+    # their compilation, so its seconds are added.
     plan_s = planned.plan_s - compiler.waited_s + compiler.charged_s
     entry = PlanEntry.of(replace(planned, plan_s=plan_s), "")
     found: dict[str, Any] = {"planned": entry.to_dict()}
@@ -93,7 +95,9 @@ def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
 
 
 def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
-    """As JSON, which knows no infinity: of one that is refused, no time."""
+    """Return a candidate as JSON; a refused one has no time, as JSON has no
+    infinity.
+    """
     values = asdict(candidate)
     if not math.isfinite(candidate.compiled_s):
         values["compiled_s"] = None
@@ -101,17 +105,17 @@ def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
 
 
 def _clock(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Run every method's step on emulated devices, and take the time."""
+    """Run every method's step on emulated devices, and time it."""
     write_json(Path(job["result"]), clock_row(row).to_dict())
 
 
 def _time(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan by every method, and take the time."""
+    """Plan by every method, and time it."""
     write_json(Path(job["result"]), time_row(row))
 
 
 def _pipelines(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan a pipeline, and take the time."""
+    """Plan a pipeline, and time it."""
     write_json(Path(job["result"]), plan_pipeline(row))
 
 
@@ -121,7 +125,7 @@ def _stages(job: Mapping[str, Any], row: BenchRow) -> None:
 
 
 def _calls(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Call a step once, in both ways."""
+    """Call a step once under `jit` and once under `auto_shard`."""
     write_json(Path(job["result"]), call_row(row))
 
 

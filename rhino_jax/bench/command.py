@@ -45,21 +45,22 @@ from rhino_jax.verify.targets import compile_target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The words of the command line.
+    """Options of the command line.
 
     Attributes:
       suite: name or file; None only to list the suites.
-      is_list: show what there is, and run nothing.
-      only: glob that a row's workload, or workload and target, must match; or empty.
-      methods: names that take the place of the suite's, or empty.
-      timeout_s: takes the place of the suite's.
-      jobs: rows that are compiled at a time; None: one per core, at most two, since
-        compilers want memory. What takes the time runs alone.
+      is_list: whether to list the suites or rows, and run nothing.
+      only: glob that a row's workload, or workload and target, must match; empty: all
+        rows.
+      methods: names that replace the suite's methods; empty: the suite's.
+      timeout_s: replaces the suite's time limit; None: the suite's.
+      jobs: number of rows compiled at a time; None: one per core, at most two, since
+        compilers need memory. Timed suites run one row at a time.
       out: folder of the results.
-      is_fresh: forget earlier results.
-      requires_extras: a target that cannot be compiled for is an error.
-      readme: README of a checkout, in which the results are written; or None.
-      against: results of an earlier run to compare with, or None.
+      is_fresh: whether to discard earlier results.
+      requires_extras: whether a target without a compiler is an error.
+      readme: README of a checkout, into which the results are written; None: no file.
+      against: results of an earlier run to compare with; None: no comparison.
     """
 
     suite: str | None = None
@@ -79,9 +80,10 @@ def run_command(command: Command) -> int:
     """Run or list a suite.
 
     Returns:
-      1 where cells were stopped, died or raised; else 0.
+      1 if cells timed out, died or raised; else 0.
+
     Raises:
-      BenchError: there is no such suite, or it cannot run as asked.
+      BenchError: there is no such suite, or it cannot run with these options.
     """
     if command.suite is None:
         if not command.is_list:
@@ -130,8 +132,11 @@ def run_command(command: Command) -> int:
 
 
 def _check_schedules(suite: Suite) -> None:
-    """Schedules are of suites that run stages, and these have no other methods; those
-    that plan stages may leave it to rhino, or to what others found for a row."""
+    """Refuse schedules in suites that run no stages, and other methods in suites that
+    do.
+
+    Suites that plan stages may also have the methods `auto` and `alpa`.
+    """
     is_staged = suite.kind in ("stages", "pipelines")
     methods = dict.fromkeys(m for row in suite.rows for m in row.methods)
     wrong = [m.name for m in methods if (m.plan in SCHEDULES) != is_staged]
@@ -157,7 +162,7 @@ def _check_schedules(suite: Suite) -> None:
 
 
 class _ByRow(NamedTuple):
-    """A kind of suites whose rows are measured as a whole: how, and what is said."""
+    """Task and report of a kind of suites whose rows are measured as a whole."""
 
     task: Callable[[], RowTask[Any]]
     report: Callable[..., str]
@@ -220,16 +225,18 @@ def _run(suite: Suite, command: Command) -> int:
 
 
 def say(line: str) -> None:
-    """A line of progress, at once."""
+    """Print a line of progress to standard error, flushed."""
     print(line, file=sys.stderr, flush=True)
 
 
 def narrow(suite: Suite, only: str, methods: Sequence[str]) -> Suite:
-    """The part of a suite that is asked for.
+    """Return the requested part of a suite.
 
     Args:
+      suite: the suite.
       only: see `Command`.
       methods: see `Command`.
+
     Raises:
       BenchError: nothing is left, or there is no such method.
     """
@@ -253,7 +260,7 @@ def _matches(row: BenchRow, pattern: str) -> bool:
 
 
 def _missing_extras(suite: Suite, command: Command) -> dict[str, str]:
-    """Targets that nothing installed compiles for, and what is missing.
+    """Return targets without an installed compiler, and what is missing.
 
     Raises:
       BenchError: there are some, and all are required.
@@ -276,7 +283,7 @@ def _missing_extras(suite: Suite, command: Command) -> dict[str, str]:
 
 
 def missing_extra(target: str) -> str | None:
-    """What is not installed that would compile for a target; None where all is."""
+    """Return the compiler that is missing for a target; None if it is installed."""
     if "cpu" in load_target(target).device.kinds:
         return None
     try:
@@ -287,7 +294,7 @@ def missing_extra(target: str) -> str | None:
 
 
 def _words(command: Command) -> str:
-    """The command, to be typed again; without where it writes."""
+    """Return the command to repeat the run, without its output options."""
     words = ["python -m rhino_jax bench", shlex.quote(str(command.suite))]
     if command.only:
         words.append(f"--only {shlex.quote(command.only)}")

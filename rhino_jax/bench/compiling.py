@@ -1,4 +1,4 @@
-"""Compiling the plans of a row, and reading what became of them.
+"""Compilation of a row's plans, and measures of the compiled programs.
 
 Two plans may be one program: it is compiled once (see `rhino_jax.bench.programs`).
 """
@@ -27,18 +27,18 @@ from rhino_jax.verify.places import place_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledRow:
-    """What became of one plan.
+    """Measures of one compiled plan.
 
     Attributes:
-      program: hash of the program before compiling, and of what it is compiled for.
+      program: hash of the program before compiling, and of its compile target.
       status: "ok" or "out of memory" (see `records.STATUSES`).
-      measure: of the compiled program; of one that the compiler refuses, only the
-        peak, where it says.
-      rematerialised: values that the compiler had to replicate in full.
+      measure: measure of the compiled program; if the compiler refuses it, only the
+        peak, if reported.
+      rematerialised: number of values that the compiler had to replicate in full.
       compile_s: seconds of compiling.
-      rates: of the compiled program; None of one that the compiler refuses.
-      error: the compiler's word, where the program does not fit.
-      notes: what could not be read.
+      rates: rates of the compiled program; None if the compiler refuses it.
+      error: the compiler's message, if the program does not fit.
+      notes: sentences on values that could not be read.
     """
 
     program: str
@@ -65,14 +65,14 @@ class CompiledRow:
 
 @dataclass(slots=True, eq=False)
 class Compiler:
-    """Compiles plans of one traced workload for one target.
+    """Compiler of one traced workload's plans for one target.
 
     Attributes:
       traced: the workload's step.
       target: hardware with its topology, as "v5e:4x4".
-      programs: those that are compiled already.
-      waited_s: seconds that compiling took here.
-      charged_s: the same, and those of programs that were compiled before.
+      programs: cache of compiled programs.
+      waited_s: seconds of compiling done here.
+      charged_s: the same, with those of cached programs.
     """
 
     traced: Traced
@@ -82,11 +82,13 @@ class Compiler:
     charged_s: float = 0.0
 
     def compile(self, plan: PlanData) -> CompiledRow:
-        """What becomes of a plan."""
+        """Compile a plan and return its measures."""
         return self._compile(plan)[0]
 
     def judge(self, plan: PlanData) -> Reading:
-        """The same, as `rhino_jax.verify.refine` wants it."""
+        """Compile a plan and return the reading that `rhino_jax.verify.refine`
+        needs.
+        """
         return self._compile(plan)[1]
 
     def _compile(self, plan: PlanData) -> tuple[CompiledRow, Reading]:

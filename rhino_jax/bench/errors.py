@@ -6,4 +6,4 @@ from rhino_jax.errors import RhinoError
 
 
 class BenchError(RhinoError, ValueError):
-    """A suite that is malformed, or a benchmark that cannot run as asked."""
+    """A suite is malformed, or a benchmark cannot run as requested."""

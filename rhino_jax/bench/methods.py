@@ -1,28 +1,27 @@
 """Methods: the ways to shard a workload that a benchmark compares, by name.
 
 dp, zero1, fsdp, megatron, megatron+sp, megatron+fsdp, megatron+fsdp+sp
-    a recipe at its best: rhino's cheapest plan within it, every value said
+    a recipe at its best: rhino's cheapest plan within it, every value annotated
 fsdp@matmul
-    the same plan of a recipe, of which only the inputs and outputs of matmuls
-    are said, and the arguments and results: how the fastest hand-written
-    programs do it
+    the same plan of a recipe, with annotations only at the inputs and outputs of
+    matmuls, and at arguments and results: as in the fastest hand-written programs
 dp@batch, zero1@batch, fsdp@batch
-    the recipe to the letter (FSDP cuts every parameter that can be), of which only
-    the arguments and results are said, and that activations keep the batch cut: how
-    most people type it
+    the recipe to the letter (FSDP shards every parameter that can be), with
+    annotations only at arguments and results, and on the batch dim of activations:
+    as most people type it
 fast, best
-    rhino's own plans of the program as it is written
+    rhino's own plans of the baseline program
 auto
-    rhino's plan with what of micro-batches, recompute and offload pays
+    rhino's plan with micro-batches, remat and offload where they pay
 refined, refined:5
-    of so many candidates (3), and recipes@batch, the one that the compiler makes
-    fastest in memory
-gpipe, 1f1b, interleaved, zero-bubble
-    a pipeline with a stage on every device, run by this schedule; only of suites that
-    run stages in processes of their own
+    of this many candidates (default 3), and recipes@batch, the one with the fastest
+    compiled step that fits in memory
+gpipe, 1f1b, interleaved, zero-bubble, token-slices
+    a pipeline with a stage on every device, run by this schedule; only in suites that
+    run stages in separate processes, or plan them
 alpa
     stages, their devices and micro-batches as Alpa's authors published them for the
-    row, planned by rhino: shardings, and what is made again, are its best for these
+    row, planned by rhino, which chooses the best shardings and remat for these
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "token-slices")
 ALPA = "alpa"
 DENSITIES = ("all", "matmul", "batch")
 REFINE = 3
-"""Candidates that `refined` compiles unless it says another number."""
+"""Number of candidates that `refined` compiles by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,9 @@ class ShardingMethod:
 
     Attributes:
       plan: a recipe's name, "fast", "best", "auto" or "refined"; a schedule; "alpa".
-      density: which values the program is told the sharding of: "all", those at the
-        "matmul"s, or the "batch" of all that lead with it.
-      refine: how many candidates "refined" compiles; 0 for all other plans.
+      density: values with a sharding annotation: "all", those at the "matmul"s, or the
+        "batch" dim of all values that lead with it.
+      refine: number of candidates that "refined" compiles; 0 for all other plans.
     """
 
     plan: str
@@ -73,17 +72,17 @@ class ShardingMethod:
 
     @property
     def name(self) -> str:
-        """As suites write it; what `parse_method` reads."""
+        """Name as suites write it, which `parse_method` reads."""
         if self.refine:
             return self.plan if self.refine == REFINE else f"refined:{self.refine}"
         return self.plan if self.density == "all" else f"{self.plan}@{self.density}"
 
 
 def parse_method(text: Any) -> ShardingMethod:
-    """The method of that name.
+    """Return the method of a name.
 
     Raises:
-      BenchError: there is none.
+      BenchError: there is no such method.
     """
     known = (
         *RECIPES,

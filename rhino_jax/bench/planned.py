@@ -1,4 +1,4 @@
-"""The list of a row's plans, as the process that plans leaves it."""
+"""List of a row's plans, as written by the process that plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rhino_jax.plan.files.store import save_plan
 
 
 LIST = "planned.json"
-"""The file's name, in the folder of the row's plans."""
+"""Name of the list's file, in the folder of the row's plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,10 @@ class PlanEntry:
     Attributes:
       status: "ok", "no plan" or "not allowed".
       plan_s: seconds of planning, tracing excluded.
-      error: why there is none.
+      error: why there is no plan; empty if there is one.
       file: name of the plan's file.
-      mesh: size by axis, major first.
-      predicted: what the plan promises.
+      mesh: size by axis, major first; None without a plan.
+      predicted: the plan's predictions; None without a plan.
     """
 
     status: str
@@ -63,7 +63,7 @@ class PlanEntry:
 
 
 def read_entries(folder: Path, versions: Mapping[str, str]) -> dict[str, PlanEntry]:
-    """What is in a folder, by method; nothing where it is of other versions."""
+    """Return the entries of a folder by method; empty if they are of other versions."""
     listed = read_json(folder / LIST)
     if listed is None or listed["versions"] != dict(versions):
         return {}
@@ -73,7 +73,7 @@ def read_entries(folder: Path, versions: Mapping[str, str]) -> dict[str, PlanEnt
 
 
 def add_entry(folder: Path, versions: Mapping[str, str], planned: Planned) -> None:
-    """Save a plan, and list it beside those of the same versions."""
+    """Save a plan, and add it to the list, next to those of the same versions."""
     name = planned.method.name
     file = f"{file_name(name)}.json"
     if planned.plan is not None:

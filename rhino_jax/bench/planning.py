@@ -1,4 +1,4 @@
-"""The plans of one row: every method's, made in one process from one trace."""
+"""Plans of one row: one for each method, made in one process from one trace."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Planned:
     """The plan of one method, or why there is none.
 
     Attributes:
-      method: whose it is.
-      plan: as `rhino.plan` gives it, without a mesh.
+      method: the method.
+      plan: the plan, as `rhino.plan` returns it, without a mesh; None if there is none.
       plan_s: seconds of planning, tracing excluded.
       status: "ok", "no plan" or "not allowed" (see `records.STATUSES`).
       error: why there is no plan.
@@ -59,12 +59,12 @@ class Planned:
 
 
 def workload_of(row: BenchRow) -> Workload:
-    """The row's model, with what it overrides."""
+    """Return the row's model, with its overrides."""
     return model_of(row.model, **dict(row.overrides))
 
 
 def trace_workload(workload: Workload) -> Traced:
-    """The workload's step, traced on shapes."""
+    """Trace the workload's step on shapes."""
     parameters = read_parameters(
         workload.step, donate_argnums=workload.donate_argnums, what=_WHAT
     )
@@ -74,12 +74,12 @@ def trace_workload(workload: Workload) -> Traced:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans one traced workload on one target.
+    """Planner of one traced workload on one target.
 
     Attributes:
       traced: the workload's step.
       target: the hardware.
-      meshes: those to choose from; one where the row names it.
+      meshes: meshes to choose from; a single one if the row names it.
       budget_bytes: memory of a device.
       reserve_share: share of it that plans leave free.
     """
@@ -114,9 +114,9 @@ class Planner:
         return replace(planner, budget_bytes=budget_bytes)
 
     def plans(self, methods: Sequence[ShardingMethod]) -> Iterator[Planned]:
-        """The plans of methods that need no compiler; recipes first, all at once.
+        """Yield the plans of methods that need no compiler; recipes first, all at once.
 
-        Where there are several meshes, rhino's own plans are on the best of them, and
+        If there are several meshes, rhino's own plans are on the best of them, and
         recipes on the mesh of rhino's fast plan.
         """
         recipes = [m for m in methods if m.is_recipe]
@@ -127,7 +127,9 @@ class Planner:
                 yield self._own(method)
 
     def refined(self, method: ShardingMethod, judge: Judge) -> Planned:
-        """The candidate that the judge finds fastest, as `rhino.plan(refine=…)`."""
+        """Return the candidate that the judge finds fastest, as
+        `rhino.plan(refine=…)`.
+        """
         started = time.monotonic()
 
         program, request = self.traced.program, self._request("best")
@@ -191,7 +193,7 @@ class Planner:
         return choose_plan(program, self.meshes, self.target, request)
 
     def _cut_in_time(self) -> PlanData:
-        """As `rhino.plan` plans it."""
+        """Return the plan with micro-batches and remat chosen, as `rhino.plan` does."""
         search = Search(
             self.traced,
             None,
@@ -206,15 +208,15 @@ class Planner:
         return best_cut(search, "auto", "auto")
 
     def _least_bytes(self, mesh: MeshAxes) -> float:
-        """The smallest peak of memory of any plan on a mesh, as far as one is found."""
+        """Return the lowest peak memory found for any plan on a mesh, in bytes."""
         analysis = ProgramAnalysis.of(self.traced.program, self.target)
-        # Under a limit of nothing every copy counts, however small.
+        # With a limit of 0 the model includes every copy, however small.
         request = replace(self._request("best"), memory_budget_bytes=0.0)
         problem = build_mesh_problem(analysis, mesh, request).model.problem
         return math.ceil(problem.peak(smallest_peak(problem)))
 
     def _request(self, level: str) -> Request:
-        # A row's own share or room is of what plans are predicted to hold.
+        # A row's own share or room refers to predicted peaks.
         return Request(
             memory_budget_bytes=(1 - self.reserve_share) * self.budget_bytes,
             reserve_share=self.reserve_share,

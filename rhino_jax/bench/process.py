@@ -1,4 +1,4 @@
-"""A child process that does one job and may die of it."""
+"""Child processes that each do one job, and may crash."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rhino_jax.utils.subprocess import environment_of_child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a process ended.
+    """End of a process.
 
     Attributes:
       status: "ok", "timeout", "died" (by a signal) or "error".
-      error: what it wrote last, or what ended it.
-      seconds: how long it ran.
+      error: the last error that it wrote, or what ended it.
+      seconds: seconds that it ran.
     """
 
     status: str
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Stopped(Exception):
-    """Someone else's interrupt ended a process."""
+    """An interrupt elsewhere ended a process."""
 
 
 def run_job(
@@ -47,12 +47,13 @@ def run_job(
     """Run `rhino_jax.bench.child` on a job.
 
     Args:
-      job: what it reads.
-      log: where everything that it writes goes; the job itself beside it.
-      timeout_s: it is killed after so many seconds.
-      stop: it is killed once this is set.
+      job: content of the job file.
+      log: file for all output of the process; the job file is next to it.
+      timeout_s: seconds after which it is killed.
+      stop: kills it when it is set; None: it is not stopped.
+
     Raises:
-      Stopped: that was so.
+      Stopped: `stop` was set.
     """
     path = log.with_suffix(".json")
     write_json(path, dict(job))
@@ -66,16 +67,16 @@ def run_process(
     timeout_s: float,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Run a command to its end, or to the end of its time.
+    """Run a command until it ends, or times out.
 
-    An interrupt, or `stop`, kills it with all that it started.
+    An interrupt, or `stop`, kills it with all processes that it started.
 
     Raises:
       Stopped: `stop` was set.
     """
     started = time.monotonic()
     with log.open("wb") as file:
-        # A session of its own: an interrupt of the terminal is ours alone to handle.
+        # A new session, so that only this process gets an interrupt of the terminal.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -96,13 +97,13 @@ def run_process(
 
 
 _POLL_S = 0.1
-"""How often a process that can be stopped is looked at."""
+"""Polling interval of a process that can be stopped, in seconds."""
 
 
 def _wait(
     process: subprocess.Popen[bytes], deadline_s: float, stop: threading.Event | None
 ) -> int | None:
-    """The code that a process ends with; None where its time is over."""
+    """Return the exit code of a process; None if it timed out."""
     while True:
         left_s = max(0.0, deadline_s - time.monotonic())
         try:
@@ -123,7 +124,7 @@ def _verdict(code: int | None, log: Path, timeout_s: float) -> tuple[str, str]:
             reason += ", perhaps because the host's memory was full"
         return "died", f"killed by {reason}; what it wrote: {log}"
     if code:
-        # What a compiler wrote before it ended the process is held back in its own.
+        # Output of a compiler that ended the process is captured in a separate file.
         files = [log, log.with_suffix(".stderr")]
         texts = [f.read_text("utf-8", "replace") for f in files if f.exists()]
         return "error", next(filter(None, map(_last_error, texts)), "")
@@ -135,7 +136,9 @@ _MAX_LINES = 12
 
 
 def _last_error(text: str) -> str:
-    """What an error says, without its traceback: from its name on, a few lines."""
+    """Return the message of the last error without its traceback, at most a few
+    lines.
+    """
     starts = [m.start() for m in _ERROR.finditer(text)]
     lines = text[starts[-1] if starts else 0 :].strip().splitlines()
     kept = lines[:_MAX_LINES] if starts else lines[-_MAX_LINES:]
@@ -143,9 +146,9 @@ def _last_error(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """That of a child, whose number of emulated devices is its own to set.
+    """Return the environment of a child, which sets its own number of emulated devices.
 
-    No plan comes from the cache: planning is what is measured.
+    The plan cache is disabled, as planning is measured.
     """
     found = environment_of_child()
     found["RHINO_CACHE"] = "0"

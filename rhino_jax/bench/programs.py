@@ -1,9 +1,9 @@
-"""Compiled programs that are kept, by the hash of what they were compiled from.
+"""Cache of compiled programs, by the hash of the program before compiling.
 
-Compiling is nearly all of a benchmark's time. What a compiler makes of a program
-depends on the program, the compiler and the options, and on no planner: an edited
-planner whose plan comes out the same need not wait for it again, and what is read of
-the program is always read anew.
+Compiling is nearly all of a benchmark's time. A compiled program depends on the
+program, the compiler and the options, and not on the planner: when an edited planner
+produces the same plan, the program is not compiled again. Its measures are always read
+again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ class ProgramStore:
     """A folder of compiled programs.
 
     Attributes:
-      folder: where they are.
+      folder: the folder.
     """
 
     folder: Path
 
     def read(self, program: str) -> Compilation | None:
-        """The compiled program, or None where these compilers have not made it."""
+        """Return a compiled program; None if it was not compiled with these
+        compilers.
+        """
         try:
             text = gzip.decompress(self._file(program).read_bytes())
             values = json.loads(text)
@@ -42,7 +44,7 @@ class ProgramStore:
         return _compilation(values["compilation"])
 
     def write(self, program: str, compilation: Compilation) -> None:
-        """Keep a compiled program; its file appears whole or not at all."""
+        """Save a compiled program atomically."""
         axes = [None if x is None else sorted(x) for x in compilation.parameter_axes]
         found = {**asdict(compilation), "parameter_axes": axes}
         values = {"versions": compiler_versions(), "compilation": found}

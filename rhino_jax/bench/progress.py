@@ -1,4 +1,4 @@
-"""What the runners tell while they run: how far they are, and what came out."""
+"""Progress of the runners, and a line for each result."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 Report = Callable[[str], None]
-"""Where lines of progress go."""
+"""Callback for lines of progress."""
 
 
 class Clock:
-    """Counts cells, and guesses when the last will be done.
+    """Counter of cells that estimates the remaining time.
 
     Args:
       total: number of cells.
-      done: of these, how many were there before.
-      clock: seconds, increasing.
+      done: number of cells finished by earlier runs.
+      clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Clock:
         self._clock, self._started_s = clock, clock()
 
     def tick(self) -> str:
-        """`[12/96, 1 h 02 min left]`, once another cell is done."""
+        """Count a finished cell; return `[12/96, 1 h 02 min left]`."""
         self._done += 1
         left = self._total - self._done
         if not left:
@@ -41,7 +41,7 @@ class Clock:
 
 
 def format_duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `1 h 02 min`."""
+    """Format seconds as `40 s`, `12 min`, `1 h 02 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -49,13 +49,13 @@ def format_duration(seconds: float) -> str:
 
 
 def title_of(row: BenchRow) -> str:
-    """A row in a few words."""
+    """Return a row's title."""
     mesh = format_mesh(row.mesh) if row.mesh else "mesh left to rhino"
     return f"{row.workload} ({row.regime}), {row.target}, {mesh}"
 
 
 def line_of(result: Result) -> str:
-    """A result in a line: as compiled, in brackets as predicted."""
+    """Return a result in a line: compiled figures, with predicted ones in brackets."""
     said, made = result.predicted, result.compiled
     if not result.fits or said is None or made is None:
         first = result.error.splitlines()[0] if result.error else ""

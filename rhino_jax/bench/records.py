@@ -1,4 +1,4 @@
-"""What a benchmark finds: one result per cell, as plain values that are JSON."""
+"""Results of a benchmark: one per cell, as plain values that are JSON."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ STATUSES = (
     "error",
     "no extra",
 )
-"""How a cell can end.
+"""Outcomes of a cell.
 
-ok: compiled, and what it holds fits. out of memory: the compiler refuses it, or it
-holds more than a device has. no plan: rhino says that nothing fits. not allowed: the
-program or mesh has no such recipe. timeout, died, error: the child process was
-stopped, was killed, or raised. no extra: what compiles for this target is not
+ok: compiled, and fits in memory. out of memory: the compiler refuses it, or its peak
+exceeds the device's memory. no plan: rhino finds that nothing fits. not allowed: the
+recipe is not possible for this program or mesh. timeout, died, error: the child process
+timed out, was killed, or raised. no extra: the compiler for this target is not
 installed.
 """
 FINAL = STATUSES[:4]
-"""How a cell ends that would end so again."""
+"""Outcomes that a repetition would not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What one step of a program takes, per device: predicted, or as compiled.
+    """Cost of one step of a program, per device: predicted, or as compiled.
 
     Attributes:
-      step_time_s, compute_s, communication_s, peak_bytes: as of `Predicted`; None
-        where the program does not compile.
-      slack_s: as of `Predicted`; None as compiled.
+      step_time_s, compute_s, communication_s, peak_bytes: as in `Predicted`; None if
+        the program does not compile.
+      slack_s: as in `Predicted`; None for a compiled program.
       wire_bytes: bytes that one device puts on the wire.
       wire: the same by kind and mesh axes, as {"all-gather over data": …}.
     """
@@ -79,24 +79,25 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One cell: a method on a row.
+    """Result of one cell: a method on a row.
 
     Attributes:
-      key: of the cell, see `cell_key`.
-      row: of the row, see `row_key`: what methods share that are compared.
-      workload, regime, target, mesh, method: what was asked for; `mesh` as
-        {"data": 4}, of the plan where rhino chose it.
+      key: key of the cell, see `cell_key`.
+      row: key of the row, see `row_key`, which is common to the methods that are
+        compared.
+      workload, regime, target, mesh, method: the request; `mesh` as {"data": 4}, that
+        of the plan if rhino chose it.
       status: one of `STATUSES`.
-      predicted: of the plan; None where there is none.
-      compiled: of the compiled program; of one that does not fit, only the peak.
-      rematerialised: values that the compiler had to replicate in full.
-      plan_s: seconds of planning, tracing excluded; of "refined" all in all, its
-        compiling included.
+      predicted: predictions of the plan; None without a plan.
+      compiled: measure of the compiled program; only the peak if it does not fit.
+      rematerialised: number of values that the compiler had to replicate in full.
+      plan_s: seconds of planning, tracing excluded; for "refined" in all, compiling
+        included.
       compile_s: seconds of compiling.
-      rates: of the compiled program; None where there is none.
-      program: hash of the program before compiling; programs that are the same are
-        compiled once.
-      candidates: of "refined": what was compiled, the fields of `CompiledCandidate`.
+      rates: rates of the compiled program; None if there is none.
+      program: hash of the program before compiling; equal programs are compiled once.
+      candidates: compiled candidates of "refined", as the fields of
+        `CompiledCandidate`.
       error: what went wrong, in a few lines.
       notes: what the user should know, in sentences.
       versions: see `rhino_jax.bench.versions`.
@@ -131,10 +132,10 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Read back what `to_dict` gave.
+        """Read the output of `to_dict`.
 
         Raises:
-          ValueError: these are no such values.
+          ValueError: the values are not those of a result.
         """
         given = dict(values)
         try:
@@ -154,7 +155,7 @@ class Result:
 
 
 def row_key(row: BenchRow) -> str:
-    """Names a row in files: readable, and different for different rows."""
+    """Return a row's name for files: readable, and different for different rows."""
     axes = "x".join(str(n) for _, n in row.mesh) or "any"
     what: list[object] = [row.model, row.overrides, row.target, row.mesh]
     if row.memory_share is not None:
@@ -176,10 +177,10 @@ def row_key(row: BenchRow) -> str:
 
 
 def cell_key(row: BenchRow, method: ShardingMethod) -> str:
-    """Names a cell in files and results."""
+    """Return a cell's name for files and results."""
     return f"{row_key(row)}-{file_name(method.name)}"
 
 
 def file_name(name: str) -> str:
-    """A method's name as part of a file's."""
+    """Return a method's name as part of a file name."""
     return name.replace("@", "_").replace(":", "")

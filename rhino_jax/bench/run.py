@@ -1,4 +1,4 @@
-"""The runner: cell after cell, each result on the disk before the next begins."""
+"""The runner: cells one after the other, each result saved before the next begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rhino_jax.bench.versions import versions
 
 
 def cells_of(suite: Suite) -> list[tuple[BenchRow, ShardingMethod]]:
-    """All cells, in the order in which they run."""
+    """Return all cells, in the order in which they run."""
     return [(row, method) for row in suite.rows for method in row.methods]
 
 
@@ -28,16 +28,18 @@ def run_suite(
     *,
     jobs: int = 1,
 ) -> tuple[Result, ...]:
-    """Run what is not finished.
+    """Run the cells that have no final result.
 
     Args:
-      suite: what to run.
-      store: where results are kept.
-      report: told of every cell.
-      missing: target → what is not installed that would compile for it.
-      jobs: rows at a time; the cells of a row, which may be one program, never are.
+      suite: the suite.
+      store: folder of the results.
+      report: called with a line for every cell.
+      missing: target → the compiler that is not installed for it.
+      jobs: number of rows at a time; the cells of a row, which may be one program, run
+        one after the other.
+
     Returns:
-      The results of all cells, earlier ones too, in the suite's order.
+      The results of all cells, earlier ones included, in the suite's order.
     """
     current = versions()
     found = store.finished(current)
@@ -76,7 +78,7 @@ def _each(
     jobs: int,
     stop: threading.Event,
 ) -> None:
-    """Run every row, some at a time; what ends one of them ends all."""
+    """Run every row, `jobs` at a time; an error in one of them stops all."""
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(run_row, row) for row in rows]
         try:

@@ -1,9 +1,9 @@
-"""What others published as the best way to run a workload in stages.
+"""Published solutions: the best stages of a workload that others found.
 
     alpa = {stages = [2, 2, 4], microbatches = 128, mesh = {stage = 4, x = 2}}
 
-of a row: the devices of every stage, how many micro-batches, and optionally the mesh
-and `pins` that say, path by path, in which stage a parameter is read.
+in a row: the devices of every stage, the number of micro-batches, and optionally the
+mesh and `pins` from a parameter's path to the stage that reads it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from rhino_jax.bench.checks import FilePlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutline:
-    """The outline of a plan. Shardings, and what is made again, are left to the
-    planner, which finds them for all outlines alike.
+    """The outline of a plan in stages.
+
+    Shardings and remat are left to the planner, which chooses them for all outlines in
+    the same way.
 
     Attributes:
-      stages: devices of every stage.
-      microbatches: how many.
+      stages: number of devices of every stage.
+      microbatches: number of micro-batches.
       mesh: (name, size) of every mesh axis, major first; empty: the planner chooses.
       pins: (path or glob, stage) of parameters.
     """
@@ -33,7 +35,7 @@ class PlanOutline:
     pins: tuple[tuple[str, int], ...] = ()
 
     def to_table(self) -> dict[str, Any]:
-        """As a suite would write it."""
+        """Return the outline as a suite writes it."""
         table: dict[str, Any] = {
             "stages": list(self.stages),
             "microbatches": self.microbatches,
@@ -45,7 +47,7 @@ class PlanOutline:
         return table
 
     def asked(self) -> dict[str, Any]:
-        """What `rhino.plan` is asked for; by 1F1B, as Alpa runs."""
+        """Return the keywords of `rhino.plan`; the schedule is 1F1B, as Alpa runs."""
         one = len(self.stages) == 1
         return {
             "stages": 1 if one else list(self.stages),
@@ -57,14 +59,15 @@ class PlanOutline:
 
 
 def parse_solution(table: Any, devices: int, at: FilePlace) -> PlanOutline | None:
-    """A checked solution of a row; None where the row has none.
+    """Return the checked solution of a row; None if the row has none.
 
     Args:
       table: the row's `alpa`, or None.
-      devices: of the row's target.
+      devices: number of devices of the row's target.
       at: the row, for errors.
+
     Raises:
-      BenchError: a key is unknown, missing, or has a value that cannot be.
+      BenchError: a key is unknown, missing, or has an invalid value.
     """
     if table is None:
         return None

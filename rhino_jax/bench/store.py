@@ -1,11 +1,11 @@
-"""The folder of a benchmark: what survives when it is stopped.
+"""The folder of a benchmark, from which a stopped run continues.
 
-SUITE.jsonl        one result per line, as soon as it is there
-SUITE.json         all results of a suite, and its figures, when it is done
-SUITE.md           the same to read
+SUITE.jsonl        one result per line, written as soon as it is available
+SUITE.json         all results of a suite, and its figures, written at the end
+SUITE.md           the same as a report
 plans/ROW/         the plans of a row
 compiled/          each compiled program, by the hash of what it was compiled from
-logs/              what each child process wrote
+logs/              output of each child process
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rhino_jax.bench.records import FINAL, Result
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A folder for one suite.
+    """Folder of one suite.
 
     Attributes:
-      folder: where everything is written.
+      folder: the folder to which everything is written.
       suite: the suite's name.
     """
 
@@ -37,10 +37,13 @@ class Store:
 
     @classmethod
     def open(cls, folder: str | Path, suite: str, *, is_fresh: bool = False) -> Store:
-        """Make the folder, if it is not there.
+        """Create the folder, if it does not exist.
 
         Args:
-          is_fresh: forget the suite's results.
+          folder: the folder.
+          suite: the suite's name.
+          is_fresh: whether to discard the suite's results.
+
         Raises:
           BenchError: it cannot be written, or is inside of the package.
         """
@@ -75,7 +78,7 @@ class Store:
         return self.folder / "logs" / f"{key}.log"
 
     def append(self, result: Result) -> None:
-        """Add a result; it is on the disk when this returns."""
+        """Append a result; it is on disk when this returns."""
         line = json.dumps(result.to_dict(), ensure_ascii=False)
         with self.lines.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -83,10 +86,10 @@ class Store:
             os.fsync(file.fileno())
 
     def results(self) -> dict[str, Result]:
-        """All results by key, the last of each.
+        """Return all results by key, the last of each.
 
         Raises:
-          BenchError: a line is not what `append` wrote.
+          BenchError: a line is not one that `append` wrote.
         """
         found: dict[str, Result] = {}
         lines = self.lines.read_text(encoding="utf-8").splitlines()
@@ -104,7 +107,9 @@ class Store:
         return found
 
     def finished(self, versions: Mapping[str, str]) -> dict[str, Result]:
-        """Results that need not be found again: of these versions, and final."""
+        """Return the results that need not be repeated: of these versions, and
+        final.
+        """
         return {
             key: result
             for key, result in self.results().items()
@@ -113,7 +118,9 @@ class Store:
 
 
 def _drop_half_line(path: Path) -> None:
-    """Cut off what a crash left behind the last whole line; make the file."""
+    """Truncate a partial last line, left by a crash; create the file if it does not
+    exist.
+    """
     with path.open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
@@ -121,7 +128,7 @@ def _drop_half_line(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file, such that it appears whole or not at all."""
+    """Yield a temporary path that replaces the file atomically at the end."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -131,20 +138,21 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a JSON file atomically."""
     text = json.dumps(values, indent=1, ensure_ascii=False)
     with whole_file(path) as file:
         file.write_text(text + "\n", encoding="utf-8")
 
 
 def read_results(file: str, what: str) -> tuple[Result, ...]:
-    """The results that `bench` wrote.
+    """Return the results that `bench` wrote.
 
     Args:
       file: SUITE.json of an earlier run.
-      what: the command that asks, for errors.
+      what: the command that reads them, for errors.
+
     Raises:
-      BenchError: there are none in the file.
+      BenchError: the file contains no results.
     """
     values = read_json(Path(file))
     try:
@@ -161,7 +169,7 @@ def read_results(file: str, what: str) -> tuple[Result, ...]:
 
 
 def read_json(path: Path) -> Any | None:
-    """What a file holds, or None where there is none or it is no JSON."""
+    """Return the content of a JSON file; None if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -169,5 +177,5 @@ def read_json(path: Path) -> Any | None:
 
 
 def in_order(found: Mapping[str, Result], keys: Iterable[str]) -> tuple[Result, ...]:
-    """The results of these cells that are there, in the order of the keys."""
+    """Return the available results of these cells, in the order of the keys."""
     return tuple(found[key] for key in keys if key in found)

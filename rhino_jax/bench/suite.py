@@ -1,22 +1,23 @@
-"""Suites: what `configs/bench/*.toml` may say.
+"""Suites, and the format of `configs/bench/*.toml`.
 
-    kind = "compile"          # or "clock": run on emulated CPU devices, take the time;
-                              # or "plan": plan only, take the time; "pipelines": plan
+    kind = "compile"          # or "clock": run on emulated CPU devices, and time steps;
+                              # or "plan": plan only, and time it; "pipelines": plan
                               # stages; or "stages": run them, simulated and measured;
                               # or "calls": call a step once, under jit and auto_shard
-    timeout_s = 900           # of planning a row, and of compiling each plan
-    methods = ["dp", "fsdp@matmul", "fast", "best"]     # of rows that name none
+    timeout_s = 900           # limit of planning a row, and of compiling each plan
+    methods = ["dp", "fsdp@matmul", "fast", "best"]     # default of rows without
 
     [[rows]]
     model = "gpt-1.3b"                        # of configs/models, bench/unseen, …
     overrides = {num_layers = 4, batch = 64}  # optional: keys of the model's file
-    regime = "plenty"                         # of batch per device, or "little"
+    regime = "plenty"                         # or "little": batch per device
     target = "v5e:4x4"
     mesh = {data = 4, model = 4}              # optional: rhino chooses
-    memory_share = 0.5                        # optional: plan within half of what the
-                                              # best plan holds that is free to choose
-    memory = "6GiB"                           # optional: plan within that
+    memory_share = 0.5                        # optional: budget is half of the peak of
+                                              # the best plan without a budget
+    memory = "6GiB"                           # optional: budget per device
     microbatches = 8                          # of stages; default: rhino chooses
+
     stages = 4                                # of "pipelines"; default: rhino chooses
     per_microbatch = ["batch_norm"]           # of "pipelines": as `rhino.plan` takes it
     published = 0.2                           # of "pipelines": the last method's step
@@ -61,18 +62,19 @@ class BenchRow:
       regime: "plenty" or "little" batch per device.
       target: hardware with its topology, as "v5e:4x4".
       mesh: (name, size) of every mesh axis, major first; empty: rhino chooses.
-      methods: what to compare.
-      memory_share: plans must do with this share of the memory that the best plan
-        holds; None: with what the target has.
-      memory_room: plans must do with the least that any plan holds, and this share of
-        what the best plan holds above it: 0 leaves no room at all.
-      memory: plans must do with so much, as "6GiB"; empty: with what the target has.
-      microbatches: of stages; 0 in suites without, and where rhino chooses.
-      stages: how many are planned; 0 likewise.
-      per_microbatch: where statistics may be those of a micro-batch.
+      methods: methods to compare.
+      memory_share: memory budget of plans, as a share of the best plan's peak; None:
+        the target's memory.
+      memory_room: memory budget of plans, as a share of the distance from the lowest
+        possible peak (0) to the best plan's peak (1); None: the target's memory.
+      memory: memory budget of plans, as "6GiB"; empty: the target's memory.
+      microbatches: number of micro-batches of stages; 0 in suites without stages, and
+        if rhino chooses.
+      stages: number of stages to plan; 0 likewise.
+      per_microbatch: ops whose statistics may be those of a micro-batch.
       published: the step of the last method over that of the first, as others measured
-        it; 0 where nobody did.
-      alpa: what the method of that name plans.
+        it; 0: unknown.
+      alpa: outline that the method of that name plans; None without it.
     """
 
     model: str
@@ -92,8 +94,9 @@ class BenchRow:
 
     @property
     def workload(self) -> str:
-        """The model with what was overridden, as `gpt-7b num_layers=4`, and the share
-        of memory."""
+        """The model with its overrides, as `gpt-7b num_layers=4`, and the share of
+        memory.
+        """
         words = [self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)]
         if self.memory_share is not None:
             words.append(f"memory={self.memory_share:.0%}")
@@ -108,7 +111,7 @@ class BenchRow:
         return " ".join(words)
 
     def to_table(self) -> dict[str, Any]:
-        """The row as a suite would write it."""
+        """Return the row as a suite writes it."""
         table: dict[str, Any] = {
             "model": self.model,
             "overrides": dict(self.overrides),
@@ -143,8 +146,8 @@ class Suite:
     Attributes:
       name: the file's stem.
       kind: one of `KINDS`.
-      timeout_s: seconds after which compiling a plan, or planning a row, is stopped;
-        a refined cell has as many times as it has candidates.
+      timeout_s: time limit of compiling a plan, or planning a row, in seconds; a
+        refined cell has this limit for each candidate.
       rows: in the order of the file.
     """
 
@@ -155,15 +158,17 @@ class Suite:
 
 
 def model_names() -> tuple[str, ...]:
-    """All that rows may name: the zoo, and the models of `rhino_jax.bench`."""
+    """Return the models that rows may name: those of the zoo and of
+    `rhino_jax.bench`.
+    """
     return (*registry.names(), *holdout.names(), *newcomers.names())
 
 
 def model_of(name: str, **overrides: Any) -> Workload:
-    """One of them, with what a row overrides.
+    """Return a model by name, with a row's overrides.
 
     Raises:
-      ModelConfigError: a value cannot be.
+      ModelConfigError: a value is invalid.
     """
     for own in (holdout, newcomers):
         if name in own.names():
@@ -172,22 +177,24 @@ def model_of(name: str, **overrides: Any) -> Workload:
 
 
 def suites_dir() -> Path:
-    """Where the suites are."""
+    """Return the folder of the suites."""
     return configs_dir() / "bench"
 
 
 def suite_names() -> tuple[str, ...]:
-    """All suites, sorted."""
+    """Return the names of all suites, sorted."""
     return tuple(sorted(path.stem for path in suites_dir().glob("*.toml")))
 
 
 def load_suite(name: str) -> Suite:
-    """The suite of that name, or that a file describes.
+    """Return a suite by name, or from a file.
 
     Args:
       name: one of `suite_names()`, or the path of a TOML file.
+
     Raises:
-      BenchError: there is no such suite, or the file is malformed: says which key.
+      BenchError: there is no such suite, or the file is malformed; the message names
+        the key.
     """
     path = Path(name)
     if path.suffix != ".toml" and "/" not in name:
@@ -213,14 +220,15 @@ def load_suite(name: str) -> Suite:
 
 
 def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
-    """A checked suite from plain values.
+    """Return a checked suite from plain values.
 
     Args:
       table: the file's content.
-      name: of the suite.
-      file: where it comes from, for errors.
+      name: name of the suite.
+      file: source of the table, for errors.
+
     Raises:
-      BenchError: a key is unknown, missing, or has a value that cannot be.
+      BenchError: a key is unknown, missing, or has an invalid value.
     """
     at = FilePlace(file, "the suite")
     at.check_keys(table, ("kind", "timeout_s", "methods", "rows"), required=("rows",))

@@ -1,4 +1,4 @@
-"""What a result depends on: versions, and the planner's own source."""
+"""Dependencies of a result: versions, and the planner's own source."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rhino_jax.hardware.files import configs_dir
 
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "ortools")
-"""Packages whose version changes what is planned or compiled."""
+"""Packages whose version changes plans or compiled programs."""
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""Variables of the environment that change what is compiled."""
+"""Environment variables that change the compiled program."""
 
 _TELLS_ONLY = (
     "__main__.py",
@@ -30,18 +30,18 @@ _TELLS_ONLY = (
     "bench/progress.py",
     "bench/tables/",
 )
-"""What only writes about plans, and changes no result."""
+"""Files that only report on plans, and change no result."""
 
 _COMPILES = ("hardware/compile_only.py", "verify/compile.py")
-"""What says how a program is compiled."""
+"""Files that define how a program is compiled."""
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions by name; packages that are not installed are left out.
+    """Return versions by name; packages that are not installed are left out.
 
-    "source" is a digest of the planner's source, the hardware files and the models':
-    results of an edited checkout are not taken for those of another.
+    "source" is a digest of the planner's source, the hardware files and the models', so
+    that results of an edited checkout are not mistaken for those of another.
     """
     found = {"rhino_jax": rhino_jax.__version__, "source": source_digest()}
     found["python"] = platform.python_version()
@@ -50,9 +50,10 @@ def versions() -> dict[str, str]:
 
 @cache
 def compiler_versions() -> dict[str, str]:
-    """What a compiled program depends on, beside the program: as `versions`.
+    """Return the dependencies of a compiled program, the program excluded, as
+    `versions`.
 
-    "source" is a digest of what says how to compile, and of nothing that plans.
+    "source" is a digest of the files that define how to compile, without the planner.
     """
     sources = [_root() / name for name in _COMPILES]
     sources += (_root() / "_compat").glob("*.py")
@@ -61,7 +62,7 @@ def compiler_versions() -> dict[str, str]:
 
 
 def _packages() -> dict[str, str]:
-    """Packages, and the flags that a user's environment gives to compilers."""
+    """Return versions of packages, and the compiler flags of the user's environment."""
     found = {name: flags for name in FLAGS if (flags := _flags(name))}
     for package in PACKAGES:
         try:
@@ -77,7 +78,7 @@ def _flags(name: str) -> str:
 
 
 def source_digest() -> str:
-    """Eight hex digits of everything that plans and reads."""
+    """Return eight hex digits that identify the source of planning and measuring."""
     sources = [
         path
         for path in _root().rglob("*.py")
@@ -97,7 +98,7 @@ def _root() -> Path:
 
 def _digest(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    # A wheel has configs/ inside the package: only the last folder is the same.
+    # A wheel has configs/ inside the package: only the last folder's name is the same.
     named = {f"{path.parent.name}/{path.name}": path for path in sources}
     for name in sorted(named):
         digest.update(name.encode() + named[name].read_bytes())
@@ -105,6 +106,6 @@ def _digest(sources: Iterable[Path]) -> str:
 
 
 def versions_line(found: Mapping[str, str]) -> str:
-    """`rhino_jax 0.1.0, Python 3.11.7, jax 0.10.2, …`."""
+    """Return versions as `rhino_jax 0.1.0, Python 3.11.7, jax 0.10.2, …`."""
     named = {k: v for k, v in found.items() if k != "source"}
     return ", ".join(f"{k.replace('python', 'Python')} {v}" for k, v in named.items())

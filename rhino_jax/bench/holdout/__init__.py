@@ -1,5 +1,7 @@
-"""Small models of several families that took no part in fitting any constant: what
-`configs/bench/unseen.toml` plans. Nothing else may depend on them."""
+"""Small held-out models of several families, planned by `configs/bench/unseen.toml`.
+
+They took no part in fitting any constant; nothing else may depend on them.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,17 @@ _MODELS: Mapping[str, Callable[..., Workload]] = {
 
 
 def names() -> tuple[str, ...]:
-    """All of them, sorted."""
+    """Return the names of all models, sorted."""
     return tuple(sorted(_MODELS))
 
 
 def get(name: str, **overrides: Any) -> Workload:
-    """A model by name.
+    """Return a model by name.
 
     Args:
+      name: one of `names()`.
       overrides: keywords of the model's `workload`.
+
     Raises:
       ModelConfigError: it has no such keyword.
     """

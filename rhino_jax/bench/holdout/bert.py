@@ -1,4 +1,4 @@
-"""An encoder that fills in masked tokens; norms after the residual, as in BERT."""
+"""An encoder that predicts masked tokens; norms after the residual, as in BERT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def workload(
     vocab: int = 30_720,
     num_masked: int = 40,
 ) -> Workload:
-    """Masked-language training; `num_masked` positions of every sequence are told."""
+    """Return masked-language training; `num_masked` positions per sequence have
+    labels.
+    """
 
     def init(keys: Keys) -> Params:
         return {

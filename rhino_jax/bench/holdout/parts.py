@@ -1,5 +1,8 @@
-"""What the models here are put together from. Parameters are dicts of float32 arrays;
-activations are bfloat16 where a model says so."""
+"""Layers of the models here.
+
+Parameters are dicts of float32 arrays; activations are bfloat16 where a model casts
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Params = Any
 
 
 class Keys:
-    """An endless row of PRNG keys."""
+    """Endless sequence of PRNG keys."""
 
     def __init__(self, key: jax.Array) -> None:
         self._key = key
@@ -30,7 +33,9 @@ class Keys:
 
 
 def normal(keys: Keys, *shape: int, fan_in: int | None = None) -> jax.Array:
-    """Weights of variance 1 / fan_in; by default of all dims but the last."""
+    """Return weights of variance 1 / fan_in; by default the product of all dims but the
+    last.
+    """
     fan_in = fan_in or math.prod(shape[:-1])
     return jax.random.normal(keys(), shape) / math.sqrt(fan_in)
 
@@ -40,7 +45,7 @@ def dense_init(keys: Keys, fan_in: int, fan_out: int) -> Params:
 
 
 def dense(p: Params, x: jax.Array) -> jax.Array:
-    """x [..., I] → [..., O]."""
+    """Apply a dense layer: x [..., I] → [..., O]."""
     return x @ p["w"].astype(x.dtype) + p["b"].astype(x.dtype)
 
 
@@ -49,7 +54,7 @@ def norm_init(width: int) -> Params:
 
 
 def layer_norm(p: Params, x: jax.Array) -> jax.Array:
-    """Over the last dim, in float32."""
+    """Apply LayerNorm over the last dim, in float32."""
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     variance = jnp.square(wide - mean).mean(-1, keepdims=True)
@@ -74,11 +79,15 @@ def attention(
     mask: jax.Array | None = None,
     bias: jax.Array | None = None,
 ) -> jax.Array:
-    """x [B, S, D] looks at context [B, T, D].
+    """Apply attention of x [B, S, D] to context [B, T, D].
 
     Args:
-      mask: [S, T], True where a position may look.
-      bias: [heads, S, T], added to the scores.
+      p: parameters.
+      x: queries.
+      context: keys and values.
+      num_heads: number of heads.
+      mask: [S, T], True where a position may attend; None: everywhere.
+      bias: [heads, S, T], added to the scores; None: no bias.
     """
 
     def split(y: jax.Array) -> jax.Array:
@@ -112,7 +121,7 @@ def mlp(p: Params, x: jax.Array) -> jax.Array:
 
 
 def layer_init(keys: Keys, width: int) -> Params:
-    """Attention, and four times as many hidden units."""
+    """Return attention, and an MLP with four times as many hidden units."""
     return {
         "ln1": norm_init(width),
         "attention": attention_init(keys, width),
@@ -124,14 +133,14 @@ def layer_init(keys: Keys, width: int) -> Params:
 def layer(
     p: Params, x: jax.Array, num_heads: int, mask: jax.Array | None = None
 ) -> jax.Array:
-    """x [B, S, D] → the same; norms come before."""
+    """Apply a pre-norm layer: x [B, S, D] → [B, S, D]."""
     y = layer_norm(p["ln1"], x)
     x = x + attention(p["attention"], y, y, num_heads, mask)
     return x + mlp(p["mlp"], layer_norm(p["ln2"], x))
 
 
 def conv(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
-    """x [B, H, W, I], w [KH, KW, I / groups, O]; same padding."""
+    """Convolve x [B, H, W, I] with w [KH, KW, I / groups, O]; same padding."""
     return jax.lax.conv_general_dilated(
         x,
         w.astype(x.dtype),
@@ -143,7 +152,7 @@ def conv(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Ar
 
 
 def group_norm(p: Params, x: jax.Array, groups: int = 32) -> jax.Array:
-    """x [B, H, W, C], over space and the channels of each group."""
+    """Normalise x [B, H, W, C] over space and the channels of each group."""
     wide = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, -1)
     mean = wide.mean((1, 2, 4), keepdims=True)
     variance = wide.var((1, 2, 4), keepdims=True)
@@ -165,7 +174,7 @@ def training(
     make_batch: Callable[[jax.Array], Any],
     optimizer: optax.GradientTransformation | None = None,
 ) -> Workload:
-    """The train step of a loss."""
+    """Return the train step of a loss."""
     tx = optimizer or optax.adamw(1e-3)
 
     def init_all(key: jax.Array) -> tuple[Any, ...]:
@@ -190,7 +199,7 @@ def training(
 def labelled_images(
     key: jax.Array, batch: int, image_size: int, num_classes: int
 ) -> Params:
-    """Images [batch, image_size, image_size, 3] and their classes."""
+    """Return images [batch, image_size, image_size, 3] and their classes."""
     first, second = jax.random.split(key)
     return {
         "images": jax.random.normal(first, (batch, image_size, image_size, 3)),

@@ -18,7 +18,7 @@ def workload(
     width: int = 64,
     num_classes: int = 1000,
 ) -> Workload:
-    """Classification of images [batch, image_size, image_size, 3]."""
+    """Return classification of images [batch, image_size, image_size, 3]."""
     plan = []
     channels = width
     for stage, num in enumerate(blocks):

@@ -1,5 +1,7 @@
-"""An encoder and a decoder with relative position biases, gated hidden layers and no
-biases otherwise; embeddings are shared with the logits."""
+"""An encoder-decoder with relative position biases and gated hidden layers.
+
+There are no other biases; embeddings are shared with the logits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def workload(
     num_heads: int = 12,
     vocab: int = 32_128,
 ) -> Workload:
-    """Training from source [batch, source_len] to target [batch, target_len]."""
+    """Return training from source [batch, source_len] to target [batch, target_len]."""
 
     def init(keys: Keys) -> Params:
         return {
@@ -71,7 +73,7 @@ def _layer_init(keys: Keys, width: int, *, crosses: bool) -> Params:
 
 
 def _encoded(params: Params, source: jax.Array, num_heads: int) -> jax.Array:
-    """Tokens [B, S] → [B, S, D]."""
+    """Encode tokens [B, S] → [B, S, D]."""
     bias = _position_bias(params["encoder_bias"], source.shape[1])
     x = params["tokens"][source].astype(jnp.bfloat16)
     for p in params["encoder"]:
@@ -84,7 +86,7 @@ def _encoded(params: Params, source: jax.Array, num_heads: int) -> jax.Array:
 def _decoded(
     params: Params, context: jax.Array, target: jax.Array, num_heads: int
 ) -> jax.Array:
-    """Tokens [B, T], of which each sees those before it, → [B, T, D]."""
+    """Decode tokens [B, T], each of which attends to those before it, → [B, T, D]."""
     length = target.shape[1]
     bias = _position_bias(params["decoder_bias"], length)
     causal = jnp.tril(jnp.ones((length, length), dtype=bool))
@@ -100,7 +102,7 @@ def _decoded(
 
 
 def _position_bias(table: jax.Array, length: int) -> jax.Array:
-    """[heads, length, length]"""
+    """Return position biases [heads, length, length]."""
     place = jnp.arange(length)
     distance = jnp.clip(place[None, :] - place[:, None] + 16, 0, 31)
     return jnp.moveaxis(table[distance], -1, 0)

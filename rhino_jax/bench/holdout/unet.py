@@ -20,7 +20,7 @@ def workload(
     multipliers: Sequence[int] = (1, 2, 4),
     num_heads: int = 8,
 ) -> Workload:
-    """Predicts the noise in images [batch, image_size, image_size, 3]."""
+    """Return prediction of the noise in images [batch, image_size, image_size, 3]."""
 
     def init(keys: Keys) -> Params:
         return _init(keys, width, [width * m for m in multipliers])
@@ -44,7 +44,9 @@ def workload(
 
 
 def _init(keys: Keys, width: int, widths: Sequence[int]) -> Params:
-    """`widths`: channels at every resolution, from the highest."""
+    """Return the parameters; `widths`: channels at every resolution, from the
+    highest.
+    """
     inner, embedded = widths[-1], 4 * width
     return {
         "time1": parts.dense_init(keys, width, embedded),
@@ -77,7 +79,7 @@ def _block_init(keys: Keys, inputs: int, outputs: int, embedded: int) -> Params:
 
 
 def _embedded(params: Params, times: jax.Array, width: int, dtype: Any) -> jax.Array:
-    """Times [B] → [B, 4 width]."""
+    """Embed times [B] → [B, 4 width]."""
     rates = jnp.exp(-jnp.arange(width // 2) * 8.0 / width)
     angles = times[:, None] * rates
     time = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
@@ -86,7 +88,7 @@ def _embedded(params: Params, times: jax.Array, width: int, dtype: Any) -> jax.A
 
 
 def _denoise(params: Params, x: jax.Array, time: jax.Array, heads: int) -> jax.Array:
-    """Images [B, H, W, 3] → the noise in them."""
+    """Predict the noise in images [B, H, W, 3]."""
     x = parts.conv(x, params["stem"])
     kept = []
     for i, p in enumerate(params["down"]):

@@ -1,6 +1,8 @@
-"""Steps as somebody writes them who meets rhino_jax for the first time: Flax objects, a
-loop over layers, gradients accumulated by hand, BatchNorm and averaged parameters. What
-`configs/bench/calls.toml` calls once; they need Flax."""
+"""Steps as a first-time user of rhino_jax writes them; they need Flax.
+
+Flax objects, a loop over layers, gradients accumulated by hand, BatchNorm and averaged
+parameters. `configs/bench/calls.toml` calls each once.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ _MODELS: Mapping[str, Callable[..., Workload]] = {
 
 
 def names() -> tuple[str, ...]:
-    """All of them, sorted."""
+    """Return the names of all models, sorted."""
     return tuple(sorted(_MODELS))
 
 
 def get(name: str, **overrides: Any) -> Workload:
-    """A model by name.
+    """Return a model by name.
 
     Args:
+      name: one of `names()`.
       overrides: keywords of the model's `workload`.
+
     Raises:
       ModelConfigError: it has no such keyword.
     """

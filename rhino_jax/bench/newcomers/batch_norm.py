@@ -1,5 +1,7 @@
-"""A residual network of Flax Linen with BatchNorm, and a running mean of its
-parameters, all in one dict of state."""
+"""A Flax Linen residual network with BatchNorm and averaged parameters (EMA).
+
+All state is in one dict.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ EMA = 0.999
 
 
 def _network(width: int, num_blocks: int, num_classes: int) -> Any:
-    """Return the module."""
+    """Return the Flax module."""
     from flax import linen as nn
 
     class Network(nn.Module):
@@ -41,7 +43,7 @@ def workload(
     num_blocks: int = 2,
     num_classes: int = 10,
 ) -> Workload:
-    """Classification of images [batch, image_size, image_size, 3]."""
+    """Return classification of images [batch, image_size, image_size, 3]."""
     network = _network(width, num_blocks, num_classes)
     optimizer = optax.sgd(0.1, momentum=0.9)
 

@@ -1,5 +1,7 @@
-"""A decoder with rotary positions and SwiGLU, layers in a `lax.scan`, and gradients
-that a second scan adds up over micro-batches."""
+"""A decoder with rotary positions and SwiGLU, layers in a `lax.scan`.
+
+A second scan accumulates gradients over micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def rms_norm(x: Any, scale: Any) -> Any:
 
 
 def rotary(x: Any) -> Any:
-    """x [B, S, N, H], turned by its position in S."""
+    """Rotate x [B, S, N, H] by its position in S."""
     half = x.shape[-1] // 2
     rates = 10_000.0 ** (-jnp.arange(half) / half)
     angles = jnp.arange(x.shape[1])[:, None, None] * rates
@@ -31,7 +33,7 @@ def rotary(x: Any) -> Any:
 
 
 def loss_fn(params: Any, tokens: Any) -> Any:
-    """Mean cross-entropy of the next of tokens [B, S + 1]."""
+    """Return the mean next-token cross entropy of tokens [B, S + 1]."""
 
     def layer(x: Any, p: Any) -> tuple[Any, None]:
         q, k, v = jnp.einsum("bsd,dcnh->cbsnh", rms_norm(x, p["norm1"]), p["qkv"])
@@ -56,7 +58,9 @@ def workload(
     vocab: int = 512,
     micro_batches: int = 4,
 ) -> Workload:
-    """Next-token training of tokens [batch, seq_len] in micro-batches of its own."""
+    """Return next-token training of tokens [batch, seq_len], with its own
+    micro-batches.
+    """
     optimizer = optax.adamw(1e-3)
     shapes = {
         "norm1": (width,),

@@ -55,8 +55,10 @@ def workload(
     num_heads: int = 4,
     vocab: int = 512,
 ) -> Workload:
-    """Next-token training of tokens [batch, seq_len]; state is a module and its
-    optimizer, which the step changes in place."""
+    """Return next-token training of tokens [batch, seq_len].
+
+    State is a module and its optimizer, which the step changes in place.
+    """
     from flax import nnx
 
     make = _transformer(width, num_layers, num_heads, vocab)

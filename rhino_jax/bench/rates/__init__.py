@@ -1,6 +1,6 @@
-"""Rates of hardware: measured where it is, or fitted to what was compiled for it.
+"""Rates of hardware: measured on devices, or fitted to programs compiled for it.
 
-In: devices that are here; or results as `rhino_jax.bench.records` has them.
+In: devices that are present; or results as in `rhino_jax.bench.records`.
 Out: a hardware file, or lines for one.
 Order: `measure` (rates of devices) and `measured_file` (as a file), `fit` (efficiencies
 and overlap).

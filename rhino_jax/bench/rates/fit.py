@@ -1,11 +1,12 @@
-"""Efficiencies and overlap of hardware, fitted to what a benchmark compiled.
+"""Efficiencies and overlap of hardware, fitted to the programs that a benchmark
+compiled.
 
-Of every target: peak seconds over the compiler's estimated seconds, summed over all
-programs, of work that arithmetic bounds and of work that memory bounds (where the
-compiler estimates, that is on TPU); and the share of collectives that hide behind
-compute, of those that the plan says have other work beside them, the median over
-programs in which these are many. The error is that of compute with the fitted
-efficiencies, over programs.
+For every target: peak seconds over the compiler's estimated seconds, summed over all
+programs, separately for compute-bound and memory-bound work (where the compiler has
+estimates, that is on TPU); and the share of collectives that hide behind compute, of
+those that by the plan can overlap with other work, as the median over programs in which
+these are many. The error is that of compute with the fitted efficiencies, over
+programs.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from rhino_jax.verify.hlo.rates import Rates
 
 
 MIN_PROGRAMS = 3
-"""Of fewer programs nothing is fitted."""
+"""Minimum number of programs for a fit."""
 
 MANY = 0.5
-"""Least share of the collectives' time that could hide, where that is counted."""
+"""Minimum share of the collectives' time that could hide for a program to count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What was fitted for one kind of hardware; None where programs say nothing.
+    """Fitted rates of one kind of hardware; None where programs do not determine them.
 
     Attributes:
       hardware: its name, as "v5e".
-      programs: different compiled programs.
-      matmul_efficiency, memory_efficiency, hidable_share: as of `Device`.
+      programs: number of different compiled programs.
+      matmul_efficiency, memory_efficiency, hidable_share: as in `Device`.
       compute_error: median of |fitted - compiled| / compiled seconds of compute.
-      hidable_programs: of how many programs the share is the median.
+      hidable_programs: number of programs of which the share is the median.
       hidable_spread: half of the distance between its quartiles.
     """
 
@@ -54,7 +55,7 @@ class Fit:
 
 
 def fit_results(results: Iterable[Result]) -> tuple[Fit, ...]:
-    """One fit for each kind of hardware, by name."""
+    """Return one fit for each kind of hardware, sorted by name."""
     programs: dict[str, dict[str, Result]] = {}
     for r in results:
         if r.fits and r.rates is not None and r.target.partition(":")[0] != "cpu":
@@ -105,7 +106,7 @@ def _error(
 
 
 def _hidden_share(result: Result) -> float | None:
-    """Hidden seconds over those that could hide; None where few could."""
+    """Return hidden seconds over those that could hide; None if few could."""
     assert result.rates is not None
     compiled, predicted = result.compiled, result.predicted
     if compiled is None or compiled.communication_s is None or predicted is None:
@@ -116,7 +117,7 @@ def _hidden_share(result: Result) -> float | None:
 
 
 def to_text(fits: Iterable[Fit]) -> str:
-    """The fits, a line each."""
+    """Return the fits, a line each."""
     lines = []
     for f in fits:
         said = [f"{f.hardware}: {f.programs} programs"]
@@ -136,11 +137,12 @@ def to_text(fits: Iterable[Fit]) -> str:
 
 
 def write_fit(fit: Fit, folder: Path | None = None) -> Path:
-    """Write what was fitted into the hardware's file, with its error.
+    """Write a fit into the hardware's file, with its error.
 
     Args:
-      fit: what to write; what is None stays as it is.
-      folder: of hardware files; by default rhino's own.
+      fit: the fit; values that are None are not written.
+      folder: folder of hardware files; None: rhino's own.
+
     Raises:
       BenchError: an efficiency is above 1; the file has no such line, or cannot be
         written.
@@ -173,8 +175,10 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
 
 
 def _refuse_beyond_peak(fit: Fit, file: str) -> None:
-    """Raises:
-    BenchError: programs reach more than a peak, with which no file could be read.
+    """Refuse efficiencies above 1, which no hardware file may have.
+
+    Raises:
+      BenchError: programs exceed a peak.
     """
     for key in ("matmul_efficiency", "memory_efficiency"):
         value = getattr(fit, key)

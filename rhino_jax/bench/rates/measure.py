@@ -1,8 +1,9 @@
-"""Rates of the devices that are here, measured: what a hardware file states.
+"""Measured rates of the devices that are present, as a hardware file states them.
 
-Every figure is the time of a step more of a loop, all devices at work at once, so that
-what a call costs is not in it. Links are measured over all devices and over groups of
-them; latency and bandwidth are those with which the cost model gives these times.
+Every figure is the time of one additional step of a loop, with all devices busy at
+once, so that the overhead of a call is not included. Links are measured over all
+devices and over groups of them; latency and bandwidth are those with which the cost
+model reproduces these times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rhino_jax.hardware.mesh import MeshAxis
 
 
 SAMPLES = 9
-"""Runs of each loop; their median counts."""
+"""Number of runs of each loop; the median is used."""
 
 STEPS = (4, 20)
 """Steps of the shorter and of the longer loop."""
@@ -38,20 +39,20 @@ LONG_S = 2e-3
 """Operands are doubled until a step of the loop takes this long."""
 
 SMALL, LARGE = 1 << 10, 1 << 20
-"""Elements, on each device, of collectives that show latency and bandwidth."""
+"""Elements per device of the collectives that determine latency and bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured.
+    """Measured rates.
 
     Attributes:
       kind: `jax.Device.device_kind`.
-      num_devices: how many were at work.
-      flops_per_s: type → of square matmuls, on each device.
-      hbm_bytes_per_s: read and written by one device.
-      topology, alpha_s, bytes_per_s: of the links, as in a hardware file; None where
-        there is one device.
+      num_devices: number of devices.
+      flops_per_s: type → FLOPs per second of square matmuls, on each device.
+      hbm_bytes_per_s: bytes per second read and written by one device.
+      topology, alpha_s, bytes_per_s: of the links, as in a hardware file; None for one
+        device.
       error: median of |fitted - measured| / measured seconds of collectives.
     """
 
@@ -66,7 +67,7 @@ class Measured:
 
 
 def measure(devices: Sequence[Any]) -> Measured:
-    """Measure these devices; takes about a minute on emulated ones."""
+    """Measure the devices; takes about a minute on emulated ones."""
     one = _Devices(devices, (len(devices),))
     measured = Measured(
         kind=devices[0].device_kind,
@@ -80,8 +81,9 @@ def measure(devices: Sequence[Any]) -> Measured:
 
 
 def _topology(devices: Sequence[Any]) -> str:
-    """How links are modelled: every device reaches any other at full rate, but for
-    threads of one process."""
+    """Return the link model: a switch at full rate, or a barrier for threads of one
+    process.
+    """
     return "barrier" if devices[0].platform == "cpu" else "switch"
 
 
@@ -93,7 +95,9 @@ class _Devices:
     shape: tuple[int, ...]
 
     def step_s(self, op: Callable[[Any], Any], *shape: int, dtype: str) -> float:
-        """Seconds of `op`, from a block on each device to one of the same shape."""
+        """Return seconds of `op`, from a shard on each device to one of the same
+        shape.
+        """
         names = ("outer", "inner")[-len(self.shape) :]
         mesh = jax.sharding.Mesh(
             np.array(self.devices).reshape(self.shape),
@@ -130,7 +134,9 @@ def _seconds(loop: Callable[..., Any], steps: int, x: Any) -> float:
 
 
 def _grow(seconds: Callable[[int], float], size: int) -> tuple[int, float]:
-    """The first size, doubled from `size`, of which a step is long."""
+    """Return the first size, doubled from `size`, whose step takes at least
+    `LONG_S`.
+    """
     while (taken_s := seconds(size)) < LONG_S:
         size *= 2
     return size, taken_s
@@ -182,7 +188,7 @@ def _all_reduce(size: int, x: Any) -> Any:
 def _all_gather(size: int, x: Any) -> Any:
     parts = jax.lax.all_gather(x, "inner")
     # Added one by one: XLA:CPU reduces a leading dim far slower than it gathers, and
-    # would have the reduction be measured.
+    # the reduction would dominate the measured time.
     return sum(parts[i] for i in range(size)) / size
 
 
@@ -197,7 +203,7 @@ _OPS = {ALL_REDUCE: _all_reduce, ALL_GATHER: _all_gather, ALL_TO_ALL: _all_to_al
 def _with_links(
     measured: Measured, topology: str, samples: Sequence[_Sample]
 ) -> Measured:
-    """Latency from the small collectives, then bandwidth from the large ones."""
+    """Fit latency to the small collectives, then bandwidth to the large ones."""
     unit = MeshAxis("inner", 1, 1.0, float("inf"), topology)
     steps = [_priced(s, unit) for s in samples]
     copied = [_priced(s, replace(unit, alpha_s=0.0, bytes_per_s=1.0)) for s in samples]

@@ -1,4 +1,4 @@
-"""What was measured, as a complete hardware file."""
+"""Measured rates as a complete hardware file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _BEHAVIOUR = (
     "calls_cudnn", "parts_columns", "defers_gradients", "masks_groups", "recomputes",
     "clock_hz", "systolic_array",
 )  # fmt: skip
-"""What is not measured: kept from the shipped file of the same kind of device."""
+"""Keys that are not measured: copied from the shipped file of the same device kind."""
 
 
 def hardware_file(measured: Measured, devices: Sequence[Any], name: str) -> str:
-    """The text of a hardware file, as `load_target` reads it.
+    """Return the text of a hardware file, as `load_target` reads it.
 
     Args:
       measured: rates of the devices.
-      devices: the devices themselves: their memory, and their kind.
-      name: of the hardware.
+      devices: the devices themselves, for their memory and kind.
+      name: name of the hardware.
     """
     size, why = memory_bytes(devices)
     shipped, shipped_name = _shipped(devices)
@@ -71,7 +71,7 @@ def hardware_file(measured: Measured, devices: Sequence[Any], name: str) -> str:
 
 
 def memory_bytes(devices: Sequence[Any]) -> tuple[int, str]:
-    """Memory of one device, and where the number is from."""
+    """Return the memory of one device, and the source of the number."""
     stats = devices[0].memory_stats() or {}
     if limit := stats.get("bytes_limit"):
         return int(limit), "what the runtime lets a process use"
@@ -89,7 +89,7 @@ def memory_bytes(devices: Sequence[Any]) -> tuple[int, str]:
 
 
 def _shipped(devices: Sequence[Any]) -> tuple[Device | None, str]:
-    """The shipped description of such devices, if there is one, and its name."""
+    """Return the shipped description of such devices and its name; None without one."""
     try:
         target = detect_target(devices)
     except HardwareError:

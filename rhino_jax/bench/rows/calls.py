@@ -1,5 +1,5 @@
-"""What a user waits for who calls a step for the first time: under `jit` on one device,
-and under `auto_shard` on several emulated ones, each in a process of its own.
+"""Seconds of a step's first call: under `jit` on one device, and under `auto_shard` on
+several emulated ones, each in a separate process.
 
     python -m rhino_jax.bench.rows.calls MODEL HOW DEVICES      HOW: jit, or auto_shard
 """
@@ -32,10 +32,10 @@ class FirstCall:
     """The first call of one model's step.
 
     Attributes:
-      cpu_s: how → CPU seconds of it, all threads.
-      wall_s: how → seconds by the clock.
-      plan_s: seconds of the second that were spent planning.
-      mesh: of the plan: axis → size.
+      cpu_s: way of calling → its CPU seconds, over all threads.
+      wall_s: way of calling → its wall-clock seconds.
+      plan_s: planning seconds of the call under `auto_shard`.
+      mesh: mesh of the plan: axis → size.
     """
 
     cpu_s: Mapping[str, float]
@@ -45,7 +45,9 @@ class FirstCall:
 
 
 def calls_task() -> RowTask[FirstCall]:
-    """Every row once: its processes are started one after the other."""
+    """Return the task that runs every row once; its processes run one after the
+    other.
+    """
     return RowTask(
         name="calls",
         samples=1,
@@ -56,7 +58,7 @@ def calls_task() -> RowTask[FirstCall]:
 
 
 def call_row(row: BenchRow) -> dict[str, Any]:
-    """Call a row's step in both ways, as JSON.
+    """Call a row's step in both ways; return the result as JSON.
 
     Raises:
       BenchError: one of them failed.
@@ -91,7 +93,7 @@ def _line(found: FirstCall) -> str:
 def calls_report(
     suite: Suite, results: Sequence[RowResult[FirstCall]], command: str
 ) -> str:
-    """The seconds as Markdown, a line per row."""
+    """Return the seconds as Markdown, a line per row."""
     header = ["workload", "target", "mesh"]
     header += [f"{how} CPU s" for how in HOWS] + [f"{how} s" for how in HOWS]
     header += ["of it planning s"]
@@ -115,14 +117,14 @@ def calls_report(
 def calls_summary(
     suite: str, results: Sequence[RowResult[FirstCall]]
 ) -> tuple[str, ...]:
-    """CPU seconds of all rows."""
+    """Return the CPU seconds of all rows."""
     found = [(r.row.model, r.found.cpu_s) for r in results if r.found is not None]
     said = (f"{m} {s['auto_shard']:.0f} ({s['jit']:.0f} under `jit`)" for m, s in found)
     return (f"`{suite}`, CPU seconds of the first call: {', '.join(said)}.",)
 
 
 def main(model: str, how: str, devices: str, overrides: str = "{}") -> int:
-    """Call the step of a model once, and print what that took as JSON."""
+    """Call the step of a model once, and print its seconds as JSON."""
     jax.config.update("jax_num_cpu_devices", int(devices))
     work = model_of(model, **json.loads(overrides))
     state, batch = work.init(jax.random.key(0)), work.make_batch(jax.random.key(1))

@@ -1,8 +1,9 @@
-"""The real clock: steps that run on emulated CPU devices, rhino's beside recipes'.
+"""Wall-clock time of steps on emulated CPU devices, rhino's compared with recipes'.
 
 Emulated devices share the host's cores, so a step's time is the work and the copying
-of all devices together, not what hardware would take; it shows what a plan really does.
-Samples of all methods are interleaved, so that what else the host does hits all alike.
+of all devices together, not the time on real hardware; it shows the actual work of a
+plan. Samples of all methods are interleaved, so that other load of the host affects all
+of them equally.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from rhino_jax.runtime.with_plan import jit_with_plan
 
 
 ROUNDS = 41
-"""Samples of each method; their median counts."""
+"""Number of samples of each method; the median is used."""
 
 SAMPLE_S = 0.02
-"""A sample is of as many steps as take about this long, so that the clock's own
-resolution and a thread's waking up do not count."""
+"""Approximate seconds of a sample, which consists of several steps, so that the clock's
+resolution and a thread's wake-up are negligible."""
 
 CALLS = 1000
-"""Calls of each function whose overhead is compared."""
+"""Number of calls of each function whose overhead is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +44,11 @@ class Clocked:
     Attributes:
       workload, target, mesh: the row.
       step_s: method → median seconds of a step.
-      ratio: of rhino's plans → median over samples of its seconds over those of the
-        fastest recipe, taken at the same time.
-      recipe: the fastest recipe; empty where there is none.
-      overhead_s: median seconds that a decorated call of a function with the workload's
-        arguments takes, less those of a `jax.jit` call, on one device.
+      ratio: rhino's method → median over samples of its seconds over those of the
+        fastest recipe, sampled at the same time.
+      recipe: the fastest recipe; empty if there is none.
+      overhead_s: median seconds of a decorated call of a function with the workload's
+        arguments, less those of a `jax.jit` call, on one device.
       num_arrays: number of these arguments.
     """
 
@@ -69,7 +70,7 @@ class Clocked:
 
 
 def clock_row(row: BenchRow) -> Clocked:
-    """Run every method's step on CPU devices that are there already."""
+    """Run every method's step on the CPU devices that are present."""
     workload = workload_of(row)
     state = jax.device_get(workload.make_args(jax.random.key(0)))
     steps: dict[str, Callable[[], None]] = {}
@@ -102,14 +103,14 @@ def clock_row(row: BenchRow) -> Clocked:
 
 
 def median_ratio(these: Sequence[float], those: Sequence[float]) -> float:
-    """The median of the ratios of samples that were taken together."""
+    """Return the median of the ratios of samples that were taken together."""
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
 def _step(
     run: Callable[..., Any], workload: Workload, state: Sequence[Any]
 ) -> Callable[[], None]:
-    """A function that runs one step, and feeds back what was donated."""
+    """Return a function that runs one step, and feeds back the donated arguments."""
     args = list(state)
 
     def step() -> None:
@@ -122,7 +123,7 @@ def _step(
 
 
 def _interleave(steps: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
-    """Samples of seconds per step, one of each method a round."""
+    """Return samples of seconds per step, one of each method per round."""
     counts: dict[str, int] = {}
     for name, step in steps.items():
         step()
@@ -142,10 +143,10 @@ def _seconds(step: Callable[[], None], count: int) -> float:
 
 
 def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
-    """What a decorated call costs over one of `jax.jit`, once planned.
+    """Return the overhead of a decorated call over one of `jax.jit`, once planned.
 
-    Of a function that does next to nothing with these arguments, on one device: what
-    is compared is how calls are dispatched, and the devices' work would hide it.
+    The function does next to nothing with these arguments, on one device: dispatch is
+    compared, which the devices' work would hide.
 
     Returns:
       Median seconds, and the number of arrays among the arguments.

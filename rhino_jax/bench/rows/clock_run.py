@@ -1,4 +1,4 @@
-"""What a suite that takes the time reports."""
+"""Report of a suite that times steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhino_jax.units import format_seconds
 
 
 def clock_task() -> RowTask[Clocked]:
-    """Every row once: its methods are interleaved within it."""
+    """Return the task that runs every row once, its methods interleaved."""
     return RowTask(
         name="clock",
         samples=1,
@@ -30,12 +30,12 @@ def _line(found: Clocked) -> str:
 def clock_report(
     suite: Suite, results: Sequence[RowResult[Clocked]], command: str
 ) -> str:
-    """The times as Markdown: a line per row, the worst and the mean ratio.
+    """Return the times as Markdown: a line per row, the worst and the mean ratio.
 
     Args:
-      suite: what was run.
-      results: of all its rows.
-      command: that made them, to be repeated.
+      suite: the suite.
+      results: results of all its rows.
+      command: the command that repeats the run.
     """
     own = [
         name

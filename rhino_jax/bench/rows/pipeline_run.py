@@ -1,9 +1,8 @@
-"""What a suite of planned pipelines reports: seconds of planning, and what is planned.
+"""Report of a suite of planned pipelines: the plans, and seconds of planning.
 
-A step over its ideal is the predicted step over the seconds that the tasks of the
-busiest stage take in it: their compute with the collectives that it does not hide, of
-all micro-batches, and the update. Nothing waits for anything there: no filling, no
-draining, no transfer between stages.
+A step over its ideal is the predicted step over the seconds that the busiest stage
+works in it: compute with exposed collectives, of all micro-batches, and the update. The
+ideal has no waiting: no fill or drain of the pipeline, and no transfers between stages.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ class PlannedPipeline:
     """One plan of a row.
 
     Attributes:
-      method: by which it was made.
+      method: name of the method.
       error: why there is no plan; then all else is 0 or empty.
-      places: of every stage along the axis of the stages; empty without stages.
-      mesh: of all devices: axis → size.
-      micro_batches: how many.
-      schedule: its name; empty without stages.
-      step_s, ideal_s: predicted, and that of the busiest stage alone.
-      bubble: share of all devices' time.
-      peak_bytes: of the fullest device.
-      plan_s, cpu_s: seconds of planning, tracing included: by the clock, and of the
-        process.
-      yardstick_s: see `yardstick`, just before.
+      places: number of places of every stage along the stage axis; empty without
+        stages.
+      mesh: mesh of all devices: axis → size.
+      micro_batches: number of micro-batches.
+      schedule: name of the schedule; empty without stages.
+      step_s, ideal_s: predicted step, and that of the busiest stage alone, in seconds.
+      bubble: idle share of all devices' time.
+      peak_bytes: peak memory of the fullest device.
+      plan_s, cpu_s: planning time, tracing included: wall-clock seconds, and CPU
+        seconds of the process.
+      yardstick_s: seconds of the yardstick (see `yardstick`) just before.
     """
 
     method: str
@@ -69,7 +69,7 @@ class Pipelines:
 
 
 def pipeline_task() -> RowTask[Pipelines]:
-    """Every method of a row once, in a process of its own."""
+    """Return the task that plans every method of a row once, in a separate process."""
     return RowTask(
         name="pipelines",
         samples=1,
@@ -82,7 +82,7 @@ def pipeline_task() -> RowTask[Pipelines]:
 
 
 def plan_pipeline(row: BenchRow) -> dict[str, Any]:
-    """Plan a row by its only method, as JSON."""
+    """Plan a row by its only method; return the result as JSON."""
     (method,) = row.methods
     workload, beside_s = workload_of(row), yardstick_s()
     started, cpu = time.monotonic(), time.process_time()
@@ -128,7 +128,9 @@ def plan_pipeline(row: BenchRow) -> dict[str, Any]:
 
 
 def _asked(row: BenchRow, method: ShardingMethod) -> dict[str, Any]:
-    """What a method leaves to rhino, and what not."""
+    """Return the keywords of `rhino.plan` that a method sets; "auto" and None are left
+    to rhino.
+    """
     if method.plan == ALPA:
         assert row.alpa is not None, "suites are checked"
         return row.alpa.asked()
@@ -152,12 +154,12 @@ def pipeline_report(
     results: Sequence[RowResult[Pipelines]],
     command: str,
 ) -> str:
-    """The plans as Markdown, a line per row and method.
+    """Return the plans as Markdown, a line per row and method.
 
     Args:
-      suite: what was run.
-      results: of all its rows.
-      command: that made them, to be repeated.
+      suite: the suite.
+      results: results of all its rows.
+      command: the command that repeats the run.
     """
     header = ["workload", "target", "asked", "stages", "mesh of one", "m", "schedule"]
     header += ["step", "÷ ideal", "bubble", "peak", "÷ first"]
@@ -212,7 +214,7 @@ def pipeline_report(
 def pipeline_summary(
     suite: str, results: Sequence[RowResult[Pipelines]]
 ) -> tuple[str, ...]:
-    """How long planning took, and how far steps are from their ideal."""
+    """Return lines on planning time, and on steps over their ideal."""
     every = (r.found.plans for r in results if r.found is not None)
     found = [p for plans in every for p in plans if not p.error]
     if not found:
@@ -228,7 +230,7 @@ def pipeline_summary(
 
 
 def _over_alpa(results: Sequence[RowResult[Pipelines]]) -> Iterator[str]:
-    """Predicted steps over those of what Alpa found."""
+    """Yield lines on predicted steps over those of Alpa's published stages."""
     ratios: dict[str, list[float]] = {}
     for plans in (r.found.plans for r in results if r.found is not None):
         alpa = next((p.step_s for p in plans if p.method == ALPA), 0.0)

@@ -1,4 +1,4 @@
-"""What a suite that only plans reports: seconds, gaps, memory of planning."""
+"""Report of a suite that only plans: seconds, gaps, memory of planning."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rhino_jax.units import format_bytes, format_seconds
 
 
 SAMPLES = 3
-"""Processes that plan each row, each from nothing; medians count."""
+"""Number of processes that plan each row, each without caches; medians are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Planning one row by each of its methods.
+    """Planning times of one row by each of its methods.
 
     Attributes:
-      num_ops: of the program, regions counted once.
-      mesh: of the last method's plan: axis → size.
+      num_ops: number of ops of the program, regions counted once.
+      mesh: mesh of the last method's plan: axis → size.
       num_nodes: choices of the search problem, before and after folding and reduction.
       plan_s: method → median seconds, tracing excluded.
       step_s: method → predicted seconds of a step.
-      gap: method → how far that may be above the best.
-      peak_bytes: most memory that a process had, of JAX and the trace too.
-      yardstick_s: median of what `yardstick` measured before planning.
+      gap: method → proved limit of its relative distance to the optimum.
+      peak_bytes: peak memory of a process, JAX and the trace included.
+      yardstick_s: median seconds of `yardstick`, measured before planning.
     """
 
     num_ops: int
@@ -49,18 +49,20 @@ class Timed:
 
 
 def plan_task() -> RowTask[Timed]:
-    """Every method of a row some times, in processes of their own: none finds what
-    another left in caches."""
+    """Return the task that plans every method of a row several times.
+
+    Each sample runs in a separate process, so that none profits from another's caches.
+    """
     return RowTask(
         name="time", samples=SAMPLES, is_by_method=True, read=_read, line=_line
     )
 
 
 def time_row(row: BenchRow) -> dict[str, Any]:
-    """Plan a row by each of its methods, as JSON.
+    """Plan a row by each of its methods; return the result as JSON.
 
     Raises:
-      BenchError: a method gives no plan.
+      BenchError: a method has no plan.
     """
     planner = Planner.of(row)
     methods: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def time_row(row: BenchRow) -> dict[str, Any]:
             "step_s": search.objective_s,
             "gap": search.gap,
         }
-    # Linux counts kilobytes, macOS bytes.
+    # `ru_maxrss` is in kilobytes on Linux, in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found | {"methods": methods, "peak_bytes": unit * peak}
@@ -119,12 +121,12 @@ def _line(found: Timed) -> str:
 
 
 def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str) -> str:
-    """The times as Markdown, a line per row.
+    """Return the times as Markdown, a line per row.
 
     Args:
-      suite: what was run.
-      results: of all its rows.
-      command: that made them, to be repeated.
+      suite: the suite.
+      results: results of all its rows.
+      command: the command that repeats the run.
     """
     methods = list(dict.fromkeys(m.name for row in suite.rows for m in row.methods))
     header = ["workload", "target", "mesh", "ops", "nodes", "left"]

@@ -1,4 +1,4 @@
-"""Rows that are measured as a whole, each in a process of its own, and kept."""
+"""Runner of rows that are measured as a whole, each in a separate process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult(Generic[T]):
-    """One row: what was measured, or why nothing was.
+    """Result of one row, or why there is none.
 
     Attributes:
-      row: what was run.
-      found: what was measured, or None.
+      row: the row.
+      found: the result; None if there is none.
       error: why there is none.
     """
 
@@ -36,14 +36,14 @@ class RowResult(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTask(Generic[T]):
-    """What is done with a row.
+    """Task that is run for every row.
 
     Attributes:
-      name: of the child's task, and of the folder of its results.
-      samples: processes, one after the other; each does the task once.
-      is_by_method: each process has one of the row's methods, not all.
-      read: makes what was measured of what the processes wrote.
-      line: says it in a line.
+      name: name of the child's task, and of the folder of its results.
+      samples: number of processes, one after the other; each does the task once.
+      is_by_method: whether each process has one of the row's methods, not all.
+      read: builds the result from the outputs of the processes.
+      line: formats the result in a line.
     """
 
     name: str
@@ -56,7 +56,7 @@ class RowTask(Generic[T]):
 def run_rows(
     suite: Suite, store: Store, report: Report, task: RowTask[T]
 ) -> tuple[RowResult[T], ...]:
-    """Measure every row that was not measured before, one process at a time."""
+    """Measure every row that has no saved result, one process at a time."""
     current = versions()
     folder = store.folder / task.name
     folder.mkdir(exist_ok=True)
@@ -95,14 +95,14 @@ def table_of_rows(
     header: Sequence[str],
     cells: Callable[[BenchRow, T], list[str]],
 ) -> list[str]:
-    """The first parts of a report: what made it, and a table.
+    """Return the first parts of a report: the command and versions, and a table.
 
     Args:
-      suite: what was run.
-      results: of all its rows.
-      command: that made them, to be repeated.
-      header: of the table; workload and target come first.
-      cells: a line of it. A row of which there is nothing says why instead.
+      suite: the suite.
+      results: results of all its rows.
+      command: the command that repeats the run.
+      header: header of the table; workload and target come first.
+      cells: cells of a row's line. A row without a result shows its error instead.
     """
     lines = []
     for r in results:
@@ -120,7 +120,7 @@ def table_of_rows(
 def _sample(
     row: BenchRow, store: Store, timeout_s: float, task: RowTask[T]
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """What the processes wrote, or what went wrong."""
+    """Return the outputs of the processes, or an error."""
     file: Path = store.folder / task.name / f"{row_key(row)}.result.json"
     found: list[Mapping[str, Any]] = []
     parts = [row]

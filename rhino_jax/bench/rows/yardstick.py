@@ -1,4 +1,4 @@
-"""How fast the machine is just now, so that tables of other hours can be read.
+"""Current speed of the machine, so that tables of different hours are comparable.
 
 Times of planning are those of Python and NumPy on one core, which on shared machines
 differ by a factor of two from one hour to the next.
@@ -10,11 +10,11 @@ import time
 
 
 ADDITIONS = 10_000_000
-"""Of the loop that is timed."""
+"""Number of additions of the timed loop."""
 
 
 def yardstick_s() -> float:
-    """Seconds that one core takes for `ADDITIONS` additions in a Python loop."""
+    """Return seconds that one core takes for `ADDITIONS` additions in a Python loop."""
     started = time.perf_counter()
     total = 0
     for i in range(ADDITIONS):

@@ -1,4 +1,4 @@
-"""What is measured of pipelines that run."""
+"""Measurements of pipelines that run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One schedule of a row.
+    """Measurements of one schedule of a row.
 
     Attributes:
       schedule: its name.
       task_s: median seconds of a task of micro-batches.
-      apart_s, apart_simulated_s: seconds of a step, its stages in processes that have a
-        core each: measured, and simulated from the measured seconds of every task.
-      apart_hosted_s: simulated from these and from what the processes do beside tasks:
-        the core's seconds of a step that no task takes, shared among them.
-      host_s: these of one task, in the process that has more of them.
-      together_s, together_simulated_s: the same in one process, whose stages share
-        XLA:CPU's threads.
+      apart_s, apart_simulated_s: seconds of a step, with stages in processes that have
+        a core each: measured, and simulated from the measured seconds of every task.
+      apart_hosted_s: simulated from these and from the host overhead of the processes:
+        the core's seconds of a step outside of tasks, distributed over the tasks.
+      host_s: host overhead of one task, in the process with the larger one.
+      together_s, together_simulated_s: seconds of a step in one process, whose stages
+        share XLA:CPU's threads: measured, and simulated.
     """
 
     schedule: str
@@ -34,12 +34,12 @@ class Case:
 
     @property
     def apart_ratio(self) -> float:
-        """Simulated over measured, in processes."""
+        """Simulated over measured, in separate processes."""
         return self.apart_simulated_s / self.apart_s
 
     @property
     def hosted_ratio(self) -> float:
-        """The same, with what the core does beside tasks."""
+        """Simulated with host overhead over measured, in separate processes."""
         return self.apart_hosted_s / self.apart_s
 
     @property
@@ -50,12 +50,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piped:
-    """One row.
+    """Measurements of one row.
 
     Attributes:
       one_device_s: seconds of the same step on one device that has one core, in as many
         micro-batches.
-      cases: of every schedule.
+      cases: measurements of every schedule.
     """
 
     one_device_s: float

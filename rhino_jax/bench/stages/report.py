@@ -1,4 +1,4 @@
-"""What a suite that runs pipelines reports."""
+"""Report of a suite that runs pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rhino_jax.bench.tables.figures import geometric_mean
 
 
 def stages_task() -> RowTask[Piped]:
-    """Every row once; each schedule has processes of its own."""
+    """Return the task that runs every row once; each schedule has separate
+    processes.
+    """
     return RowTask(
         name="stages",
         samples=1,
@@ -31,12 +33,12 @@ def _line(found: Piped) -> str:
 def stages_report(
     suite: Suite, results: Sequence[RowResult[Piped]], command: str
 ) -> str:
-    """The times as Markdown: a line per row and schedule, and the extremes.
+    """Return the times as Markdown: a line per row and schedule, and the extremes.
 
     Args:
-      suite: what was run.
-      results: of all its rows.
-      command: that made them, to be repeated.
+      suite: the suite.
+      results: results of all its rows.
+      command: the command that repeats the run.
     """
     header = [
         "workload",
@@ -96,7 +98,9 @@ def stages_report(
 
 
 def stages_summary(suite: str, results: Sequence[RowResult[Piped]]) -> tuple[str, ...]:
-    """How true simulated steps are, and how much faster two processes are than one."""
+    """Return lines on the accuracy of simulated steps, and the speed-up over one
+    device.
+    """
     cases = [
         (case, r.found.one_device_s)
         for r in results

@@ -1,4 +1,4 @@
-"""A row's pipelines: planned, run in processes of their own, and simulated."""
+"""A row's pipelines: planned, run in separate processes, and simulated."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from rhino_jax.plan.stages import Pipeline
 
 
 def run_stages(row: BenchRow, result: Path) -> dict[str, Any]:
-    """Every schedule of a row, as `records.Piped` in JSON.
+    """Run every schedule of a row; return the result as `records.Piped` in JSON.
 
     Args:
-      row: its target has a device for each stage.
-      result: file beside which processes write.
+      row: a row whose target has a device for each stage.
+      result: file next to which processes write.
+
     Raises:
-      BenchError: a method is no schedule; there are fewer cores than stages; a process
-        failed.
+      BenchError: a method is not a schedule; there are fewer cores than stages; a
+        process failed.
     """
     count = load_target(row.target).num_devices
     assert count is not None, "suites name whole topologies"
@@ -99,10 +100,11 @@ _PER_MICRO_BATCH = {
 
 
 def measured_pipeline(pipeline: Pipeline, tasks: Sequence[Any]) -> Pipeline:
-    """A plan's pipeline, with seconds of tasks as they were measured.
+    """Return a plan's pipeline, with measured seconds of its tasks.
 
     Args:
-      tasks: (kind, group, place, seconds).
+      pipeline: the plan's pipeline.
+      tasks: (kind, submesh, place, seconds).
     """
     groups = pipeline.groups
     between = [0.0] * len(pipeline.between)
@@ -128,12 +130,15 @@ def measured_pipeline(pipeline: Pipeline, tasks: Sequence[Any]) -> Pipeline:
 def host_seconds(
     pipeline: Pipeline, tasks: Sequence[Any], core_s: Sequence[float]
 ) -> list[float]:
-    """Of every group, what its process does beside a task of a micro-batch: it
-    dispatches, serializes and sends.
+    """Return the host overhead of each submesh's process per task of a micro-batch, in
+    seconds.
+
+    It dispatches, serializes and sends.
 
     Args:
-      tasks: as of `measured_pipeline`.
-      core_s: of every group, seconds of its only core that a step takes.
+      pipeline: the plan's pipeline.
+      tasks: as in `measured_pipeline`.
+      core_s: for every submesh, seconds of its only core in a step.
     """
     spent, count = [0.0] * len(core_s), [0] * len(core_s)
     for kind, group, _, s in tasks:
@@ -147,7 +152,9 @@ def host_seconds(
 
 
 def with_host(pipeline: Pipeline, host_s: Sequence[float]) -> Pipeline:
-    """A pipeline whose tasks last longer by what their process does beside them."""
+    """Return a pipeline whose tasks are longer by the host overhead of their
+    process.
+    """
     costs = [
         replace(
             cost,
@@ -163,7 +170,12 @@ def with_host(pipeline: Pipeline, host_s: Sequence[float]) -> Pipeline:
 
 
 def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
-    """What processes measured that ran a job together; 0: one, with all devices."""
+    """Run a job in several processes and return their measurements.
+
+    Args:
+      job: the job.
+      count: number of processes; 0: one, with all devices.
+    """
     path = Path(f"{job['result']}.job")
     write_json(path, dict(job))
     with socket.socket() as free:

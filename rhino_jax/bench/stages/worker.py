@@ -2,8 +2,8 @@
 
     python -m rhino_jax.bench.stages.worker JOB.json INDEX COUNT PORT
 
-COUNT is the number of processes: each has one core and one device. With 0 there is
-this process alone, with all cores and all devices.
+COUNT is the number of processes: each has one core and one device. 0: this process
+alone, with all cores and all devices.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rhino_jax.runtime.tasks.executable import TaskExecutable
 
 
 STEPS = 15
-"""Steps that are timed, of tasks one by one and of the whole; medians count."""
+"""Number of timed steps, task by task and as a whole; medians are used."""
 
 WARM = 2
-"""Steps before: the first compiles."""
+"""Number of warm-up steps; the first one compiles."""
 
 
 def main(path: str, index: int, count: int, port: int) -> None:
-    """Run a job; writes what was measured to the job's `result`, with the index."""
+    """Run a job; write the measurements to the job's `result`, with the index."""
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     if count:
         cores = sorted(os.sched_getaffinity(0))
@@ -105,8 +105,10 @@ def _seconds(step: Callable[[], None], count: int) -> list[float]:
 
 
 def _tasks(executable: TaskExecutable, step: Callable[[], None]) -> list[Any]:
-    """(kind, group, place, median seconds) of the tasks that run here: each is waited
-    for, before and after."""
+    """Return (kind, submesh, place, median seconds) of the tasks that run here.
+
+    Each task is waited for, before and after.
+    """
     samples: dict[tuple[str, int, int], list[float]] = defaultdict(list)
 
     def timed(run: Callable[..., Any], key: tuple[str, int, int]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""What a benchmark tells of its results: figures, tables, and the pages they go into.
+"""Reports of a benchmark's results: figures, tables, and pages that contain them.
 
-In: results as `rhino_jax.bench.records` has them, of this run and of earlier ones.
-Out: Markdown, and the lines of it that a README keeps.
+In: results as in `rhino_jax.bench.records`, of this run and of earlier ones.
+Out: Markdown, and its lines for a README.
 Order: `figures` (of a whole suite), `table` (rows and cells), `summary` (a few lines),
 `changes` (since an earlier run), `readme` (written into a checkout).
 """

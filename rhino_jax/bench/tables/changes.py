@@ -1,4 +1,4 @@
-"""How compiled steps have changed since an earlier run of a suite."""
+"""Changes of compiled steps since an earlier run of a suite."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from rhino_jax.bench.tables.figures import geometric_mean
 
 
 Cell = tuple[str, str, str, str]
-"""Workload, regime, target, method."""
+"""Workload, regime, target and method, which identify a cell across versions."""
 
 
 def changes_text(
     results: Iterable[Result], earlier: Iterable[Result], file: str
 ) -> str:
-    """A line per method: compiled step times over the earlier ones, where both fit;
-    then what fits only now, or no longer, and what failed.
+    """Return lines on the changes since an earlier run.
+
+    First a line per method with compiled step times over the earlier ones, where both
+    fit; then cells that fit only now, or no longer, and failures.
 
     Args:
-      results: of this run.
-      earlier: of the other.
-      file: that they were read from.
+      results: results of this run.
+      earlier: results of the earlier run.
+      file: file of the earlier results.
     """
     now, before = ({_cell(r): r for r in rs} for rs in (results, earlier))
     ratios: dict[str, list[tuple[float, str]]] = {}

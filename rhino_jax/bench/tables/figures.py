@@ -1,4 +1,4 @@
-"""Figures of a whole suite: is what plans promise true, and are they any good?"""
+"""Figures of a whole suite: accuracy of predictions, and quality of plans."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Errors:
     """Relative errors of a prediction, |predicted - compiled| / compiled.
 
     Attributes:
-      median, worst: over all programs; None where there are none.
-      worst_cell: which is worst.
+      median, worst: over all programs; None if there are none.
+      worst_cell: the cell with the largest error.
     """
 
     median: float | None
@@ -29,15 +29,15 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """Predicted against compiled, rhino's plans and recipes together.
+    """Accuracy of predictions against compiled programs, of rhino's plans and recipes.
 
     Attributes:
-      programs: different compiled programs that fit, each counted once.
+      programs: number of different compiled programs that fit, each counted once.
       wire, peak, step: errors of bytes on the wire, of peak memory, of step time.
-      unpredicted: target → the largest part of a compiled peak that was not predicted,
-        as `reserve_share` of a hardware file; 0 where predictions are never too low.
+      unpredicted: target → the largest share of a compiled peak that was not predicted,
+        as `reserve_share` of a hardware file; 0 if predictions are never too low.
       rank_correlation: target → Spearman correlation of predicted with compiled step
-        time; None where fewer than three programs say nothing.
+        time; None for fewer than three programs.
     """
 
     programs: int
@@ -55,9 +55,10 @@ class Quality:
     Attributes:
       workload, regime, target, mesh: the row.
       method: "fast", "best" or "refined".
-      recipe: the fastest compiled recipe that fits; empty where none does.
-      ratio: compiled step time over that recipe's; below 1 is faster. None where
-        either does not fit.
+      recipe: the fastest compiled recipe that fits; empty if none does.
+      ratio: compiled step time over that recipe's; below 1 is faster. None if either
+        does not fit.
+      fits: whether the plan fits.
     """
 
     workload: str
@@ -75,13 +76,14 @@ class Figures:
     """All figures of a suite.
 
     Attributes:
-      fidelity: are promises true.
-      quality: of every row and each of rhino's plans.
-      worst_ratio, little_geomean: by method: the largest ratio, and the geometric
-        mean over rows with little batch.
+      fidelity: accuracy of predictions.
+      quality: quality of each of rhino's plans on every row.
+      worst_ratio, little_geomean: by method: the largest ratio, and the geometric mean
+        over rows with little batch.
       only_rhino_fits, only_recipes_fit: rows (as text) and method.
-      rematerialised: in rhino's plans; `recipes_rematerialised`: in the recipes.
-      failed: cells that were stopped, died or raised.
+      rematerialised: number of values in rhino's plans; `recipes_rematerialised`: in
+        recipes.
+      failed: number of cells that timed out, died or raised.
     """
 
     fidelity: Fidelity
@@ -99,7 +101,7 @@ class Figures:
 
 
 def figures_of(results: Sequence[Result]) -> Figures:
-    """The figures of a suite's results."""
+    """Return the figures of a suite's results."""
     quality = tuple(_quality(results))
     ratios: dict[str, list[float]] = {}
     little: dict[str, list[float]] = {}
@@ -124,7 +126,7 @@ def figures_of(results: Sequence[Result]) -> Figures:
 
 
 def fidelity_of(results: Iterable[Result]) -> Fidelity:
-    """Errors over all programs that compiled and fit; a program counts once."""
+    """Return errors over all programs that compiled and fit; a program counts once."""
     programs: dict[tuple[str, str], Result] = {}
     for r in results:
         if r.fits and r.predicted is not None and r.compiled is not None:
@@ -155,17 +157,17 @@ def _unpredicted(result: Result) -> float:
 
 
 def relative_error(predicted: float, compiled: float) -> float:
-    """|predicted - compiled| / compiled; infinite where only `compiled` is zero."""
+    """Return |predicted - compiled| / compiled; infinite if only `compiled` is zero."""
     if predicted == compiled:
         return 0.0
     return abs(predicted - compiled) / compiled if compiled else math.inf
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; equal values share their mean rank.
+    """Return Spearman's rank correlation; equal values share their mean rank.
 
     Returns:
-      In [-1, 1]; None for fewer than three pairs, or where one side is constant.
+      In [-1, 1]; None for fewer than three pairs, or if one side is constant.
     """
     if len(a) < 3:
         return None
@@ -176,7 +178,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean of logarithms; of at least one positive number."""
+    """Return exp of the mean of logarithms, of at least one positive number."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
@@ -208,13 +210,15 @@ def _errors(results: Sequence[Result], quantity: str) -> Errors:
 
 
 def best_recipe(results: Iterable[Result]) -> Result | None:
-    """Of one row's results, that of the fastest compiled recipe that fits."""
+    """Return the fastest compiled recipe that fits among one row's results; None
+    without one.
+    """
     fitting = [r for r in results if r.fits and parse_method(r.method).is_recipe]
     return min(fitting, key=_step_s, default=None)
 
 
 def by_row(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Results by the row that they are of."""
+    """Return results by key of their row."""
     rows: dict[str, list[Result]] = {}
     for r in results:
         rows.setdefault(r.row, []).append(r)
@@ -225,7 +229,7 @@ def _quality(results: Sequence[Result]) -> Iterable[Quality]:
     for cells in by_row(results).values():
         recipes = [r for r in cells if parse_method(r.method).is_recipe]
         if not recipes or not all(r.status in FINAL for r in recipes):
-            # What was not compiled says nothing about who is faster or fits.
+            # Without all recipes compiled, neither speed nor fit can be compared.
             continue
         best = best_recipe(recipes)
         for r in cells:
@@ -252,7 +256,7 @@ def _step_s(result: Result) -> float:
 
 
 def _total(results: Iterable[Result]) -> int:
-    """Rematerialised values over different programs."""
+    """Return the number of rematerialised values over different programs."""
     programs = {(r.target, r.program): r.rematerialised or 0 for r in results}
     return sum(programs.values())
 

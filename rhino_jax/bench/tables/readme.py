@@ -1,5 +1,7 @@
-"""What the benchmark writes into a checkout: `rhino_jax/bench/RESULTS.md`, with every
-table, and in the README a few lines of each suite. Neither is part of a wheel."""
+"""Results written into a checkout, none of which is part of a wheel.
+
+`rhino_jax/bench/RESULTS.md` has every table, and the README a few lines of each suite.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,28 @@ from rhino_jax.bench.errors import BenchError
 
 
 RESULTS = "rhino_jax/bench/RESULTS.md"
-"""From the folder of the README."""
+"""Path of the results, relative to the folder of the README."""
 
 
 def marks_of(suite: str) -> tuple[str, str]:
-    """The lines between which a suite's section lies."""
+    """Return the lines that enclose a suite's section."""
     return f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
 
 
 def write_results(readme: str | Path, suite: str, text: str, summary: str) -> str:
-    """Write a suite's results, and what the README says of them.
+    """Write a suite's results, and its lines of the README.
 
     Args:
-      readme: whose folder is a checkout's.
-      suite: its name.
-      text: for the suite's section of `RESULTS`, which is added where there is none.
-      summary: for the README, where it has a place for the suite.
+      readme: README of a checkout.
+      suite: name of the suite.
+      text: text for the suite's section of `RESULTS`, which is added if it is missing.
+      summary: text for the README, if that has a section for the suite.
+
     Returns:
-      What was written, in words.
+      Names of the written files, in words.
+
     Raises:
-      BenchError: a file cannot be read or written, or its marks are odd.
+      BenchError: a file cannot be read or written, or its marks do not match.
     """
     written = _written(Path(readme), suite, text, summary)
     for file, new in written.items():
@@ -40,16 +44,16 @@ def write_results(readme: str | Path, suite: str, text: str, summary: str) -> st
 
 
 def check_places(readme: str | Path, suite: str) -> None:
-    """See that `write_results` will find what it needs, before hours of work.
+    """Check that `write_results` will find its sections, before hours of work.
 
     Raises:
-      BenchError: as there.
+      BenchError: as `write_results`.
     """
     _written(Path(readme), suite, "", "")
 
 
 def _written(readme: Path, suite: str, text: str, summary: str) -> dict[Path, str]:
-    """The files, and what will stand in them."""
+    """Return the files with their new content."""
     results = readme.parent / RESULTS
     start, end = marks_of(suite)
     old, document = _read(results, suite), _read(readme, suite)
@@ -79,16 +83,17 @@ def _cannot(file: Path, suite: str, error: Exception) -> BenchError:
 def with_section(
     old: str, suite: str, text: str, file: str, *, gap: str = "\n\n"
 ) -> str:
-    """The document with another text between a suite's marks.
+    """Return the document with the text between a suite's marks replaced.
 
     Args:
       old: the document.
-      suite: whose marks.
-      text: the other text.
-      file: for errors.
-      gap: what stands between marks and text.
+      suite: name of the suite.
+      text: the new text.
+      file: name of the document, for errors.
+      gap: text between marks and section.
+
     Raises:
-      BenchError: it has not exactly one pair of marks, in order.
+      BenchError: it does not have exactly one pair of marks, in order.
     """
     start, end = marks_of(suite)
     if (

@@ -1,4 +1,4 @@
-"""A suite's results in a few lines, as the README says them."""
+"""A suite's results in a few lines, for the README."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ WIDTH = 120
 def compiled_summary(
     suite: str, results: Sequence[Result], figures: Figures
 ) -> tuple[str, ...]:
-    """Plans over recipes as compiled, and how true predictions are."""
+    """Return lines on compiled plans over recipes, and on the accuracy of
+    predictions.
+    """
     ratios: dict[str, list[float]] = {}
     for q in figures.quality:
         if q.ratio is not None:
@@ -53,7 +55,7 @@ def compiled_summary(
 
 
 def planned_summary(suite: str, results: Sequence[RowResult[Timed]]) -> tuple[str, ...]:
-    """Seconds, gaps and memory of planning."""
+    """Return lines on seconds, gaps and memory of planning."""
     found = [r.found for r in results if r.found is not None]
     if not found:
         return ()
@@ -77,7 +79,9 @@ def planned_summary(suite: str, results: Sequence[RowResult[Timed]]) -> tuple[st
 def clocked_summary(
     suite: str, results: Sequence[RowResult[Clocked]]
 ) -> tuple[str, ...]:
-    """Steps that ran, over the fastest recipe's, and what a call costs more."""
+    """Return lines on steps over the fastest recipe's, and on the overhead of a
+    call.
+    """
     found = [r.found for r in results if r.found is not None]
     if not found:
         return ()
@@ -96,7 +100,7 @@ def clocked_summary(
 
 
 def to_list(lines: Sequence[str]) -> str:
-    """A Markdown list, no line longer than `WIDTH`."""
+    """Return a Markdown list, with no line longer than `WIDTH`."""
     return "\n".join(
         textwrap.fill(
             f"- {line}",
@@ -115,6 +119,6 @@ def _span(ratios: Sequence[float]) -> str:
 
 
 def _rows(found: Sequence[str]) -> str:
-    """How many rows stand in names as `row: method`."""
+    """Return the number of rows in names as `row: method`."""
     count = len({name.rpartition(":")[0] for name in found})
     return f"{count} {'row' if count == 1 else 'rows'}" if count else "none"

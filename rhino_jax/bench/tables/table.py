@@ -16,13 +16,13 @@ from rhino_jax.units import format_share
 def to_markdown(
     suite: str, results: Sequence[Result], figures: Figures, command: str
 ) -> str:
-    """The whole report.
+    """Return the whole report.
 
     Args:
-      suite: its name.
-      results: of all its cells.
-      figures: of these.
-      command: that made them, to be repeated.
+      suite: name of the suite.
+      results: results of all its cells.
+      figures: figures of these results.
+      command: the command that repeats the run.
     """
     parts = [
         f"Suite `{suite}`: `{command}`. {_made_with(results)}",
@@ -36,7 +36,7 @@ def to_markdown(
 
 
 def rows_table(results: Sequence[Result]) -> str:
-    """One line per row: the best recipe, rhino's plans, and how they compare."""
+    """Return one line per row: the best recipe, rhino's plans, and their ratios."""
     own = sorted(
         {r.method for r in results if not parse_method(r.method).is_recipe},
         key=lambda name: (RHINO.index(parse_method(name).plan), name),
@@ -74,7 +74,7 @@ def rows_table(results: Sequence[Result]) -> str:
 
 
 def cells_table(results: Sequence[Result]) -> str:
-    """One line per cell, predicted beside compiled."""
+    """Return one line per cell, with predicted and compiled figures."""
     header = ["workload", "batch", "target", "mesh", "method"]
     header += ["step ms", "compute ms", "sent GB", "held GiB"]
     header += ["rematerialised", "plan s", "compile s", "fits"]
@@ -172,7 +172,7 @@ def _ratio(result: Result | None, recipe: Result | None) -> str:
 
 
 def _pair(result: Result | None, quantity: str, unit: float) -> str:
-    """`12.3 (12.1)`: compiled, then predicted."""
+    """Format a quantity as `12.3 (12.1)`: compiled, then predicted."""
     if result is None:
         return ""
 
@@ -186,7 +186,7 @@ def _pair(result: Result | None, quantity: str, unit: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three significant digits."""
+    """Format a number with three significant digits."""
     if value == 0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -200,7 +200,9 @@ def _text(value: Any) -> str:
 def markdown_table(
     header: Sequence[str], lines: Sequence[Sequence[str]], left: int
 ) -> str:
-    """A Markdown table; columns from the `left`th on are aligned to the right."""
+    """Return a Markdown table; columns from the `left`th on are aligned to the
+    right.
+    """
     marks = ["---" if i < left else "--:" for i in range(len(header))]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
