@@ -47,10 +47,8 @@ class InfeasiblePlanError(RhinoError, RuntimeError):
     Attributes:
       smallest_peak_bytes: smallest peak memory of any plan that was found, bytes per
         device: with this budget there is a plan; None where nothing was planned.
-        this budget there is a plan; None where nothing was planned.
       divided_peak_bytes: that peak, were every value divided evenly over all devices,
         bytes; stages cannot go below it either; None where it is not known.
-        below which stages do not come either; None where it is not known.
     """
 
     def __init__(

@@ -47,7 +47,6 @@ class Bound(Generic[AnyPlan]):
       storage: storage order of arguments and results.
       mesh: the mesh of arguments and results, as the user made it: results have its
         axis types.
-        made it: results have its axis types.
     """
 
     def __init__(self, traced: Traced, plan: AnyPlan, mesh: Any) -> None:

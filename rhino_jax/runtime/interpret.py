@@ -309,7 +309,7 @@ class _Interpretation:
         """Return the specs to which values are resharded when they leave a region.
 
         None where they have that spec already. A loop's carries leave as they enter,
-        and all branches leave alike: XLA refuses a conditional whose branches do not.
+        and all branches with equal specs, or XLA refuses the conditional.
         """
         assert op.call is not None
         region, values = op.call.regions[position], self.decisions.values

@@ -19,6 +19,7 @@ def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
 
     Args:
       mesh: a `Mesh`, an `AbstractMesh`, a mapping of axis name to size, or None.
+      what: name of the calling API, for messages.
     Raises:
       MeshError: it is of another type, has a bad size, or has Manual axes.
     """

@@ -162,6 +162,7 @@ def _known(
     no arguments at all.
 
     Args:
+      plan, every, what: as for `leaves_for`.
       kinds: `kind` and `shape_of` of `leaves_for`.
     """
     left = every.without_scalars()

@@ -34,9 +34,7 @@ class Memo:
         return found[0]
 
     def transposed(self, table: np.ndarray) -> np.ndarray:
-        """Return the table with its last two dims swapped; twice is the table
-        itself.
-        """
+        """Return the table with its last two dims swapped; twice is the original."""
         other = self.make(np.matrix_transpose, table)
         self._made[np.matrix_transpose, id(other)] = table, (other,)
         return other

@@ -1,12 +1,12 @@
 """Compile a plan and compare the compiled program with the plan's predictions.
 
-In: a plan or a hand-sharded function, and something to compile for.
+In: a plan or a hand-sharded function, and hardware to compile for.
 Out: `verification.VerificationData`, `by_hand.audit.AuditData`, `check.CheckData`.
 Order: `places` and `targets` (where to compile; `emulate` where devices are missing),
-`compile` (`in_child` where devices are not here: a compiler that aborts ends no
+`compile` (`in_child` for compile-only devices: an aborting compiler does not end the
 notebook), `hlo` (compiled text → collectives, memory, work), `matching` (predicted
-against compiled: what differs, and why), `made` (one program, or the tasks of
-`stages`), `problems` (whether the plan holds), `verification`. `by_hand` does it for
-code that its user sharded, `check` compares numbers with one device (`comparison`),
-`refine` asks the compiler which of several plans is best.
+against compiled: differences and causes), `made` (one program, or the tasks of
+`stages`), `problems` (whether the plan holds), `verification`. `by_hand` audits code
+that its user sharded, `check` compares results with one device (`comparison`), `refine`
+compiles several plans and takes the fastest.
 """

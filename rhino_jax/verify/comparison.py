@@ -50,16 +50,13 @@ class ComparedLeaf:
       shape, dtype: global shape and element type of the array.
       absolute: largest |planned - one device|; NaN where only one of the two is NaN, or
         the other infinite.
-        the other infinity.
       relative: largest |planned - one device| ÷ (|one device| + a tenth of the leaf's
         largest magnitude).
-        of the leaf's largest.
       tolerance: largest `relative` that is accepted; 0: elements must be equal.
       worst: index of the element with the largest relative difference.
       differing: number of elements that differ beyond the tolerance.
       share: share of the elements that were compared: those in this process's shards.
       rounding: largest difference of the array between two runs on one device that
-        round at different places; 0 where only one was run.
         round at different places; 0 where only one was run.
     """
 
@@ -105,7 +102,6 @@ def compare(
       tolerance: tolerance of floats; None: by element type.
       rounded: the array of a run on one device that rounds at other places, or None;
         its difference from `single` is the noise of the program's own types.
-        the two is what the program's own types leave open.
     """
     name = str(planned.dtype)
     if jnp.issubdtype(planned.dtype, jax.dtypes.prng_key):

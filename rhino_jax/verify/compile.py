@@ -43,7 +43,6 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
       lowered: a lowered program, of `jax.jit` or of a function that rhino sharded.
       mesh: the mesh that it was lowered for. Where its devices are compile-only ones of
         `rhino_jax.hardware.compile_only`, a child process compiles.
-        `rhino_jax.hardware.compile_only`, another process compiles.
     Raises:
       jax.errors.JaxRuntimeError: the compiler fails for any other reason.
       CompilerError: the compiler aborted that child process.

@@ -46,7 +46,6 @@ def place_of(plan: PlanData, compile_for: Any, what: str) -> CompilePlace:
       compile_for: "cpu"; a name of hardware with or without topology; a `Target`; or a
         mesh. None: the plan's mesh or, where it has no devices of the plan's hardware,
         a compile-only mesh of that hardware.
-        hardware, that; "cpu"; a name of hardware with or without topology; or a mesh.
       what: name of the calling API, for messages.
     Raises:
       MeshError: the mesh has other axes than the plan's.

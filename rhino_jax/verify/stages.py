@@ -32,7 +32,6 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
 
     Args:
       bound: the function with its plan, on a mesh of real or compile-only devices.
-        compiling only.
       place: the mesh and the hardware to compile for.
     """
     executable, plan = bound.executable, bound.plan
@@ -84,7 +83,15 @@ class _Compiled:
     """Compiled cost and collectives of one task.
 
     Attributes:
+      task: the task.
+      platform: platform that it was compiled for.
+      predicted: step time, peak memory and FLOPs of one run, as compiled.
       working_bytes: working memory of the task, bytes per device; see `own_bytes`.
+      collectives: its collectives, of one run.
+      out_of_memory: the compiler's error that it does not fit, or None.
+      rematerialised: the compiler's messages on values that it replicated in full.
+      repeated_sums: reductions over devices that add the same parts several times.
+      seconds: wall time of compiling.
     """
 
     task: StagedTask

@@ -48,18 +48,15 @@ class VerificationData:
       hardware: name of the target whose rates turn compiled work into seconds.
       planned_hardware: name of the plan's target. Where the two differ, seconds in
         `planned` and `differences` are of `hardware`, those in `predicted` are not.
-        `planned` and `differences` are of `hardware`, those in `predicted` are not.
       predicted: the plan's prediction.
       compiled: the same fields, read from the compiled program; None where it does not
         fit.
-        not fit.
       planned: the plan's collectives.
       collectives: the compiled program's collectives, in run order.
       differences: differences of the two lists, most seconds first.
       memory: the compiler's memory statistics; None where the program does not fit.
       stage_peak_bytes: peak memory of each stage, bytes per device, with compiled tasks
         or in one SPMD program; empty where there is one stage.
-        tasks, or in one program; empty where there is one stage.
       memory_budget_bytes: memory budget of the plan, bytes per device.
       out_of_memory: the compiler's error that the program does not fit, or None.
       rematerialised: the compiler's messages on values that it replicated in full.
@@ -68,11 +65,8 @@ class VerificationData:
       seconds: wall time of compiling.
       stages: (planned, compiled) cost of each chunk of a pipeline; the residuals
         between tasks are as planned in both.
-        between tasks is as planned in both.
       between: (planned, compiled) seconds of each chunk for the task that its group
         runs once a step between forward and backward; 0 but for a group's first chunk,
-        and empty where micro-batches are not coupled.
-        and backward passes, as planned and as compiled; 0 but of a group's first chunk,
         and empty where micro-batches are not coupled.
     """
 

@@ -53,7 +53,6 @@ def run_each_part(
       mesh: a mesh whose axes are Auto, or Manual around the op.
       route: specs that the only result's partial sums pass through before its own, one
         after each reduce-scatter but the last.
-        one after each reduce-scatter but the last.
     Returns:
       Its results, each with its spec; None where XLA is to partition it.
     """

@@ -130,7 +130,7 @@ class ProcessWatch:
       service: the service that receives its heartbeats.
       process: index of the process.
       what: name of the waiting API, for messages.
-      doing: what is waited for, as "to plan".
+      doing: description of the wait, for messages, as "to plan".
     """
 
     service: Service

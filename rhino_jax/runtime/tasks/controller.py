@@ -91,7 +91,6 @@ class Controller:
       order: dispatch order of the tasks of micro-batches.
       is_emulated: whether devices are threads of this process, so that no two
         multi-device programs may run at once: each one is awaited.
-        several devices may run at once: each is waited for.
     """
 
     step: StagedStep

@@ -55,7 +55,6 @@ class MeshMove:
       source, target: its shardings before and after.
       pairs: (source device, target device) of each shard, or part of one, in the
         target's order.
-        target's order.
       pieces: part of the source shard that each pair transfers; None: the whole shard.
     """
 

@@ -49,7 +49,6 @@ class AuditData:
       memory_budget_bytes: memory budget, bytes per device.
       compiled: step time, peak memory and FLOPs of the unchanged program; None where it
         does not fit.
-        does not fit.
       collectives: collectives of the unchanged program, most seconds first.
       memory: the compiler's memory statistics; None where the program does not fit.
       costs: communication cost of each source line, most seconds first.

@@ -52,7 +52,6 @@ def read_by_hand(
         `NamedSharding`s where they have any.
       mesh: the mesh; None: the mesh of the arguments, of `jit`'s shardings, or in
         context. Shardings over another mesh with the same axes are moved to it.
-        context. Shardings over a mesh with the same axes are taken over to it.
       what: name of the calling API, for messages.
     Raises:
       MeshError: no mesh is found, several differ, or it has no devices.
@@ -93,9 +92,7 @@ def _own_meshes(
 
 
 def _shape_of(x: Any, mesh: Mesh) -> Any:
-    """Return an array's `jax.ShapeDtypeStruct` with its sharding; other leaves as
-    is.
-    """
+    """Return an array's `jax.ShapeDtypeStruct` with its sharding, or another leaf."""
     if not is_array(x):
         return x
     shape, dtype, is_weak = array_type(x)

@@ -85,10 +85,8 @@ class Module:
       is_scheduled: whether the printed order is the run order.
       loops: body or condition of a `while` → (computation, name) of the `while`;
         without computations that several loops share.
-        without those that several share.
       while_trips: source line of a loop that data may end → trip counts that it was
         planned with.
-        was planned with.
     """
 
     computations: Mapping[str, Computation]

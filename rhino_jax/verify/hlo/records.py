@@ -54,11 +54,10 @@ class Compilation:
       hlo_text: text of the optimised, scheduled module; empty where it does not fit.
       memory: the compiler's memory statistics; None where the program does not fit.
       out_of_memory: the compiler's out-of-memory error; None where the program fits.
-      messages: what the compiler wrote to stderr.
+      messages: text that the compiler wrote to standard error.
       seconds: wall time of compiling.
       parameter_axes: mesh axes that each parameter is sharded over; empty where they
         are not known.
-        over; empty where this is not known.
     """
 
     platform: str
@@ -90,7 +89,6 @@ class Reading:
       collectives: collectives in run order.
       rematerialised: the compiler's messages on values that it had to replicate in full
         to change their sharding ("Involuntary full rematerialization").
-        full to change their sharding ("Involuntary full rematerialization").
       repeated_sums: reductions over devices that add the same parts several times.
       rates: rates compared with the hardware's peak; None where the program does not
         fit.

@@ -34,10 +34,8 @@ class Evidence:
       unknown: primitives without a sharding rule.
       uneven: source line → values on it with a dim that mesh axes do not divide, and
         those axes, as {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
-        {"gpt.py:12 (f)": (("add %7 of f32[17]", frozenset({"x"})),)}.
       written: source line → axes of the reductions that a user's `shard_map` requests
         there; None where they are not known.
-        `shard_map`; None where they are not known.
       in_stages: whether the whole program is in a `shard_map` of the plan's own (an
         SPMD pipeline).
     """
@@ -104,7 +102,6 @@ def cause_of_extra(
       evidence: evidence in addition to the collectives.
       planned_runs: (source line, bytes of one run) of the plan's collectives of this
         kind and axes.
-        and these axes.
     """
     primitive = primitive_of(entry.op)
     axes = " × ".join(entry.key[1])

@@ -56,7 +56,6 @@ class Identity:
       cause: explanation of the change, as a sentence.
       needs_all: whether a match across different source lines is accepted only where it
         explains all remaining bytes of both sides: equal bytes alone are weak evidence.
-        is left of both sides: equal bytes alone are weak evidence.
     """
 
     planned: tuple[IdentityTerm, ...]

@@ -47,8 +47,6 @@ class Difference:
       is_harmless: whether the compiled program moves no more bytes than the plan; or
         more only because XLA:CPU has no reduce-scatter, or in a windowed einsum that
         overlaps with its matmul, or in code that the user wrote by hand.
-        or, on CPU, only for want of a reduce-scatter; or moves more of it beside the
-        product that it belongs to; or the user wrote it by hand.
     """
 
     kind: str

@@ -199,7 +199,6 @@ def map_mesh(
       mesh_axes: (name, size) of every axis, major first.
       device_ids: ids of the devices in mesh order (`mesh.devices.flat`), as replica
         groups use them; None: 0, 1, 2, ….
-        (`mesh.devices.flat`); 0, 1, 2, … if None.
     """
     names = tuple(name for name, _ in mesh_axes)
     sizes = tuple(size for _, size in mesh_axes)

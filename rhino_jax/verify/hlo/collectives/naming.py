@@ -28,10 +28,8 @@ def name_of(kind: str, *places: Place) -> tuple[str, str]:
     Args:
       kind: kind of the collective. Without a name of its own, a reduction is named by
         its operand's definition, any other kind by the users of its result.
-        other by what reads its result, where it has no name of its own.
       places: the collective, or its start, and the callers of its computation (a
         fusion, an asynchronous start), innermost first.
-        is in (a fusion, an asynchronous start), innermost first.
     Returns:
       Op name, or the instruction's name where nothing near has one; source line, or
       empty.

@@ -98,7 +98,6 @@ class _Trips:
       is_async: whether the computation is one transfer that overlaps with compute.
       callers: the fusion or start that calls the computation, and its place; empty for
         a loop's.
-        empty for a loop's.
       done: instructions (names are unique in a module) that are counted elsewhere.
     """
 

@@ -121,7 +121,6 @@ def repeated_sums(
       mesh: mesh coordinates of its devices.
       parameter_axes: mesh axes that each parameter is sharded over; used where the HLO
         text does not say, as that of XLA:TPU.
-        text does not say, as that of XLA:TPU.
     """
     walk = _ReductionWalk(module, mesh)
     entry = module.computations[module.entry]
@@ -382,8 +381,8 @@ class _ReductionWalk:
     def _permute(self, instruction: Instruction, operands: Sequence[State]) -> State:
         """Return the state after a permute.
 
-        An axis that no device sends over keeps its replication only if all coordinates
-        along it send alike.
+        An axis that no device sends over stays replicated only if the permute sends in
+        the same way at all of its coordinates.
         """
         pairs = parse_pairs(instruction.attributes)
         moved, _ = self.mesh.axes_of(pairs)

@@ -27,7 +27,6 @@ class Known:
     Attributes:
       values: one integer per device, in order of their ids; or the elements of a table
         that all devices have.
-        that all have, its elements.
       is_table: whether `values` is such a table.
       axes: mesh axes along which the value is replicated.
     """

@@ -43,7 +43,6 @@ class InstructionWork:
       flops: FLOPs of dots and convolutions, per run.
       dtype: dtype of the operands of the largest dot or convolution, as `bfloat16`;
         without any, of the result.
-        without any, that of the result.
       bytes: bytes read and written, per run.
       cycles: the compiler's estimate of cycles, per run; None where it makes none.
       op: JAX's name of the operation.
