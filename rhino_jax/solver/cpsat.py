@@ -1,14 +1,14 @@
-"""The CP-SAT model: some nodes of a core, the others as they are, memory hard.
+"""The CP-SAT model of some nodes of a core, the others fixed, with hard memory.
 
 Variables   x[n, o]       node n takes option o
             e[nm, p, q]   the edge of two free nodes runs from group p to group q
 Subject to  Σ_o x[n, o] = 1
             Σ_q e[nm, p, q] = Σ_{o in p} x[n, o], and likewise for q
-            Σ memory of x ≤ what the other nodes leave, at times that need it
-            x[n, o] + Σ_{p} x[m, p] - 1 ≤ a   a pair's memory, held where a = 1
+            Σ memory of x ≤ memory left by the other nodes, at times that need it
+            x[n, o] + Σ_{p} x[m, p] - 1 ≤ a   a pair's memory, used if a = 1
 Minimise    Σ cost·x + Σ table·e, in whole units of the costs (`Moves.divide`)
 
-A group is a set of options that the edge cannot tell apart. The equalities are the
+A group is a set of options with equal costs on the edge. The equalities are the
 local polytope (Werner, PAMI 29 (2007), section 3.1).
 """
 
@@ -28,15 +28,15 @@ from rhino_jax.solver.moves.moves import Moves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpSatLimits:
-    """What CP-SAT may use.
+    """Limits and parameters of a CP-SAT run.
 
     Attributes:
-      seconds: wall-clock limit.
-      deterministic_s: CP-SAT's own count of work, the same on every machine with one
-        worker.
-      near: share of the objective at which a choice is as good as the bound.
-      workers: threads.
-      seed: of what is random.
+      seconds: wall-clock limit, in seconds.
+      deterministic_s: limit on CP-SAT's own count of work, equal on every machine with
+        one worker.
+      near: relative gap at which CP-SAT stops.
+      workers: number of threads.
+      seed: random seed.
     """
 
     seconds: float
@@ -48,13 +48,14 @@ class CpSatLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """What CP-SAT found.
+    """The result of a CP-SAT run.
 
     Attributes:
-      labels: the choice, of all nodes; None where it found none.
-      bound: proved lower bound on the objective's free part.
-      is_optimal: no choice of the free nodes is better.
-      variables: of the model.
+      labels: assignment of all nodes; None if none was found.
+      bound: proved lower bound on the free nodes' part of the objective.
+      is_optimal: whether `labels` is proved optimal over the free nodes; without
+        `labels`, whether infeasibility is proved.
+      variables: number of the model's variables.
     """
 
     labels: np.ndarray | None
@@ -64,7 +65,7 @@ class Settled:
 
 
 def count_cells(moves: Moves, nodes: Sequence[int]) -> int:
-    """How many edge variables a model of these nodes has at most."""
+    """Return an upper bound on the edge variables of a model of these nodes."""
     free = set(nodes)
     return sum(
         table.size for n in free for m, table in moves.neighbours[n] if n < m in free
@@ -78,14 +79,14 @@ def settle(
     limits: CpSatLimits,
     allowed: Mapping[int, np.ndarray] | None = None,
 ) -> Settled:
-    """The best options of some nodes beside the choice of the others.
+    """Optimise some nodes, given the options of the others.
 
     Args:
-      moves: the core's costs.
-      labels: a choice within the memory limit; the hint.
-      nodes: those that may change.
-      limits: of time.
-      allowed: node → the options that it may take, ascending; None: all.
+      moves: costs of the core.
+      labels: an assignment within the memory limit; used as the hint.
+      nodes: the free nodes.
+      limits: time limits.
+      allowed: node → its allowed options, ascending; None: all.
     """
     begun = time.monotonic()
     builder = _CpSatBuilder(moves, labels, sorted(nodes), allowed)
@@ -198,7 +199,7 @@ class _CpSatBuilder:
 
 
 def _alike(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """The different rows, as they are met, and which of them each row is."""
+    """Return the distinct rows in order of appearance, and the index of each row."""
     numbers: dict[bytes, int] = {}
     of = [numbers.setdefault(row.tobytes(), len(numbers)) for row in rows]
     first = [of.index(k) for k in range(len(numbers))]

@@ -1,4 +1,4 @@
-"""Memory in a CP-SAT model: rows over variables of options, and of pairs of them."""
+"""Memory constraints of a CP-SAT model, over variables of options and of pairs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from rhino_jax.solver.parameters import CPSAT
 
 
 class LiveColumns(NamedTuple):
-    """What columns of a model hold over rows from `start` up to, not including, `stop`:
-    whole amounts, rounded up."""
+    """Memory that columns of a model use over a range of rows.
+
+    Attributes:
+      start, stop: the rows, without `stop`.
+      columns: positions of the columns.
+      amounts: memory of each, rounded up to integers.
+    """
 
     start: int
     stop: int
@@ -25,14 +30,14 @@ class LiveColumns(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class MemoryRows:
-    """Memory rows, of which a model takes those that it turns out to need.
+    """Memory constraints (rows), which are added to the model lazily.
 
     Attributes:
-      columns: variables, of options and of pairs.
-      held: what they hold.
-      room: for it, in every row, rounded down.
-      hint: value of every column where everything stays as it is.
-      added: rows that the model has.
+      columns: variables of options and of pairs.
+      held: memory that they use.
+      room: memory available to them in every row, rounded down.
+      hint: value of every column in the hint.
+      added: rows that are in the model.
     """
 
     columns: list[cp_model.IntVar]
@@ -42,7 +47,7 @@ class MemoryRows:
     added: set[int] = field(default_factory=set)
 
     def slack(self, taken: np.ndarray) -> np.ndarray:
-        """What a choice leaves in every row."""
+        """Return the memory that an assignment leaves available in every row."""
         change = np.zeros(len(self.room) + 1)
         for start, stop, columns, amounts in self.held:
             amount = amounts[taken[columns]].sum()
@@ -51,14 +56,13 @@ class MemoryRows:
         return self.room - np.cumsum(change)[:-1]
 
     def likely(self) -> np.ndarray:
-        """All rows where they are few, else those that are fullest where everything
-        stays as it is."""
+        """Return the rows to begin with: all if few, else the fullest in the hint."""
         size = sum(len(h.columns) * (h.stop - h.start) for h in self.held)
         most = None if size <= CPSAT.most_amounts else CPSAT.rows_at_once
         return np.argsort(self.slack(self.hint), kind="stable")[:most]
 
     def broken(self, taken: np.ndarray) -> np.ndarray:
-        """The rows that a choice breaks, the worst first, some at a time."""
+        """Return violated rows, the worst first, a limited number at a time."""
         slack = self.slack(taken)
         worst = np.argsort(slack, kind="stable")[: CPSAT.rows_at_once]
         return worst[slack[worst] < 0]
@@ -84,14 +88,14 @@ def memory_rows(
     options: Mapping[int, np.ndarray],
     x: Mapping[int, Sequence[cp_model.IntVar]],
 ) -> MemoryRows:
-    """The rows that a model may need.
+    """Return the rows that a model may need.
 
     Args:
-      model: takes variables of pairs.
-      moves: whose memory it is.
-      labels: what the other nodes choose, and these in the hint.
-      options: free node → the options that it may take, ascending.
-      x: their variables.
+      model: the model; receives variables of pairs.
+      moves: the core.
+      labels: options of the other nodes, and the hint of these.
+      options: free node → its allowed options, ascending.
+      x: variables of these options.
     """
     return _MemoryBuilder(model, moves, labels, options, x).rows()
 
@@ -114,8 +118,11 @@ class _MemoryBuilder:
         self.pairs: dict[tuple[int, int, bytes], int] = {}
 
     def rows(self) -> MemoryRows:
-        """Memory at times that could overflow; between two changes of the free nodes',
-        where there is least room."""
+        """Return the rows at times that could overflow.
+
+        Between two changes of the free nodes' memory, the time with the least room
+        counts.
+        """
         memory, spans = self.moves.memory, self.moves.memory.spans
         entries = sorted({e for n in self.x for e in memory.of_node[n]})
         now = np.zeros(len(spans.start))
@@ -130,7 +137,7 @@ class _MemoryBuilder:
         stops = np.minimum(np.searchsorted(bounds, [h.stop for h in held]), len(rows))
         largest = np.array([h.amounts.max(initial=0) for h in held])
         most = _sums(starts, stops, largest, len(rows))
-        # Of the rows, those that could overflow.
+        # The rows that could overflow.
         tight = most > least
         before = np.concatenate([[0], np.cumsum(tight)])
         held = [
@@ -142,7 +149,7 @@ class _MemoryBuilder:
         return MemoryRows(self.columns, held, np.floor(least[tight]), hint)
 
     def _held(self, e: int) -> LiveColumns:
-        """What an entry of memory holds, by the free nodes' options."""
+        """Return the memory of an entry by the free nodes' options."""
         spans = self.moves.memory.spans
         i, j = int(spans.lookups.source[e]), int(spans.lookups.target[e])
         table = self.moves.memory.table(e)
@@ -176,7 +183,7 @@ class _MemoryBuilder:
         return np.array(columns, dtype=int), np.array(amounts)
 
     def _both(self, i: int, j: int, q: int, sources: np.ndarray) -> int:
-        """The column that is 1 where j takes its option q, and i one of some."""
+        """Return the column that is 1 if j takes option q, and i one of `sources`."""
         column = self.place[j] + q
         if len(sources) == len(self.x[i]):
             return column

@@ -1,4 +1,4 @@
-"""The error of problems that nothing satisfies."""
+"""The error for infeasible problems."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from rhino_jax.errors import RhinoError
 
 
 class UnsatisfiedError(RhinoError, RuntimeError):
-    """No choice satisfies the problem, or none that does was found in time."""
+    """The problem is infeasible, or no feasible assignment was found in time."""

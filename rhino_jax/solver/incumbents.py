@@ -1,4 +1,4 @@
-"""How much work a search may do, and the choices it has met."""
+"""Limits on a search's work, and the assignments found so far."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ Report = Callable[[float | None, float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much work the search may do.
+    """Limits on the work of a search.
 
     Attributes:
-      max_starts: choices that are climbed from: known ones, the best first.
-      max_rounds: rounds of messages, each there and back.
-      near: share of a choice's cost to the bound at which messages stop.
-      deterministic_s: CP-SAT's deterministic limit where it chooses with memory; 0: it
-        does not, nor proves small problems without (see `parameters.CpSat`).
-      max_fusions: how often CP-SAT puts good choices together.
-      fuses_early: whether it does so before messages, too.
-      worth_s: what costs more is climbed from once, up to the first move that gains
-        nothing, and not searched further.
-      cutoff_s: what is proved to cost more is not searched further.
-      max_prices: how many memory prices are tried.
-      max_weights: how many weights of what can hide (see `overlap`).
-      proves: whether to search where that gives but a better bound.
-      deadline: `time.monotonic()` at which the search returns what it has.
-      seed: of CP-SAT.
+      max_starts: number of known assignments to improve, the best first.
+      max_rounds: number of message rounds, each in both orders.
+      near: relative gap at which message passing stops.
+      deterministic_s: CP-SAT's deterministic limit for models with memory; 0: CP-SAT
+        neither solves these nor proves small problems without memory (see
+        `parameters.CpSat`).
+      max_fusions: number of times that CP-SAT combines good assignments.
+      fuses_early: whether it also does so before message passing.
+      worth_s: assignments that cost more are improved only up to the first move without
+        gain, and not searched further.
+      cutoff_s: the search stops if every assignment is proved to cost more.
+      max_prices: number of memory multipliers to try.
+      max_weights: number of weights of hidable time to try (see `overlap`).
+      proves: whether to search where only the bound can improve.
+      deadline: `time.monotonic()` at which the search returns its best result.
+      seed: seed of CP-SAT.
     """
 
     max_starts: int = 5
@@ -75,17 +76,17 @@ RECIPE_EFFORTS = {
         max_prices=0,
     ),
 }
-"""Of the search on one mesh, and of each recipe, by level."""
+"""Efforts by level: `EFFORTS` for the search on one mesh, these for each recipe."""
 
 
 @dataclass(slots=True, eq=False)
 class Incumbents:
-    """Choices that were met, and of those that fit the best.
+    """The assignments found so far, and the best of those that fit.
 
     Attributes:
-      problem: whose memory they hold.
-      value: of a choice, the less the better.
-      report: called with new best values and bounds.
+      problem: the problem, for their memory.
+      value: returns the cost of an assignment.
+      report: called with each new best value or bound.
     """
 
     problem: Problem
@@ -98,7 +99,7 @@ class Incumbents:
     members: list[Labels] = field(default_factory=list)
 
     def offer(self, labels: Labels) -> bool:
-        """Take a choice in; True where it fits."""
+        """Record an assignment and return whether it fits."""
         peak = self.problem.peak(labels)
         self.smallest_peak = min(self.smallest_peak, peak)
         self.members.append(labels)

@@ -1,4 +1,4 @@
-"""Choices that hold little memory, whatever they cost."""
+"""Assignments with little memory, at any cost."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rhino_jax.solver.problem import EdgeUsage, Labels, NodeUsage, Problem
 
 
 NEARLY = 1e-3
-"""Share of the least that any choice holds, by which a peak may be above it."""
+"""Relative gap between a peak and its lower bound that is good enough."""
 
 TARGETS = (1.0, 0.9, 0.5, 0.0)
-"""Shares of the limit under which nodes are moved, one after the other, until the limit
-is met: nothing moves at times that are under it, though others may need the room."""
+"""Targets for single-node moves, as shares of the limit, tried in turn until the limit
+is met: lower ones also free memory at times below the limit, which others may need."""
 
 MAX_PASSES = 8
-"""Passes over all nodes, each to the option with which least is over the limit."""
+"""Passes over all nodes, each moved to the option with the least excess memory."""
 
 
 def least_possible(problem: Problem) -> float:
-    """No choice has a smaller peak: what all hold at least, at the fullest time."""
+    """Return a lower bound on the peak: the sum of all minima at the fullest time."""
     change = np.zeros(problem.end + 1)
     for u in problem.usages:
         least = u.usage.min()
@@ -34,22 +34,20 @@ def least_possible(problem: Problem) -> float:
 
 
 def smallest_peak(problem: Problem) -> Labels:
-    """The choice with the smallest memory peak that is found; stops as soon as the
-    limit is met."""
+    """Return the assignment with the smallest peak found; stop once the limit holds."""
     return min(low_peaks(problem), key=problem.peak)
 
 
 def minimum_peak(problem: Problem) -> Labels:
-    """Return the choice with the smallest memory peak that is found, whatever the
-    limit: the same for all limits."""
+    """Return the assignment with the smallest peak found, independent of the limit."""
     return smallest_peak(problem.within(least_possible(problem)))
 
 
 def low_peaks(problem: Problem, rounds: int = 16) -> list[Labels]:
-    """Choices each of which is low where those before it are high.
+    """Return assignments each of which is low at times where those before are high.
 
-    Memory is minimised in place of cost, at times whose weights grow where memory
-    is high; where that is not enough, nodes move one by one. Stops as soon as the
+    Memory is minimised instead of cost, weighted by time, with weights that grow where
+    memory is high; if that is not enough, nodes are moved one by one. Stops once the
     limit is met.
 
     Source: Arora, Hazan, Kale, "The multiplicative weights update method",
@@ -81,8 +79,10 @@ def low_peaks(problem: Problem, rounds: int = 16) -> list[Labels]:
 
 
 def _move_apart(problem: Problem, start: Labels, target: float) -> Labels:
-    """Move single nodes while that brings memory towards the target: nodes that are
-    alike get alike options from weights, and then overflow together."""
+    """Move single nodes while that brings memory closer to the target.
+
+    With weights, equivalent nodes get equal options, and then overflow together.
+    """
     uses: list[list[NodeUsage | EdgeUsage]] = [[] for _ in problem.costs]
     for u in problem.usages:
         if np.ptp(u.usage):
@@ -113,7 +113,7 @@ def _move_apart(problem: Problem, start: Labels, target: float) -> Labels:
 
 
 def _by_option(use: NodeUsage | EdgeUsage, node: int, labels: Labels) -> np.ndarray:
-    """What is held with each option of the node, its neighbours as they are."""
+    """Return the memory with each option of the node, its neighbours fixed."""
     if isinstance(use, NodeUsage):
         return use.usage
     if use.source == use.target:

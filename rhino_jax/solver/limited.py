@@ -1,4 +1,4 @@
-"""A core under its memory limit, and what a search knows of it."""
+"""The state of a search over a core under its memory limit."""
 
 from __future__ import annotations
 
@@ -18,44 +18,45 @@ from rhino_jax.solver.presolve.reduction import Core
 
 
 MAX_CELLS = 150_000
-"""Edge variables up to which CP-SAT takes a core whole (about 20 µs and 5 KB each)."""
+"""Largest number of edge variables for CP-SAT on a whole core (about 20 µs and 5 KB
+each)."""
 
 MAX_PRICED_NODES, MAX_PRICED_CELLS = 5_000, 3_000_000
-"""Nodes and cells of all edges up to which memory gets prices per time: they need a
-hundred rounds of messages, of about 50 µs a node and 5 ns a cell."""
+"""Largest number of nodes, and of cells of all edges, for memory multipliers per time:
+these need a hundred rounds of messages, of about 50 µs per node and 5 ns per cell."""
 
 REPAIRABLE = 0.3
-"""Share of the limit beyond which a choice is not taken back into it."""
+"""Largest excess memory, as a share of the limit, that is repaired."""
 
 FUSE_S = 3.0
-"""Seconds that CP-SAT has to put choices together; mostly it needs less."""
+"""Time limit of CP-SAT for combining assignments; mostly it needs less."""
 
 NEAR, FUSING_SHARE = 1.3, 0.5
-"""Choices are put together where the worse is at most so many times the better, and
-for at most this share of the time."""
+"""Assignments are combined if the worse costs at most NEAR times the better, and for at
+most FUSING_SHARE of the time."""
 
 Report = Callable[[float, float, float], None]
-"""Called with the seconds so far, the objective and the bound."""
+"""Called with (seconds so far, objective, bound)."""
 
 
 class Limited:
-    """A core under its memory limit, and what is known of it.
+    """A search over a core under its memory limit: best assignment and bound so far.
 
     Args:
-      core: costs are whole numbers.
-      deadline: of `time.monotonic()`.
-      workers: of CP-SAT.
-      seed: of everything random.
-      report: called with every better choice.
+      core: the core; costs are integers.
+      deadline: deadline, as `time.monotonic()`.
+      workers: threads of CP-SAT.
+      seed: seed of all randomness.
+      report: called with every better assignment.
 
     Attributes:
-      moves, memory: of the core.
-      costs: of every option; what is forbidden is dearer than any choice.
-      rng: draws what is random.
-      is_whole: whether CP-SAT can take the core whole.
-      is_priced: whether memory gets prices per time.
-      best, value: the best choice that fits, and what it costs.
-      bound: no choice that fits costs less.
+      moves, memory: costs and memory of the core.
+      costs: cost of every option; forbidden ones cost more than any assignment.
+      rng: random generator.
+      is_whole: whether CP-SAT can solve the whole core.
+      is_priced: whether memory gets multipliers per time.
+      best, value: the best assignment that fits, and its cost.
+      bound: lower bound on the cost of any assignment that fits.
     """
 
     def __init__(
@@ -81,23 +82,23 @@ class Limited:
 
     @property
     def is_open(self) -> bool:
-        """Whether something better may be there."""
+        """Whether a better assignment may exist."""
         return self.bound < self.value
 
     def limits(self, until: float = math.inf) -> CpSatLimits:
-        """What is left for CP-SAT."""
+        """Return CP-SAT's limits in the remaining time."""
         seconds = min(until, self.deadline) - time.monotonic()
         return CpSatLimits(seconds=seconds, workers=self.workers, seed=self.seed)
 
     def prove(self, bound: float) -> None:
-        """Take a bound in."""
+        """Record a lower bound."""
         self.bound = max(self.bound, bound)
 
     def settle_whole(self) -> None:
-        """Let CP-SAT take the core whole.
+        """Solve the whole core with CP-SAT.
 
         Raises:
-          UnsatisfiedError: nothing fits.
+          UnsatisfiedError: infeasibility is proved.
         """
         nodes = range(len(self.memory.first) - 1)
         start = np.zeros(len(nodes), dtype=int) if self.best is None else self.best
@@ -113,7 +114,7 @@ class Limited:
         self.prove(self.value if found.is_optimal else found.bound)
 
     def offer(self, labels: np.ndarray) -> bool:
-        """Take a choice that fits; True where it is the best yet."""
+        """Record an assignment that fits and return whether it is the best so far."""
         value = self.moves.objective(labels)
         if value >= min(self.value, self.moves.forbidden):
             return False
@@ -122,8 +123,10 @@ class Limited:
         return True
 
     def take(self, labels: np.ndarray) -> None:
-        """Offer a choice made at some prices, taken back into the limit, and, where
-        prices per time do not follow, what it gives together with the best so far."""
+        """Repair, improve and record an assignment built at some multipliers.
+
+        If no multipliers per time follow, it is also combined with the best one so far.
+        """
         excess = self.memory.excess(labels)
         if excess > REPAIRABLE * self.memory.limit:
             return

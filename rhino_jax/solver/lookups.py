@@ -1,4 +1,4 @@
-"""A problem's costs and memory in flat arrays: a choice is summed up at once."""
+"""Costs and memory of a problem in flat arrays: assignments are summed by indexing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookups:
-    """One entry of each of several tables, by the options of a node or of two.
+    """Several tables, each indexed by the options of one node or of two.
 
-    Tables that are one array are kept once.
+    Tables that are the same array are stored once.
 
     Attributes:
-      source, target: nodes whose options say row and column.
-      begin, width: of each table in `cells`.
-      cells: the tables' entries.
+      source, target: nodes whose options index row and column.
+      begin, width: offset and row length of each table in `cells`.
+      cells: entries of all tables.
     """
 
     source: np.ndarray
@@ -33,13 +33,15 @@ class Lookups:
         targets: Sequence[int],
         tables: Sequence[np.ndarray],
     ) -> Lookups:
-        """Of tables [options of source, options of target]; of vectors where a node
-        alone says the entry, with the same node at both ends."""
+        """Build lookups from tables [source's options, target's options].
+
+        Vectors are indexed by a single node, given as both source and target.
+        """
         ids = np.fromiter(map(id, tables), dtype=np.int64, count=len(tables))
         _, first, which = np.unique(ids, return_index=True, return_inverse=True)
         kept = [tables[k] for k in first.tolist()]
         sizes = np.array([t.size for t in kept], dtype=np.int64)
-        # A vector's entry is its column, in a row of no width.
+        # A vector is a row of width 0, indexed by its column.
         widths = [t.shape[1] if t.ndim == 2 else 0 for t in kept]
         return cls(
             np.array(sources, dtype=np.int64),
@@ -52,28 +54,28 @@ class Lookups:
     def entries(
         self, labels: np.ndarray, some: Sequence[int] | slice = slice(None)
     ) -> np.ndarray:
-        """The entry of every table, or of some, under a choice."""
+        """Return the entry of every table, or of some, under an assignment."""
         rows = self.begin[some] + labels[self.source[some]] * self.width[some]
         return self.cells[rows + labels[self.target[some]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beside:
-    """What every option of every node makes of tables beside what the others choose.
+    """Sums of table entries per option, given the options of the other nodes.
 
-    Of every table of two nodes both ends count, of one node after the other; an end has
-    an entry for every option of its node.
+    Every table of two nodes counts at both ends, grouped by node; an end has an entry
+    for every option of its node.
 
     Attributes:
-      first: where every node's options begin among all, and their number.
-      cells: the tables.
-      own_cell, own_option, own_table: of every entry of a table of one node, its cell,
-        its option among all and its table.
-      other, stride, table: of every end, the node at the other, how far apart its
-        options are in the table, and which table it is.
-      ends, entries: where every node's begin, and their number.
-      begin: of every entry, its cell where the other node takes its first option.
-      end, option: of every entry, its end, and its option among all.
+      first: first option of every node among all, and the number of all.
+      cells: entries of the tables.
+      own_cell, own_option, own_table: for every entry of a table of one node, its cell,
+        its option among all, and its table.
+      other, stride, table: for every end, the node at the other end, the stride of that
+        node's options in the table, and the table.
+      ends, entries: first end, and first entry, of every node, and their numbers.
+      begin: for every entry, its cell if the other node takes its first option.
+      end, option: for every entry, its end, and its option among all.
     """
 
     first: np.ndarray
@@ -92,10 +94,11 @@ class Beside:
 
     @classmethod
     def of(cls, tables: Lookups, sizes: np.ndarray) -> Beside:
-        """
+        """Build the index arrays.
+
         Args:
-          tables: of one node, of two, or of one with itself.
-          sizes: the number of options of every node.
+          tables: tables of one node, of two, or of one with itself.
+          sizes: number of options of every node.
         """
         first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         single = np.flatnonzero(tables.source == tables.target)
@@ -103,7 +106,7 @@ class Beside:
         counts = sizes[node]
         own_table = np.repeat(single, counts)
         at = np.arange(len(own_table)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # A table of a node with itself counts by its diagonal.
+        # A table of a node with itself contributes its diagonal.
         own_cell = tables.begin[own_table] + at * (tables.width[own_table] + 1)
         own_option = np.repeat(first[node], counts) + at
         pairs = np.flatnonzero(tables.source != tables.target)
@@ -135,10 +138,10 @@ class Beside:
         )
 
     def own(self, rates: np.ndarray | None = None) -> np.ndarray:
-        """Of the options of all nodes, by themselves.
+        """Return the sum of every option's entries in tables of its node alone.
 
         Args:
-          rates: of every table, what its amounts are multiplied by; None: 1.
+          rates: factor of every table; None: 1.
         """
         paid = self.cells[self.own_cell]
         if rates is not None:
@@ -152,12 +155,13 @@ class Beside:
         free: np.ndarray | None = None,
         rates: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Of the options of all nodes, beside their neighbours' choices.
+        """Return the sum of every option's entries in tables with other nodes.
 
         Args:
-          labels: the choice.
-          free: nodes whose choices do not count, or None.
-          rates: as of `own`.
+          labels: the assignment.
+          free: boolean array of nodes whose tables do not count at the other end; None:
+            none.
+          rates: factor of every table; None: 1.
         """
         chosen = self.stride * labels[self.other]
         paid = self.cells[self.begin + chosen[self.end]]
@@ -168,8 +172,13 @@ class Beside:
         return np.bincount(self.option, paid, self.first[-1])
 
     def one(self, node: int, own: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Of the options of one node, by themselves (of all nodes) and beside others'
-        choices."""
+        """Return the total of each option of a node, given the other nodes' options.
+
+        Args:
+          node: the node.
+          own: result of `own`, for all nodes.
+          labels: the assignment.
+        """
         own = own[self.first[node] : self.first[node + 1]]
         ends = slice(self.ends[node], self.ends[node + 1])
         chosen = self.stride[ends] * labels[self.other[ends]]
@@ -180,7 +189,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Amounts that are held from `start` up to, not including, `stop`."""
+    """Amounts that are live from `start` up to, not including, `stop`."""
 
     lookups: Lookups
     start: np.ndarray
@@ -188,7 +197,8 @@ class Spans:
 
     @classmethod
     def of(cls, held: Sequence[tuple[int, int, np.ndarray, int, int]]) -> Spans:
-        """Of source, target, table (as of `Lookups.of`), start and stop."""
+        """Build spans of (source, target, table, start, stop); tables as in
+        `Lookups.of`."""
         source, target, tables, start, stop = (
             zip(*held, strict=True) if held else ((),) * 5
         )
@@ -199,17 +209,17 @@ class Spans:
         )
 
     def profile(self, labels: np.ndarray, end: int) -> np.ndarray:
-        """What is held at every time below `end`."""
+        """Return the live amount at every time below `end`."""
         amounts = self.lookups.entries(labels)
         change = np.bincount(self.start, amounts, end + 1)
         change -= np.bincount(self.stop, amounts, end + 1)
         return np.cumsum(change)[:end]
 
     def rates(self, prices: Mapping[int, float]) -> np.ndarray:
-        """What a unit of each amount costs while it is held.
+        """Return the cost of a unit of each amount over its lifetime.
 
         Args:
-          prices: time → cost per unit of memory then.
+          prices: time → cost per unit live then.
         """
         times = np.array(sorted(prices), dtype=np.int64)
         paid = np.concatenate([[0.0], np.cumsum([prices[int(t)] for t in times])])

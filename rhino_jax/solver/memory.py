@@ -1,7 +1,7 @@
-"""Memory over time of a core's choices, in flat arrays.
+"""Memory over time of a core's assignments, in flat arrays.
 
-Only times that can overflow count: of times between which nothing is freed, the last;
-and of those, the ones at which all nodes at their largest would not fit.
+Only times that can overflow are represented: the last time before each deallocation,
+and of those only times at which the maxima of all nodes exceed the limit.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from rhino_jax.solver.presolve.reduction import Core
 
 
 _Span = tuple[int, int, int, int]
-"""A node twice, or two nodes; start and stop."""
+"""(node, same or other node, start, stop)."""
 
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """Entries: memory above the least of a node or a pair, over an interval of times.
+    """Memory entries: amounts above the minimum of a node or pair, over time intervals.
 
-    Nodes are counted by their place among those left, options over all nodes by
-    `first[node] + option`, and times by their place among those that can overflow.
+    Nodes are numbered by position in the core, options over all nodes by `first[node] +
+    option`, and times by position among those that can overflow.
 
     Attributes:
-      limit: of memory.
-      room: limit at every time, less what is held whatever is chosen.
-      spans: of every entry its amounts, and when they are held.
+      limit: memory limit.
+      room: by time, the limit less the minima of all entries.
+      spans: amounts and lifetime of every entry.
       beside: the same amounts by option.
-      largest: of every entry, its largest amount.
-      of_node: node → the entries that its option says, alone or with another.
+      largest: largest amount of every entry.
+      of_node: node → entries that depend on its option.
     """
 
     limit: float
@@ -49,7 +49,7 @@ class Memory:
         return self.beside.first
 
     def table(self, entry: int) -> np.ndarray:
-        """An entry's amounts: [options], or [options of one, of the other]."""
+        """Return an entry's amounts: [options], or [options, other node's options]."""
         held, sizes = self.spans.lookups, np.diff(self.first)
         begin, width = int(held.begin[entry]), int(held.width[entry])
         rows = int(sizes[held.source[entry]])
@@ -57,25 +57,28 @@ class Memory:
         return cells.reshape(rows, width) if width else cells
 
     def profile(self, labels: np.ndarray) -> np.ndarray:
-        """Memory above the least, at every time."""
+        """Return memory above the minima at every time."""
         return self.spans.profile(labels, len(self.room))
 
     def excess(self, labels: np.ndarray) -> float:
-        """How far the fullest time is over its room; 0 where all fits."""
+        """Return the largest excess over the room at any time; 0 if all fits."""
         return float((self.profile(labels) - self.room).max(initial=0.0))
 
     def priced(self, prices: np.ndarray) -> np.ndarray:
-        """Cost of every option at a price per unit of memory, of every entry of a node
-        alone."""
+        """Return the cost of every option's memory in single-node entries.
+
+        Args:
+          prices: cost per unit of memory, by entry.
+        """
         return self.beside.own(prices)
 
     def by_option(self, labels: np.ndarray, time: int) -> np.ndarray:
-        """What every option holds at a time beside the others' choices."""
+        """Return the memory with every option at a time, given other nodes' options."""
         live = (self.spans.start <= time) & (time < self.spans.stop)
         return self.beside.own(live) + self.beside.pairs(labels, rates=live)
 
     def fullest(self, filled: np.ndarray) -> np.ndarray:
-        """Of every entry, the largest of `filled` while it lasts."""
+        """Return by entry the maximum of `filled` over its lifetime."""
         levels = [filled]
         while 2 ** len(levels) <= len(filled):
             half = 2 ** (len(levels) - 1)
@@ -90,13 +93,13 @@ class Memory:
 
 
 def build_memory(core: Core, times: Collection[int] | None = None) -> Memory:
-    """The memory of a core.
+    """Build the memory of a core.
 
     Args:
-      core: of nodes that were eliminated, no choice may change what is held.
-      times: the only ones that count, ascending; None: all.
+      core: the core; the memory of eliminated nodes must not depend on their options.
+      times: the only times to represent, ascending; None: all.
     Raises:
-      UnsatisfiedError: at some time even the least that all nodes hold is too much.
+      UnsatisfiedError: the minima of all nodes exceed the limit at some time.
     """
     place = {node: n for n, node in enumerate(core.costs)}
     usages = core.usages
@@ -137,8 +140,10 @@ def build_memory(core: Core, times: Collection[int] | None = None) -> Memory:
 
 
 def _last_before_a_stop(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Starts after which something stops before anything else starts: at all other
-    times no more is held than at one of these."""
+    """Return the starts that are followed by a stop before any other start.
+
+    Memory at all other times is no larger than at one of these.
+    """
     if not len(starts):
         return starts
     begins, ends = np.unique(starts), np.unique(stops)
@@ -153,7 +158,7 @@ def _at_times(
     room: np.ndarray,
     sizes: np.ndarray,
 ) -> Memory:
-    """Memory at some of the times."""
+    """Build the memory at some of the times."""
     merged: dict[_Span, np.ndarray] = {}
     starts = np.searchsorted(times, [begin for *_, begin, _ in above]).tolist()
     stops = np.searchsorted(times, [end for *_, end in above]).tolist()

@@ -1,9 +1,9 @@
-"""The search where the memory limit binds.
+"""The search when the memory limit binds.
 
-Memory gets prices at the times that overflow (a Lagrangian relaxation, whose optimum
-less the priced limit is a lower bound), together with what can hide: see `prices`. The
-choices that are cheapest at the best prices, whether they fit or not, are what a good
-choice that fits is merged of: see `fusion`.
+Memory at times that overflow is moved to the objective (a Lagrangian relaxation, whose
+optimum less the limit's term is a lower bound), together with hidable time: see
+`prices`. Assignments that are cheapest at the best multipliers, whether they fit or
+not, are combined to one that fits: see `fusion`.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from rhino_jax.solver.problem import Labels
 
 
 ROUNDS_PER_PRICE = 5
-"""Rounds of messages at every price: those of the price before go on."""
+"""Rounds of messages per multiplier, starting from the previous messages."""
 
 STEP = 0.5
-"""How far towards the prices that look best: all the way they swing, since a few
-choices say little.
+"""Share of the way to the master problem's multipliers: with full steps they oscillate,
+since a few assignments determine little.
 
 Source: Ben-Ameur, Neto, "Acceleration of cutting-plane and column generation
 algorithms", Networks 49 (2007)."""
 
 CLOSE = 1e-3
-"""Share of the dual's value that may stay open: its prices decide what is merged."""
+"""Relative gap of the dual at which the search stops."""
 
 NEWS = 0.1
-"""Share of what is open, by which less is no news."""
+"""Smallest improvement that counts as progress, as a share of the gap."""
 
 STALE_PRICES = 2
-"""Prices in a row without news, after which there are no better ones."""
+"""Consecutive multipliers without progress after which the search stops."""
 
 MAX_LONG, LONG_ROUNDS = 1, 40
-"""Prices with more rounds, where brief ones give no news: most of what messages still
-have to say about a wide ResNet, in a second."""
+"""Number of multipliers with more rounds, if short ones give no progress, and their
+rounds: most of the remaining gain for a wide ResNet, in a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DualSolution:
-    """What the best prices say.
+    """The result of the search for multipliers.
 
     Attributes:
-      prices: the best.
-      choices: whether they fit or not, the most promising first: those whose
-        mixture is the best on average, then the cheapest at the prices.
-      bound: no choice that fits costs less.
+      prices: the best multipliers.
+      choices: assignments, whether they fit or not, the most promising first: those in
+        the best convex combination, then the cheapest at the multipliers.
+      bound: lower bound on the cost of any assignment that fits.
     """
 
     prices: TimePrices
@@ -69,14 +69,15 @@ def search_memory(
     weight: float,
     effort: Effort,
 ) -> DualSolution | None:
-    """Price memory until the prices are the best; None where no mixture of the known
-    choices fits.
+    """Search for the best multipliers of memory.
+
+    None if no convex combination of the known assignments fits.
 
     Args:
       overlap: the problem.
-      incumbents: known choices; takes what is found.
-      free: the problem solved without memory.
-      weight: of what can hide, there.
+      incumbents: known assignments; receives new ones.
+      free: solution of the problem without memory.
+      weight: weight of hidable time of that solution.
       effort: limits.
     """
     problem = overlap.problem
@@ -108,7 +109,7 @@ def search_memory(
         if stale > STALE_PRICES or (is_long and long == 0):
             break
         least = NEWS * (upper - bound)
-        # Where the last price met nothing new, go all the way.
+        # If the last query found nothing new, take a full step.
         has_news = before - upper > least
         query, before = centre.towards(target, STEP if has_news else 1.0), upper
         found = _at(
@@ -121,7 +122,7 @@ def search_memory(
             centre, bound = query, proved
         add(found.labels)
         incumbents.offer(found.labels)
-    # What is mixed first, then what is cheapest.
+    # Assignments with the largest shares first, then the cheapest.
     priced = overlap.weighted(target.weight).priced(target.memory)
     values = [priced.objective(member) for member in incumbents.members[: len(shares)]]
     order = np.lexsort((np.array(values), -shares.round(6)))

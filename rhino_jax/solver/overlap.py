@@ -1,4 +1,4 @@
-"""Collectives that hide behind compute: a budget that compute provides once.
+"""Overlap of collectives with compute: compute provides a budget once.
 
 With C seconds of compute, H of collectives that can be hidden, A of all others, and a
 share s of compute behind which they can hide, a step takes
@@ -6,12 +6,12 @@ share s of compute behind which they can hide, a step takes
     T = C + A + max(0, H - s·C) = max over w in [0, 1] of (1 - w·s)·C + A + w·H.
 
 For a fixed w the right side is an ordinary problem, whose bound is a bound on T. At
-w = 1 it is T itself where something stays exposed; where all is hidden, smaller
-weights trade collectives for compute.
+w = 1 it is T itself if communication is exposed; if all is hidden, smaller weights
+trade collectives for compute.
 
-What can be hidden is a share of what has slack (see `slack`), a larger one of what is
-free between the step's ends: compilers start only some collectives early, and what
-runs beside compute takes memory and cores from it.
+A share of collectives with slack (see `slack`) can be hidden, and a larger share of
+those that are free up to one of the step's ends: compilers start only some collectives
+early, and concurrent collectives take memory bandwidth and cores from compute.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from rhino_jax.utils.unique_ids import (
 
 
 Shares = Mapping[int, float]
-"""What can hide of a collective, by its `Wait`."""
+"""`Wait` of a collective → share of it that can be hidden."""
 
 NOTHING_HIDES: Shares = {Wait.BACK: 0.0, Wait.LATER: 0.0, Wait.FREE: 0.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    """What of a problem's objective is compute, and how much can hide behind it.
+    """A problem whose collectives can hide behind compute.
 
     Attributes:
-      problem: its objective adds up compute and collectives.
+      problem: the problem; its objective sums compute and collectives.
       compute: the part of the objective that is C.
-      slack: which of the rest can be hidden.
-      share: s above.
-      shares: what can hide of a collective, by its `Wait`.
+      slack: `Wait` of the collectives of every node and edge.
+      share: share of compute that can hide collectives, s.
+      shares: share of a collective that can be hidden, by its `Wait`.
       hidable: the part of the objective that is H.
     """
 
@@ -69,7 +69,7 @@ class Overlap:
         share: float,
         shares: Shares,
     ) -> Overlap:
-        """Args as above; `compute` are the seconds of every node's options."""
+        """Build the problem; `compute` has the compute seconds of nodes' options."""
         costs = problem.costs
         edges = list(itertools.compress(problem.edges, slack.edges))
         of_edges = [shares[wait] for wait in slack.edges if wait]
@@ -101,13 +101,13 @@ class Overlap:
 
     @classmethod
     def none(cls, problem: Problem) -> Overlap:
-        """Nothing hides: T is the problem's objective."""
+        """Return a problem without overlap: T is its objective."""
         nothing = Problem([np.zeros(len(c)) for c in problem.costs], [])
         slack = Slack((0,) * len(problem.costs), (0,) * len(problem.edges))
         return cls(problem, nothing, slack, 0.0, NOTHING_HIDES, nothing)
 
     def slack_s(self, labels: Labels) -> float:
-        """Seconds of collectives with slack, of which `shares` can hide."""
+        """Return the seconds of collectives with slack, some of which can be hidden."""
         first, *others = self.shares.values()
         if first and all(share == first for share in others):
             return self.hidable.objective(labels) / first
@@ -129,7 +129,7 @@ class Overlap:
         return self.share == 0 or not any(self.shares.values())
 
     def hidden_s(self, labels: Labels) -> float:
-        """Seconds of collectives that hide behind compute."""
+        """Return the seconds of collectives that hide behind compute."""
         if self.hides_nothing:
             return 0.0
         return min(
@@ -137,22 +137,25 @@ class Overlap:
         )
 
     def step_s(self, labels: Labels) -> float:
-        """T above."""
+        """Return T."""
         return self.problem.objective(labels) - self.hidden_s(labels)
 
     def ends_s(self, labels: Labels) -> tuple[float, float]:
-        """What T is the larger of: C + A, where all hides, and (1 - s)·C + A + H."""
+        """Return the pair whose maximum is T: C + A, and (1 - s)·C + A + H.
+
+        The first is T if all hidable collectives are hidden.
+        """
         hidable, total = self.hidable.objective(labels), self.problem.objective(labels)
         return total - hidable, total - self.share * self.compute.objective(labels)
 
     def is_exposed(self, labels: Labels) -> bool:
-        """Whether the budget is used up."""
+        """Whether hidable collectives use up the compute budget."""
         return self.hidable.objective(labels) >= self.share * self.compute.objective(
             labels
         )
 
     def weighted(self, weight: float) -> Problem:
-        """The problem whose objective is (1 - w·s)·C + A + w·H."""
+        """Return the problem with the objective (1 - w·s)·C + A + w·H."""
         if self.hides_nothing:
             return self.problem
         memo = Memo()

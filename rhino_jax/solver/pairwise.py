@@ -1,8 +1,8 @@
-"""The problem without memory: reduce it, move whole forests, bound it by messages.
+"""The problem without memory: reduction, forest moves, bounds by messages.
 
-Known choices are climbed from, a random forest of nodes at a time; what they lead to is
-put together by CP-SAT. Messages between nodes give a lower bound and more choices. A
-small problem that is still open is left to CP-SAT.
+Known assignments are improved by moves, a random forest of nodes at a time; the results
+are combined by CP-SAT. Messages between nodes give a lower bound and more assignments.
+If a small problem is still open, CP-SAT solves it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from rhino_jax.solver.problem import Labels, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairwiseSolution:
-    """Attributes:
-    labels: the best choice, one option per node.
-    value: what it costs.
-    bound: no choice costs less.
-    variables: edge variables of the largest model that CP-SAT had.
-    nodes: of the reduced problem.
-    messages, unit: the last messages, and what is 1 to them; None without messages.
+    """The solution of a problem without memory.
+
+    Attributes:
+      labels: the best assignment, one option per node.
+      value: its cost.
+      bound: lower bound on the cost of any assignment.
+      variables: edge variables of CP-SAT's largest model.
+      nodes: nodes of the reduced problem.
+      messages, unit: the last messages, and their unit of cost; None without messages.
     """
 
     labels: Labels
@@ -50,13 +52,14 @@ def solve_pairwise(
     effort: Effort,
     before: PairwiseSolution | None = None,
 ) -> PairwiseSolution:
-    """Minimise a problem whose memory is ignored.
+    """Minimise a problem, ignoring its memory.
 
     Args:
-      problem: what to minimise; price its memory first (`Problem.priced`).
-      starts: known choices.
+      problem: the problem; move its memory to the objective first (`Problem.priced`).
+      starts: known assignments.
       effort: limits.
-      before: of the same problem at other costs or prices: its messages go on.
+      before: solution of the same problem at other costs or multipliers, whose messages
+        are reused.
     """
     return solve_reduced(reduce(problem), starts, effort, before)
 
@@ -67,13 +70,13 @@ def solve_reduced(
     effort: Effort,
     before: PairwiseSolution | None = None,
 ) -> PairwiseSolution:
-    """Minimise what is left of a problem.
+    """Minimise a reduced problem.
 
     Args:
-      core: of a single problem.
-      starts: known choices of all its nodes, of which those of the core count.
+      core: core of a single problem.
+      starts: known assignments of all nodes, restricted to those of the core.
       effort: limits.
-      before: as of `solve_pairwise`.
+      before: as in `solve_pairwise`.
     """
     order, rest = list(core.costs), float(core.constant)
     if not order:
@@ -93,8 +96,7 @@ def solve_reduced(
 
 
 class _PairwiseSearch:
-    """The search over a core, in units in which a known choice costs
-    `Moves.units`."""
+    """The search over a core, in units in which a known assignment costs `units`."""
 
     def __init__(
         self,
@@ -140,26 +142,25 @@ class _PairwiseSearch:
             self.close()
 
     def is_open(self, share: float = PAIRWISE.optimal_gap) -> bool:
-        """Whether more than this share of the best choice's cost is unproved, and
-        there is time."""
+        """Whether the relative gap exceeds `share`, and time is left."""
         gap = self.value - self.bound
         return gap > share * (self.value + self.rest) and not self.is_over()
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether every choice is proved to cost more than counts."""
+        """Whether every assignment is proved to cost more than the cutoff."""
         return (self.bound + self.rest) * self.unit > self.effort.cutoff_s
 
     def is_over(self) -> bool:
-        """Whether the time is."""
+        """Whether the deadline has passed."""
         return time.monotonic() > self.effort.deadline
 
     def is_worth(self, value: float) -> bool:
-        """Whether a choice of this cost is worth searching from."""
+        """Whether to search from an assignment of this cost."""
         return (value + self.rest) * self.unit <= self.effort.worth_s
 
     def climb(self, labels: np.ndarray) -> None:
-        """Move forests until that gains nothing."""
+        """Improve an assignment by forest moves until they gain nothing."""
         costs, stale = self.moves.costs, 0
         value = self.moves.objective(labels)
         while stale < (PAIRWISE.stale_moves if self.is_worth(value) else 1):
@@ -174,20 +175,20 @@ class _PairwiseSearch:
         self.offer(labels)
 
     def offer(self, labels: np.ndarray) -> None:
-        """Take a choice in."""
+        """Record an assignment."""
         value = self.moves.objective(labels)
         self.met.append((value, labels))
         if value < self.value:
             self.best, self.value = labels, value
 
     def pass_messages(self, messages: Messages) -> None:
-        """Raise the bound, and climb from choices that messages make."""
+        """Raise the bound, and improve assignments that messages give."""
         bounds, due = [-np.inf], PAIRWISE.first_climb
         for k in range(1, self.effort.max_rounds + 1):
             labels = np.zeros(len(self.best), dtype=int) if k >= due else None
             bounds.append(messages.round(self.moves.costs, labels))
             self.bound = max(self.bound, bounds[-1])
-            # A round that was taken back has chosen badly, too.
+            # A round that was undone gives a bad assignment, too.
             if labels is not None and bounds[-1] > bounds[-2]:
                 self.climb(labels)
                 due = k + PAIRWISE.rounds_per_climb
@@ -199,7 +200,7 @@ class _PairwiseSearch:
                 break
 
     def put_together(self) -> None:
-        """Let CP-SAT take the better parts of the best choice and of others."""
+        """Combine the best assignment with others by CP-SAT."""
         limits = self.limits()
         for _ in range(self.effort.max_fusions):
             if self.is_over():
@@ -217,7 +218,7 @@ class _PairwiseSearch:
                 break
 
     def close(self) -> None:
-        """CP-SAT on the whole, where it is small enough."""
+        """Solve the whole core with CP-SAT if it is small enough."""
         everything = range(len(self.best))
         cells = count_cells(self.moves, everything)
         if cells * CPSAT.cell_deterministic_s > CPSAT.deterministic_s:
@@ -226,7 +227,7 @@ class _PairwiseSearch:
         found = settle(self.moves, self.best, everything, self.limits())
         if found.labels is not None:
             self.offer(found.labels)
-        # CP-SAT counts in whole units: its optimum is one to a part in a million.
+        # CP-SAT's costs are integers: its optimum is exact to one part in a million.
         proved = self.value * (1 - 1e-6) if found.is_optimal else found.bound
         self.bound = max(self.bound, min(proved, self.value))
 

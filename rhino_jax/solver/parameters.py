@@ -1,9 +1,9 @@
-"""The engine's parameters: where it stops, and what it leaves to whom.
+"""The engine's parameters: stopping criteria, and division of work between methods.
 
 Shares have no unit, `_s` are seconds of wall-clock time, `deterministic_s` CP-SAT's own
 count of work (about a second each on one core), cells entries of the tables of edges.
-None changes what a solution costs or what a bound means, only how soon both are found.
-How much work each level does is `incumbents.EFFORTS`.
+None changes the cost of a solution or the meaning of a bound, only how soon both are
+found. The work per level is in `incumbents.EFFORTS`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presolve:
-    """Attributes:
-    most_cells: a node whose elimination would touch more cells stays in the core: at
+    """Parameters of presolve.
+
+    Attributes:
+      most_cells: a node whose elimination would touch more cells stays in the core: at
         about 1 ns a cell that is 0.04 s.
-    few_cells: sums up to which it is quicker to compute all than to look for equal
+      few_cells: sums up to which computing all is faster than looking for equal
         columns: a tenth to a half of the time (seven programs on meshes of two to four
         axes).
-    most_compared: nodes of more options are not searched for options that another
-        beats, which takes the square of their number.
-    most_at_once: cells up to which a node is eliminated from all restrictions at once:
-        what NumPy adds up in the time that it takes to begin an operation for each.
-        From 20,000 to a million it makes little difference (six programs on meshes of
-        two to four axes).
+      most_compared: nodes with more options are not searched for dominated options,
+        which takes quadratic time.
+      most_at_once: cells up to which a node is eliminated from all restrictions at
+        once: as many as NumPy adds in the time that it takes to start an operation for
+        each. From 20,000 to a million it makes little difference (six programs on
+        meshes of two to four axes).
     """
 
     most_cells: int = 40_000_000
@@ -35,10 +37,12 @@ class Presolve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageParameters:
-    """Attributes:
-    first_stride: share of its last step by which a round moves on messages first.
-    longer: factor on this share after a round that was better for it.
-    shorter: factor on it after one that was worse, and was taken back.
+    """Parameters of message passing.
+
+    Attributes:
+      first_stride: factor of the extrapolation by the last step, at first.
+      longer: factor on it after a round that it improved.
+      shorter: factor on it after a round that it worsened, which is undone.
     """
 
     first_stride: float = 0.5
@@ -48,19 +52,18 @@ class MessageParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightParameters:
-    """Weights of what can hide, from 0 to 1: see `bounds.weights`.
+    """Parameters of the weights of hidable time, from 0 to 1: see `bounds.weights`.
 
     Attributes:
-      hidden: the weight that is tried where all that can be hidden is hidden: the best
-        of several such choices then is one that hides less.
-      least: the weight at which such choices are bounded. What hides is then as good as
+      hidden: weight tried if all hidable time is hidden: the best of several such
+        assignments is then one with less hidden time.
+      least: weight at which such assignments are bounded. Hidden time is then almost
         free.
-      narrow: a crossing so near to one end, as a share of the way to the other, is not
-        tried.
-      preferred: share of T that a choice found at the least weight must save, since it
-        hides more.
-      briefly_near: how near to the bound a choice need be, as a share of its cost, at a
-        weight whose bound does not count.
+      narrow: a crossing within this share of the interval from either end is not tried.
+      preferred: share of T that an assignment found at the smallest weight must save,
+        since it hides more.
+      briefly_near: relative gap at which the search stops at a weight whose bound does
+        not matter.
     """
 
     hidden: float = 0.1
@@ -72,24 +75,27 @@ class WeightParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveParameters:
-    """Attributes:
-    units: what a known choice costs in CP-SAT's whole units, where costs are not whole:
-        rounding is then a part in 1e9 for every term.
-    most_units: what the dearest choice costs at most, in the same: CP-SAT counts in 64
-        bits, of which sums of two need one more.
-    most_forests: forests that moves are made on, one after the other. Finding one takes
-        longer than a move.
-    few_nodes: levels of a forest of fewer nodes are worked out node by node: an
-        operation of NumPy takes about a microsecond whatever it does.
-    large_table: tables of more cells are, too: one that is copied takes memory.
-    most_copied: cells that a forest copies: 32 MB with the places they come from. The
+    """Parameters of moves.
+
+    Attributes:
+      units: cost of a known assignment in CP-SAT's integer units, if costs are not
+        integers: rounding is then one part in 1e9 per term.
+      most_units: largest cost of any assignment in these units: CP-SAT has 64-bit
+        integers, and sums of two need one more bit.
+      most_forests: number of forests that moves use in turn. Building one takes longer
+        than a move.
+      few_nodes: levels of a forest with fewer nodes are computed node by node: a NumPy
+        operation takes about a microsecond whatever its size.
+      large_table: tables with more cells are computed one by one, too: a copied table
+        takes memory.
+      most_copied: cells that a forest copies: 32 MB including their positions. The
         largest tables are not copied.
-    least_gain: share of T that moving a single node must gain: above the rounding of
-        sums of 1e5 terms.
-    most_passes: passes over all nodes that are moved singly, from the best choice of a
-        weight to one that no weight makes best.
-    most_switches: switches of single nodes that may take a choice back into its limit.
-    most_rounds: rounds of such switches that may improve it within the limit.
+      least_gain: smallest share of T that moving a single node must gain: above the
+        rounding of sums of 1e5 terms.
+      most_passes: passes over all nodes, moved one by one, from the best assignment of
+        a weight to one that is optimal at no weight.
+      most_switches: single-node switches to repair an assignment beyond the limit.
+      most_rounds: rounds of switches to improve an assignment within the limit.
     """
 
     units: float = 1e9
@@ -109,14 +115,15 @@ class Pairwise:
     """The search without memory: see `pairwise`.
 
     Attributes:
-      optimal_gap: a choice whose gap is below this share of its cost is called optimal:
-        predictions are coarser by far.
-      stale_moves: moves in a row that gain less than a tenth of that, after which a
-        climb is over.
-      first_climb: the round of messages whose choice is climbed from first.
-      rounds_per_climb: rounds of messages from one such climb to the next.
-      stalled_rounds: rounds of messages in which their bound must rise.
-      stalled_share: by at least this share of what is still open; else they stop.
+      optimal_gap: relative gap below which an assignment is called optimal: predictions
+        are far less accurate.
+      stale_moves: consecutive moves that each gain less than a tenth of that, after
+        which improvement stops.
+      first_climb: first round of messages whose assignment is improved by moves.
+      rounds_per_climb: rounds of messages between such improvements.
+      stalled_rounds: rounds of messages in which the bound must rise by
+        `stalled_share`; else they stop.
+      stalled_share: smallest such rise, as a share of the gap.
     """
 
     optimal_gap: float = 1e-4
@@ -129,23 +136,26 @@ class Pairwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpSat:
-    """Attributes:
-    longest_s: seconds of any one model, where no other limit holds.
-    deterministic_s: its limit for any model where memory is not limited: a proof, or
-        choices that are put together. Of 91 such fusions (20 models, up to 5,600
-        variables) all were settled, in at most 0.22. With twice as many for proofs, 3
-        of 26 `best` plans differ (steps 0.99997 in the geometric mean, gaps of 0.2 %
-        are 0.05 %) and planning takes 1.8 times as long (mostly on one axis).
-    cell_deterministic_s: what a proof takes per edge variable at most: a problem that
-        needs more than there is is left open. Of 34 proofs (16 models, 900 to 31,000
-        cells) it was 1.4e-5 to 7.6e-5, more for larger ones; of 24 problems of 60,000
-        to 1.4 million CP-SAT made no choice at all in two deterministic seconds.
-    most_limited_cells: edge variables up to which CP-SAT chooses with memory: at about
-        20 µs and 5 KB each to build, 0.8 s and 200 MB (OR-tools 9.15).
-    most_amounts: amounts in all rows of memory up to which a model has them from the
-        start.
-    rows_at_once: rows of memory that a larger model begins with, and that it gets at a
-        time where its choice breaks some.
+    """Parameters of CP-SAT.
+
+    Attributes:
+      longest_s: time limit of any model without another limit.
+      deterministic_s: limit of any model without memory: a proof, or a combination of
+        assignments. Of 91 such fusions (20 models, up to 5,600 variables) all were
+        solved, in at most 0.22. With twice as many for proofs, 3 of 26 `best` plans
+        differ (steps 0.99997 in the geometric mean, gaps of 0.2 % are 0.05 %) and
+        planning takes 1.8 times as long (mostly on one axis).
+      cell_deterministic_s: largest expected cost of a proof per edge variable: a
+        problem that needs more than the limit is left open. Of 34 proofs (16 models,
+        900 to 31,000 cells) it was 1.4e-5 to 7.6e-5, more for larger ones; of 24
+        problems of 60,000 to 1.4 million CP-SAT found no assignment at all in two
+        deterministic seconds.
+      most_limited_cells: largest number of edge variables of a model with memory: at
+        about 20 µs and 5 KB each to build, 0.8 s and 200 MB (OR-tools 9.15).
+      most_amounts: number of coefficients in all memory rows up to which a model has
+        all rows from the start.
+      rows_at_once: number of memory rows that a larger model begins with, and that are
+        added at a time when its solution violates some.
     """
 
     longest_s: float = 60.0
@@ -158,18 +168,19 @@ class CpSat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """Putting choices together: see `moves.fusion`.
+    """Parameters of combining assignments: see `moves.fusion`.
 
     Attributes:
-      near: choices up to so many times as dear as the best are put together.
-      most_met: so many of them, the cheapest.
-      at_once: choices that are merged with the best at once where memory is limited.
-      most: and in all, some at a time: of eight at once CP-SAT finds less in the same
-        time.
-      most_tries: models, each with the time more at which the choice before it
-        overflowed.
+      near: largest cost of combined assignments, as a multiple of the best one's.
+      most_met: largest number of assignments, the cheapest first.
+      at_once: number of assignments combined with the best at once if memory is
+        limited.
+      most: their total number, some at a time: with eight at once CP-SAT finds less in
+        the same time.
+      most_tries: number of models, each with one more time at which the previous
+        solution overflowed.
       limited_deterministic_s: CP-SAT's limit for some options under a memory limit.
-      limited_near: share of the objective at which it stops, there.
+      limited_near: relative gap at which CP-SAT stops there.
     """
 
     near: float = 1.3
@@ -183,16 +194,18 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbourhoods:
-    """CP-SAT on one part after the other: see `moves.neighbourhoods`.
+    """Parameters of large-neighbourhood search: see `moves.neighbourhoods`.
 
     Attributes:
-      first_cells: edge variables of the first.
-      most_cells: of any, at most.
-      larger: factor on their number where CP-SAT settles one in time.
-      smaller: factor where it does not; they do not fall below a quarter of the first.
-      settle_s: seconds that CP-SAT has for one.
-      nearly_full: share of the limit by which a time may be below it to count as full.
-      traders: nodes holding memory at such a time that one begins with.
+      first_cells: edge variables of the first neighbourhood.
+      most_cells: edge variables of any, at most.
+      larger: factor on their number after one was solved in time.
+      smaller: factor after one was not; not below a quarter of the first.
+      settle_s: CP-SAT's time limit for one.
+      nearly_full: a time counts as full if its free memory is at most this share of the
+        limit.
+      traders: number of nodes with memory at such a time that a neighbourhood starts
+        from.
     """
 
     first_cells: int = 3_000
@@ -206,20 +219,20 @@ class Neighbourhoods:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPrices:
-    """Prices of memory per interval of a node: see `moves.interval_prices`.
+    """Parameters of multipliers per interval of a node: see `moves.interval_prices`.
 
     Attributes:
-      first_sweeps: rounds of messages before there are prices.
-      sweeps: sweeps over all messages for each price, there and back.
-      forest_moves: moves for each price.
-      rise: factor by which all prices rise until memory nearly fits.
-      nearly: share of the limit by which memory may overflow once prices move one by
-        one.
-      rate: power of how full memory is by which prices then answer, at first.
-      slowing: answers after which the power is half of that.
-      least_fill: fullness, as a share of the limit, that counts where there is less.
-      most_fill: and where there is more.
-      rounding: share of a bound that sums of floating-point numbers may be off by.
+      first_sweeps: rounds of messages before there are multipliers.
+      sweeps: sweeps over all messages per multiplier, in both orders.
+      forest_moves: moves per multiplier.
+      rise: factor by which all multipliers rise until memory nearly fits.
+      nearly: excess memory, as a share of the limit, from which multipliers are updated
+        individually.
+      rate: power of memory fullness by which multipliers are then scaled, at first.
+      slowing: number of updates after which the power is halved.
+      least_fill: lower bound on the fullness, as a share of the limit, used in updates.
+      most_fill: upper bound on it.
+      rounding: relative error of floating-point sums allowed for in bounds.
     """
 
     first_sweeps: int = 10

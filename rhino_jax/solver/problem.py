@@ -1,10 +1,10 @@
-"""The search's core problem: nodes that choose, edges that charge for pairs.
+"""The optimisation problem: nodes with options, edges with pair costs.
 
     minimise   Σ_i cost_i[x_i] + Σ_(i,j) table_ij[x_i, x_j]
     such that  Σ (usages live at t) ≤ limit   at every time t
 
 It is the problem of XLA's auto-sharding and of the ASPLOS/EuroSys 2025 contest on
-intra-operator parallelism, with usages on edges too (resharded copies need memory).
+intra-operator parallelism, with memory of edges too (resharded copies need memory).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rhino_jax.solver.lookups import Beside, Lookups, Spans
 
 
 Labels = np.ndarray
-"""One option per node, int64."""
+"""An assignment: one option per node, int64."""
 
 
 class PairTable(NamedTuple):
@@ -31,7 +31,7 @@ class PairTable(NamedTuple):
 
 
 class NodeUsage(NamedTuple):
-    """Memory that a node's choice holds from `start` up to, not including, `stop`."""
+    """Memory of a node's options from `start` up to, not including, `stop`."""
 
     node: int
     usage: np.ndarray
@@ -45,7 +45,7 @@ class NodeUsage(NamedTuple):
 
 
 class EdgeUsage(NamedTuple):
-    """Memory that a pair of choices holds, likewise."""
+    """Memory of pairs of options from `start` up to, not including, `stop`."""
 
     source: int
     target: int
@@ -64,13 +64,13 @@ class Problem:
     """A whole problem.
 
     Attributes:
-      costs: for every node, the cost of each option.
+      costs: by node, the cost of each option.
       edges: pair costs; several edges may join the same two nodes.
-      node_usages, edge_usages: memory.
-      limit: memory limit, or infinity.
-      end: all times are below it.
+      node_usages, edge_usages: memory of nodes and of edges.
+      limit: memory limit; infinite for none.
+      end: upper bound of all times (exclusive).
 
-    What is added after the first `objective` or `profile` is not seen.
+    Changes after the first call of `objective` or `profile` have no effect.
     """
 
     costs: list[np.ndarray]
@@ -83,14 +83,14 @@ class Problem:
     _held: Spans | None = field(init=False, default=None)
 
     def objective(self, labels: Sequence[int] | Labels) -> float:
-        """Cost of a choice, recomputed from the tables."""
+        """Return the cost of an assignment, computed from the tables."""
         labels = np.asarray(labels, dtype=np.int64)
         paid = self._lookups().entries(labels)
         nodes = len(self.costs)
         return float(paid[:nodes].sum() + paid[nodes:].sum())
 
     def _lookups(self) -> Lookups:
-        """Costs of nodes, then of edges."""
+        """Return the costs of nodes, then of edges."""
         if self._costs is None:
             nodes = range(len(self.costs))
             self._costs = Lookups.of(
@@ -101,17 +101,17 @@ class Problem:
         return self._costs
 
     def beside(self) -> Beside:
-        """What every option costs beside the other nodes' choices."""
+        """Return the costs of every option, given the other nodes' options."""
         sizes = np.array([len(c) for c in self.costs], dtype=np.int64)
         return Beside.of(self._lookups(), sizes)
 
     @property
     def usages(self) -> list[NodeUsage | EdgeUsage]:
-        """Memory of nodes, then of edges."""
+        """All memory: of nodes, then of edges."""
         return [*self.node_usages, *self.edge_usages]
 
     def profile(self, labels: Sequence[int] | Labels) -> np.ndarray:
-        """Memory at every time."""
+        """Return the memory at every time."""
         labels = np.asarray(labels, dtype=np.int64)
         return self._spans().profile(labels, self.end)
 
@@ -123,30 +123,31 @@ class Problem:
         return self._held
 
     def peak(self, labels: Sequence[int] | Labels) -> float:
-        """Largest memory over time."""
+        """Return the largest memory over time."""
         return float(self.profile(labels).max(initial=0.0))
 
     def peak_time(self, labels: Sequence[int] | Labels) -> int:
-        """The first time of largest memory."""
+        """Return the first time of largest memory."""
         return int(self.profile(labels).argmax())
 
     def recharged(self, costs: list[np.ndarray], edges: list[PairTable]) -> Problem:
-        """The problem with the same memory and other costs."""
+        """Return the problem with the same memory and other costs."""
         other = replace(self, costs=costs, edges=edges)
         other._held = self._spans()
         return other
 
     def within(self, limit: float) -> Problem:
-        """The same problem with another memory limit."""
+        """Return the problem with another memory limit."""
         other = replace(self, limit=limit)
         other._costs, other._held = self._lookups(), self._spans()
         return other
 
     def priced(self, prices: Mapping[int, float]) -> Problem:
-        """Memory at the given times charged at a price: a Lagrangian relaxation.
+        """Return a Lagrangian relaxation: memory at the given times is added to the
+        costs.
 
         Args:
-          prices: time → cost per unit of memory live then, ≥ 0.
+          prices: time → multiplier, cost per unit of memory live then, ≥ 0.
         """
         costs, edges = list(self.costs), list(self.edges)
         rates = self._spans().rates(prices)
@@ -161,7 +162,7 @@ class Problem:
 def _sum_alike(
     usages: Sequence[NodeUsage | EdgeUsage], rates: np.ndarray
 ) -> list[tuple[tuple[int, int], float, np.ndarray]]:
-    """Nodes, the sum of rates, and usage, where they are the same usage."""
+    """Sum the rates of equal usages: (nodes, sum of rates, usage)."""
     found: dict[tuple[object, ...], tuple[tuple[int, int], float, np.ndarray]] = {}
     for k in np.flatnonzero(rates).tolist():
         usage, nodes = usages[k].usage, usages[k].nodes

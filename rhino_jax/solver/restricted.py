@@ -1,7 +1,7 @@
-"""The cheapest choice within each of several restrictions of one problem.
+"""The cheapest assignment within each of several restrictions of one problem.
 
-They are reduced together, on arrays with one row per restriction, as far as that is
-quicker than one after the other; then each alone.
+Restrictions are reduced together, on arrays with one row each, as long as that is
+faster than one after the other; then each alone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ def cheapest_restricted(
     effort: Effort,
     worth: float = math.inf,
 ) -> Labels:
-    """[restrictions, nodes], what is cheapest within each, in the whole's options.
+    """Return the cheapest assignment within each restriction, [restrictions, nodes].
 
-    One that allows more starts from those that allow less, and one that allows less
-    takes what others found that keeps to it.
+    Options are those of the whole problem. A restriction that allows more starts from
+    the results of those that allow less, and one that allows less takes results of
+    others that satisfy it.
 
     Args:
-      problem: its memory is ignored.
-      left: what the restrictions leave.
-      starts: [restrictions, nodes], a known choice of places in each.
-      effort: limits of each; what its deadline leaves no time for stays as in `starts`.
-      worth: one that costs more than this many times the cheapest so far is not
-        searched to the end.
+      problem: the problem; its memory is ignored.
+      left: the options that the restrictions leave.
+      starts: [restrictions, nodes], a known assignment of places in each.
+      effort: limits for each; restrictions that its deadline leaves no time for keep
+        `starts`.
+      worth: a restriction whose assignment costs more than this many times the cheapest
+        so far is not searched to the end.
     """
     if time.monotonic() > effort.deadline:
         return np.array([left.expand(row, start) for row, start in enumerate(starts)])
@@ -71,7 +73,7 @@ def cheapest_restricted(
 def _shared(
     problem: Problem, left: Restrictions, every: Sequence[Labels]
 ) -> list[Labels]:
-    """Of every restriction the cheapest choice of any that keeps to it."""
+    """Return by restriction the cheapest assignment of any that satisfies it."""
     cheapest_first = sorted(every, key=problem.objective)
     return [
         next(x for x in cheapest_first if (left.contract(row, x) >= 0).all())
@@ -80,7 +82,7 @@ def _shared(
 
 
 def _reduced(problem: Problem, left: Restrictions) -> Core:
-    """All restricted problems in one, reduced."""
+    """Return all restricted problems in one, reduced."""
     memo, options = Memo(), left.options
     core = assembled(
         [memo.make(_some, c, o) for c, o in zip(problem.costs, options, strict=True)],
@@ -103,10 +105,10 @@ def _some_pairs(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.
 
 
 def _part(core: Core, left: Restrictions, row: int) -> Core:
-    """One of the problems, without places that repeat, reduced further."""
+    """Return one of the problems, without repeated places, reduced further."""
     kinds = left.kinds
     counts = {i: int(left.counts[row, kinds[i]]) for i in core.costs}
-    # What is one array of all is one of the part.
+    # Arrays that are shared between nodes remain shared.
     parts: dict[tuple[int, ...], np.ndarray] = {}
 
     def part(table: np.ndarray, *sizes: int) -> np.ndarray:

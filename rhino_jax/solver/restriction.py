@@ -1,4 +1,4 @@
-"""Choices of which some options are left, in their own terms and in the whole's."""
+"""Restrictions to some options, and conversion between restricted and whole options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Restrictions:
     """The options that each of several restrictions leaves to kinds of nodes.
 
     Attributes:
-      first: where every kind's options begin among those of all kinds.
-      counts: [restrictions, kinds], how many are left.
-      kinds: of every node its kind.
-      places: [restrictions, options of all kinds], which of those of its kind that are
-        left an option is; -1 where it is not left.
-      begin: where every kind's begin in `lookups`.
-      flat: [restrictions, places], the options that are left, of one kind after the
-        other, as positions among those of the kind. All restrictions have as many
-        places: they repeat their last.
+      first: first option of every kind among those of all kinds.
+      counts: [restrictions, kinds], number of options left.
+      kinds: kind of every node.
+      places: [restrictions, options of all kinds], position of an option among those
+        left of its kind; -1 if it is not left.
+      begin: first place of every kind in a row of `flat`.
+      flat: [restrictions, places], the options left, kind after kind, as positions
+        among those of the kind. All restrictions have equally many places: their last
+        option is repeated.
     """
 
     first: np.ndarray
@@ -35,10 +35,12 @@ class Restrictions:
     def of(
         cls, permitted: np.ndarray, first: np.ndarray, kinds: np.ndarray
     ) -> Restrictions:
-        """
+        """Build restrictions.
+
         Args:
-          permitted: [restrictions, options of all kinds]; at least one of each kind.
-          first, kinds: see above.
+          permitted: boolean, [restrictions, options of all kinds]; at least one of each
+            kind.
+          first, kinds: see `Restrictions`.
         """
         counts = np.add.reduceat(permitted, first, axis=1, dtype=np.int64)
         starts = np.cumsum(counts, axis=1) - counts
@@ -58,15 +60,15 @@ class Restrictions:
 
     @cached_property
     def options(self) -> list[np.ndarray]:
-        """[restrictions, places] of every node; nodes of a kind share an array."""
+        """Options of each node, [restrictions, places]; nodes of a kind share an
+        array."""
         of_kind = np.split(self.flat, self.begin[1:], axis=1)
         return [of_kind[k] for k in self.kinds.tolist()]
 
     def expand(self, restriction: int, labels: np.ndarray) -> np.ndarray:
-        """[nodes], a choice of places in terms of the whole's options."""
+        """Convert an assignment of places to options of the whole problem, [nodes]."""
         return self.flat[restriction, self.begin[self.kinds] + labels]
 
     def contract(self, restriction: int, labels: np.ndarray) -> np.ndarray:
-        """[nodes], a choice of the whole's options in terms of one restriction's; -1
-        where it does not leave them."""
+        """Convert options of the whole problem to places, [nodes]; -1 if not left."""
         return self.places[restriction, self.first[self.kinds] + labels]

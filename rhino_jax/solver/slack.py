@@ -1,4 +1,4 @@
-"""What waits for costs that can hide beside others: see `overlap`."""
+"""Slack of collectives: the ops that wait for them, and so what can hide them."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from dataclasses import dataclass
 
 
 class Wait(enum.IntEnum):
-    """What waits for a collective."""
+    """The first op that waits for a collective."""
 
     NONE = 0
-    """The next matmul does: it has no slack."""
+    """The next matmul: it has no slack."""
     BACK = 1
-    """The end of the step: what was updated, on its way to where it is fed back."""
+    """The end of the step: an updated value is resharded before it is fed back."""
     UPDATE = 2
-    """Its own update, beside which those of others run: the last gradients."""
+    """Its own update, concurrent with other updates: the last gradients."""
     LATER = 3
     """A later matmul."""
     FREE = 4
-    """None between the step's start and the reader, or the maker and the step's end."""
+    """No op from the step's start to its reader, or from its maker to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """Attributes:
-    nodes: the `Wait` for what a node does after its compute, by node.
-    edges: that for a reshard on an edge, by edge.
+    """Slack of all collectives of a problem.
+
+    Attributes:
+      nodes: by node, the `Wait` of the collectives after its compute.
+      edges: by edge, the `Wait` of its reshard.
     """
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
 
     def where(self, hides_in_updates: bool) -> Slack:
-        """The same in terms of NONE, BACK, LATER and FREE alone.
+        """Return the slack in terms of NONE, BACK, LATER and FREE alone.
 
         Args:
-          hides_in_updates: whether collectives run beside updates.
+          hides_in_updates: whether collectives can overlap with updates.
         """
         kinds = {w: w for w in Wait}
         kinds[Wait.BACK] = Wait.BACK if hides_in_updates else Wait.NONE

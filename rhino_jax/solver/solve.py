@@ -1,4 +1,4 @@
-"""Solving a problem: pairwise first, with memory where the limit binds."""
+"""Solution of a problem: without memory first, with memory if the limit binds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from rhino_jax.solver.problem import Labels, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """What the search found.
+    """The result of a search.
 
     Attributes:
-      labels: one option per node; None where nothing fits the limit.
-      objective: of `labels`.
-      bound: proved lower bound.
+      labels: one option per node; None if no assignment fits the limit.
+      objective: cost of `labels`.
+      bound: proved lower bound on the objective.
       peak: memory peak of `labels`.
-      smallest_peak: smallest peak of any choice that was met.
-      variables: of the last CP-SAT model, 0 where none was needed.
+      smallest_peak: smallest peak of any assignment found.
+      variables: variables of the last CP-SAT model; 0 without one.
       nodes: number of nodes before and after reduction.
-      dual: what the best prices of memory say; None where it does not bind.
+      dual: result of the search for memory multipliers; None if the limit does not
+        bind.
     """
 
     labels: Labels | None
@@ -58,11 +59,12 @@ def solve(
     effort: Effort,
     report: Report = lambda best, bound: None,
 ) -> Solution:
-    """Minimise a problem.
+    """Minimise a problem under its memory limit.
 
     Args:
-      problem: what to minimise.
-      starts: known choices; the result is never worse than the best that fits.
+      problem: the problem.
+      starts: known assignments; the result is never worse than the best of them that
+        fits.
       effort: limits.
       report: called with new best objectives and bounds.
     """
@@ -83,7 +85,7 @@ def solve_overlapped(
     dual: DualSolution | None = None
     brief = _brief(effort)
     while True:
-        # At the weights between, the bound is not what counts.
+        # At intermediate weights the bound does not matter.
         is_brief = weight not in (1.0, WEIGHTS.least) and not weights.is_bounding
         weighted = overlap.weighted(weight)
         mine = known
@@ -132,7 +134,7 @@ def solve_overlapped(
 
 
 def _nothing_fits(problem: Problem) -> Solution:
-    """No choice fits, which needs no search: that with the smallest peak is found."""
+    """Return the solution if no assignment fits: the smallest peak found."""
     peak, count = problem.peak(minimum_peak(problem)), len(problem.costs)
     return Solution(None, math.inf, 0.0, math.inf, peak, 0, (count, count))
 
@@ -144,7 +146,7 @@ def _within_memory(
     weight: float,
     effort: Effort,
 ) -> tuple[Fused | None, DualSolution | None]:
-    """Offer choices within the limit, which `found` is beyond."""
+    """Search for assignments within the limit, which `found` exceeds."""
     problem = overlap.problem
     incumbents.offer(found.labels)
     if incumbents.best is None:
@@ -165,6 +167,6 @@ def _within_memory(
 
 
 def _brief(effort: Effort) -> Effort:
-    """Where the bound does not count: nothing is proved."""
+    """Return an effort without proofs, for weights whose bound does not matter."""
     near = max(effort.near, WEIGHTS.briefly_near)
     return replace(effort, near=near, deterministic_s=0.0)

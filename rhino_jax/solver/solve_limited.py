@@ -1,12 +1,12 @@
 """Solving a core under its memory limit: the order of the search.
 
-1. Memory gets prices, one per interval of a node (`interval_prices`): the first choices
-   that fit.
-2. Where the core is not too large, it gets prices per time, the best that there are
-   (`time_prices`): a bound, and which options are worth a thought.
-3. CP-SAT takes these options, more of them each time (`kernels`).
+1. Memory gets a multiplier per interval of a node (`interval_prices`): the first
+   assignments that fit.
+2. If the core is not too large, memory gets the best multipliers per time
+   (`time_prices`): a bound, and the options that are worth searching.
+3. CP-SAT searches these options, more of them each time (`kernels`).
 4. CP-SAT improves one neighbourhood after the other (`neighbourhoods`).
-5. CP-SAT takes a core that is small enough whole, and proves its best choice best.
+5. CP-SAT solves a core that is small enough whole, and proves optimality.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from rhino_jax.solver.presolve.reduction import Core
 
 
 INTERVALS_SHARE = {True: 0.08, False: 0.75}
-"""Share of the time that prices per interval have, where prices per time follow or
-not."""
+"""Share of the time for multipliers per interval, by whether multipliers per time
+follow."""
 
 TIMES_SHARE, KERNELS_SHARE = 0.25, 0.4
-"""Share of what is then left that prices per time have; and of what is left after them
-that kernels have."""
+"""Shares of the remaining time for multipliers per time, and then for kernels."""
 
 NEIGHBOURHOODS_SHARE = {True: 0.25, False: 1.0}
-"""Share of what is then left that neighbourhoods have, where CP-SAT takes the core
-whole at last or not."""
+"""Share of the remaining time for neighbourhoods, by whether CP-SAT then solves the
+whole core."""
 
 
 def solve_limited(
     core: Core, *, deadline: float, workers: int, seed: int, report: Report
 ) -> Limited:
-    """Search until the best is proved, or the time is over.
+    """Search until optimality is proved, or the deadline.
 
-    Args: as of `Limited`.
+    Args:
+      core, deadline, workers, seed, report: as in `Limited`.
     Raises:
-      UnsatisfiedError: nothing fits, which was proved.
+      UnsatisfiedError: infeasibility is proved.
     """
     search = Limited(core, deadline, workers, seed, report)
 

@@ -1,1 +1,1 @@
-"""What no choice is below: messages, and prices of memory."""
+"""Lower bounds on the objective: messages, and Lagrange multipliers of memory."""

@@ -1,7 +1,8 @@
-"""Messages: what every neighbour would pay for each option, passed on in turns.
+"""Message passing: every neighbour's minimum cost for each option of a node.
 
 Sequential tree-reweighted message passing (Kolmogorov, PAMI 28 (2006), section 5).
-Messages stay good starts while the costs of options move, as prices of memory do.
+Messages remain good starts while the costs of options change, as with multipliers of
+memory.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from rhino_jax.solver.parameters import MESSAGES
 
 
 class _Turn(NamedTuple):
-    """What a node does when its turn comes.
+    """The data of one node's update.
 
     Attributes:
-      ahead: rows of the messages to it that come from neighbours whose turn is still
-        to come.
-      num_ahead, num_behind: neighbours whose turn is still to come, and the others.
-      tables: to each of those ahead, [options, neighbour's options].
-      reach: scratch: one row per option, their tables side by side.
-      parts: the columns of `reach` that belong to each.
-      starts, of_part: where in a row of `reach` each begins; for every column, whose.
-      into: where their messages are kept, in the order of the columns.
-      behind: neighbours that had their turn, with the table.
+      ahead: rows of the messages to the node from neighbours that are updated later.
+      num_ahead, num_behind: number of neighbours updated later, and of the others.
+      tables: table to each later neighbour, [options, neighbour's options].
+      reach: scratch memory: one row per option, the tables concatenated.
+      parts: columns of `reach` of each table.
+      starts, of_part: first column of each table in `reach`; and the table of every
+        column.
+      into: positions of the outgoing messages, in the order of the columns.
+      behind: (neighbour, table) of those updated earlier.
     """
 
     ahead: slice
@@ -46,7 +47,7 @@ class Messages:
     """The messages over the edges of a core.
 
     Args:
-      moves: the costs and tables.
+      moves: costs and tables of the core.
     """
 
     def __init__(self, moves: Moves) -> None:
@@ -55,7 +56,7 @@ class Messages:
         sizes = np.diff(moves.memory.first)
         blocks = np.array([len(n) for n in near], dtype=int) * sizes
         begins = np.concatenate([[0], np.cumsum(blocks)]).astype(int)
-        # All messages, those to one node side by side, a row each.
+        # All messages; those to one node are adjacent, one per row.
         self._all = np.zeros(begins[-1])
         self._to = [
             self._all[begins[n] : begins[n + 1]].reshape(len(around), sizes[n])
@@ -98,30 +99,31 @@ class Messages:
         self._stride = MESSAGES.first_stride
 
     def start_from(self, other: Messages, factor: float) -> None:
-        """Take over the messages of the same core at other costs: any messages
-        give a lower bound. Those of another core are left.
+        """Copy the messages of the same core at other costs.
+
+        Any messages give a lower bound. Messages of another core are ignored.
 
         Args:
-          other: passed over the other costs.
-          factor: what a unit of theirs is in units of these.
+          other: messages for the other costs.
+          factor: unit of the other costs over the unit of these.
         """
         shapes, others = ([m.shape for m in x._to] for x in (self, other))
         if shapes == others:
             self._all[:] = factor * other._all
 
     def totals(self, costs: np.ndarray) -> np.ndarray:
-        """Of every option, its cost with all messages to it."""
+        """Return the cost of every option plus all messages to it."""
         return costs + np.concatenate([to.sum(axis=0) for to in self._to])
 
     def round(self, costs: np.ndarray, choice: np.ndarray | None = None) -> float:
-        """Visit all nodes in both orders; to be called with one array of costs.
+        """Update all nodes in both orders, with extrapolation.
 
-        Messages move slowly, and in one direction for many rounds, so that they are
-        first moved on by a multiple of their last step. Any messages give a lower
-        bound: where it falls, that is taken back.
+        Messages change slowly, and in one direction for many rounds; they are therefore
+        first extrapolated by a multiple of their last step. If the bound falls, the
+        extrapolation is undone; any messages give a lower bound.
 
         Args:
-          costs, choice: as of `sweep`.
+          costs, choice: as in `sweep`; the same array of costs in every call.
         Returns:
           A lower bound on the objective, no less than that of the round before.
         """
@@ -145,12 +147,13 @@ class Messages:
     def sweep(
         self, costs: np.ndarray, way: int, choice: np.ndarray | None = None
     ) -> float:
-        """Visit all nodes once.
+        """Update all nodes once.
 
         Args:
-          costs: of every option, finite.
-          way: 0: in the nodes' order; 1: against it.
-          choice: filled with an option of every node, chosen on the way.
+          costs: cost of every option, finite.
+          way: 0: in the nodes' order; 1: in reverse.
+          choice: array to fill with an option of every node, chosen during the sweep;
+            None: none.
         Returns:
           A lower bound on the objective.
         """
@@ -182,7 +185,7 @@ class Messages:
 def _choose(
     own: np.ndarray, turn: _Turn, to: np.ndarray, choice: np.ndarray
 ) -> np.intp:
-    """The option that is best beside the choices behind and the messages from ahead."""
+    """Return the best option, given earlier nodes' options, later nodes' messages."""
     total = own + np.add.reduce(to[turn.ahead], axis=0)
     for j, table in turn.behind:
         total += table[:, choice[j]]

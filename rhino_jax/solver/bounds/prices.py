@@ -1,10 +1,10 @@
-"""The best prices of memory, as far as the choices that were met can tell.
+"""The best Lagrange multipliers of memory, as far as known assignments determine them.
 
-Every choice x bounds the Lagrangian dual from above: for all weights w in [0, 1] and
-prices λ ≥ 0, q(w, λ) ≤ (1 - w)·a_x + w·b_x + Σ_t λ_t (m_x(t) - limit), where the larger
-of a_x and b_x is its T (see `overlap`) and m_x its memory. The largest q that all of
-them allow is a linear program. Its dual is a mixture of the choices, in shares that
-add up to 1, which fits the limit on average; w and λ are the prices of its rows:
+Every assignment x bounds the Lagrangian dual from above: for all weights w in [0, 1]
+and multipliers λ ≥ 0, q(w, λ) ≤ (1 - w)·a_x + w·b_x + Σ_t λ_t (m_x(t) - limit), where
+T = max(a_x, b_x) (see `overlap`) and m_x is its memory. The largest q that all of them
+allow is a linear program (the master problem). Its dual is a convex combination of the
+assignments that fits the limit on average; w and λ are the duals of its rows:
 
     minimise   z
     such that  z ≥ Σ_x share_x a_x,  z ≥ Σ_x share_x b_x
@@ -25,13 +25,18 @@ from ortools.linear_solver import pywraplp
 
 @dataclass(frozen=True, slots=True)
 class TimePrices:
-    """A weight of what can hide, and time → seconds per unit of memory then."""
+    """Lagrange multipliers.
+
+    Attributes:
+      weight: weight of hidable time, w (see `overlap`).
+      memory: time → multiplier, in seconds per unit of memory live then.
+    """
 
     weight: float
     memory: Mapping[int, float] = field(default_factory=dict)
 
     def towards(self, other: TimePrices, share: float) -> TimePrices:
-        """The prices that far on the way to others."""
+        """Return the multipliers at a share of the way to others."""
         times = {**self.memory, **other.memory}
         memory = {
             t: (1 - share) * self.memory.get(t, 0.0) + share * other.memory.get(t, 0.0)
@@ -43,15 +48,15 @@ class TimePrices:
         )
 
     def paid(self, limit: float) -> float:
-        """What the limit costs."""
+        """Return the term of the limit in the Lagrangian, in seconds."""
         return sum(self.memory.values()) * limit
 
 
 class Mixture:
-    """The linear program, over the choices that were added.
+    """The master problem: a linear program over the assignments added so far.
 
     Args:
-      limit: of memory, the same at every time.
+      limit: memory limit, the same at every time.
     """
 
     def __init__(self, limit: float) -> None:
@@ -61,18 +66,20 @@ class Mixture:
         self._times: list[int] = []
 
     def add(self, ends: tuple[float, float], held: np.ndarray) -> None:
-        """Take a choice in.
+        """Add an assignment.
 
         Args:
-          ends: what its cost is the larger of.
-          held: memory at every time, in limits.
+          ends: (a, b), of which its cost is the larger.
+          held: memory at every time, divided by the limit.
         """
         self._ends.append(ends)
         self._held.append(held)
 
     def solve(self) -> tuple[float, TimePrices, np.ndarray] | None:
-        """The largest q that the choices allow, and where, and the choices' shares;
-        None where no mixture of them fits."""
+        """Return the largest dual value, its multipliers, and the assignments' shares.
+
+        None if no convex combination of the assignments fits.
+        """
         unit = max(max(map(max, self._ends)), 1e-30)
         held = np.array(self._held)
         while True:
@@ -81,7 +88,7 @@ class Mixture:
                 return None
             value, prices, shares = found
             mixed = shares @ held
-            # At all other times the mixture fits, unasked.
+            # The combination fits at all other times, whose rows are not added.
             fullest = int(mixed.argmax())
             if mixed[fullest] <= 1 + 1e-6 or fullest in self._times:
                 return value, prices, shares

@@ -1,12 +1,12 @@
-"""The best prices of memory per time: a bound, and which options are worth a thought.
+"""The best memory multiplier per time: a bound, and the options worth searching.
 
-At prices λ ≥ 0 of the times, no choice that fits costs less than
+At multipliers λ ≥ 0 of the times, no assignment that fits costs less than
 
     min over x of  Σ costs(x) + Σ_t λ_t · (memory of x at t - room at t),
 
-which messages bound from below. The best λ are found from the choices that were met
-(see `prices`). Every one of them is a start: choices are made at λ and at its
-multiples, since where memory is tight even the best prices leave choices over it.
+which messages bound from below. The best λ are found from known assignments (see
+`prices`). Every assignment is also a start; assignments are built at λ and at its
+multiples, since with tight memory even the best multipliers leave some over the limit.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from rhino_jax.solver.limited import Limited
 
 
 SWEEPS, FOREST_MOVES = 2, 4
-"""Sweeps over all messages for each price, there and back, and moves."""
+"""Sweeps over all messages, in both orders, and moves, per multiplier."""
 
 STEP, SHORTEST, FULL_STEPS = 0.5, 7, 4
-"""How far towards the prices that look best, as the planner's; half as far after each
-that gave no better bound, up to so many times; every so many prices all the way."""
+"""Share of the way to the master problem's multipliers (as in `memory_search`); halved
+after each query that gave no better bound, at most SHORTEST times; every FULL_STEPS
+queries, all the way."""
 
 CLOSE, STALLED = 1e-3, 60
-"""Share of the dual's value that may stay open; prices after which there is no more to
-gain where bound and dual together have moved by less than a hundredth of what is
-open."""
+"""Gap to the dual's value, as a share of it, at which the search stops; and number of
+queries after which it stops if bound and dual together have moved by less than a
+hundredth of the gap."""
 
 DEAR = 50.0
-"""What a mixture pays, as a multiple of the first choice, for what holds no memory at
-all: it keeps prices finite while no mixture of the known choices fits."""
+"""Cost, as a multiple of the first assignment's, of an artificial one without memory:
+it keeps multipliers finite while no combination of known assignments fits."""
 
 MULTIPLES = (1.5, 3.0, 10.0, 100.0)
-"""Of the best prices: at each a choice is made that holds less."""
+"""Factors on the best multipliers, for assignments with less memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimePriced:
-    """Attributes:
-    choices: the most promising first, whether they fit or not.
-    regrets: of every option, what it costs more than its node's best at the best
-        prices, as far as messages know.
+    """The result of the search for multipliers.
+
+    Attributes:
+      choices: assignments, the most promising first, whether they fit or not.
+      regrets: by option, its excess over its node's best option at the best
+        multipliers, according to messages.
     """
 
     choices: list[np.ndarray]
@@ -54,11 +57,11 @@ class TimePriced:
 
 
 def price_times(search: Limited, until: float) -> TimePriced:
-    """Find the best prices, until the time given.
+    """Search for the best multipliers of memory.
 
     Args:
-      search: the core; takes bounds and choices.
-      until: of `time.monotonic()`.
+      search: the core; receives bounds and assignments.
+      until: deadline, as `time.monotonic()`.
     """
     run = _PriceSearch(search)
     bounds: list[float] = []
@@ -109,7 +112,7 @@ class _PriceSearch:
         return self.search.costs + memory.priced(memory.spans.rates(prices.memory))
 
     def ask(self, prices: TimePrices) -> float:
-        """Make a choice at some prices; says what no choice that fits is below."""
+        """Build an assignment at some multipliers; return a bound on those that fit."""
         moves, memory = self.search.moves, self.search.memory
         priced = self.priced(prices)
         for _ in range(SWEEPS):
@@ -130,7 +133,7 @@ class _PriceSearch:
         return bound - sum(p * memory.room[t] for t, p in prices.memory.items())
 
     def regrets(self, prices: TimePrices) -> np.ndarray:
-        """Of every option, as of `TimePriced`."""
+        """Return the regret of every option, see `TimePriced`."""
         first, priced = self.search.memory.first, self.priced(prices)
         for way in (0, 1) * SWEEPS:
             self.messages.sweep(priced, way)

@@ -1,12 +1,13 @@
-"""Which weights of what can hide are tried, one after the other (see `overlap`).
+"""The sequence of weights of hidable time that are tried (see `overlap`).
 
-At every weight the problem is an ordinary one, and what a choice costs is a line in the
-weight, between its two ends: where all hides, and where compute hides all that it can.
-The least of all lines is concave, and its top the best bound that weights give. It lies
-between a weight whose choice leaves something exposed and one whose choice hides all.
+At every weight the problem is an ordinary one, and the cost of an assignment is linear
+in the weight, between its two ends: all hidable time hidden, and hidden up to the
+compute budget. The minimum over assignments is concave, and its maximum the best bound
+that weights give. It lies between a weight whose assignment has exposed communication
+and one whose assignment hides all.
 
-Where even the least weight leaves something exposed, the lines' crossing is tried, for
-the bound; elsewhere the middle, for its choices.
+If even the smallest weight leaves communication exposed, the crossing of the lines is
+tried, for the bound; otherwise the middle, for its assignments.
 
 Source: Kelley, "The Cutting-Plane Method for Solving Convex Programs", SIAM 8 (1960).
 """
@@ -25,12 +26,12 @@ class Weights:
     """The weights of one search.
 
     Attributes:
-      overlap: what is searched.
-      proves: whether to try a weight that gives but a better bound.
-      low: the largest weight at which something stays exposed, with what the choice
-        there costs at 0 and at 1.
-      high: the smallest at which all is hidden, likewise.
-      tried: all so far.
+      overlap: the problem that is searched.
+      proves: whether to try weights that can only improve the bound.
+      low: (weight, (cost at 0, cost at 1)) of the largest weight whose assignment has
+        exposed communication.
+      high: the same for the smallest weight whose assignment hides all.
+      tried: all weights so far.
     """
 
     overlap: Overlap
@@ -40,17 +41,17 @@ class Weights:
     tried: list[float] = field(default_factory=list)
 
     def first(self, best: Labels | None) -> float:
-        """The weight to begin with.
+        """Return the first weight to try.
 
         Args:
-          best: the best choice that is known, if any.
+          best: the best known assignment; None: none.
         """
         if best is None or self.overlap.hides_nothing or self.overlap.is_exposed(best):
             return 1.0
         return WEIGHTS.hidden
 
     def learn(self, weight: float, labels: Labels) -> None:
-        """Take in the best choice at a weight."""
+        """Record the best assignment at a weight."""
         self.tried.append(weight)
         found = weight, self.overlap.ends_s(labels)
         if self.overlap.is_exposed(labels):
@@ -59,14 +60,14 @@ class Weights:
             self.high = found
 
     def next(self) -> float | None:
-        """The weight to try next, or None where no other says more."""
+        """Return the next weight to try; None if no other can improve the result."""
         low = 0.0 if self.low is None else self.low[0]
         high = 1.0 if self.high is None else self.high[0]
         if low == 1.0 or high == WEIGHTS.least:
             return None
         if high <= WEIGHTS.hidden and WEIGHTS.least not in self.tried:
             return WEIGHTS.least if self.proves else None
-        # Where something stays exposed, T itself may be what counts.
+        # If communication is exposed, the objective at weight 1 may be T itself.
         if self.high is None:
             return 1.0
         if WEIGHTS.hidden not in self.tried and low < WEIGHTS.hidden < high:
@@ -75,7 +76,7 @@ class Weights:
 
     @property
     def is_bounding(self) -> bool:
-        """Whether the bound at the next weight is what counts, not its choice."""
+        """Whether the next weight is tried for its bound, not for its assignment."""
         return self.low is not None and self.low[0] == WEIGHTS.least
 
     def _crossing(self) -> float | None:

@@ -1,1 +1,1 @@
-"""What makes choices, and makes them better."""
+"""Methods that build assignments and improve them."""

@@ -1,4 +1,4 @@
-"""Single nodes moved to where T is smallest: see `overlap`."""
+"""Descent of T by moves of single nodes: see `overlap`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from rhino_jax.solver.problem import Labels
 
 
 def descend(overlap: Overlap, start: Labels, rounds: int = MOVES.most_passes) -> Labels:
-    """Move single nodes to the option with the smallest T, within the memory limit:
-    between two weights lie choices that no weight makes best."""
+    """Move single nodes to the option with the smallest T, within the memory limit.
+
+    Between two weights there are assignments that are optimal at no weight.
+    """
     problem, share = overlap.problem, overlap.share
     labels = np.array(start)
     if not len(labels):
         return labels
-    # Of each the total, what can hide, and compute.
+    # Total, hidable and compute seconds of the assignment.
     values = np.array(
         [p.objective(labels) for p in (problem, overlap.hidable, overlap.compute)]
     )

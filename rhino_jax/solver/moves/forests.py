@@ -1,7 +1,7 @@
-"""Forests of a core's nodes, and the best choice on one, by dynamic programming.
+"""Forests of a core's nodes, optimised by dynamic programming.
 
-Nodes without children come first, then those whose children have all come, and so on:
-what comes at a time is one level, and is worked out at once.
+Nodes without children come first, then those all of whose children precede, and so on:
+each such level is computed at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Tables(NamedTuple):
     Attributes:
       first: first option of every node, and the number of all options.
       keys: source · nodes + target of every edge, sorted.
-      begins: where its table [source's options, target's options] begins in `cells`.
-      cells: all tables.
+      begins: offset of its table [source's options, target's options] in `cells`.
+      cells: entries of all tables.
     """
 
     first: np.ndarray
@@ -45,17 +45,17 @@ class Tables(NamedTuple):
         return cls(first, keys[order], begins[order], cells)
 
     def find(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Where the tables of edges begin."""
+        """Return the offsets of the tables of edges."""
         keys = source * (len(self.first) - 1) + target
         return self.begins[np.searchsorted(self.keys, keys)]
 
 
 class _Node(NamedTuple):
-    """A node below its parent, by itself.
+    """A single non-root node of a forest.
 
     Attributes:
       node, parent: their numbers.
-      own, above: their options over all nodes.
+      own, above: ranges of the node's and the parent's options over all nodes.
       table: [parent's options, node's options].
     """
 
@@ -68,17 +68,17 @@ class _Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nodes:
-    """Nodes below their parents, at once.
+    """Several non-root nodes of a forest, computed at once.
 
     Attributes:
       nodes, parents: their numbers.
-      cells: their tables [parent's options, node's options].
-      own: of every cell, the node's option over all nodes.
-      rows: where the tables' rows begin.
-      above: of every row, the parent's option over all nodes.
-      begins, widths: of every table.
-      options: [nodes, most options], options over all nodes; one more than there are
-        where a node has fewer.
+      cells: their tables, concatenated, [parent's options, node's options] each.
+      own: by cell, the node's option over all nodes.
+      rows: offsets of the tables' rows.
+      above: by row, the parent's option over all nodes.
+      begins, widths: offset and row length of every table.
+      options: [nodes, largest number of options], options over all nodes; padded with
+        the number of all options.
     """
 
     nodes: np.ndarray
@@ -92,12 +92,12 @@ class _Nodes:
     options: np.ndarray
 
     def add_to_parents(self, costs: np.ndarray) -> None:
-        """Add to the parents' options what each makes these nodes cost at least."""
+        """Add to the parents' options the minimum cost of these nodes given each."""
         least = np.minimum.reduceat(self.cells + costs[self.own], self.rows)
         np.add.at(costs, self.above, least)
 
     def choose(self, costs: np.ndarray, labels: np.ndarray) -> None:
-        """Set the nodes to what is best beside their parents."""
+        """Set the nodes to their best options, given their parents'."""
         rows = self.begins + labels[self.parents] * self.widths
         cells = rows[:, None] + np.arange(self.options.shape[1])
         paid = self.cells.take(cells, mode="clip") + costs[self.options]
@@ -106,13 +106,13 @@ class _Nodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Nodes none of which closes a circle.
+    """A set of nodes whose induced graph is acyclic.
 
     Attributes:
-      free: which nodes these are.
+      free: boolean array of these nodes.
       first: first option of every node, and the number of all options.
-      roots: those without a parent.
-      levels: the others, each before its parent.
+      roots: nodes without a parent.
+      levels: the other nodes, each before its parent.
     """
 
     free: np.ndarray
@@ -124,17 +124,17 @@ class Forest:
     def of(
         cls, near: Sequence[Sequence[int]], order: list[int], tables: Tables
     ) -> Forest:
-        """As many nodes as may be, taken in the order given.
+        """Build a maximal forest greedily, in the given order.
 
         Args:
           near: node → its neighbours.
-          order: all nodes.
-          tables: of the edges between them.
+          order: all nodes, in order of priority.
+          tables: tables of the edges between them.
         """
         trees = DisjointSets(len(near))
         inside = [False] * len(near)
-        # Of every node its neighbours inside, and all their numbers in one: who has
-        # one neighbour left is told which.
+        # By node, the number of its neighbours inside, and the XOR of their numbers,
+        # which is the neighbour itself once a single one is left.
         degree, others = [0] * len(near), [0] * len(near)
         for n in order:
             roots: list[int] = []
@@ -165,7 +165,7 @@ class Forest:
             following: list[int] = []
             before = len(nodes)
             for n in ends:
-                # The last of a tree has no neighbour left.
+                # The last node of a tree has no neighbour left: it is the root.
                 if not degree[n]:
                     continue
                 parent = others[n]
@@ -185,13 +185,13 @@ class Forest:
         return cls(free, tables.first, np.flatnonzero(is_root).tolist(), levels)
 
     def best(self, costs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The choice that is best on the forest, the other nodes as they are.
+        """Return the assignment that is optimal on the forest, the other nodes fixed.
 
         Args:
-          costs: of every option beside the nodes outside.
-          labels: the choice.
+          costs: cost of every option, including edges to nodes outside.
+          labels: the assignment.
         """
-        # Behind the last option: what nodes cannot choose.
+        # An entry after the last option, for padding.
         costs = np.append(costs, np.inf)
         for level in self.levels:
             if isinstance(level, _Nodes):
@@ -214,10 +214,10 @@ class Forest:
 def _levels(
     nodes: np.ndarray, parents: np.ndarray, sizes: np.ndarray, tables: Tables
 ) -> list[_Node | _Nodes]:
-    """What is worked out one after the other.
+    """Return the levels as steps, computed one after the other.
 
     Args:
-      nodes, parents: level after level.
+      nodes, parents: nodes and their parents, level after level.
       sizes: number of nodes of every level.
     """
     count = np.diff(tables.first)
@@ -253,10 +253,10 @@ def _levels(
 def _at_once(
     nodes: np.ndarray, parents: np.ndarray, level: np.ndarray, tables: Tables
 ) -> Iterator[tuple[int, _Nodes]]:
-    """Levels, and their nodes.
+    """Yield each level with its nodes that are computed at once.
 
     Args:
-      level: of every node, rising.
+      level: level of every node, ascending.
     """
     if not len(nodes):
         return

@@ -1,4 +1,4 @@
-"""Choices merged under the hard memory limit: CP-SAT takes of each what fits best.
+"""Fusion of assignments under the hard memory limit by CP-SAT.
 
 Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
 """
@@ -25,11 +25,13 @@ from rhino_jax.utils.cache import Memo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """Attributes:
-    labels: the best choice that fits; None where none better than `best` was found.
-    bound: proved lower bound on what any choice costs, minus infinity where not all
+    """The result of a fusion.
+
+    Attributes:
+      labels: the best assignment that fits; None if none better than `best` was found.
+      bound: proved lower bound on the cost of any assignment; minus infinity if not all
         options were allowed.
-    variables: of the last model.
+      variables: number of variables of the last model.
     """
 
     labels: Labels | None
@@ -40,13 +42,15 @@ class Fused:
 def fuse(
     problem: Problem, best: Labels | None, others: Sequence[Labels], effort: Effort
 ) -> Fused:
-    """The best choice that fits whose every option is that of `best` or of one of
-    `others`, a few of them at a time; of all options where the problem is small.
+    """Return the best assignment that fits with options of `best` or of `others`.
+
+    `others` are combined a few at a time; all options are allowed if the problem is
+    small.
 
     Args:
-      problem: with its limit.
-      best: a choice that fits, or None where none is known.
-      others: other choices, whether they fit or not, the most promising first.
+      problem: the problem with its limit.
+      best: an assignment that fits; None if none is known.
+      others: other assignments, whether they fit or not, the most promising first.
       effort: limits.
     """
     labels, bound, variables = None, -math.inf, 0
@@ -114,8 +118,10 @@ def _fuse_all(
 
 
 def _reduced(problem: Problem, allowed: Sequence[np.ndarray], times: set[int]) -> Core:
-    """The problem of some options, without nodes that hold the same at some times
-    whichever they take, as far as they can be minimised away."""
+    """Return the problem with some options, reduced as far as memory allows.
+
+    Nodes whose memory at `times` does not depend on their option are minimised out.
+    """
     memo = Memo()
     core = core_of(problem, memo, allowed)
     varying = {
@@ -131,15 +137,15 @@ def _reduced(problem: Problem, allowed: Sequence[np.ndarray], times: set[int]) -
 def fuse_moves(
     moves: Moves, best: np.ndarray, others: Sequence[np.ndarray], limits: CpSatLimits
 ) -> np.ndarray | None:
-    """The best choice whose every option is that of `best` or of one of `others`.
+    """Return the best assignment with options of `best` or of `others`.
 
     Args:
       moves: the core.
-      best: a choice within the memory limit.
-      others: other choices, within it or not.
-      limits: of time.
+      best: an assignment within the memory limit.
+      others: other assignments, within it or not.
+      limits: time limits.
     Returns:
-      A choice within the limit; None where none was found in time, or nothing differs.
+      An assignment within the limit; None if none was found in time, or none differs.
     """
     every = np.array([best, *others])
     differ = np.flatnonzero((every != best).any(axis=0)).tolist()

@@ -1,10 +1,10 @@
-"""Prices of memory per interval of a node: choices that fit, soon.
+"""Memory multipliers per interval of a node: assignments that fit, quickly.
 
-Prices rise where memory overflows and fall elsewhere; at given prices, messages and
-forest moves make a choice, which is taken back into the limit and improved there.
+Multipliers rise where memory overflows and fall elsewhere; at given multipliers,
+messages and forest moves build an assignment, which is repaired and improved.
 
-Source: prices per node, moved by whether memory overflows while it is live, are the
-contest winners' (Staudt, Blacher, "Soft Constraints, Strong Solutions", 2025).
+Source: multipliers per node, updated by overflows during its lifetime, are the contest
+winners' (Staudt, Blacher, "Soft Constraints, Strong Solutions", 2025).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from rhino_jax.solver.parameters import INTERVAL_PRICES
 
 
 def price_intervals(search: Limited, until: float) -> None:
-    """Find choices that fit by pricing memory, until the time given; where nothing else
-    finds one, until there is one.
+    """Search for assignments that fit by Lagrangian relaxation of memory.
+
+    Runs until the deadline; if no other method follows, until one is found.
 
     Args:
-      search: the core; takes bounds and choices.
-      until: of `time.monotonic()`.
+      search: the core; receives bounds and assignments.
+      until: deadline, as `time.monotonic()`.
     """
     moves, memory = search.moves, search.memory
     limit = max(memory.limit, 1.0)
@@ -68,7 +69,7 @@ def price_intervals(search: Limited, until: float) -> None:
 
 
 def _least_memory(search: Limited) -> np.ndarray:
-    """A choice that holds little, so that one is there whatever comes; offered."""
+    """Return (and record) an assignment with little memory, so that one exists."""
     moves, memory = search.moves, search.memory
     price = moves.forbidden / 10 / max(memory.largest.sum(), 1.0)
     costs = search.costs + memory.priced(np.full(len(memory.largest), price))

@@ -1,7 +1,7 @@
-"""CP-SAT on the options that are worth a thought, more of them each time.
+"""Kernel search: CP-SAT on promising options, more of them each time.
 
-Of every node the options that good choices take, and those that cost little more at the
-best prices of memory.
+For every node, the options of good assignments, and those with small regret at the best
+memory multipliers.
 
 Source: kernel search: Angelelli, Mansini, Speranza, "Kernel search: a general heuristic
 for the multi-dimensional knapsack problem", Computers & OR 37 (2010).
@@ -20,25 +20,25 @@ from rhino_jax.solver.limited import Limited
 
 
 SHARES = (0.0, 0.2, 0.4, 0.6)
-"""Shares of all options that kernels have beside those of good choices."""
+"""Shares of all options that kernels have in addition to those of good assignments."""
 
 MAX_CHOICES = 16
-"""Good choices whose options all kernels have."""
+"""Number of good assignments whose options all kernels have."""
 
 LARGEST = 40_000
-"""Edge variables of a kernel, at most."""
+"""Largest number of edge variables of a kernel."""
 
 KERNEL_SHARE = 0.25
-"""Share of the time left that CP-SAT has for a kernel."""
+"""Share of the remaining time that CP-SAT has for a kernel."""
 
 
 def search_kernels(search: Limited, priced: TimePriced, until: float) -> None:
-    """Solve kernels, as large as there is time for.
+    """Solve kernels of increasing size, while time is left.
 
     Args:
-      search: the core; takes choices.
-      priced: what prices say.
-      until: of `time.monotonic()`.
+      search: the core; receives assignments.
+      priced: result of the search for multipliers.
+      until: deadline, as `time.monotonic()`.
     """
     first = search.memory.first
     nodes = range(len(first) - 1)
@@ -67,7 +67,7 @@ def search_kernels(search: Limited, priced: TimePriced, until: float) -> None:
 
 
 def _start(search: Limited, priced: TimePriced) -> np.ndarray:
-    """The hint."""
+    """Return the hint: the best assignment, or the most promising one."""
     if search.best is not None:
         return search.best
     if priced.choices:
@@ -78,7 +78,7 @@ def _start(search: Limited, priced: TimePriced) -> np.ndarray:
 def _allowed(
     search: Limited, priced: TimePriced, share: float
 ) -> dict[int, np.ndarray]:
-    """Node → the options of a kernel."""
+    """Return node → the options of a kernel."""
     first = search.memory.first
     is_in = priced.regrets <= np.quantile(priced.regrets, share)
     for labels in (*priced.choices[:MAX_CHOICES], _start(search, priced)):

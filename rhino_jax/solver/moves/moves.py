@@ -1,8 +1,8 @@
-"""Choices of a core: what they cost, and moves that make them better.
+"""Costs of a core's assignments, and moves that improve them.
 
-A move takes nodes that form a forest and sets all of them at once to their best
-options beside the others, by dynamic programming from the leaves. Forests are random;
-a dozen are made, and then used in turn.
+A move sets all nodes of a forest to their optimal options given the others, by dynamic
+programming from the leaves. Forests are random; a dozen are built, and then used in
+turn.
 
 Source: Fix, Chen, Boros, Zabih, "Approximate MRF inference using bounded treewidth
 subgraphs", ECCV 2012, of which trees are the simplest case.
@@ -25,13 +25,13 @@ from rhino_jax.solver.presolve.reduction import Core
 
 @dataclass(slots=True, eq=False)
 class Moves:
-    """Costs and tables of a core in flat arrays; options as of `Memory`.
+    """Costs and tables of a core in flat arrays; options are numbered as in `Memory`.
 
     Attributes:
-      memory: of the core; its `first` numbers the options.
-      costs: of every option.
+      memory: memory of the core; its `first` numbers the options.
+      costs: cost of every option.
       neighbours: node → (neighbour, table) pairs.
-      forbidden: stands in for an infinite cost: more than any choice costs.
+      forbidden: stand-in for an infinite cost: larger than the cost of any assignment.
     """
 
     memory: Memory
@@ -90,17 +90,18 @@ class Moves:
         )
 
     def unit(self, known: float) -> float:
-        """What is counted as 1: a known choice costs `units`; or less, where that is
-        nothing beside others, whose costs would not fit into 64 bits.
+        """Return the unit of cost in which a known assignment costs `MOVES.units`.
+
+        The unit is larger if other assignments' costs would not fit into 64 bits.
 
         Args:
-          known: what it costs.
+          known: cost of the known assignment.
         """
         dearest = self.forbidden - 1  # at least what any choice costs
         return max(known / MOVES.units, dearest / MOVES.most_units, 1e-39)
 
     def divide(self, unit: float) -> None:
-        """Count all costs in a unit. No forest may have been made."""
+        """Divide all costs by a unit. No forest may have been built."""
         assert not self._made
         # In place: neighbours' tables are parts of the cells.
         self.costs /= unit
@@ -108,33 +109,33 @@ class Moves:
         self.forbidden /= unit
 
     def objective(self, labels: np.ndarray) -> float:
-        """Costs of nodes and edges; what is forbidden counts `forbidden`."""
+        """Return the cost of an assignment; forbidden entries count `forbidden`."""
         nodes = self.costs[self.memory.first[:-1] + labels].sum()
         return float(nodes + self._pairs.entries(labels).sum())
 
     def totals(
         self, costs: np.ndarray, labels: np.ndarray, free: np.ndarray | None = None
     ) -> np.ndarray:
-        """Cost of every option beside the neighbours' choices.
+        """Return the cost of every option, given the neighbours' options.
 
         Args:
-          costs: of every option by itself.
-          labels: the choice.
-          free: nodes whose choices do not count, or None.
+          costs: cost of every option alone.
+          labels: the assignment.
+          free: boolean array of nodes whose edges do not count; None: none.
         """
-        if self._beside is None:  # forests alone do without
+        if self._beside is None:  # built on first use
             self._beside = Beside.of(self._pairs, np.diff(self.memory.first))
         return costs + self._beside.pairs(labels, free=free)
 
     def forest_move(
         self, costs: np.ndarray, labels: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """The best choice on the next forest, the other nodes as they are.
+        """Return the assignment that is optimal on the next forest, others fixed.
 
         Args:
-          costs: of every option by itself.
-          labels: the choice.
-          rng: draws the forest, while there are fewer than `most_forests`.
+          costs: cost of every option alone.
+          labels: the assignment.
+          rng: generator for new forests, up to `most_forests`.
         """
         forest = self._next_forest(rng)
         return forest.best(self.totals(costs, labels, forest.free), labels)
@@ -150,13 +151,13 @@ class Moves:
 
 
 def _largest(costs: np.ndarray, begins: np.ndarray) -> float:
-    """The sum of the largest finite costs of every part."""
+    """Return the sum over parts of their largest finite absolute cost."""
     if not len(begins):
         return 0.0
     found = np.maximum.reduceat(costs, begins), -np.minimum.reduceat(costs, begins)
     largest = np.maximum(*found)
-    # Copies of all costs take most of the memory of planning, and mostly none is
-    # infinite.
+    # Copies of all costs take most of the memory of planning, and mostly all are
+    # finite.
     if not np.isfinite(largest).all():
         finite = np.where(np.isfinite(costs), np.abs(costs), 0.0)
         largest = np.maximum.reduceat(finite, begins)

@@ -27,14 +27,14 @@ def search_neighbourhoods(
     offer: Offer,
     limits: CpSatLimits,
 ) -> np.ndarray:
-    """Improve a choice that fits, until the time is over.
+    """Improve an assignment that fits, until the deadline.
 
     Args:
       moves: the core.
-      labels: a choice within the memory limit.
-      offer: called with every better choice.
-      limits: of all neighbourhoods together, but for `deterministic_s` and `workers`,
-        which are of each.
+      labels: an assignment within the memory limit.
+      offer: called with every better assignment.
+      limits: limits of all neighbourhoods together, except `deterministic_s` and
+        `workers`, which apply to each.
     """
     deadline = time.monotonic() + limits.seconds
     rng = np.random.default_rng(limits.seed)
@@ -66,8 +66,10 @@ def search_neighbourhoods(
 def _starts(
     moves: Moves, labels: np.ndarray, weight: np.ndarray, rng: np.random.Generator
 ) -> list[int]:
-    """A node; or, where memory is nearly full, some that hold memory at such a time:
-    what one frees another may take."""
+    """Return a random node; or some with memory at a time that is nearly full.
+
+    Memory that one of these frees another may use.
+    """
     memory = moves.memory
     full = np.flatnonzero(
         memory.room - memory.profile(labels)
@@ -87,7 +89,7 @@ def _starts(
 def _around(
     moves: Moves, starts: list[int], cells: int, rng: np.random.Generator
 ) -> list[int]:
-    """Nodes near to some, until their edges have so many cells."""
+    """Return nodes near some others, until their edges have `cells` entries."""
     inside = set(starts)
     todo = deque(starts)
     while todo and cells > 0:

@@ -1,4 +1,4 @@
-"""Choices under the hard memory limit: taken back into it, and improved within it."""
+"""Assignments under the hard memory limit: repair, and improvement within it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rhino_jax.solver.parameters import MOVES
 
 
 class Filled:
-    """A choice and the memory it fills, kept up to date.
+    """An assignment with its memory, updated incrementally.
 
     Attributes:
-      labels: the choice.
-      over: at every time, memory in use less the room: at most 0 where it fits.
+      labels: the assignment.
+      over: by time, memory used less the room: at most 0 if it fits.
     """
 
     def __init__(self, memory: Memory, labels: np.ndarray) -> None:
@@ -23,7 +23,7 @@ class Filled:
         self.over = memory.profile(labels) - memory.room
 
     def switch(self, node: int, option: int) -> None:
-        """Let a node take another option."""
+        """Set a node to another option."""
         mine, spans = self._memory.of_node[node], self._memory.spans
         before = spans.lookups.entries(self.labels, mine)
         self.labels[node] = option
@@ -33,7 +33,7 @@ class Filled:
                 self.over[spans.start[e] : spans.stop[e]] += amount
 
     def fits_around(self, node: int) -> bool:
-        """Whether the limit holds while the node uses memory."""
+        """Whether the limit holds throughout the lifetime of the node's memory."""
         spans = self._memory.spans
         return all(
             self.over[spans.start[e] : spans.stop[e]].max() <= 0
@@ -44,9 +44,10 @@ class Filled:
 def repair(
     moves: Moves, labels: np.ndarray, max_switches: int = MOVES.most_switches
 ) -> np.ndarray | None:
-    """A choice within the limit, near to `labels`; None where none was found.
+    """Return an assignment within the limit, near `labels`; None if none was found.
 
-    At the fullest time, again and again, the switch that costs least per memory freed.
+    Repeatedly makes the switch with the least cost per memory freed at the fullest
+    time.
     """
     memory = moves.memory
     filled = Filled(memory, labels)
@@ -74,7 +75,7 @@ def repair(
 def improve(
     moves: Moves, labels: np.ndarray, max_rounds: int = MOVES.most_rounds
 ) -> np.ndarray:
-    """Switch single nodes of a choice that fits to better options that fit."""
+    """Switch single nodes of an assignment that fits to better options that fit."""
     memory = moves.memory
     filled = Filled(memory, labels)
     nodes = np.repeat(np.arange(len(labels)), np.diff(memory.first))

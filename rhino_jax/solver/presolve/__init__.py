@@ -1,1 +1,1 @@
-"""What takes away nodes and options, exactly, and the way back."""
+"""Exact removal of nodes and options, and restoration of full assignments."""

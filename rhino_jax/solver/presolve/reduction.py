@@ -1,13 +1,13 @@
-"""Exact reductions: nodes without a choice, or with at most two neighbours, go.
+"""Exact reductions: nodes with one option, or with at most two neighbours, are removed.
 
 A node with one option is charged to its neighbours. A node with one neighbour folds
 into that neighbour's costs, a node with two into a table between them (rules R0 to R2
 of partitioned Boolean quadratic programming: Scholz and Eckstein, "Register allocation
 for irregular architectures", LCTES 2002).
-Most of a jaxpr disappears this way. What is left is the core.
+Most of a jaxpr disappears this way. The remaining problem is the core.
 
-Alike nodes share their arrays, and so do what they leave behind: each is made once.
-Problems of one graph are reduced at once: their arrays have leading dims alike.
+Equivalent nodes share their arrays, and so do the results: each is computed once.
+Problems of one graph are reduced at once: their arrays have equal leading dims.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rhino_jax.utils.cache import Memo
 
 
 class Eliminated(NamedTuple):
-    """A node took its best option beside its neighbours: its costs and tables then."""
+    """A removed node, which takes its best option; with its costs and tables then."""
 
     node: int
     costs: np.ndarray
@@ -39,7 +39,7 @@ class Eliminated(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A node took the option that follows from another's: `option[the other's]`."""
+    """A node whose option is determined by another's: `option[the other's]`."""
 
     node: int
     other: int
@@ -47,7 +47,7 @@ class Followed(NamedTuple):
 
 
 class KeptOptions(NamedTuple):
-    """Of a node's options these were kept."""
+    """A node of whose options only these remain."""
 
     node: int
     options: np.ndarray
@@ -55,17 +55,19 @@ class KeptOptions(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Core:
-    """What is left of a pairwise problem, or of several of one graph, and the way back.
+    """The reduced form of a pairwise problem, or of several of one graph.
+
+    With the steps to restore full assignments.
 
     Attributes:
-      costs: node → costs [..., options], of the nodes that are left.
-      tables: node → neighbour → table [..., options, its options], both directions.
+      costs: node → costs [..., options], for the remaining nodes.
+      tables: node → neighbour → table [..., options, its options], in both directions.
       size: number of nodes of the whole problem.
-      constant: [...], what nodes that left without a neighbour cost.
-      steps: what was taken away, in order.
+      constant: [...], cost of nodes that were removed without a neighbour.
+      steps: removals, in order.
       node_usages: node → memory, its own and that of nodes that follow it.
       edge_usages: memory of pairs of nodes.
-      limit: of memory.
+      limit: memory limit.
     """
 
     costs: dict[int, np.ndarray]
@@ -79,15 +81,15 @@ class Core:
 
     @property
     def usages(self) -> list[NodeUsage | EdgeUsage]:
-        """All memory; a node's own follows that of the nodes before it."""
+        """All memory: of pairs, then of nodes in order."""
         own = [u for node in sorted(self.node_usages) for u in self.node_usages[node]]
         return [*self.edge_usages, *own]
 
     def expand(self, chosen: Mapping[int, int | np.ndarray]) -> Labels:
-        """Labels of all nodes from labels of the core: steps undone.
+        """Return options of all nodes from options of the core's nodes.
 
         Args:
-          chosen: node of the core → its option; [problems] where they are several.
+          chosen: node of the core → its option; [problems] for several problems.
         Returns:
           [nodes, ...].
         """
@@ -116,12 +118,12 @@ class Core:
         keep: frozenset[int] = frozenset(),
         max_cells: int = PRESOLVE.most_cells,
     ) -> None:
-        """Minimise away nodes with at most two neighbours, fewest options first.
+        """Minimise out nodes with at most two neighbours, fewest options first.
 
         Args:
-          memo: makes what alike nodes leave behind.
-          keep: nodes that must stay.
-          max_cells: a node whose elimination would touch more cells stays.
+          memo: cache of results for equivalent nodes.
+          keep: nodes that must remain.
+          max_cells: a node whose elimination would touch more cells remains.
         """
         costs, tables = self.costs, self.tables
         ones = [i for i, cost in costs.items() if cost.shape[-1] == 1 and i not in keep]
@@ -145,7 +147,7 @@ class Core:
         return [i for i in nodes if len(self.tables[i]) <= 2 and i not in keep]
 
     def _settle(self, node: int, memo: Memo) -> None:
-        """Take out a node that has one option."""
+        """Remove a node with one option."""
         cost, around = self.costs.pop(node), self.tables.pop(node)
         self.steps.append(Eliminated(node, cost, {}))
         self.constant = self.constant + cost[..., 0]
@@ -154,7 +156,7 @@ class Core:
             del self.tables[other][node]
 
     def _eliminate(self, node: int, memo: Memo) -> dict[int, np.ndarray]:
-        """Take out a node with at most two neighbours; says which, with its tables."""
+        """Remove a node with at most two neighbours; return these, with its tables."""
         cost, around = self.costs.pop(node), self.tables.pop(node)
         self.steps.append(Eliminated(node, cost, around))
         for other in around:
@@ -170,7 +172,7 @@ class Core:
         return around
 
     def add(self, i: int, j: int, table: np.ndarray, memo: Memo) -> None:
-        """Charge for pairs of options of two nodes."""
+        """Add a cost table between two nodes."""
         before = self.tables[i].get(j)
         if before is not None:
             table = memo.make(np.add, before, table)
@@ -187,13 +189,13 @@ class Core:
 def assembled(
     costs: Sequence[np.ndarray], edges: Iterable[PairTable], memo: Memo
 ) -> Core:
-    """What nodes and edges cost, of which nothing is reduced yet.
+    """Return an unreduced core from costs of nodes and edges.
 
     Args:
       costs: [..., options] of every node.
-      edges: with tables [..., options of its source, of its target]; several may join
-        the same two nodes.
-      memo: makes what alike nodes share.
+      edges: edges with tables [..., source's options, target's options]; several may
+        join the same two nodes.
+      memo: cache of results for equivalent nodes.
     """
     core = Core(
         {i: np.asarray(c, dtype=np.float64) for i, c in enumerate(costs)},
@@ -213,12 +215,12 @@ def assembled(
 def core_of(
     problem: Problem, memo: Memo, allowed: Sequence[np.ndarray] | None = None
 ) -> Core:
-    """A problem with its memory, of which nothing is reduced yet.
+    """Return an unreduced core of a problem, with its memory.
 
     Args:
-      problem: the whole.
-      memo: makes what alike nodes share.
-      allowed: for every node the options that are kept; None: all.
+      problem: the whole problem.
+      memo: cache of results for equivalent nodes.
+      allowed: by node, the options to keep; None: all.
     """
     if allowed is None:
         core = assembled(problem.costs, problem.edges, memo)
@@ -248,15 +250,16 @@ def core_of(
 
 
 def _restricted(table: np.ndarray, *options: np.ndarray) -> np.ndarray:
-    """The rows, or rows and columns, of some options."""
+    """Return the rows, or rows and columns, of some options."""
     return table[np.ix_(*options)]
 
 
 def reduce(problem: Problem) -> Core:
-    """A problem without the nodes that can be minimised away.
+    """Return the core of a problem: nodes that can be minimised out are removed.
 
     Args:
-      problem: its memory is ignored; price it first (`Problem.priced`).
+      problem: the problem; its memory is ignored, move it to the objective first
+        (`Problem.priced`).
     """
     memo = Memo()
     core = assembled(problem.costs, problem.edges, memo)
@@ -265,21 +268,20 @@ def reduce(problem: Problem) -> Core:
 
 
 def _charged_first(costs: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Costs with those of an only option beside them."""
+    """Add the costs of a neighbour's only option."""
     return costs + table[..., 0, :]
 
 
 def _charged(costs: np.ndarray, own: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Costs with those of a node that makes its best choice beside them."""
+    """Add the costs of a neighbour that takes its best option."""
     return costs + np.minimum.reduce(own[..., None] + table, axis=-2)
 
 
 def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray:
-    """min over the node's options of its cost and both tables: [..., options of a, of
-    b].
+    """Return the minimum over the node's options, [..., options of a, options of b].
 
-    Equal columns of the tables (options of a neighbour that look alike from here)
-    are computed once.
+    The sum of its cost and both tables is minimised. Equal columns of the tables
+    (options of a neighbour with equal costs here) are computed once.
     """
     if to_a.size * to_b.shape[-1] <= PRESOLVE.few_cells:
         sums = (cost[..., None] + to_a)[..., None] + to_b[..., None, :]
@@ -295,8 +297,7 @@ def _through(cost: np.ndarray, to_a: np.ndarray, to_b: np.ndarray) -> np.ndarray
 
 
 def unique_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of a table [..., rows, columns] that differ, and of every column
-    which of them it is."""
+    """Return the distinct columns of a table [..., rows, columns], and indices."""
     seen: dict[bytes, int] = {}
     index = np.empty(table.shape[-1], dtype=np.int64)
     columns = np.ascontiguousarray(np.moveaxis(table, -1, 0))

@@ -1,12 +1,14 @@
-"""A problem made smaller without losing any best choice.
+"""Simplification of a problem that preserves an optimal assignment.
 
 Four exact steps, until none applies:
-- an option that some neighbour has no partner for is dropped (arc consistency:
+- an option that no option of some neighbour is compatible with is dropped (arc
+  consistency:
   Mackworth, "Consistency in networks of relations", AI 8 (1977));
-- a node whose option follows from a neighbour's is merged into that neighbour, with
+- a node whose option is determined by a neighbour's is merged into that neighbour, with
   its costs, its edges and its memory;
-- an edge that charges for both ends apart is charged to them, and gone;
-- an option is dropped that another beats in cost, with every neighbour, and in memory.
+- an edge whose table is a sum of one cost per end is added to the nodes, and removed;
+- a dominated option is dropped: another is no worse in cost, with every neighbour, and
+  in memory.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from rhino_jax.utils.cache import Memo
 
 
 def simplify(problem: Problem) -> Core:
-    """What these steps leave of a problem.
+    """Return the core that remains after these steps.
 
     Args:
-      problem: infinite costs are forbidden; its memory is that of nodes alone.
+      problem: the problem; infinite costs are forbidden options, and only nodes have
+        memory.
     Raises:
       UnsatisfiedError: a node has no option that its neighbours allow.
     """
@@ -102,7 +105,7 @@ def _merge_followers(core: Core) -> None:
 
 
 def _merge(core: Core, node: int, into: int, option: np.ndarray) -> None:
-    """Merge a node whose option is `option[k]` where the other takes k."""
+    """Merge a node whose option is `option[k]` if the other takes k."""
     table = core.tables[node].pop(into)
     del core.tables[into][node]
     cost = core.costs.pop(node)[option]
@@ -119,14 +122,14 @@ def _merge(core: Core, node: int, into: int, option: np.ndarray) -> None:
 def _use(
     core: Core, node: int, usages: Iterable[NodeUsage], option: np.ndarray
 ) -> None:
-    """Let a node use the memory of some options, one for each of its own."""
+    """Set a node's memory to that of some options, one for each of its own."""
     core.node_usages[node] = [
         NodeUsage(node, usage[option], start, stop) for _, usage, start, stop in usages
     ]
 
 
 def _charge_apart(core: Core) -> None:
-    """Take away the edges whose table is a sum of what each end pays alone."""
+    """Remove edges whose table is a sum of one cost per end."""
     for i in core.costs:
         for j in [j for j in core.tables[i] if i < j]:
             table = core.tables[i][j]
@@ -140,7 +143,7 @@ def _charge_apart(core: Core) -> None:
 
 
 def _drop_beaten(core: Core) -> list[int]:
-    """Drop options that another beats; the nodes around them."""
+    """Drop dominated options; return the nodes around them."""
     changed: set[int] = set()
     for node, cost in core.costs.items():
         if not 1 < len(cost) <= PRESOLVE.most_compared:

@@ -1,4 +1,4 @@
-"""The cheapest choice that fits."""
+"""Choice of the cheapest rematerialization that fits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rhino_jax.solver.remat.question import KEEP, Question, RematAnswer, evaluat
 
 
 MAX_VARIABLES = 20_000
-"""Pairs of a value and a late time at which it may be needed: with more, the model
-alone takes longer to write than most programs to plan."""
+"""Largest number of (value, late time) pairs: with more, building the model takes
+longer than planning most programs."""
 
 
 def choose(
     question: Question, budget_bytes: int, *, seconds: float = 30.0, seed: int = 0
 ) -> RematAnswer | None:
-    """The cheapest choice that fits; None where none does.
+    """Return the cheapest choice that fits; None if there is none.
 
     Args:
-      question: the values; one with too many gets no answer.
-      budget_bytes: what memory holds at every time.
-      seconds: after which the best choice so far will do.
-      seed: of the search.
+      question: the values; None is returned if they are too many.
+      budget_bytes: memory budget at every time.
+      seconds: time limit, after which the best choice so far is returned.
+      seed: seed of the search.
     """
     all_kept = evaluate(question, (KEEP,) * len(question.candidates))
     is_free = not any(c.keep_s for c in question.candidates)

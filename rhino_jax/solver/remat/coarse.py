@@ -1,4 +1,4 @@
-"""Questions with fewer late times."""
+"""Coarser remat problems, with fewer late times."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from rhino_jax.solver.remat.question import Question, base_at
 
 
 def coarse(question: Question, most: int) -> Question:
-    """A question whose late times are in so many groups, each as one time: what is in
-    memory at one of them is taken to be so at all. No choice holds less than before."""
+    """Merge late times into at most `most` groups, each treated as one time.
+
+    Values live at one time of a group count as live at all of it. No choice uses less
+    memory than before.
+    """
     times = sorted({t for c in question.candidates for t in c.uses})
     if len(times) <= most:
         return question

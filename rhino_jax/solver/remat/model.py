@@ -1,4 +1,4 @@
-"""The CP-SAT model of a question: see the package."""
+"""The CP-SAT model of a remat problem: see the package."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rhino_jax.solver.remat.question import (
 
 
 PER_S = 1e9
-"""The objective is in nanoseconds."""
+"""Units of the objective per second: it is in nanoseconds."""
 
 
 class RematModel:
-    """The model of a question."""
+    """The model of a remat problem."""
 
     def __init__(self, question: Question, budget_bytes: int) -> None:
         self.question, self.model = question, cp_model.CpModel()
@@ -79,7 +79,7 @@ class RematModel:
                 self.model.add(self.made[i, n] <= self.sent[i])
 
     def _not_before_needed(self) -> None:
-        """Whoever makes a value again does so when it is first read."""
+        """Require that a value is recomputed when it is first read."""
         readers: dict[int, list[int]] = defaultdict(list)
         for i, c in enumerate(self.question.candidates):
             for j in c.needs:
@@ -90,7 +90,7 @@ class RematModel:
                 self.model.add(made <= sum(others))
 
     def _alike(self) -> None:
-        """The first layers of equal ones do one thing, the others another."""
+        """Require equal choices in the first of equal layers, and in the others."""
         groups: dict[int, list[int]] = defaultdict(list)
         layers: set[int] = set()
         for i, c in enumerate(self.question.candidates):
@@ -119,7 +119,10 @@ class RematModel:
             self._row(time, budget_bytes)
 
     def _row(self, time: int, budget_bytes: int) -> None:
-        """Memory at one time; between two late times that is all that may be there."""
+        """Constrain memory at one time.
+
+        Between two late times, values that are live at both count.
+        """
         pairs = zip(self.question.candidates, self.kept, strict=True)
         held: list[cp_model.LinearExprT] = [
             c.always_bytes * kept for c, kept in pairs if c.always_bytes
@@ -148,7 +151,7 @@ class RematModel:
         self.model.add(sum(held) <= room)
 
     def _held(self, i: int, n: int, there: cp_model.IntVar) -> cp_model.LinearExprT:
-        """Bytes of a value, if it is there."""
+        """Return the bytes of a value, if it is live."""
         c = self.question.candidates[i]
         if c.remade_bytes is None or c.remade_bytes == c.bytes:
             return c.bytes * there
@@ -163,13 +166,13 @@ class RematModel:
         return c.bytes * there - (c.bytes - c.remade_bytes) * is_remade
 
     def _remade(self, i: int, n: int) -> cp_model.IntVar:
-        """Whether a value is made again at a late time, not fetched."""
+        """Return the variable that is 1 if a value is recomputed at a late time."""
         remade = self.model.new_bool_var("")
         self.model.add(remade >= self.made[i, n] - self.sent[i])
         return remade
 
     def _both(self, i: int, n: int) -> cp_model.IntVar:
-        """Whether a value is there at a late time and, unmade, at the next."""
+        """Return the variable that is 1 if a value stays live to the next late time."""
         both = self.model.new_bool_var("")
         here, then = self.there[i, n], self.there[i, n + 1]
         self.model.add(both >= here + then - self.made[i, n + 1] - 1)
@@ -188,7 +191,7 @@ class RematModel:
         return sum([*terms, *self._waited()])
 
     def _waited(self) -> list[cp_model.LinearExprT]:
-        """Nanoseconds of ways elsewhere that nothing hides."""
+        """Return the nanoseconds of host transfers that nothing hides."""
         ways = [round(c.link_s * PER_S) for c in self.question.candidates]
         if not any(ways):
             return []
@@ -199,7 +202,7 @@ class RematModel:
         return [waited]
 
     def choices(self, solver: cp_model.CpSolver) -> tuple[str, ...]:
-        """What the solver found."""
+        """Return the solver's choice for every value."""
         found = []
         for i in range(len(self.question.candidates)):
             is_made = any(solver.value(self.made[i, n]) for n in self._span(i))
@@ -213,7 +216,7 @@ class RematModel:
 
 
 def num_variables(question: Question) -> int:
-    """Pairs of a value and a late time at which it may be there."""
+    """Return the number of (value, late time) pairs at which it may be live."""
     points = sorted({p for c in question.candidates for p in c.uses})
     place = {p: n for n, p in enumerate(points)}
     windows = _windows(question.candidates, place)
@@ -223,7 +226,7 @@ def num_variables(question: Question) -> int:
 def _windows(
     candidates: Sequence[SavedValue], place: dict[int, int]
 ) -> list[tuple[int, int] | None]:
-    """First and last late time, by number, at which each may be needed."""
+    """Return the first and last late time, by position, at which each may be needed."""
     found: list[tuple[int, int] | None] = [
         (place[c.uses[0]], place[c.uses[-1]]) if c.uses else None for c in candidates
     ]
@@ -233,7 +236,7 @@ def _windows(
             continue
         for j in candidates[i].needs:
             mine = found[j] or window
-            # It may be made when it is first read, and no later.
+            # `i` is recomputed when it is first read, and no later.
             latest = place[candidates[i].uses[0]] if candidates[i].uses else window[1]
             found[j] = min(mine[0], window[0]), max(mine[1], latest)
     return found

@@ -1,4 +1,4 @@
-"""What may wait for a second reading, and what a choice costs and holds."""
+"""A remat problem: candidate residuals, and cost and memory of a choice."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ KEEP, REMAKE, OFFLOAD, GONE = "keep", "remake", "offload", "gone"
 
 @dataclass(frozen=True, slots=True)
 class SavedValue:
-    """A value. Times are whole numbers; those of late readers are late times.
+    """A candidate residual. Times are integers; those of late readers are late times.
 
     Attributes:
-      bytes: of it.
-      start: the first time at which nothing early needs it any more.
-      uses: late times at which it is read, ascending; none for what is only needed to
-        make others again.
-      needs: positions of candidates that are read when it is made again.
-      remake_s: seconds to make it again; None where that cannot be.
-      offload_s: seconds that it costs to wait elsewhere; None where that cannot be.
-      extra_bytes: besides, while it is made again.
-      remade_bytes: of it, where it is made again, if that is not all of it at once.
-      like: which candidates do alike in equal layers; None: none.
-      layer: of which of these it is.
-      keep_s: seconds that it costs to wait: written, and read, where it would else not
-        go through memory.
-      always_bytes: where it is kept, at all times, beside `bytes`: as of all
+      bytes: bytes of the value.
+      start: first time at which no early reader needs it any more.
+      uses: late times at which it is read, ascending; empty if it is only needed to
+        recompute others.
+      needs: positions of candidates that its recomputation reads.
+      remake_s: seconds to recompute it; None if that is impossible.
+      offload_s: seconds that offloading costs; None if that is impossible.
+      extra_bytes: additional temporary memory while it is recomputed.
+      remade_bytes: its bytes after recomputation, if not all of it exists at once;
+        None: `bytes`.
+      like: group of candidates with equal choices in equal layers; None: none.
+      layer: position of its layer among these.
+      keep_s: seconds that saving costs: written and read, if it would not go through
+        memory otherwise.
+      always_bytes: if saved, bytes live at all times in addition to `bytes`: as of all
         micro-batches in flight.
-      sent_bytes: where it waits elsewhere, at all times: as of those on their way.
-      link_s: where it waits elsewhere, seconds of its way, beside which others work.
+      sent_bytes: if offloaded, bytes live at all times: as of those in transfer.
+      link_s: if offloaded, seconds of its transfers, which overlap with compute.
     """
 
     bytes: int
@@ -52,13 +53,14 @@ class SavedValue:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Attributes:
-    candidates: the values, each after those that it needs.
-    base: (time, bytes) of all else from that time on, by time; of candidates, too,
-        while early lines need them.
-    late: the first late time.
-    beside_s: seconds of the ways elsewhere that other work hides: what all of them take
-        beyond is waited for.
+    """A remat problem.
+
+    Attributes:
+      candidates: the values, each after those that it needs.
+      base: (time, bytes) of all other memory from that time on, ascending; it includes
+        candidates while early ops need them.
+      late: the first late time.
+      beside_s: seconds of host transfers that compute hides; the rest is exposed.
     """
 
     candidates: tuple[SavedValue, ...]
@@ -69,11 +71,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class RematAnswer:
-    """Attributes:
-    choices: of every candidate, "keep", "remake", "offload" or "gone".
-    added_s: what it costs.
-    peak_bytes: the most memory at any time.
-    bound_s: no choice that fits costs less.
+    """The solution of a remat problem.
+
+    Attributes:
+      choices: by candidate, "keep" (saved), "remake" (recomputed), "offload" or "gone"
+        (not needed).
+      added_s: seconds that the choice costs.
+      peak_bytes: largest memory at any time.
+      bound_s: lower bound on the cost of any choice that fits.
     """
 
     choices: tuple[str, ...]
@@ -83,7 +88,7 @@ class RematAnswer:
 
 
 def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
-    """What a choice costs and holds; None where something that is read is not there."""
+    """Return cost and memory of a choice; None if a value that is read is missing."""
     candidates = question.candidates
     needed = [list(c.uses) for c in candidates]
     for i in reversed(range(len(candidates))):
