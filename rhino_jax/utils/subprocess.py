@@ -115,7 +115,7 @@ def environment_of_child() -> dict[str, str]:
     process.
     """
     found = dict(os.environ)
-    home = str(Path(__file__).resolve().parents[1])
+    home = str(Path(__file__).resolve().parents[2])
     paths = [home, *filter(None, [found.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(paths)
     found["JAX_PLATFORMS"] = "cpu"

@@ -14,7 +14,7 @@ from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.provenance import is_library_file
 
 
-_APPLY = str(Path(__file__).parents[1] / "apply")
+_RUNTIME = str(Path(__file__).parents[2] / "runtime")
 
 _FILE = re.compile(r'source_file="((?:\\.|[^"\\])*)"')
 _LINE = re.compile(r"source_line=(\d+)")
@@ -71,7 +71,7 @@ def _users_line(
     at = number
     while at in frames:
         place, row = frames[at]
-        if place is not None and place[0].startswith(_APPLY):
+        if place is not None and place[0].startswith(_RUNTIME):
             return ""
         if place is not None and not is_library_file(place[0]):
             return place[1]
