@@ -1,4 +1,6 @@
-"""Reading one hardware file: every key, its type, and what is refused.
+"""The format of hardware files, and their parser.
+
+Every key with an example, its default, and its meaning:
 
 name = "mycluster"                  # optional: else the file's name
 device_kinds = ["NVIDIA H100 PCIe"] # optional: `jax.Device.device_kind`

@@ -48,8 +48,8 @@ class Noise:
     Attributes:
       task_sigma, link_sigma: standard deviation of the logarithm of durations, drawn
         for every task and every transfer.
-      group_sigma: the same, drawn once per step for all tasks of a group, as for a hot
-        device.
+      group_sigma: standard deviation of the logarithm of a factor drawn once per step
+        for all tasks of a group, as for a hot device.
       slow: group → factor on the duration of all its tasks, in every step.
       delays: delays added in every step.
       samples: number of simulated steps.

@@ -14,7 +14,7 @@ class Times:
     """Start times of all tasks and transfers of one step.
 
     Attributes:
-      schedule: the schedule.
+      schedule: the schedule that was simulated.
       task_start_s, transfer_start_s: start of every task and transfer, in seconds.
       sequence: nodes in the order in which they start; transfers are numbered after
         tasks.

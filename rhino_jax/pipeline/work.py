@@ -17,8 +17,8 @@ class ChunkCost:
 
     Attributes:
       forward_s: seconds of its forward pass.
-      ahead_s: seconds of the task ahead of all forward passes, which compute the same
-        again (`StepWork.is_twice`).
+      ahead_s: seconds of the task ahead of all forward passes, which recompute its
+        values (`StepWork.is_twice`).
       backward_s: seconds of its backward pass, in one task.
       input_gradient_s, weight_gradient_s: seconds of the backward pass split into two
         tasks; None: half of it each. Their sum may exceed `backward_s`, if both need

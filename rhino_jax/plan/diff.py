@@ -19,7 +19,7 @@ class SpecChange:
 
     Attributes:
       side: "input" or "output" of the program.
-      path: tree path.
+      path: tree path of the value.
       before, after: specs as text; empty if that plan has no such value.
       bytes_before, bytes_after: bytes of one device's shard.
       worth_s: how many seconds longer plan B's step is if this value has its layout of

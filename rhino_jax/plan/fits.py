@@ -22,7 +22,7 @@ def check_fits(
     """Refuse a plan of another program or mesh.
 
     Args:
-      plan: the plan.
+      plan: the plan to check.
       fingerprint: fingerprint of the program at hand.
       mesh_axes: (name, size) of the mesh at hand, major first.
       program: the program at hand, to report which inputs differ; None: report the

@@ -36,7 +36,7 @@ class ArrayLeaf:
 
     Attributes:
       path: keys of its tree path.
-      kind: what must be equal beyond the path, as the shape.
+      kind: shape, or other key, that matched leaves have in common.
     """
 
     path: tuple[str, ...]
@@ -50,9 +50,9 @@ class ArrayLeaf:
 def keys_of(path: str) -> tuple[str, ...]:
     """Return the keys of a tree path: `params`, `0`, `mu`, `w` of `params[0].mu['w']`.
 
-    Attributes and keys compare equal, and a trailing `.value` is dropped: what is an
-    attribute in one program may be a key in the other, and Flax's variables may appear
-    as themselves or as their `.value`.
+    Attributes and keys compare equal, and a trailing `.value` is dropped: an attribute
+    in one program may be a key in the other, and Flax's variables may appear as
+    themselves or as their `.value`.
     """
     keys = _KEY.findall(path)
     if len(keys) > 1 and keys[-1] == ".value":

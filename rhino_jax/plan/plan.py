@@ -31,10 +31,10 @@ class Leaf:
     """One array that enters or leaves the program.
 
     Attributes:
-      path: tree path.
+      path: tree path of the array.
       shape: global shape.
       dtype: element type.
-      spec: planned spec.
+      spec: its planned spec.
       bytes_per_device: bytes of one device's shard.
       is_donated: whether its memory may be reused for results.
       stage: the (first) stage whose devices own it.
@@ -78,14 +78,14 @@ class PlanData:
       pipeline: schedule and costs of the pipeline; None for a single stage.
       predicted: predicted cost of a step.
       collectives: predicted collectives, slowest first.
-      search: how the plan was found.
+      search: report of the search that found the plan.
       coverage: share of the program that rules cover.
       recipes: predicted cost of the experts' plans, by name; None where the program or
         the memory budget does not allow one.
       memory_budget_bytes: memory budget of the plan, per device.
       transforms: program passes applied before planning, in order.
       variants: the programs that were compared, if program passes were candidates.
-      at_peak: what is live at the predicted peak, largest first.
+      at_peak: values live at the predicted peak, largest first.
       pins: the user's pins, path → spec text.
       meshes: (mesh shape, objective in seconds) of the mesh shapes that were compared,
         if rhino chose the shape.

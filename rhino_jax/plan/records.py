@@ -90,7 +90,7 @@ class LineTime:
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
-        """(name, seconds) by what bounds them."""
+        """(name of the bottleneck, seconds that it bounds)."""
         return (
             ("matrix units", self.matrix_s),
             ("memory bandwidth", self.memory_s),
@@ -144,7 +144,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """How a plan was found: status, bound, and size of the search.
+    """Status, bound and size of the search that found a plan.
 
     Attributes:
       status: "optimal" (bound met), "feasible" (bound not met), "recipe" (the best

@@ -183,7 +183,7 @@ class Pipeline:
       recomputed: chunks whose backward passes recompute their whole forward passes.
       made_again: by stage, selective remat and offload; empty if there is none.
       is_twice: whether values that couple micro-batches are computed in tasks ahead of
-        all forward passes, which compute them again.
+        all forward passes, which recompute them.
       passes: passes of an SPMD pipeline, in order; `between` is then the work before
         and between them, and `update_s` of costs the work after the last.
       slices: lengths of the sequence slices (TeraPipe); empty if sequences are whole.

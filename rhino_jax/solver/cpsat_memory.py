@@ -92,7 +92,7 @@ def memory_rows(
 
     Args:
       model: the model; receives variables of pairs.
-      moves: the core.
+      moves: costs and memory of the core.
       labels: options of the other nodes, and the hint of these.
       options: free node → its allowed options, ascending.
       x: variables of these options.

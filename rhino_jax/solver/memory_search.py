@@ -74,11 +74,11 @@ def search_memory(
     None if no convex combination of the known assignments fits.
 
     Args:
-      overlap: the problem.
+      overlap: the problem, with hidable collectives.
       incumbents: known assignments; receives new ones.
       free: solution of the problem without memory.
       weight: weight of hidable time of that solution.
-      effort: limits.
+      effort: limits on the search's work.
     """
     problem = overlap.problem
     mixture = Mixture(problem.limit)

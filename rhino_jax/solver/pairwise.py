@@ -30,7 +30,7 @@ class PairwiseSolution:
 
     Attributes:
       labels: the best assignment, one option per node.
-      value: its cost.
+      value: cost of the best assignment.
       bound: lower bound on the cost of any assignment.
       variables: edge variables of CP-SAT's largest model.
       nodes: nodes of the reduced problem.
@@ -57,7 +57,7 @@ def solve_pairwise(
     Args:
       problem: the problem; move its memory to the objective first (`Problem.priced`).
       starts: known assignments.
-      effort: limits.
+      effort: limits on the search's work.
       before: solution of the same problem at other costs or multipliers, whose messages
         are reused.
     """
@@ -75,7 +75,7 @@ def solve_reduced(
     Args:
       core: core of a single problem.
       starts: known assignments of all nodes, restricted to those of the core.
-      effort: limits.
+      effort: limits on the search's work.
       before: as in `solve_pairwise`.
     """
     order, rest = list(core.costs), float(core.constant)

@@ -226,8 +226,8 @@ class IntervalPrices:
       sweeps: sweeps over all messages per multiplier, in both orders.
       forest_moves: moves per multiplier.
       rise: factor by which all multipliers rise until memory nearly fits.
-      nearly: excess memory, as a share of the limit, from which multipliers are updated
-        individually.
+      nearly: largest excess memory, as a share of the limit, at which multipliers are
+        first updated individually.
       rate: power of memory fullness by which multipliers are then scaled, at first.
       slowing: number of updates after which the power is halved.
       least_fill: lower bound on the fullness, as a share of the limit, used in updates.

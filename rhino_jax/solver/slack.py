@@ -18,7 +18,7 @@ class Wait(enum.IntEnum):
     LATER = 3
     """A later matmul."""
     FREE = 4
-    """No op from the step's start to its reader, or from its maker to its end."""
+    """None: it can run from the step's start on, or until the step's end."""
 
 
 @dataclass(frozen=True, slots=True)

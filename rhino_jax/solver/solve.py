@@ -62,10 +62,10 @@ def solve(
     """Minimise a problem under its memory limit.
 
     Args:
-      problem: the problem.
+      problem: the problem to minimise.
       starts: known assignments; the result is never worse than the best of them that
         fits.
-      effort: limits.
+      effort: limits on the search's work.
       report: called with new best objectives and bounds.
     """
     return solve_overlapped(Overlap.none(problem), starts, effort, report)

@@ -45,7 +45,7 @@ def contract(numbers: CutArrays, known_ns: int | None = None) -> Contracted:
     """Merge ops that stay in one stage.
 
     Args:
-      numbers: the problem.
+      numbers: the cut problem.
       known_ns: step time of a known cut; cuts that the contraction excludes are no
         faster. None: no cut is known.
     """

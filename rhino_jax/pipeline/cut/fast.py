@@ -1,8 +1,8 @@
 """Cuts of one order of the ops into intervals, by dynamic programming.
 
-Of all intervals of an order, the best; other cuts of the graph are not seen. As in
+Finds the best intervals of an order; other cuts of the graph are not considered. As in
 `rhino_jax.pipeline.tera`, the least sum under a limit on the pace is found for limits
-from above, each below what the last one needed.
+from above, each below the pace of the last result.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class CutProblem:
     """A program, devices, and constraints of a cut into stages.
 
     Attributes:
-      ops: the program.
+      ops: the program as a graph.
       groups: devices of every stage, along the forward pass.
       hops: links between neighbouring stages.
       micro_batches: number of micro-batches, m.

@@ -44,7 +44,7 @@ class PriorityRule:
       is_reserved: whether a group that starts a micro-batch reserves what all its
         chunks will hold of it; otherwise it starts more, and may deadlock.
       noise: scale of random noise on the priorities, to find other schedules.
-      seed: of the noise.
+      seed: seed of the noise.
     """
 
     by_path: bool = False

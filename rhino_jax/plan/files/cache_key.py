@@ -1,7 +1,7 @@
 """The cache key of a plan: equal keys, equal plans.
 
-It covers more than the fingerprint: what a plan reports (paths, scopes, labels), what
-the search estimates from (FLOPs, donation, ties), the whole target, the whole request,
+It covers more than the fingerprint: names that a plan reports (paths, scopes, labels),
+inputs of cost estimates (FLOPs, donation, ties), the whole target, the whole request,
 and the software that makes the plan: versions, and rhino's own source, since a checkout
 changes without its version. Source lines are not part of it: a cached plan gets those
 of the program (`rhino_jax.plan.lines`).

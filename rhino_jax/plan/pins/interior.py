@@ -20,7 +20,7 @@ class ValuePin:
     """The pinned layout of one value, and its origin.
 
     Attributes:
-      spec: the layout.
+      spec: the layout; None for dims left open.
       key: the user's key; for a `rhino.pin` in the program, its source line.
       is_in_program: whether it is a `rhino.pin`.
     """

@@ -26,8 +26,8 @@ SWEEPS, FOREST_MOVES = 2, 4
 
 STEP, SHORTEST, FULL_STEPS = 0.5, 7, 4
 """Share of the way to the master problem's multipliers (as in `memory_search`); halved
-after each query that gave no better bound, at most SHORTEST times; every FULL_STEPS
-queries, all the way."""
+after each query without a better bound, starting over after SHORTEST of these; every
+FULL_STEPS queries, all the way."""
 
 CLOSE, STALLED = 1e-3, 60
 """Gap to the dual's value, as a share of it, at which the search stops; and number of

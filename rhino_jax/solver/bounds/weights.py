@@ -30,7 +30,8 @@ class Weights:
       proves: whether to try weights that can only improve the bound.
       low: (weight, (cost at 0, cost at 1)) of the largest weight whose assignment has
         exposed communication.
-      high: the same for the smallest weight whose assignment hides all.
+      high: (weight, (cost at 0, cost at 1)) of the smallest weight whose assignment
+        hides all.
       tried: all weights so far.
     """
 

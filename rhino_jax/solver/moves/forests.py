@@ -54,7 +54,7 @@ class _Node(NamedTuple):
     """A single non-root node of a forest.
 
     Attributes:
-      node, parent: their numbers.
+      node, parent: positions of the node and its parent.
       own, above: ranges of the node's and the parent's options over all nodes.
       table: [parent's options, node's options].
     """
@@ -71,7 +71,7 @@ class _Nodes:
     """Several non-root nodes of a forest, computed at once.
 
     Attributes:
-      nodes, parents: their numbers.
+      nodes, parents: positions of the nodes and their parents.
       cells: their tables, concatenated, [parent's options, node's options] each.
       own: by cell, the node's option over all nodes.
       rows: offsets of the tables' rows.

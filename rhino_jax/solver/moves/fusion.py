@@ -51,7 +51,7 @@ def fuse(
       problem: the problem with its limit.
       best: an assignment that fits; None if none is known.
       others: other assignments, whether they fit or not, the most promising first.
-      effort: limits.
+      effort: limits on the search's work.
     """
     labels, bound, variables = None, -math.inf, 0
     most = FUSION.most if effort.proves else FUSION.at_once
@@ -140,7 +140,7 @@ def fuse_moves(
     """Return the best assignment with options of `best` or of `others`.
 
     Args:
-      moves: the core.
+      moves: costs and memory of the core.
       best: an assignment within the memory limit.
       others: other assignments, within it or not.
       limits: time limits.

@@ -30,7 +30,7 @@ def search_neighbourhoods(
     """Improve an assignment that fits, until the deadline.
 
     Args:
-      moves: the core.
+      moves: costs and memory of the core.
       labels: an assignment within the memory limit.
       offer: called with every better assignment.
       limits: limits of all neighbourhoods together, except `deterministic_s` and
