@@ -103,7 +103,7 @@ class Device:
 
     @property
     def lowering(self) -> LoweringPolicy:
-        """How the device's compiler lowers shardings, every waypoint annotated."""
+        """The compiler's lowering of shardings, with every waypoint annotated."""
         return LoweringPolicy(
             gathers_by_axis=self.gathers_by_axis,
             scatters_by_axis=self.scatters_by_axis,
