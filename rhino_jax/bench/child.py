@@ -77,9 +77,7 @@ def _compile(job: Mapping[str, Any], row: BenchRow) -> None:
 
 
 def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan, compile the candidates, and choose the one with the fastest compiled
-    step.
-    """
+    """Plan, compile the candidates, and choose the fastest compiled one."""
     planner = Planner.of(row)
     compiler = _compiler(job, row, planner.traced)
     planned = planner.refined(parse_method(job["method"]), compiler.judge)
@@ -95,9 +93,7 @@ def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
 
 
 def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
-    """Return a candidate as JSON; a refused one has no time, as JSON has no
-    infinity.
-    """
+    """Return a candidate as JSON, with None for an infinite time (refused)."""
     values = asdict(candidate)
     if not math.isfinite(candidate.compiled_s):
         values["compiled_s"] = None

@@ -132,8 +132,7 @@ def run_command(command: Command) -> int:
 
 
 def _check_schedules(suite: Suite) -> None:
-    """Refuse schedules in suites that run no stages, and other methods in suites that
-    do.
+    """Refuse schedules in suites without stages, other methods in suites with.
 
     Suites that plan stages may also have the methods `auto` and `alpa`.
     """

@@ -86,9 +86,7 @@ class Compiler:
         return self._compile(plan)[0]
 
     def judge(self, plan: PlanData) -> Reading:
-        """Compile a plan and return the reading that `rhino_jax.verify.refine`
-        needs.
-        """
+        """Compile a plan and return its reading for `rhino_jax.verify.refine`."""
         return self._compile(plan)[1]
 
     def _compile(self, plan: PlanData) -> tuple[CompiledRow, Reading]:

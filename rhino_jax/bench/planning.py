@@ -127,9 +127,7 @@ class Planner:
                 yield self._own(method)
 
     def refined(self, method: ShardingMethod, judge: Judge) -> Planned:
-        """Return the candidate that the judge finds fastest, as
-        `rhino.plan(refine=…)`.
-        """
+        """Return the candidate that the judge finds fastest, as `refine=` does."""
         started = time.monotonic()
 
         program, request = self.traced.program, self._request("best")

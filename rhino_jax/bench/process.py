@@ -136,9 +136,7 @@ _MAX_LINES = 12
 
 
 def _last_error(text: str) -> str:
-    """Return the message of the last error without its traceback, at most a few
-    lines.
-    """
+    """Return the last error's message, a few lines without its traceback."""
     starts = [m.start() for m in _ERROR.finditer(text)]
     lines = text[starts[-1] if starts else 0 :].strip().splitlines()
     kept = lines[:_MAX_LINES] if starts else lines[-_MAX_LINES:]

@@ -31,9 +31,7 @@ class ProgramStore:
     folder: Path
 
     def read(self, program: str) -> Compilation | None:
-        """Return a compiled program; None if it was not compiled with these
-        compilers.
-        """
+        """Return a program compiled with these compilers; None if not cached."""
         try:
             text = gzip.decompress(self._file(program).read_bytes())
             values = json.loads(text)

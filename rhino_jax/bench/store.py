@@ -107,9 +107,7 @@ class Store:
         return found
 
     def finished(self, versions: Mapping[str, str]) -> dict[str, Result]:
-        """Return the results that need not be repeated: of these versions, and
-        final.
-        """
+        """Return results that need no repetition: of these versions, and final."""
         return {
             key: result
             for key, result in self.results().items()
@@ -118,9 +116,7 @@ class Store:
 
 
 def _drop_half_line(path: Path) -> None:
-    """Truncate a partial last line, left by a crash; create the file if it does not
-    exist.
-    """
+    """Truncate a partial last line after a crash; create a missing file."""
     with path.open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)

@@ -94,9 +94,7 @@ class BenchRow:
 
     @property
     def workload(self) -> str:
-        """The model with its overrides, as `gpt-7b num_layers=4`, and the share of
-        memory.
-        """
+        """The model with overrides and memory, as `gpt-7b num_layers=4`."""
         words = [self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)]
         if self.memory_share is not None:
             words.append(f"memory={self.memory_share:.0%}")
@@ -158,9 +156,7 @@ class Suite:
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the models that rows may name: those of the zoo and of
-    `rhino_jax.bench`.
-    """
+    """Return the models that rows may name: the zoo's and this package's."""
     return (*registry.names(), *holdout.names(), *newcomers.names())
 
 

@@ -50,8 +50,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def compiler_versions() -> dict[str, str]:
-    """Return the dependencies of a compiled program, the program excluded, as
-    `versions`.
+    """Return what a compiled program depends on, next to the program itself.
 
     "source" is a digest of the files that define how to compile, without the planner.
     """

@@ -102,8 +102,7 @@ def _run_verify(args: argparse.Namespace) -> int:
 
 
 def _compile_for(plan: rhino.Plan) -> str | None:
-    """Return the plan's hardware, not the devices present, which may be of another
-    kind.
+    """Return the plan's hardware, as devices present may be of another kind.
 
     "cpu" for emulated devices; None if the hardware is unknown.
     """

@@ -33,8 +33,7 @@ _AXIS = re.compile(r"'(\w+)': (\d+)")
 
 
 def with_flags(error: RhinoError) -> str:
-    """Return the text of an error with flags for keywords: `--mesh a=2`, not
-    `mesh={'a': 2}`."""
+    """Return an error's text with flags: `--mesh a=2`, not `mesh={'a': 2}`."""
     return _KEYWORD.sub(_flag, str(error))
 
 

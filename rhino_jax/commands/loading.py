@@ -142,9 +142,7 @@ def last_line(error: BaseException) -> str:
 
 
 def _abstract_result(init: str) -> tuple[Any, ...]:
-    """Return the result of an init function as a tuple of arguments, evaluated on
-    shapes only.
-    """
+    """Evaluate an init function on shapes; return a tuple of arguments."""
     fn = import_function(init)
     try:
         result = jax.eval_shape(fn)

@@ -79,8 +79,7 @@ def mesh_axes(text: str) -> dict[str, int]:
 
 
 def read_pins(words: Iterable[str]) -> dict[str, PartitionSpec]:
-    """Parse pins of a command line, files included; a later one replaces an earlier
-    one.
+    """Parse a command line's pins, files included; later ones take precedence.
 
     Raises:
       PinError: a spec or a file cannot be read.

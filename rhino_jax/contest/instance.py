@@ -48,9 +48,7 @@ class Instance:
     limit: int
 
     def problem(self) -> Problem:
-        """Return the instance in floating-point numbers; forbidden strategies cost
-        infinity.
-        """
+        """Return the instance in floats; forbidden strategies cost infinity."""
         costs = [_floats(cost) for cost in self.costs]
         return Problem(
             costs,

@@ -72,8 +72,11 @@ class CostTerms:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Sort key, lowest best: solutions at the plan's search level first, then the
-        step's seconds; seconds of stages that the step does not wait for count next.
+        """Sort key, lowest best.
+
+        Solutions at the plan's search level precede brief ones. The step's seconds
+        count first, those of stages that the step does not wait for second, peak bytes
+        last.
         """
         took_s = self.step_s
         if self.elsewhere is not None:
@@ -88,9 +91,7 @@ class CostTerms:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole step, which is that of the pipeline for a plan in
-        stages.
-        """
+        """Seconds of the whole step; for a plan in stages, of its pipeline."""
         return self.step_s if self.elsewhere is None else self.elsewhere.step_s
 
 

@@ -1,6 +1,4 @@
-"""Explanation of a value's layout: each alternative is fixed and the rest solved
-again.
-"""
+"""Explanation of a value's layout: alternatives fixed, and the rest solved again."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ class View(Protocol):
         ...
 
     def shown(self, place: PlacedValues, spec: Spec) -> Spec:
-        """Return a layout of the searched value as one of the planned program's
-        value.
-        """
+        """Convert a layout of the searched value to one of the planned value."""
         ...
 
     def refused(self, place: PlacedValues, asked: Any) -> str:
@@ -182,8 +178,7 @@ def shown(
     planned: CostTerms,
     cannot: Mapping[str, str],
 ) -> tuple[LayoutAlternative, ...]:
-    """Return the alternatives for display: the plan's first, then by cost, the
-    impossible last.
+    """Return the alternatives in order: the plan's, others by cost, impossible ones.
 
     Args:
       costs: every solved layout with its cost.
@@ -198,9 +193,7 @@ def shown(
 
 
 def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:
-    """Return the requested layout as the only candidate, or why this array cannot have
-    it.
-    """
+    """Return the requested layout as a list, or why this array cannot have it."""
     axes = [(a.name, a.size) for a in model.mesh.axes]
     value = model.graph.program.values[place.every[0]]
     try:

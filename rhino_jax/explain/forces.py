@@ -49,9 +49,7 @@ def forces(
 
 
 def pins_of(request: Request, plan: PlanData, place: PlacedValues) -> list[str]:
-    """Return the sentence on the pins of a place, for a plan on one mesh; empty without
-    pins.
-    """
+    """Return the sentence on a place's pins, for a plan on one mesh; empty if none."""
     program_pins = [request.value_pins[v].key for v in place.values
                     if v in request.value_pins]  # fmt: skip
     paths = [plan.inputs[i].path for i in place.inputs if i in request.pins]
@@ -77,9 +75,7 @@ def _divisors(model: MeshModel, place: PlacedValues) -> list[str]:
 def _memory(
     found: SearchResult, place: PlacedValues, current: Spec | None
 ) -> list[str]:
-    """Say whether the layout would differ without a memory limit; empty if memory does
-    not bind.
-    """
+    """Say whether memory limits the layout; empty if the budget does not bind."""
     if not found.is_bound_by_memory:
         return []
     without = replace(

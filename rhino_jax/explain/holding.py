@@ -57,8 +57,7 @@ def solve_all(
     current: Spec | None,
     report: Progress | None,
 ) -> list[HeldLayout]:
-    """Solve a place for each layout: all briefly, then the best at the plan's search
-    level.
+    """Solve a place for each layout: all briefly, the best at the plan's level.
 
     Solved again are the `MAX_SOLVED` best, and for each mesh axis the best layout that
     differs from the plan's in whether it uses the axis.
@@ -120,8 +119,7 @@ def steps_held(
     held: Mapping[str, Spec],
     report: Progress | None,
 ) -> dict[str, float]:
-    """Return path → seconds by which the step grows with that argument fixed to a
-    layout.
+    """Return path → seconds that the step gains with that argument's layout fixed.
 
     Layouts that no op can produce, or with which nothing fits, are left out.
     """
@@ -140,9 +138,7 @@ def steps_held(
 
 
 def specs_that_are(model: MeshModel, place: PlacedValues) -> list[Spec]:
-    """Return the layouts that all values of a place can have under the model's
-    options.
-    """
+    """Return the layouts that all values of a place can have in this model."""
     every: list[dict[Spec, None]] = []
     for node, result in _nodes(model, place):
         options = model.options[node]

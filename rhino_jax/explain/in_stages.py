@@ -70,8 +70,7 @@ class StagedQuestion:
     tried: dict[str, LayoutCandidate] = field(default_factory=dict)
 
     def why(self, key: str, asked: Any) -> Why:
-        """Explain why a value has its layout, on its home stage first, then on the
-        others.
+        """Explain a value's layout, on its home stage first, then on the others.
 
         Args:
           key: key of the value, see `place`.
@@ -92,9 +91,7 @@ class StagedQuestion:
         return replace(first, also=tuple(others), seconds=seconds)
 
     def _places(self, key: str, what: str) -> dict[int, PlacedValues]:
-        """Return the values that a key means on each stage, the stage that stores them
-        first.
-        """
+        """Return the values that a key means by stage, the home stage first."""
         found = {}
         for stage, group in enumerate(self.solved.groups):
             for text in (key, f"{key}[*]"):  # a slice of stacked layers
@@ -177,9 +174,7 @@ class StagedQuestion:
         )
 
     def _cost(self, stage: int, laid: Laid, planned: Laid) -> CostTerms:
-        """Return the cost of one stage, with the effect on the step and on the other
-        stages.
-        """
+        """Return the cost of one stage, with its effect on the whole step."""
         if not laid.groups:
             return CostTerms.of_nothing(Elsewhere(stage, math.inf, laid.cannot))
         took = [g.found.step_s for g in laid.groups]
@@ -207,9 +202,7 @@ class StagedQuestion:
         specs: Sequence[Spec],
         current: Spec | None,
     ) -> list[LayoutCandidate]:
-        """Solve a place for each layout, as `holding.solve_all`, over all submeshes
-        concerned.
-        """
+        """Solve a place for each layout, as `holding.solve_all`, over submeshes."""
         every = [self._try(self._held(stage, place, s), s) for s in specs]
         nearest = sorted(every, key=lambda t: t.rank)
         chosen = nearest[:MAX_SOLVED]
@@ -224,9 +217,7 @@ class StagedQuestion:
         return every
 
     def _try(self, held: GroupLayouts, spec: Spec) -> LayoutCandidate:
-        """Return a briefly searched layout, searched once for all stages that share
-        it.
-        """
+        """Return a briefly searched layout, shared by the stages that have it."""
         found = self.tried.get(held.name)
         if found is None:
             try:

@@ -76,9 +76,7 @@ class Laid:
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """Sort key, lowest best; seconds of stages that the step does not wait for
-        count second.
-        """
+        """Sort key, lowest best: the step, all stages' seconds, peak bytes."""
         took = [g.found.step_s for g in self.groups]
         return self.step_s, sum(took) if took else math.inf, max(self.peaks, default=0)
 

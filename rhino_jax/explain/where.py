@@ -50,9 +50,7 @@ class Where:
         return [*self._here(), *self._cut(), *together]
 
     def hands(self) -> list[str]:
-        """Return sentences on other constraints: pins, and the stages that send or
-        receive it.
-        """
+        """Return sentences on pins, and on stages that send or receive the place."""
         return [*self._pinned(), *self._handed(), *self._beside()]
 
     @cached_property
@@ -62,9 +60,7 @@ class Where:
 
     @cached_property
     def _readers(self) -> dict[str, Source]:
-        """Return source line → source of the stage's forward ops that read the
-        place.
-        """
+        """Return source line → source of the forward ops that read the place."""
         group = self.solved.groups[self.stage]
         program, model = group.of.program, group.found.solved[0].mesh_problem.model
         ahead = {
@@ -138,9 +134,7 @@ class Where:
         return any(map(glob.match, paths)) or any(map(at_place(key), sources))
 
     def _cut(self) -> Iterator[str]:
-        """Return sentences on the activations sent across the cuts before and after
-        this stage.
-        """
+        """Return sentences on activations sent across this stage's cuts."""
         for send in self._largest():
             line = self._made_at(send)
             made = f" made at {line}" if line else ""
@@ -150,9 +144,7 @@ class Where:
             )
 
     def _largest(self) -> Iterator[TaskSend]:
-        """Yield the largest activation that this stage receives, then the largest that
-        it sends.
-        """
+        """Yield the largest activation received, then the largest sent."""
         sends = [s for s in self.solved.step.sends if s.kind is TaskKind.FORWARD
                  and s.key.kind is ValueKind.INSIDE]  # fmt: skip
         for mine in (
@@ -167,9 +159,7 @@ class Where:
         return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
     def _made_at(self, send: TaskSend) -> str:
-        """Return the source line of the op that produces a sent value; empty if
-        unknown.
-        """
+        """Return the source line that produces a sent value; empty if unknown."""
         of = self.solved.groups[send.source].of
         for task, op in zip(of.tasks, of.program.body.ops, strict=True):
             call = of.program.ops[op].call
@@ -201,9 +191,7 @@ class Where:
             yield f"pinned: {self.place.key}; the other layouts are without that pin."
 
     def _handed(self) -> Iterator[str]:
-        """Return sentences on the transfers of the place itself from and to other
-        stages.
-        """
+        """Return sentences on transfers of the place itself between stages."""
         of = self.solved.groups[self.stage].of
         results = [of.results[i] for i in self.place.outputs]
         ends = dict(zip(of.results, (e.value for e in of.program.outputs), strict=True))
@@ -247,9 +235,7 @@ def _line(source: Source) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Join names as "a, b and c"; of more than `MAX_LINES`, name the first and count
-    the rest.
-    """
+    """Join names as "a, b and c", with those above `MAX_LINES` counted."""
     rest = len(names) - MAX_LINES
     if rest > 0:
         names = [*names[:MAX_LINES], f"{rest} more"]

@@ -104,8 +104,9 @@ def _not_divided(place: PlacedValues, size: int) -> str:
 
 
 def _what_changes(cost: CostTerms, planned: CostTerms) -> str:
-    """Describe a cost, as "the step is 1.2 ms (4 %) longer: 1.1 ms more of all-gathers
-    at gpt.py:61".
+    """Describe a cost.
+
+    As "the step is 1.2 ms (4 %) longer: 1.1 ms more of all-gathers at gpt.py:61".
     """
     if cost.predicted is None:
         if cost.elsewhere is not None:
@@ -135,8 +136,10 @@ says that the step waits for another stage."""
 
 
 def _in_stages(cost: CostTerms, of: Elsewhere, planned: CostTerms) -> str:
-    """Describe a change in stages, as "the work of stage 1 is 1.2 ms (4 %) longer, the
-    step is 0.1 ms (0.3 %) longer: stage 0 works longest".
+    """Describe a change in stages.
+
+    As "the work of stage 1 is 1.2 ms (4 %) longer, the step is 0.1 ms (0.3 %) longer:
+    stage 0 works longest".
     """
     delta, step = cost.step_s - planned.step_s, cost.total_s - planned.total_s
     said = [how_long(f"the work of stage {of.stage}", delta, planned.step_s)]
@@ -167,9 +170,7 @@ WORTH = 0.05
 
 
 def _reasons(cost: CostTerms, planned: CostTerms) -> str:
-    """Return the terms that rise and fall, which add up to the difference of the
-    steps.
-    """
+    """Return the terms that add up to the difference of the steps, in words."""
     assert cost.predicted is not None and planned.predicted is not None
     lines = [(x.seconds, _said(x)) for x in added(cost, planned)]
     compute_s = cost.predicted.compute_s - planned.predicted.compute_s

@@ -40,9 +40,7 @@ class Finder:
         return self.program.values[value].shape
 
     def spec(self, value: int) -> Spec | None:
-        """Return the layout of a value; None for scalars and values without a
-        decision.
-        """
+        """Return the layout of a value; None for scalars, and without a decision."""
         found = self.decisions.values.get(value)
         while found is None and value in self.inside:
             value = self.inside[value]
@@ -58,9 +56,7 @@ class Finder:
         return (*self.decisions.waypoints.get(value, ()), held)
 
     def read(self, read: Read) -> Chain:
-        """Return the layouts from a value's own to the one an op reads; empty if they
-        are equal.
-        """
+        """Return the layouts from a value's own to a reader's; empty if equal."""
         value, op, position = read
         held = self.spec(value)
         if held is None:
@@ -120,8 +116,7 @@ class Finder:
         )
 
     def held(self, place: ExpressionPlace) -> Iterator[tuple[int, Chain]]:
-        """Yield a value of an expression with its layouts, for each run of the
-        expression.
+        """Yield a value of an expression with its layouts, for each run of it.
 
         Yields nothing for loops, and for runs whose several arrays have different
         layouts.
@@ -156,8 +151,7 @@ class Finder:
     def cotangent(
         self, place: ExpressionPlace, shapes: set[tuple[int, ...]]
     ) -> Chain | None:
-        """Return the layouts of the cotangent of an expression's value, with that of
-        its reads.
+        """Return the layouts of the cotangent of an expression's value.
 
         The layout of the reads is included if all are equal.
 
@@ -183,8 +177,7 @@ class Finder:
     def given(
         self, place: ExpressionPlace, shapes: set[tuple[int, ...]]
     ) -> Chain | None:
-        """Return the layouts of the cotangents that an expression produces for its
-        operands.
+        """Return the layouts of the cotangents of an expression's operands.
 
         Args:
           place: the expression.

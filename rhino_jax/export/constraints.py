@@ -218,9 +218,7 @@ def _operands(node: ast.expr) -> list[ast.expr]:
 
 
 def _einsum_dims(node: ast.expr) -> list[str] | None:
-    """Return the dims of an einsum's operands, as ["bsd", "df"]; None for other
-    expressions.
-    """
+    """Return the dims of einsum operands, as ["bsd", "df"]; None for other calls."""
     if not isinstance(node, ast.Call) or not node.args:
         return None
     first = node.args[0]

@@ -61,9 +61,7 @@ class Cotangents:
         return [v for v in read if v not in inside and self.is_one(v)]
 
     def given_by(self, ops: Iterable[Op]) -> list[int]:
-        """Return the values that some ops produce and others read, or that nothing
-        reads.
-        """
+        """Return the values that some ops produce for others, or for nothing."""
         members = list(ops)
         ids = {op.id for op in members}
         return [

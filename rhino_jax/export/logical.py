@@ -137,9 +137,7 @@ def _word(where: Sequence[str]) -> str:
 
 
 def leaf_values(traced: Traced, plan: PlanData) -> Callable[[Leaf], int]:
-    """Return a function from an argument or result of a plan to its value id in the
-    program.
-    """
+    """Return a function from a plan's argument or result to its value id."""
     found = {
         id(leaf): entry.value
         for leaf, entry in zip(plan.inputs, traced.program.inputs, strict=True)

@@ -1,6 +1,4 @@
-"""Source and sentences for a plan whose stages are an axis of its mesh (SPMD
-pipeline).
-"""
+"""Source and sentences for a plan with a mesh axis of stages (SPMD pipeline)."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ def stages_said(plan: PlanData) -> tuple[str, ...]:
 
 
 def pipelined(plan: PlanData) -> str:
-    """Return the source of a function that runs layers in stages; empty for other
-    plans.
-    """
+    """Return the source of a loop over layers in stages; empty for other plans."""
     if not plan.is_one_program:
         return ""
     return PIPELINED.replace("{count}", str(plan.microbatches))

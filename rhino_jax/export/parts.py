@@ -94,9 +94,7 @@ class Subject:
 
     @cached_property
     def running(self) -> Traced:
-        """The function after the plan's program passes, which the decisions refer
-        to.
-        """
+        """The function after the plan's program passes, as decisions see it."""
         assert self.traced is not None
         return remade(self.traced, self.plan.transforms)
 
@@ -269,9 +267,7 @@ def _donated(subject: Subject, names: Sequence[str]) -> list[int]:
 
 
 def at_lines(subject: Subject, words: Words) -> str:
-    """Return source with the constraints as a list, and as a diff of the user's
-    files.
-    """
+    """Return the constraints as a list, and as a diff of the user's files."""
     rows: list[str] = []
     back: list[str] = []
     apart: list[str] = []

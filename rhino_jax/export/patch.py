@@ -47,9 +47,7 @@ class Words:
         return f"{BOTH_WAYS}(", after
 
     def both_ways(self) -> str:
-        """Return the source of the function for values whose cotangents have other
-        layouts.
-        """
+        """Return the function for values whose cotangents have other layouts."""
         return _BOTH_WAYS.format(name=BOTH_WAYS, called=self.called)
 
 
@@ -99,9 +97,7 @@ def diff_of(constraints: Iterable[Constraint], words: Words) -> str:
 
 
 def _shown(file: str) -> str:
-    """Return a path as the diff shows it: relative to the current folder; a cell's
-    number.
-    """
+    """Return a path as a diff shows it: relative, or the number of a cell."""
     cell = cell_of(file)
     if cell != file:
         return cell
@@ -153,9 +149,7 @@ def _bytes_of(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
 
 
 def _with_function(lines: list[str], words: Words) -> list[str]:
-    """Return the file with the function of `Words.both_ways` after its first
-    imports.
-    """
+    """Return the file with `Words.both_ways` inserted after its imports."""
     after = 0
     for node in ast.parse("".join(lines)).body:
         is_page = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -42,9 +42,7 @@ class Argument:
 
 
 def arguments_of(plan: PlanData, text: LeafText) -> tuple[list[Argument], list[str]]:
-    """Return all arguments, and the names of those passed by keyword, which are the
-    last.
-    """
+    """Return all arguments, and the names of the last ones, passed by keyword."""
     args, kwargs = _filled(
         plan.in_tree, plan.in_leaf_positions, plan.inputs[: len(plan.in_leaf_positions)]
     )
@@ -129,9 +127,7 @@ def _leaf(leaf: Any, text: LeafText) -> str:
 
 
 def _literal(tree: Any, text: LeafText, depth: int) -> str | None:
-    """Return a tree of dicts, lists, tuples and None as source; None for other
-    containers.
-    """
+    """Return dicts, lists, tuples and None as source; None for other containers."""
     if isinstance(tree, Leaf):
         return text(tree)
     if tree is None or isinstance(tree, _Static):

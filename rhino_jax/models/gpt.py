@@ -35,9 +35,7 @@ class GPTConfig(StackConfig):
 
 
 def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:
-    """Return weights of a block: q, k, v [D, 3, H, K]; out [H, K, D]; [D, F] and [F,
-    D].
-    """
+    """Return a block's weights: qkv [D, 3, H, K]; out [H, K, D]; MLP [D, F], [F, D]."""
     heads, d_head = num_heads, d_model // num_heads
     return {
         "ln_attention": weights.norm(d_model),

@@ -40,9 +40,7 @@ def rms_norm(scale: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def causal_mask(seq_len: int) -> jax.Array:
-    """Return a mask, True where query [Q] may attend to key [S]: same position or
-    earlier.
-    """
+    """Return a mask [Q, S], True where a query may attend to a key."""
     return jnp.tril(jnp.ones((seq_len, seq_len), bool))
 
 

@@ -88,9 +88,7 @@ def swiglu(params: Params, x: jax.Array) -> jax.Array:
 
 
 def block_weights(config: LlamaConfig) -> Params:
-    """Return weights of a block: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D];
-    gated MLP.
-    """
+    """Return weights: q [D, G, R, K]; k, v [D, G, K]; out [G, R, K, D]; gated MLP."""
     d_model, d_ff, d_head = config.d_model, config.d_ff, config.d_head
     groups = config.num_kv_heads
     repeats = config.num_heads // groups

@@ -36,9 +36,7 @@ class RNNConfig(TrainConfig):
 
 
 def gru(params: Params, h: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Compute one step: state h [B, H], projected inputs [B, 3, H] to (state,
-    output).
-    """
+    """Compute a step: h [B, H], projected inputs [B, 3, H] to (state, output)."""
     recurrent = jnp.einsum("bh,hgk->bgk", h, params["hidden"]) + params["hidden_bias"]
     reset = jax.nn.sigmoid(inputs[:, 0] + recurrent[:, 0])
     update = jax.nn.sigmoid(inputs[:, 1] + recurrent[:, 1])
@@ -50,9 +48,7 @@ def gru(params: Params, h: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax
 def lstm(
     params: Params, state: tuple[jax.Array, jax.Array], inputs: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """Compute one step: state (h, c) [B, H], projected inputs [B, 4, H] to (state,
-    output).
-    """
+    """Compute a step: (h, c) [B, H], projected inputs [B, 4, H] to (state, output)."""
     h, c = state
     recurrent = jnp.einsum("bh,hgk->bgk", h, params["hidden"]) + params["hidden_bias"]
     gates = inputs + recurrent

@@ -79,9 +79,7 @@ def group_norm(params: Params, x: jax.Array, groups: int) -> jax.Array:
 
 
 def residual_weights(config: UNetConfig, inputs: int, outputs: int) -> Params:
-    """Return two convolutions, the timestep's projection, a shortcut if sizes
-    differ.
-    """
+    """Return two convolutions, the timestep's projection, perhaps a shortcut."""
     d_time = 4 * config.channels
     params = {
         "norm_first": weights.norm(inputs),
@@ -211,9 +209,7 @@ def embed_time(config: UNetConfig, params: Params, timestep: jax.Array) -> jax.A
 def forward(
     config: UNetConfig, params: Params, images: jax.Array, timestep: jax.Array
 ) -> jax.Array:
-    """Return the predicted noise: images [N, H, W, C] and timestep [N] to [N, H, W,
-    C].
-    """
+    """Predict noise: images [N, H, W, C] and timestep [N] to [N, H, W, C]."""
     time = embed_time(config, params, timestep)
 
     def stage(params: Params, x: jax.Array) -> jax.Array:

@@ -70,9 +70,7 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def batch_norm(params: Params, state: Params, x: jax.Array) -> tuple[jax.Array, Params]:
-    """Normalise x [N, H, W, C] by its own statistics, and update their running
-    averages.
-    """
+    """Normalise x [N, H, W, C] by its statistics; update their running averages."""
     wide = x.astype(jnp.float32)
     mean = wide.mean((0, 1, 2))
     variance = jnp.square(wide - mean).mean((0, 1, 2))
@@ -119,9 +117,7 @@ def statistics(conv_norm: Params) -> Params:
 def block(
     params: Params, state: Params, x: jax.Array, stride: int
 ) -> tuple[jax.Array, Params]:
-    """Apply one bottleneck with its residual; return the result and the new
-    statistics.
-    """
+    """Apply a residual bottleneck; return the result and new statistics."""
     new: Params = {}
 
     def conv_norm(name: str, x: jax.Array, stride: int = 1) -> jax.Array:

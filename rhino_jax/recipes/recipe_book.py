@@ -210,8 +210,7 @@ def _stored(model: MeshModel, roles: Roles) -> frozenset[int]:
 def _inner_dim_classes(
     model: MeshModel, dim_classes: DimClasses, roles: Roles
 ) -> frozenset[Element]:
-    """Return the dim classes that model axes shard, found by walking the matmuls in
-    order.
+    """Return the dim classes that model axes shard, by walking the matmuls.
 
     A weight whose contracted class is already sharded is sharded by rows. Otherwise its
     largest free class that no other claims is sharded by columns, and its contracted

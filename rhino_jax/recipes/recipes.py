@@ -48,9 +48,7 @@ class Recipe:
 
 
 def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
-    """Return data parallelism, ZeRO-1 and FSDP as people type them, over all of the
-    mesh.
-    """
+    """Return DP, ZeRO-1 and FSDP over the whole mesh, as people type them."""
     return tuple(
         replace(r, is_plain=True)
         for r in recipes_for(mesh)
@@ -205,9 +203,7 @@ class Kinds:
         )
 
     def permitted(self, recipe: Recipe) -> np.ndarray:
-        """Return [strategies], whether a recipe permits each; the first of a class if
-        none.
-        """
+        """Return [strategies], those that a recipe permits; a class's first if none."""
         axes = np.arange(self.cut.shape[1])
         looks = [x[:, None] for x in self.looks.T]
         cuts, scatters = _tables(recipe, len(axes))
@@ -230,16 +226,13 @@ class Kinds:
         return found
 
     def _any(self, found: np.ndarray) -> np.ndarray:
-        """Return [strategies], whether any strategy of its class is among those
-        found.
-        """
+        """Return [strategies], whether any of the class is among those found."""
         sizes = np.diff(self.first, append=len(found))
         return np.repeat(np.logical_or.reduceat(found, self.first), sizes)
 
 
 def _tables(recipe: Recipe, num_axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether an axis may shard a dim, and whether it may do so by
-    reduce-scatter.
+    """Return whether an axis may shard a dim, directly or by reduce-scatter.
 
     Returns:
       [*looks, axes, `Role`] and [is batched, axes, `Role`].

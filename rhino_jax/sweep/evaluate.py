@@ -81,8 +81,7 @@ class Evaluator:
         return found
 
     def group(self, config: SweepConfig) -> Hashable:
-        """Return a key that is equal for configurations that differ in their budgets
-        alone.
+        """Return a key equal for configurations that differ only in budget.
 
         Spellings of hardware do not matter: "v5e" with 8 devices is "v5e:8".
         """
@@ -94,16 +93,13 @@ class Evaluator:
         return target, devices, config.mesh, *config.passes
 
     def analysis(self, program: Program, target: Target) -> ProgramAnalysis:
-        """Return the analysis of a program, shared by all targets of one kind of
-        device.
-        """
+        """Return a program's analysis, shared by targets of one kind of device."""
         return self.meshes.analysis(self.meshes.number(program), target)
 
     def begin(
         self, traced: Traced, group: Sequence[SweepConfig]
     ) -> Pending | list[Point]:
-        """Return the search that a group needs, or its points if the group is not
-        possible.
+        """Return the search that a group needs, or its points if impossible.
 
         Args:
           traced: the function.

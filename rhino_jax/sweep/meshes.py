@@ -98,9 +98,7 @@ class Meshes:
         return number
 
     def analysis(self, number: int, target: Target) -> ProgramAnalysis:
-        """Return the analysis of a program, shared by all targets of one kind of
-        device.
-        """
+        """Return a program's analysis, shared by targets of one kind of device."""
         key = number, target.device
         found = self.analyses.get(key)
         if found is None:
@@ -198,9 +196,7 @@ class _Mesh:
 
     @property
     def worth(self) -> tuple[float, float]:
-        """Sort key, lowest best: seconds of the step, then the memory that it would
-        need.
-        """
+        """Sort key, lowest best: seconds of the step, then the memory needed."""
         if self.last is None:
             return 0.0, 0.0
         solution = self.last.solution

@@ -79,8 +79,9 @@ class Point:
 
     @property
     def worth(self) -> tuple[float, float, float, float]:
-        """Sort key, lowest best: step and cost (each per row of the batch if that
-        varies), peak bytes, devices.
+        """Sort key, lowest best: step, cost, peak bytes, devices.
+
+        Step and cost are per row of the batch, if that varies.
         """
         rows = self.batch or 1
         price = self.price_per_step or 0.0
@@ -107,8 +108,6 @@ def format_price(per_step: float) -> str:
 
 
 def price_per_step(target: Target, devices: int, step_s: float) -> float | None:
-    """Return the cost of a step, in the currency of the hardware file; None without a
-    price.
-    """
+    """Return a step's cost in the hardware file's currency; None without a price."""
     price = target.device.price_per_hour
     return None if price is None else price * devices * step_s / S_PER_HOUR

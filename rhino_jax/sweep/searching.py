@@ -104,9 +104,7 @@ class Searching:
         return self._left * self._longest_s * (1 - 1 / most) > 2 * START_S
 
     def _of(self, pending: Pending) -> Program | bytes | None:
-        """Return the program or function for another process; None if it must run
-        here.
-        """
+        """Return the program or function to send; None if it must run here."""
         asked = pending.asked
         if not isinstance(asked, BudgetSweep):
             return self._meshes.programs[asked.number]

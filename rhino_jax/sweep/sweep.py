@@ -129,9 +129,7 @@ def _wishes(pins: Any, level: str, recompute: str) -> Wishes:
 
 
 def _telling(progress: bool | Told) -> Told:
-    """Return the callback for progress: the user's, one that prints a line, or a
-    no-op.
-    """
+    """Return the callback for progress: the user's, a printing one, or a no-op."""
     if callable(progress):
         return progress
     if not progress:

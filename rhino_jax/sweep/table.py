@@ -67,9 +67,7 @@ class Sweep:
 
     @property
     def best(self) -> Point | None:
-        """The fastest point that fits (per row of the batch if that varies); None if
-        none fits.
-        """
+        """The fastest point that fits, per row of a varying batch; None without."""
         return best_of(self.points)
 
     def pareto(self) -> tuple[Point, ...]:

@@ -33,9 +33,7 @@ class Keys:
 
 
 def normal(keys: Keys, *shape: int, fan_in: int | None = None) -> jax.Array:
-    """Return weights of variance 1 / fan_in; by default the product of all dims but the
-    last.
-    """
+    """Return weights of variance 1 / fan_in, by default all dims but the last."""
     fan_in = fan_in or math.prod(shape[:-1])
     return jax.random.normal(keys(), shape) / math.sqrt(fan_in)
 

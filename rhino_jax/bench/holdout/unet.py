@@ -44,9 +44,7 @@ def workload(
 
 
 def _init(keys: Keys, width: int, widths: Sequence[int]) -> Params:
-    """Return the parameters; `widths`: channels at every resolution, from the
-    highest.
-    """
+    """Return the parameters; `widths`: channels by level, the outermost first."""
     inner, embedded = widths[-1], 4 * width
     return {
         "time1": parts.dense_init(keys, width, embedded),

@@ -58,9 +58,7 @@ def workload(
     vocab: int = 512,
     micro_batches: int = 4,
 ) -> Workload:
-    """Return next-token training of tokens [batch, seq_len], with its own
-    micro-batches.
-    """
+    """Return next-token training of [batch, seq_len] in micro-batches."""
     optimizer = optax.adamw(1e-3)
     shapes = {
         "norm1": (width,),

@@ -1,5 +1,4 @@
-"""Efficiencies and overlap of hardware, fitted to the programs that a benchmark
-compiled.
+"""Efficiencies and overlap of hardware, fitted to a benchmark's programs.
 
 For every target: peak seconds over the compiler's estimated seconds, summed over all
 programs, separately for compute-bound and memory-bound work (where the compiler has

@@ -81,9 +81,7 @@ def measure(devices: Sequence[Any]) -> Measured:
 
 
 def _topology(devices: Sequence[Any]) -> str:
-    """Return the link model: a switch at full rate, or a barrier for threads of one
-    process.
-    """
+    """Return the link model: a switch, or a barrier for threads of one process."""
     return "barrier" if devices[0].platform == "cpu" else "switch"
 
 
@@ -95,9 +93,7 @@ class _Devices:
     shape: tuple[int, ...]
 
     def step_s(self, op: Callable[[Any], Any], *shape: int, dtype: str) -> float:
-        """Return seconds of `op`, from a shard on each device to one of the same
-        shape.
-        """
+        """Return seconds of `op`, from a shard per device to one of equal shape."""
         names = ("outer", "inner")[-len(self.shape) :]
         mesh = jax.sharding.Mesh(
             np.array(self.devices).reshape(self.shape),
@@ -134,9 +130,7 @@ def _seconds(loop: Callable[..., Any], steps: int, x: Any) -> float:
 
 
 def _grow(seconds: Callable[[int], float], size: int) -> tuple[int, float]:
-    """Return the first size, doubled from `size`, whose step takes at least
-    `LONG_S`.
-    """
+    """Return the first size, doubled from `size`, whose step is long (`LONG_S`)."""
     while (taken_s := seconds(size)) < LONG_S:
         size *= 2
     return size, taken_s

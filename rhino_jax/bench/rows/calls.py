@@ -45,9 +45,7 @@ class FirstCall:
 
 
 def calls_task() -> RowTask[FirstCall]:
-    """Return the task that runs every row once; its processes run one after the
-    other.
-    """
+    """Return the task that runs every row once, its processes one by one."""
     return RowTask(
         name="calls",
         samples=1,

@@ -128,9 +128,7 @@ def plan_pipeline(row: BenchRow) -> dict[str, Any]:
 
 
 def _asked(row: BenchRow, method: ShardingMethod) -> dict[str, Any]:
-    """Return the keywords of `rhino.plan` that a method sets; "auto" and None are left
-    to rhino.
-    """
+    """Return the keywords of `rhino.plan` that a method sets or leaves open."""
     if method.plan == ALPA:
         assert row.alpa is not None, "suites are checked"
         return row.alpa.asked()

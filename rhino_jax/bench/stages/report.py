@@ -11,9 +11,7 @@ from rhino_jax.bench.tables.figures import geometric_mean
 
 
 def stages_task() -> RowTask[Piped]:
-    """Return the task that runs every row once; each schedule has separate
-    processes.
-    """
+    """Return the task that runs every row once, schedules in own processes."""
     return RowTask(
         name="stages",
         samples=1,
@@ -98,9 +96,7 @@ def stages_report(
 
 
 def stages_summary(suite: str, results: Sequence[RowResult[Piped]]) -> tuple[str, ...]:
-    """Return lines on the accuracy of simulated steps, and the speed-up over one
-    device.
-    """
+    """Return lines on the simulator's accuracy and the speed-up over one device."""
     cases = [
         (case, r.found.one_device_s)
         for r in results

@@ -130,8 +130,7 @@ def measured_pipeline(pipeline: Pipeline, tasks: Sequence[Any]) -> Pipeline:
 def host_seconds(
     pipeline: Pipeline, tasks: Sequence[Any], core_s: Sequence[float]
 ) -> list[float]:
-    """Return the host overhead of each submesh's process per task of a micro-batch, in
-    seconds.
+    """Return each submesh's host overhead per micro-batch task, in seconds.
 
     It dispatches, serializes and sends.
 
@@ -152,9 +151,7 @@ def host_seconds(
 
 
 def with_host(pipeline: Pipeline, host_s: Sequence[float]) -> Pipeline:
-    """Return a pipeline whose tasks are longer by the host overhead of their
-    process.
-    """
+    """Return a pipeline with host overhead added to its tasks."""
     costs = [
         replace(
             cost,

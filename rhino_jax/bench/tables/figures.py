@@ -210,9 +210,7 @@ def _errors(results: Sequence[Result], quantity: str) -> Errors:
 
 
 def best_recipe(results: Iterable[Result]) -> Result | None:
-    """Return the fastest compiled recipe that fits among one row's results; None
-    without one.
-    """
+    """Return the fastest compiled recipe that fits in a row; None without one."""
     fitting = [r for r in results if r.fits and parse_method(r.method).is_recipe]
     return min(fitting, key=_step_s, default=None)
 

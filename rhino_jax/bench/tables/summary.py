@@ -19,9 +19,7 @@ WIDTH = 120
 def compiled_summary(
     suite: str, results: Sequence[Result], figures: Figures
 ) -> tuple[str, ...]:
-    """Return lines on compiled plans over recipes, and on the accuracy of
-    predictions.
-    """
+    """Return lines on compiled plans over recipes, and on predictions."""
     ratios: dict[str, list[float]] = {}
     for q in figures.quality:
         if q.ratio is not None:
@@ -79,9 +77,7 @@ def planned_summary(suite: str, results: Sequence[RowResult[Timed]]) -> tuple[st
 def clocked_summary(
     suite: str, results: Sequence[RowResult[Clocked]]
 ) -> tuple[str, ...]:
-    """Return lines on steps over the fastest recipe's, and on the overhead of a
-    call.
-    """
+    """Return lines on steps over recipes' steps, and a call's overhead."""
     found = [r.found for r in results if r.found is not None]
     if not found:
         return ()

@@ -200,9 +200,7 @@ def _text(value: Any) -> str:
 def markdown_table(
     header: Sequence[str], lines: Sequence[Sequence[str]], left: int
 ) -> str:
-    """Return a Markdown table; columns from the `left`th on are aligned to the
-    right.
-    """
+    """Return a Markdown table, right-aligned from the `left`th column on."""
     marks = ["---" if i < left else "--:" for i in range(len(header))]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"

@@ -1,6 +1,4 @@
-"""Report of an audit: traffic and memory of a hand-sharded program; line, text and
-HTML.
-"""
+"""Report of an audit, on a hand-sharded program: one line, text and HTML."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ TOP_COSTS = 8
 
 
 def audit_line(found: AuditData) -> str:
-    """Return one line with program, mesh, step time, traffic, memory and the gain with
-    rhino.
-    """
+    """Return one line with program, mesh, step, traffic, memory and rhino's gain."""
     head = (
         f"Audit({found.program_name} on {format_mesh(found.mesh_axes)},"
         f" compiled for {found.hardware}: "
@@ -125,9 +121,7 @@ def _head(found: AuditData) -> Section:
 
 
 def _beside(found: AuditData) -> Section:
-    """Return the section that compares the program as it is with rhino's plan, both
-    compiled.
-    """
+    """Return the section that compares program and rhino's plan, both compiled."""
     ours = None if found.rhino is None else found.rhino.compiled
     if found.compiled is None or ours is None or found.rhino is None:
         return Section("")

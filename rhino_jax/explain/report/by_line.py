@@ -16,9 +16,7 @@ TOP_LINES = 12
 
 
 def utilisation(plan: PlanData) -> tuple[tuple[str, str], ...]:
-    """Return the fact on model FLOPs utilisation, with its definition; empty without
-    FLOPs.
-    """
+    """Return the fact on model FLOPs utilisation (MFU); empty without FLOPs."""
     if not plan.model_flops.flops:
         return ()
     return (
@@ -31,9 +29,7 @@ def utilisation(plan: PlanData) -> tuple[tuple[str, str], ...]:
 
 
 def by_line(plan: PlanData, *, full: bool) -> Section:
-    """Return the section on a step's seconds by source line, forward and backward
-    together.
-    """
+    """Return the section on seconds by source line, forward plus backward."""
     whole_s = sum(line.seconds for line in plan.line_times)
     if not whole_s:
         return Section("")

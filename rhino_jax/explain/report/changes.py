@@ -148,9 +148,7 @@ WORTH = ("worth: how much longer B's step is with that array as in A, all else f
 
 
 def _asked(members: Sequence[SpecChange]) -> list[float]:
-    """Return the evaluated worths of repeated layers, in seconds; others were not
-    evaluated.
-    """
+    """Return the worths of repeated layers in seconds, where evaluated."""
     return [c.worth_s for c in members if c.worth_s is not None]
 
 

@@ -82,9 +82,7 @@ def tell_check(found: CheckData, *, full: bool = False) -> tuple[Section, ...]:
 
 
 def _allowed(leaf: ComparedLeaf) -> str:
-    """Format a leaf's tolerance: relative, and absolute where 16-bit floats are
-    rounded.
-    """
+    """Format a leaf's tolerance: relative, and absolute for rounded 16-bit floats."""
     rounding = f" or ±{ROUNDINGS * leaf.rounding:.2g}" if leaf.rounding else ""
     return f"{leaf.tolerance:.2g}{rounding}"
 

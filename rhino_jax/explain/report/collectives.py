@@ -19,9 +19,7 @@ TOP_COLLECTIVES = 12
 
 
 def collective_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
-    """Return the sections with totals by kind and axes, and with the collectives'
-    sources.
-    """
+    """Return the sections of totals by kind and axes, and by source line."""
     if not plan.collectives:
         none = "none: no device talks to another."
         if plan.has_tasks:
@@ -89,9 +87,7 @@ def _sources(plan: PlanData, *, full: bool) -> Section:
 
 
 def _why(members: Sequence[Collective]) -> str:
-    """Return the most frequent reason, repeated layers folded, and the count of
-    others.
-    """
+    """Return the most frequent reason, layers folded, and the count of others."""
     folds = fold((why, ()) for why in dict.fromkeys(c.reason or c.op for c in members))
     first = max(folds, key=lambda f: len(f.members))
     rest = len(folds) - 1

@@ -176,9 +176,7 @@ def _table(table: Table) -> str:
 
 
 def _class_of(text: str, *, gives_way: bool) -> str:
-    """Return a cell's class: columns that may shrink wrap, others are as wide as their
-    content.
-    """
+    """Return a cell's class: shrinking columns wrap, others fit their content."""
     if not gives_way or len(text) <= _SHORT:
         return ""
     is_prose = len(text) > _PROSE and " " in text
@@ -209,9 +207,7 @@ _WHOLE = re.compile(r"\b[a-z]+(?:-[a-z]+)+\b")
 
 
 def _rich(text: str) -> str:
-    """Return a text with specs, paths and quoted text as code, and the rest as
-    prose.
-    """
+    """Mark specs, paths and quoted text as code, and the rest as prose."""
     return "".join(_pieces(text))
 
 
@@ -226,9 +222,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _prose(text: str) -> str:
-    """Escape prose: words such as `all-gather` do not break; long ones may break at
-    dots.
-    """
+    """Escape prose: `all-gather` does not break; long words may at their dots."""
     parts = []
     for word in _WORDS.split(text):
         pieces = _JOINTS.split(word) if len(word) > _SHORT else [word]
@@ -237,8 +231,6 @@ def _prose(text: str) -> str:
 
 
 def _breakable(code: str) -> str:
-    """Escape code so that a long path may break before its keys, a spec between its
-    dims.
-    """
+    """Escape code: a long path may break before keys, a spec between dims."""
     parts = re.split(r"(?<=.{8})(?=[\[.])|(?<=, )|(?<=.{20},)", code)
     return "<wbr>".join(escape(part) for part in parts if part)

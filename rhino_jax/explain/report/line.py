@@ -25,9 +25,7 @@ def num_devices(mesh_axes: Sequence[tuple[str, int]]) -> int:
 
 
 def one_line(plan: PlanData) -> str:
-    """Return one line with program, mesh, hardware, step time, peak memory, gap and
-    status.
-    """
+    """Return program, mesh, hardware, step, peak, gap and status in one line."""
     predicted, search = plan.predicted, plan.search
     # For several stages there is no bound over all stage cuts, so no gap.
     gap = f" gap {format_share(search.gap)}," if not plan.has_tasks else _idle(plan)
@@ -41,9 +39,7 @@ def one_line(plan: PlanData) -> str:
 
 
 def _idle(plan: PlanData) -> str:
-    """Return a note if stages have no work, or are idle half of the step, mostly for
-    links.
-    """
+    """Say that stages have no work, or idle half of the step, mostly for links."""
     if plan.pipeline is None:
         return ""
     if idle := idle_stages(plan.pipeline):

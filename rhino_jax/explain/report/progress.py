@@ -19,8 +19,7 @@ from rhino_jax.units import format_seconds, format_share
 
 
 class Progress:
-    """Progress line of a search, in a terminal or notebook; in a pipe, a line now and
-    then.
+    """Progress line of a search, in a terminal or notebook, or lines in a pipe.
 
     The solver may call `update` from threads of its own. No exception is raised into
     the search: a closed stream is not written to again.
@@ -120,9 +119,7 @@ class Progress:
 
 
 def is_interactive(stream: TextIO) -> bool:
-    """Whether a stream is interactive: a terminal, or standard error of a notebook's
-    kernel.
-    """
+    """Whether a stream is a terminal, or standard error of a notebook's kernel."""
     try:
         if stream.isatty():
             return True
@@ -137,8 +134,7 @@ def is_interactive(stream: TextIO) -> bool:
 def shown(
     wanted: bool | Callable[[float | None, float | None], None],
 ) -> Iterator[Callable[[float | None, float | None], None]]:
-    """Yield the callback for progress: the user's own function, or that of a progress
-    line.
+    """Yield the callback for progress: the user's own, or that of a progress line.
 
     Args:
       wanted: a function of best and bound in seconds; or whether to show a line.

@@ -28,9 +28,7 @@ SENDS = "sends a step"
 
 
 def stage_sections(plan: PlanData) -> tuple[Section, ...]:
-    """Return the sections on stages and their schedule; empty for a plan of one
-    stage.
-    """
+    """Return the sections on stages and schedule; empty for a single stage."""
     if len(plan.stages) == 1:
         return ()
     if plan.pipeline is None:
@@ -72,9 +70,7 @@ def stage_sections(plan: PlanData) -> tuple[Section, ...]:
 
 
 def _links(pipeline: Pipeline, simulation: Simulation) -> Iterator[tuple[str, str]]:
-    """Yield the fact on seconds that stages wait for links, if that is most of the
-    bubble.
-    """
+    """Yield the fact on waits for links, if these are most of the bubble."""
     waits_s = link_wait_s(pipeline, simulation)
     if waits_s:
         rate = format_bytes(min(hop.bytes_per_s for hop in pipeline.hops))
@@ -133,9 +129,7 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
 
 
 def _layers(stage: StagePlan) -> str:
-    """Format the layers of a stage as "2 to 3", one range per depth of nested
-    stacks.
-    """
+    """Format a stage's layers as "2 to 3", one range per depth of stacks."""
     return ", ".join(f"{a} to {b - 1}" for a, b in stage.layers)
 
 
@@ -159,9 +153,7 @@ def _again(pipeline: Pipeline, stage: int) -> str:
 
 
 def _on_host(pipeline: Pipeline, stage: int) -> str:
-    """Say how many bytes a stage's backward pass reads from host memory; empty if
-    none.
-    """
+    """Say how many bytes a backward pass reads from the host; empty if none."""
     own = [c for c, at in enumerate(pipeline.groups) if at == stage]
     size = sum(pipeline.costs[c].offloaded_bytes for c in own)
     if not size:

@@ -200,9 +200,7 @@ def _by_clock(
 
 
 def _held(plan: PlanData, program: Program) -> tuple[tuple[int, int], ...]:
-    """Return (position of an op in the walk, bytes live after it), scaled to the
-    predicted peak.
-    """
+    """Return (op position in the walk, live bytes), scaled to the predicted peak."""
     sizes = tuple(size for _, size in plan.mesh_axes)
     specs = plan.decisions.values
 

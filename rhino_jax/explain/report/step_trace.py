@@ -34,9 +34,7 @@ def save_trace(plan: PlanData, path: str | PathLike[str]) -> None:
 
 
 def events(plan: PlanData) -> Iterator[Event]:
-    """Yield events: a track of compute, one of collectives per set of mesh axes, and
-    memory.
-    """
+    """Yield a track of compute, one of collectives per set of axes, and memory."""
     step = step_of(plan)
     yield named("process_name", 0, 0, f"{plan.program_name}, each device")
     yield named("thread_name", 0, 0, "compute")

@@ -91,9 +91,7 @@ def _head(plan: PlanData) -> Section:
 
 
 def _parts(plan: PlanData) -> str:
-    """Return compute and exposed communication of the step; of a pipeline's busiest
-    stage.
-    """
+    """Return compute and exposed communication, of the busiest stage if several."""
     compute, rest = map(
         format_seconds, (plan.predicted.compute_s, plan.predicted.communication_s)
     )
@@ -106,9 +104,7 @@ def _parts(plan: PlanData) -> str:
 
 
 def _reserve(plan: PlanData) -> str:
-    """Say how much memory is reserved, if the plan's peak exceeds half of the
-    budget.
-    """
+    """Say how much memory is reserved, if the peak exceeds half of the budget."""
     left = plan.memory_budget_bytes - plan.usable_bytes
     if not left or 2 * plan.predicted.peak_bytes < plan.memory_budget_bytes:
         return ""
@@ -119,9 +115,7 @@ def _reserve(plan: PlanData) -> str:
 
 
 def _transforms(plan: PlanData) -> tuple[tuple[str, str], ...]:
-    """Return the fact on program passes applied before planning; empty if there are
-    none.
-    """
+    """Return the fact on program passes before planning; empty without any."""
     if not plan.transforms:
         return ()
     done = [
@@ -132,9 +126,7 @@ def _transforms(plan: PlanData) -> tuple[tuple[str, str], ...]:
 
 
 def _recipes(plan: PlanData) -> Section:
-    """Return the section of the plan and the recipes, fastest first, impossible ones
-    last.
-    """
+    """Return the section of plan and recipes, fastest first, impossible last."""
     known = [(name, cost) for name, cost in plan.recipes.items() if cost is not None]
     known.sort(key=lambda entry: entry[1].step_time_s)
     if not plan.recipes:
@@ -202,9 +194,7 @@ def _memory(plan: PlanData, *, full: bool) -> Section:
 
 
 def _variants(plan: PlanData) -> Section:
-    """Return the section that compares micro-batches, remat and offload: step time and
-    peak.
-    """
+    """Return the section comparing micro-batches, remat and offload."""
     rows = tuple(
         (
             v.name,
@@ -232,9 +222,7 @@ def _variants(plan: PlanData) -> Section:
 
 
 def _meshes(plan: PlanData, *, full: bool) -> Section:
-    """Return the section of mesh shapes with their search results, and the plan's own
-    step.
-    """
+    """Return the section of mesh shapes, by the search, and the plan's own step."""
     axes = plan.stages[0].mesh_axes
     names, chosen = [name for name, _ in axes], tuple(size for _, size in axes)
     entries = sorted(plan.meshes, key=lambda x: x[1])

@@ -106,9 +106,7 @@ def _char_width(char: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to a width: tree paths lose quotes, then `…` replaces the
-    middle.
-    """
+    """Shorten a text: tree paths lose quotes, then `…` replaces the middle."""
     text = _clean(text)
     if display_width(text) <= width:
         return text
@@ -189,7 +187,5 @@ def pad(text: str, width: int, align: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replace line breaks and control characters, which would break the columns, by
-    spaces.
-    """
+    """Replace line breaks and control characters by spaces, to keep columns."""
     return "".join(c if c.isprintable() else " " for c in text)

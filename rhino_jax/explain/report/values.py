@@ -21,9 +21,7 @@ TOP_VALUES = 24
 
 
 def value_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
-    """Return the sections of inputs and outputs; outputs without the state that inputs
-    list.
-    """
+    """Return the sections of inputs, and of outputs that are not next state."""
     inputs = _section("inputs", plan, plan.inputs, full=full)
     if full:
         return inputs, _section("outputs", plan, plan.outputs, full=True)

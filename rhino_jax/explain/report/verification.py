@@ -109,9 +109,7 @@ def _head(found: VerificationData) -> Section:
 
 
 def _numbers(found: VerificationData) -> Section:
-    """Return the section of predicted and compiled quantities; times only for the same
-    hardware.
-    """
+    """Return predicted and compiled quantities; times for equal hardware only."""
     compiled, predicted = found.compiled, found.predicted
     if compiled is None:
         return Section("")
@@ -140,9 +138,7 @@ def _numbers(found: VerificationData) -> Section:
 
 
 def _drawn(found: VerificationData) -> str:
-    """Draw memory and traffic, predicted and compiled; the step only for the same
-    hardware.
-    """
+    """Draw memory and traffic of both sides; the step for equal hardware only."""
     sides = (found.predicted, found.compiled)
     is_same = found.hardware == found.planned_hardware
     quantities = [
@@ -167,9 +163,7 @@ def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
 def quantity_row(
     name: str, a: float, b: float, form: Callable[[float], str]
 ) -> tuple[str, str, str, str]:
-    """Return a row: a quantity of two programs, and the ratio of the second to the
-    first.
-    """
+    """Return a row: a quantity of two programs, and the second over the first."""
     ratio = "=" if a == b else format_ratio(b / a) if a else "-"
     return name, form(a), form(b), ratio
 
@@ -246,9 +240,7 @@ def _signed(form: Callable[[float], str], value: float) -> str:
 
 
 def remat_section(lines: Sequence[str], *, full: bool = False) -> Section:
-    """Return the section with the compiler's warnings on involuntary full
-    rematerialization.
-    """
+    """Return the compiler's warnings on involuntary full rematerialization."""
     shown = tuple(lines if full else lines[:TOP_DIFFERENCES])
     if len(lines) > len(shown):
         shown += (f"and {format_count(len(lines) - len(shown))} more",)
@@ -258,9 +250,7 @@ def remat_section(lines: Sequence[str], *, full: bool = False) -> Section:
 
 
 def out_of_memory_section(found: OutOfMemory | None) -> Section:
-    """Return the section with the compiler's out-of-memory message; empty if it
-    fits.
-    """
+    """Return the compiler's out-of-memory message; empty if the program fits."""
     if found is None:
         return Section("")
     facts = [

@@ -1,6 +1,4 @@
-"""The result of `rhino.audit`: a program sharded by hand, compiled, and its
-displays.
-"""
+"""The result of `rhino.audit`: a hand-sharded program, compiled; its displays."""
 
 from __future__ import annotations
 

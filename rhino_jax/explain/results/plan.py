@@ -45,9 +45,7 @@ class Plan(Explored):
         return dressed(cls, plan)
 
     def __reduce__(self) -> Any:
-        """Pickle what a plan file contains, without the mesh, whose devices belong to a
-        process.
-        """
+        """Pickle the content of a plan file, without the process's devices."""
         return _from_dict, (plan_to_dict(self),)
 
     def __repr__(self) -> str:
@@ -193,8 +191,7 @@ class Plan(Explored):
         static_argnames: str | Iterable[str] | None = None,
         **kwargs: Any,
     ) -> Verification:
-        """Compile `fn(*args, **kwargs)` as planned, and compare it with the
-        predictions.
+        """Compile `fn(*args, **kwargs)` as planned; compare with predictions.
 
         Allocates and runs nothing. Arguments donated in the plan's request are donated.
 

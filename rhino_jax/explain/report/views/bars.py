@@ -141,8 +141,7 @@ def bars(
     *,
     parts: Sequence[str] = ("", EXPOSED),
 ) -> str:
-    """Draw a track for each quantity, in it a bar for each side; empty without
-    quantities.
+    """Draw a track for each quantity, with a bar for each side; empty without any.
 
     Args:
       quantities: the quantities to compare.

@@ -19,9 +19,7 @@ CELL = 26
 
 
 def network(plan: PlanData) -> str:
-    """Draw devices as a grid, with links as thick as their traffic, and bytes by
-    axis.
-    """
+    """Draw devices as a grid with links as thick as their traffic."""
     names = [name for name, _ in plan.mesh_axes]
     sent = dict.fromkeys(names, 0.0)
     seconds = dict.fromkeys(names, 0.0)
@@ -55,9 +53,7 @@ _LABELLED = 40.0
 
 
 def _grid(plan: PlanData, sent: dict[str, float], most: float) -> str:
-    """Draw the last two axes of a mesh; a note counts the devices of the axes
-    before.
-    """
+    """Draw the last two axes of a mesh; a note counts the others."""
     axes = plan.mesh_axes[-2:]
     if not axes:
         return ""

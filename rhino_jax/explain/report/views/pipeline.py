@@ -25,9 +25,7 @@ COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
 
 
 def pipeline(times: Times) -> str:
-    """Draw a track of tasks for every stage; empty if there are more than
-    `MAX_TASKS`.
-    """
+    """Draw a track of tasks for every stage; empty above `MAX_TASKS` tasks."""
     graph = times.schedule.graph
     if not times.step_time_s or len(graph.tasks) > MAX_TASKS:
         return ""

@@ -23,9 +23,7 @@ MAX_OPS = 1500
 
 
 def regions(plan: PlanData) -> str:
-    """Draw the planned program; empty for a plan that was read from a file, or has
-    stages.
-    """
+    """Draw the planned program; empty if it is unknown, or has stages."""
     program = program_of(plan)
     if program is None or plan.has_tasks:
         return ""

@@ -49,9 +49,7 @@ def timeline(step: DeviceStep) -> str:
 
 
 def _few(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCompute]:
-    """Yield compute with adjacent entries merged where each alone is too narrow to be
-    seen.
-    """
+    """Yield compute with adjacent entries merged if too narrow to be seen."""
     least_s = step.seconds / MAX_BOXES
     held: LineCompute | None = None
     for w in work:
