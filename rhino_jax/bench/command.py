@@ -161,7 +161,13 @@ def _check_schedules(suite: Suite) -> None:
 
 
 class _ByRow(NamedTuple):
-    """Task and report of a kind of suites whose rows are measured as a whole."""
+    """Task and report of a kind of suites whose rows are measured as a whole.
+
+    Attributes:
+      task: makes the task of a row.
+      report: formats the results as Markdown.
+      summary: formats the results as lines for the README.
+    """
 
     task: Callable[[], RowTask[Any]]
     report: Callable[..., str]

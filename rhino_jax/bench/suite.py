@@ -14,7 +14,7 @@
     target = "v5e:4x4"
     mesh = {data = 4, model = 4}              # optional: rhino chooses
     memory_share = 0.5                        # optional: budget is half of the peak of
-                                              # the best plan without a budget
+                                              # the plan by "best" in all of the memory
     memory = "6GiB"                           # optional: budget per device
     microbatches = 8                          # of stages; default: rhino chooses
 

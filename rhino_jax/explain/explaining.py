@@ -181,6 +181,7 @@ def shown(
     """Return the alternatives in order: the plan's, others by cost, impossible ones.
 
     Args:
+      model: the model of the mesh.
       costs: every solved layout with its cost.
       current: the plan's layout; `planned`: its cost.
       cannot: layout → why no op can produce it.

@@ -170,6 +170,8 @@ def specs_now(model: MeshModel, place: PlacedValues, labels: Labels) -> list[Spe
     """Return the layouts of a place's values under the chosen strategies.
 
     Args:
+      model: the model of the mesh.
+      place: the values.
       labels: index of the chosen strategy by node.
     """
     return [

@@ -71,7 +71,7 @@ class LayoutAlternative:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a value is laid out as it is; `print` it to read it.
+    """Explanation of a value's layout; `print` it to read it.
 
     Attributes:
       key: the key that was requested; `name`: name for display.

@@ -57,7 +57,14 @@ class ExpressionPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """An op with its region and its user's expression."""
+    """An op with its region and its user's expression.
+
+    Attributes:
+      op: the op.
+      at: file and span of the expression that emitted it; None if unknown.
+      around: file and span of the loop or call around it; None at the top.
+      region: identity of its region.
+    """
 
     op: Op
     at: tuple[str, Span] | None

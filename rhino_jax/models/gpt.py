@@ -19,7 +19,11 @@ from rhino_jax.models.weights import Weight
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(StackConfig):
-    """Sizes: V vocab, S seq_len, D d_model, H num_heads, F d_ff."""
+    """Sizes: V vocab, S seq_len, D d_model, H num_heads, F d_ff.
+
+    Attributes:
+      tied_embedding: whether the output uses the embedding's transpose.
+    """
 
     vocab: int
     seq_len: int

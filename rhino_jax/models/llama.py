@@ -22,6 +22,10 @@ class LlamaConfig(StackConfig):
     """Sizes: V vocab, S seq_len, D d_model, G num_kv_heads, F d_ff.
 
     Each of the G key/value heads serves R = num_heads / num_kv_heads query heads.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies.
+      tied_embedding: whether the output uses the embedding's transpose.
     """
 
     vocab: int

@@ -22,11 +22,13 @@ from rhino_jax.models.weights import Weight
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(StackConfig):
-    """Sizes: V vocab, S source_len, T target_len, D d_model, H heads, K d_head.
+    """Sizes: V vocab, S source_len, T target_len, D d_model, H heads, K d_head, F d_ff.
 
     Attributes:
       num_layers: number of layers of the encoder, and of the decoder.
       position_bias: whether scores have a learned bias by relative position.
+      position_buckets: number of buckets of relative positions.
+      position_max_distance: distance from which on all share the last bucket.
     """
 
     vocab: int

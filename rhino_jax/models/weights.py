@@ -21,7 +21,12 @@ _SHARED_BELOW = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A float32 array of independent normal numbers; constant if `std` is 0."""
+    """A float32 array of independent normal numbers; constant if `std` is 0.
+
+    Attributes:
+      shape: its shape.
+      std, mean: standard deviation and mean.
+    """
 
     shape: tuple[int, ...]
     std: float

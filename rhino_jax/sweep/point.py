@@ -28,6 +28,7 @@ class Point:
       step_s, compute_s, communication_s, peak_bytes: predicted, per device; infinite
         times, and the lowest peak found, if nothing fits.
       price_per_step: cost of a step on all devices; None if the hardware has no price.
+      make: makes the plan; None if nothing fits.
     """
 
     hardware: str

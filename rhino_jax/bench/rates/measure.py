@@ -154,7 +154,15 @@ def _memory_rate(devices: _Devices) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One measured collective; bytes as the cost model counts them."""
+    """One measured collective.
+
+    Attributes:
+      kind: kind of the collective.
+      local_bytes: bytes per device, as the cost model counts them.
+      size: number of devices in a group.
+      is_large: whether it determines bandwidth, not latency.
+      taken_s: measured seconds.
+    """
 
     kind: str
     local_bytes: int

@@ -94,7 +94,12 @@ def _hues(kinds: Sequence[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Linear or logarithmic scale from a value to percent of the plot."""
+    """Linear or logarithmic scale from a value to percent of the plot.
+
+    Attributes:
+      low, high: range of the values.
+      is_log: whether it is logarithmic.
+    """
 
     low: float
     high: float
