@@ -71,6 +71,12 @@ def run_process(
 
     An interrupt, or `stop`, kills it with all processes that it started.
 
+    Args:
+      command: the words of the command.
+      log: file for its output.
+      timeout_s: seconds after which it is killed.
+      stop: kills it when it is set; None: it is not stopped.
+
     Raises:
       Stopped: `stop` was set.
     """

@@ -200,7 +200,16 @@ def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino.Plan:
-    """Plan the call that the command line specifies."""
+    """Plan the call that the command line specifies.
+
+    Args:
+      args: the parsed command line.
+      call: the function with its arguments.
+      command: name of the command, for messages.
+
+    Raises:
+      LoadingError: the user's function raises while it is traced.
+    """
     from rhino_jax.commands.loading import tracing_error
 
     sharded = rhino.auto_shard(call.fn, **keywords(args, command), **call.options)

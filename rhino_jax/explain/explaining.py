@@ -194,7 +194,13 @@ def shown(
 
 
 def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:
-    """Return the requested layout as a list, or why this array cannot have it."""
+    """Return the requested layout as a list, or why this array cannot have it.
+
+    Args:
+      place: the values.
+      asked: the layout as the user gave it, as a PartitionSpec.
+      model: the model of the mesh.
+    """
     axes = [(a.name, a.size) for a in model.mesh.axes]
     value = model.graph.program.values[place.every[0]]
     try:

@@ -100,6 +100,13 @@ def held_in(
 ) -> SearchResult:
     """Search again with a place pinned to one layout.
 
+    Args:
+      found: the search result of the plan's mesh.
+      request: options of the search, with their own pins.
+      place: the values to fix.
+      spec: the layout.
+      report: receives progress; None: nothing is reported.
+
     Raises:
       PinError: an op cannot produce it.
     """
@@ -119,9 +126,15 @@ def steps_held(
     held: Mapping[str, Spec],
     report: Progress | None,
 ) -> dict[str, float]:
-    """Return path → seconds that the step gains with that argument's layout fixed.
+    """Return path → extra seconds of the step with that argument's layout fixed.
 
     Layouts that no op can produce, or with which nothing fits, are left out.
+
+    Args:
+      found: the search result of the plan's mesh.
+      request: options of the search.
+      held: path of an argument → layout.
+      report: receives progress; None: nothing is reported.
     """
     program = found.solved[0].mesh_problem.model.graph.program
     brief = replace(request, level="fast", has_recipes=False, watch=None)

@@ -123,7 +123,13 @@ def _what_changes(cost: CostTerms, planned: CostTerms) -> str:
 
 
 def how_long(what: str, delta_s: float, of_s: float) -> str:
-    """Describe a difference of seconds, as "the step is 1.2 ms (4 %) longer"."""
+    """Describe a difference of seconds, as "the step is 1.2 ms (4 %) longer".
+
+    Args:
+      what: the subject, as "the step".
+      delta_s: the difference in seconds.
+      of_s: seconds that the share refers to.
+    """
     text = more(delta_s, of_s)
     if text == "=":
         return f"{what} is as long"

@@ -138,6 +138,11 @@ class Finder:
 
         It does if its layout does not follow from its operands, or differs from that of
         its readers or cotangent.
+
+        Args:
+          place: the expression.
+          held: its values with their layouts, see `held`.
+          back: layouts of its cotangent, see `cotangent`.
         """
         if not place.is_elementwise or place.is_contracted:
             return True

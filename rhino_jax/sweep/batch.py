@@ -39,6 +39,12 @@ def with_batch(
 ) -> Traced:
     """Retrace a call with arguments of another batch size.
 
+    Args:
+      parameters: signature of the function, with static and donated arguments.
+      call: the original call.
+      analysis: analysis of its program, which identifies the data arguments.
+      batch: the new size.
+
     Raises:
       RhinoError: no argument has a batch, or the size of one would not be an integer.
     """

@@ -109,6 +109,12 @@ def format_price(per_step: float) -> str:
 
 
 def price_per_step(target: Target, devices: int, step_s: float) -> float | None:
-    """Return a step's cost in the hardware file's currency; None without a price."""
+    """Return a step's cost in the hardware file's currency; None without a price.
+
+    Args:
+      target: the hardware, with its price per hour of a device.
+      devices: number of devices.
+      step_s: seconds of the step.
+    """
     price = target.device.price_per_hour
     return None if price is None else price * devices * step_s / S_PER_HOUR

@@ -19,7 +19,7 @@ def workload(
     vocab: int = 30_720,
     num_masked: int = 40,
 ) -> Workload:
-    """Return masked-language training with `num_masked` labels per sequence."""
+    """Return the workload: masked-language training, `num_masked` labels a sequence."""
 
     def init(keys: Keys) -> Params:
         return {

@@ -20,7 +20,10 @@ def workload(
     width: int = 128,
     num_dense: int = 16,
 ) -> Workload:
-    """Return click prediction from dense features and one index into each table."""
+    """Return the workload: click prediction from dense features and table lookups.
+
+    Every example has one index into each table.
+    """
     pairs = (num_tables + 1) * num_tables // 2
     bottom, top = (num_dense, 512, 256, width), (pairs + width, 1024, 1024, 512, 1)
 

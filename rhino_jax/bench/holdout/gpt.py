@@ -18,7 +18,7 @@ def workload(
     num_heads: int = 16,
     vocab: int = 32_000,
 ) -> Workload:
-    """Return next-token training of tokens [batch, seq_len]."""
+    """Return the workload: next-token training of tokens [batch, seq_len]."""
 
     def init(keys: Keys) -> Params:
         return {

@@ -18,7 +18,7 @@ def workload(
     num_layers: int = 6,
     num_classes: int = 1000,
 ) -> Workload:
-    """Return classification of images as patches [batch, patches, pixels]."""
+    """Return the workload: classification of images as [batch, patches, pixels]."""
 
     def init(keys: Keys) -> Params:
         return {

@@ -18,7 +18,7 @@ def workload(
     width: int = 64,
     num_classes: int = 1000,
 ) -> Workload:
-    """Return classification of images [batch, image_size, image_size, 3]."""
+    """Return the workload: classification of [batch, image_size, image_size, 3]."""
     plan = []
     channels = width
     for stage, num in enumerate(blocks):

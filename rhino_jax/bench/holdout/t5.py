@@ -22,7 +22,7 @@ def workload(
     num_heads: int = 12,
     vocab: int = 32_128,
 ) -> Workload:
-    """Return training from source [batch, source_len] to target [batch, target_len]."""
+    """Return the workload: source [batch, source_len] to target [batch, target_len]."""
 
     def init(keys: Keys) -> Params:
         return {

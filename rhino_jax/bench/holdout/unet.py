@@ -20,7 +20,7 @@ def workload(
     multipliers: Sequence[int] = (1, 2, 4),
     num_heads: int = 8,
 ) -> Workload:
-    """Return prediction of the noise in images [batch, image_size, image_size, 3]."""
+    """Return the workload: noise prediction in [batch, image_size, image_size, 3]."""
 
     def init(keys: Keys) -> Params:
         return _init(keys, width, [width * m for m in multipliers])

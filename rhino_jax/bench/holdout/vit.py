@@ -19,7 +19,7 @@ def workload(
     num_heads: int = 12,
     num_classes: int = 1000,
 ) -> Workload:
-    """Return classification of images [batch, image_size, image_size, 3]."""
+    """Return the workload: classification of [batch, image_size, image_size, 3]."""
     num_patches = (image_size // patch) ** 2
 
     def init(keys: Keys) -> Params:

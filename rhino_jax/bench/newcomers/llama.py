@@ -58,7 +58,7 @@ def workload(
     vocab: int = 512,
     micro_batches: int = 4,
 ) -> Workload:
-    """Return next-token training of [batch, seq_len] in micro-batches."""
+    """Return the workload: next-token training of [batch, seq_len] in micro-batches."""
     optimizer = optax.adamw(1e-3)
     shapes = {
         "norm1": (width,),

@@ -55,7 +55,7 @@ def workload(
     num_heads: int = 4,
     vocab: int = 512,
 ) -> Workload:
-    """Return next-token training of tokens [batch, seq_len].
+    """Return the workload: next-token training of tokens [batch, seq_len].
 
     State is a module and its optimizer, which the step changes in place.
     """

@@ -122,7 +122,14 @@ def calls_summary(
 
 
 def main(model: str, how: str, devices: str, overrides: str = "{}") -> int:
-    """Call the step of a model once, and print its seconds as JSON."""
+    """Call the step of a model once, and print its seconds as JSON.
+
+    Args:
+      model: name of the model.
+      how: "jit" or "auto_shard".
+      devices: number of emulated devices.
+      overrides: keywords of the model, as JSON.
+    """
     jax.config.update("jax_num_cpu_devices", int(devices))
     work = model_of(model, **json.loads(overrides))
     state, batch = work.init(jax.random.key(0)), work.make_batch(jax.random.key(1))

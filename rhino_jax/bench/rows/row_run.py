@@ -56,7 +56,17 @@ class RowTask(Generic[T]):
 def run_rows(
     suite: Suite, store: Store, report: Report, task: RowTask[T]
 ) -> tuple[RowResult[T], ...]:
-    """Measure every row that has no saved result, one process at a time."""
+    """Measure every row that has no saved result, one process at a time.
+
+    Args:
+      suite: the suite.
+      store: folder of the results.
+      report: called with a line for every row.
+      task: the task of a row.
+
+    Returns:
+      The results of all rows, in the suite's order.
+    """
     current = versions()
     folder = store.folder / task.name
     folder.mkdir(exist_ok=True)

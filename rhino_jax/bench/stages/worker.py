@@ -36,7 +36,14 @@ WARM = 2
 
 
 def main(path: str, index: int, count: int, port: int) -> None:
-    """Run a job; write the measurements to the job's `result`, with the index."""
+    """Run a job; write the measurements to the job's `result`, with the index.
+
+    Args:
+      path: file of the job, as JSON.
+      index: number of this process.
+      count: number of processes; 0: this one alone, with all devices.
+      port: port of the coordinator, if there are several.
+    """
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     if count:
         cores = sorted(os.sched_getaffinity(0))

@@ -200,7 +200,13 @@ def _text(value: Any) -> str:
 def markdown_table(
     header: Sequence[str], lines: Sequence[Sequence[str]], left: int
 ) -> str:
-    """Return a Markdown table, right-aligned from the `left`th column on."""
+    """Return a Markdown table, right-aligned from the `left`th column on.
+
+    Args:
+      header: names of the columns.
+      lines: cells of each row.
+      left: number of left-aligned columns.
+    """
     marks = ["---" if i < left else "--:" for i in range(len(header))]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"

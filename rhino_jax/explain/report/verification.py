@@ -163,7 +163,13 @@ def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
 def quantity_row(
     name: str, a: float, b: float, form: Callable[[float], str]
 ) -> tuple[str, str, str, str]:
-    """Return a row: a quantity of two programs, and the second over the first."""
+    """Return a row: a quantity of two programs, and the second over the first.
+
+    Args:
+      name: name of the quantity.
+      a, b: the quantity of the first and second program.
+      form: formats it.
+    """
     ratio = "=" if a == b else format_ratio(b / a) if a else "-"
     return name, form(a), form(b), ratio
 

@@ -38,7 +38,15 @@ def box(
     top: float = 0.0,
     height: float = 100.0,
 ) -> str:
-    """Return a box, placed in percent of its container; the label only if it fits."""
+    """Return a box, placed in percent of its container; the label only if it fits.
+
+    Args:
+      left, width: horizontal position and size, in percent.
+      background: CSS colour.
+      title: tooltip.
+      label: text inside, shortened if needed.
+      top, height: vertical position and size, in percent.
+    """
     room = int(width / 100 * CHARACTERS) - 1
     shown = escape(next((x for x in _shorter(label, room) if len(x) <= room), ""))
     return (
@@ -75,7 +83,13 @@ def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) 
 
 
 def row(label: str, inside: Sequence[str], height_em: float = 1.6) -> str:
-    """Return a track of boxes, with its name at the left."""
+    """Return a track of boxes, with its name at the left.
+
+    Args:
+      label: the name.
+      inside: HTML of the boxes.
+      height_em: height of the track, in em.
+    """
     return (
         '<div class="track" style="display:flex;text-align:left;margin:2px 0">'
         '<div class="name" style="flex:0 0 11em;overflow-wrap:anywhere">'
