@@ -43,9 +43,7 @@ def workload(
     num_blocks: int = 2,
     num_classes: int = 10,
 ) -> Workload:
-    """Return the workload: classification of images [batch, image_size, image_size,
-    3].
-    """
+    """Return the workload: classification of [batch, image_size, image_size, 3]."""
     network = _network(width, num_blocks, num_classes)
     optimizer = optax.sgd(0.1, momentum=0.9)
 
