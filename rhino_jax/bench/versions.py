@@ -97,11 +97,18 @@ def _root() -> Path:
 
 def _digest(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    # A wheel has configs/ inside the package: only the last folder's name is the same.
-    named = {f"{path.parent.name}/{path.name}": path for path in sources}
+    named = {_name(path): path for path in sources}
     for name in sorted(named):
         digest.update(name.encode() + named[name].read_bytes())
     return digest.hexdigest()[:8]
+
+
+def _name(path: Path) -> str:
+    """Return the name of a source, the same for a wheel, with configs/ inside the
+    package, as for a checkout."""
+    if path.suffix == ".py" and path.is_relative_to(_root()):
+        return path.relative_to(_root()).as_posix()
+    return f"{path.parent.name}/{path.name}"
 
 
 def versions_line(found: Mapping[str, str]) -> str:

@@ -49,8 +49,11 @@ class Strategy:
     partial: tuple[int, ...] = ()
 
 
-def spec_of(
-    layout: Layout, cut: tuple[tuple[int, ...], ...], rule: Rule, sizes: tuple[int, ...]
+def _spec_of(
+    layout: Layout,
+    cut: tuple[tuple[int, ...], ...],
+    factor_sizes: tuple[int, ...],
+    sizes: tuple[int, ...],
 ) -> Spec | None:
     """Return the spec of an operand or result, or None where no spec can express it.
 
@@ -60,18 +63,9 @@ def spec_of(
     Args:
       layout: the factors of each dim.
       cut: for every factor, the mesh axes that shard it.
-      rule: the rule of the op.
+      factor_sizes: sizes of the factors.
       sizes: sizes of the mesh axes.
     """
-    return _spec_of(layout, cut, tuple(f.size for f in rule.factors), sizes)
-
-
-def _spec_of(
-    layout: Layout,
-    cut: tuple[tuple[int, ...], ...],
-    factor_sizes: tuple[int, ...],
-    sizes: tuple[int, ...],
-) -> Spec | None:
     spec: list[tuple[int, ...]] = []
     for dim in layout:
         axes = _axes_of_dim(dim, cut, factor_sizes, sizes)

@@ -44,11 +44,6 @@ MAX_AXES = 2
 """Maximum number of axes of compared meshes if none is given; a third seldom gains."""
 
 
-FITS = 0.99
-"""Share of a budget up to which a plan made for a larger budget is reused: with a
-larger budget, larger copies are left out of the model (`Pricing.small_share`)."""
-
-
 @dataclass(slots=True, eq=False)
 class Evaluator:
     """Evaluator of groups of configurations, with a cache of what they share.

@@ -36,7 +36,7 @@ def analysis_text(analysis: ProgramAnalysis) -> str:
             for r in range(len(node.ports))
         )
         wait = Wait(analysis.slack.nodes[node.id]).name.lower()
-        lines.append(f"  {_name(graph, node)}  dims {dim_classes}  waited for: {wait}")
+        lines.append(f"  {_name(node)}  dims {dim_classes}  waited for: {wait}")
     return "\n".join(lines)
 
 
@@ -47,7 +47,7 @@ def model_text(model: MeshModel) -> str:
     limit = format_bytes(model.problem.limit)
     lines = [f"model  {axes}  at most {limit} per device"]
     for node in graph.run_order:
-        lines.append(f"  {_name(graph, node)}")
+        lines.append(f"  {_name(node)}")
         options, costs = model.options[node.id], model.problem.costs[node.id]
         for k, strategy in enumerate(options.strategies):
             cost = format_seconds(float(costs[k]))
@@ -105,7 +105,7 @@ def solution_text(found: SolvedMesh) -> str:
         strategy = model.options[node.id].strategies[label]
         cost = format_seconds(float(model.problem.costs[node.id][label]))
         text = strategy_text(strategy, model.mesh.names)
-        lines.append(f"  {_name(model.graph, node)}  {label}  {text}  {cost}")
+        lines.append(f"  {_name(node)}  {label}  {text}  {cost}")
     return "\n".join(lines)
 
 
@@ -145,7 +145,7 @@ def _specs(specs: Sequence[Spec], names: Sequence[str]) -> Iterator[str]:
     return (format_spec(spec, names) for spec in specs)
 
 
-def _name(graph: Graph, node: Node) -> str:
+def _name(node: Node) -> str:
     what = node.kind.value
     if node.kind is NodeKind.OP and node.op is not None:
         what = node.op.name
@@ -154,7 +154,7 @@ def _name(graph: Graph, node: Node) -> str:
 
 def _node_line(graph: Graph, node: Node) -> str:
     reads = " ".join(f"n{edge.source.node}" for edge in graph.incoming[node.id])
-    parts = [_name(graph, node) + f": {format_type(graph.program.values[node.value])}"]
+    parts = [_name(node) + f": {format_type(graph.program.values[node.value])}"]
     if reads:
         parts.append(f"reads {reads}")
     if node.count != 1:

@@ -69,7 +69,7 @@ def growths(
     Raises:
       ScheduleError: the step cannot be sliced.
     """
-    pairs = _shares_of_pairs(apart, length, sides)
+    pairs = _shares_of_pairs(apart, length)
     part_of = dict(zip(sides.forward, stages, strict=True))
     took = np.zeros((len(group_of), 2, 3))
     for i, op_id in enumerate(sides.program.body.ops):
@@ -102,7 +102,7 @@ def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
     return int(seconds.get(op_id, 0.0) > 0) + trips * within
 
 
-def _shares_of_pairs(apart: Apart, length: int, sides: Sides) -> Mapping[int, float]:
+def _shares_of_pairs(apart: Apart, length: int) -> Mapping[int, float]:
     """Return equation → share of its work that grows with pairs of tokens."""
     half = length // 2
     cut = sliced(apart, (half, length - half))
