@@ -31,3 +31,27 @@ def test_limits_are_min_and_max(prefix: str) -> None:
         if isinstance(node, ast.Name) and node.id.lstrip("_").startswith(prefix)
     ]
     assert found == []
+
+
+NO_SUBJECT = {"What", "Of", "Those", "Which", "How", "Where", "Why", "When"}
+
+
+def test_docstrings_begin_with_what_is_returned_or_done() -> None:
+    """A first line names its object; `Whether` is for what returns a bool."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    wrong, count = [], 0
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            doc = ast.get_docstring(node) if isinstance(node, kinds) else None
+            if not doc:
+                continue
+            count += 1
+            first = doc.split()[0].strip(".,:;")
+            returns = getattr(node, "returns", None)
+            is_bool = isinstance(returns, ast.Name) and returns.id == "bool"
+            if first in NO_SUBJECT or (first == "Whether" and not is_bool):
+                line = doc.splitlines()[0]
+                name = getattr(node, "name", "the module")
+                wrong.append(f"{path.name}: {name}: {line}")
+    assert count > 3000
+    assert wrong == []

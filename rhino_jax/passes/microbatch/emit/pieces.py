@@ -78,7 +78,7 @@ class Piece:
 
     @property
     def is_first(self) -> Any:
-        """Whether it is the first micro-batch, as a boolean scalar, traced."""
+        """Return whether this is the first micro-batch, as a traced boolean scalar."""
         if self.index is None:
             return jnp.full((), self.split.full == 0)
         return self.index == 0
