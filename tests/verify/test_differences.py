@@ -341,7 +341,9 @@ def test_differences_are_ranked_by_seconds_saved_or_lost() -> None:
 
 
 def test_sums_that_a_shard_map_asks_for_are_known_by_line() -> None:
-    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+    # JAX 0.12 makes Explicit axes where nothing is said.
+    types = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=types)
 
     def fn(a: Any) -> Any:
         def body(a: Any) -> Any:
