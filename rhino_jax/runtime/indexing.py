@@ -17,6 +17,7 @@ from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 
 
+SLICE = "dynamic_slice"
 UPDATE_SLICE = "dynamic_update_slice"
 CONCATENATE = "concatenate"
 
@@ -24,21 +25,32 @@ CONCATENATE = "concatenate"
 def with_clamped_starts(
     op: Op, operands: Sequence[Any], specs: Sequence[Spec | None]
 ) -> list[Any]:
-    """Clamp the starts of an update along dims that the mesh shards.
+    """Clamp the starts of a dynamic slice or update along dims that the mesh shards.
 
     A start outside of the dim is clamped to it, by the semantics of the op. XLA's
-    partitioner compares it with the range of each shard before that: it falls into
-    none, and the update is lost (openxla/xla#49118).
+    partitioner compares an update's start with the range of each shard before that: it
+    falls into none, and the update is lost (openxla/xla#49118). Of a slice each shard
+    clamps the start of its own part, so that shards overlap.
 
     Args:
       op: the op.
-      operands: its operands: an array, the update, and the starts.
+      operands: its operands: an array, the update if it is one, and the starts.
       specs: specs of operands, then results; None where the compiler decides.
     Returns:
-      The operands; unchanged where the op is no such update.
+      The operands; unchanged where the op is neither.
     """
-    if op.name != UPDATE_SLICE or op.rule is None:
+    if op.rule is None or op.name not in (SLICE, UPDATE_SLICE):
         return list(operands)
+    if op.name == SLICE:
+        whole, *starts = operands
+        rule, spec = op.rule, specs[-1]
+        for d, (dim, made) in enumerate(
+            zip(rule.operands[0], rule.results[0], strict=True)
+        ):
+            if dim != made and (spec is None or spec[d]):
+                size = math.prod(rule.factors[f].size for f in made)
+                starts[d] = _clamped(starts[d], whole.shape[d] - size)
+        return [whole, *starts]
     whole, update, *starts = operands
     held = specs[0], specs[-1]
     for d, factors in enumerate(op.rule.operands[0]):

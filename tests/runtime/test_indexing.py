@@ -50,3 +50,17 @@ def test_a_write_outside_of_a_sharded_dim_is_clamped(fn: Any, places: Any) -> No
     whole = jax.jit(fn)
     for place in places:
         assert_close(sharded(cache, row, place), whole(cache, row, place))
+
+
+def read(cache: Any, start: Any) -> Any:
+    return rhino.pin(lax.dynamic_slice_in_dim(cache, start, ROWS // 2), jax.P("x"))
+
+
+@pytest.mark.parametrize("fn", [read, jax.grad(lambda c, s: jnp.sin(read(c, s)).sum())])
+def test_a_slice_outside_of_a_dim_is_clamped_if_its_rows_are_sharded(
+    fn: Any,
+) -> None:
+    cache = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("f")
+    sharded, whole = rhino.auto_shard(fn, mesh={"x": 8}, progress=False), jax.jit(fn)
+    for place in map(np.int32, (-70, -3, 3, ROWS // 2, ROWS - 5, ROWS)):
+        assert_close(sharded(cache, place), whole(cache, place))
