@@ -40,7 +40,8 @@ class SearchLimits:
         this above the best one's are not compiled for comparison.
       brief_error: share by which the excess of local search over full search may differ
         between meshes of a program: of seven models on 2 to 6 meshes each, up to 1.5 %
-        on those that were within 3 % of the best (see `compare`).
+        on those that were within 3 % of the best; on an eighth (moe-tiny, v5e:4x4) more
+        than 5 %, which costs its plan 2.3 % (see `compare`).
       arithmetic_share: share of an op's seconds from which on its arithmetic is said to
         be all of them: padding and rates are rounded.
       communication_weights: factors on the cost of communication, under which the
