@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench import holdout, newcomers
-from rhino_jax.bench.checks import FilePlace, is_number, memory_of
+from rhino_jax.bench.checks import FilePlace, built, is_number, memory_of
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import ALPA, ShardingMethod, parse_method
 from rhino_jax.bench.solution import PlanOutline, parse_solution
@@ -155,9 +155,13 @@ class Suite:
     rows: tuple[BenchRow, ...]
 
 
+_MODELS = {**holdout.MODELS, **newcomers.MODELS}
+"""Name → function that makes the workload, of models outside the zoo."""
+
+
 def model_names() -> tuple[str, ...]:
     """Return the models that rows may name: the zoo's and this package's."""
-    return (*registry.names(), *holdout.names(), *newcomers.names())
+    return (*registry.names(), *sorted(_MODELS))
 
 
 def model_of(name: str, **overrides: Any) -> Workload:
@@ -166,9 +170,8 @@ def model_of(name: str, **overrides: Any) -> Workload:
     Raises:
       ModelConfigError: a value is invalid.
     """
-    for own in (holdout, newcomers):
-        if name in own.names():
-            return own.get(name, **overrides)
+    if name in _MODELS:
+        return built(_MODELS[name], name, overrides)
     return registry.get(name, **overrides)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.bench import newcomers
+from rhino_jax.bench.suite import model_of
 from tests.behaviour.random_steps import TARGET
 
 
@@ -38,7 +38,7 @@ def trained(work: Any, step: Any) -> tuple[Any, list[float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_two_steps_are_those_of_one_device(name: str) -> None:
-    work = newcomers.get(name, **SIZES[name])
+    work = model_of(name, **SIZES[name])
     sharded = rhino.auto_shard(
         work.step,
         mesh={"x": 4, "y": 2},
