@@ -21,7 +21,7 @@ from rhino_jax.export.pytrees import (
 from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.decisions import held_specs
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.trees import donated_arguments
@@ -96,7 +96,7 @@ class Subject:
     def running(self) -> Traced:
         """The function after the plan's program passes, as decisions see it."""
         assert self.traced is not None
-        return remade(self.traced, self.plan.transforms)
+        return apply_passes(self.traced, self.plan.transforms)
 
     @property
     def has_objects(self) -> bool:

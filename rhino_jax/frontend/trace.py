@@ -53,7 +53,7 @@ class Traced:
         constants, and their final values the last of its results.
       in_tree, out_tree: structure and positions of the arrays of the arguments and of
         the result, as a plan shows them.
-      remade: traces after passes (see `rhino_jax.passes`), by name and choice.
+      after_passes: traces after passes (see `rhino_jax.passes`), by name and choice.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Traced:
     captured: CapturedReferences
     in_tree: tuple[Any, tuple[int, ...]]
     out_tree: tuple[Any, tuple[int, ...]]
-    remade: dict[tuple[str, str], Traced] = field(
+    after_passes: dict[tuple[str, str], Traced] = field(
         default_factory=dict, compare=False, repr=False
     )
 

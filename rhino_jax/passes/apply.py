@@ -51,7 +51,7 @@ choices could state them: micro-batches did not save per-row values of earlier l
 avoid a loop (`passes.microbatch.choice.MicrobatchChoice.kept`)."""
 
 
-def remade(traced: Traced, transforms: Iterable[Transform]) -> Traced:
+def apply_passes(traced: Traced, transforms: Iterable[Transform]) -> Traced:
     """Apply the chosen transforms to a traced call, in order.
 
     Args:
@@ -76,9 +76,9 @@ def remade(traced: Traced, transforms: Iterable[Transform]) -> Traced:
 def _kept(traced: Traced, name: str, choice: str) -> Traced:
     """Return the result of a pass on a traced call, cached by name and choice."""
     key = name, choice
-    found = traced.remade.get(key)
+    found = traced.after_passes.get(key)
     if found is None:
-        found = traced.remade[key] = _done(traced, *key)
+        found = traced.after_passes[key] = _done(traced, *key)
     return found
 
 
@@ -128,4 +128,4 @@ def _done(traced: Traced, name: str, choice: str) -> Traced:
     program = imported_again(jaxpr, before)
     done = Transform(name, len(before.ops), len(program.ops), choice)
     program = replace(program, transforms=(*before.transforms, done))
-    return replace(traced, closed_jaxpr=jaxpr, program=program, remade={})
+    return replace(traced, closed_jaxpr=jaxpr, program=program, after_passes={})

@@ -171,7 +171,7 @@ class Wishes:
         """
         program = with_stated_trips(self.what, traced.program, self.while_trips)
         if program is not traced.program:
-            traced = replace(traced, program=program, remade={})
+            traced = replace(traced, program=program, after_passes={})
         warn_of_uncovered(traced.program)
         check_places(self.what, self.per_microbatch, traced.program)
         like = plan_of_like(self.like, self.what)

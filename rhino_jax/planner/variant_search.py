@@ -10,7 +10,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pins.resolve import resolve_pins
@@ -57,7 +57,7 @@ class Search:
     @property
     def running(self) -> Traced:
         """Return the planned function: the user's function with the passes applied."""
-        return remade(self.traced, self.transforms)
+        return apply_passes(self.traced, self.transforms)
 
     def after(self, transforms: Iterable[Transform]) -> Search:
         """Return the search with these passes applied in addition, after all others."""
@@ -109,7 +109,7 @@ class Search:
     def told(self, plan: PlanData) -> PlanData:
         """Return the plan with the user's function's fingerprint and source lines."""
         mine = fingerprint(self.traced.program, plan.mesh_axes)
-        program = remade(self.traced, plan.transforms).program
+        program = apply_passes(self.traced, plan.transforms).program
         return with_lines(replace(plan, fingerprint=mine), program)
 
     def _refined(self) -> PlanData:

@@ -16,7 +16,7 @@ from rhino_jax.frontend.call import Signature, array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.runtime.copies import copied, unshared
 from rhino_jax.runtime.donation import Donations
@@ -52,7 +52,7 @@ class Bound(Generic[AnyPlan]):
     def __init__(self, traced: Traced, plan: AnyPlan, mesh: Any) -> None:
         self.traced, self.plan, self.mesh = traced, plan, mesh
         count = len(traced.arguments.positions)
-        self.running = remade(traced, plan.transforms)
+        self.running = apply_passes(traced, plan.transforms)
         self.executable = executable_of(self.running, plan, mesh)
         self.storage = Storage.of(traced.program, plan)
         self.in_shardings = self.executable.in_shardings[:count]

@@ -73,7 +73,7 @@ def _type_of(program: Any, value: int) -> tuple[tuple[int, ...], str] | None:
 
 def tied(traced: Traced, ties: dict[int, int]) -> Traced:
     """Return the trace with further results tied to the arguments that they replace."""
-    return replace(traced, program=with_ties(traced.program, ties), remade={})
+    return replace(traced, program=with_ties(traced.program, ties), after_passes={})
 
 
 def without(plan: AnyPlan, arguments: set[int]) -> AnyPlan:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
 from rhino_jax.plan.lines import with_lines
@@ -62,7 +62,7 @@ def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:
     in_tree, in_leaf_positions = traced.in_tree
     out_tree, out_leaf_positions = traced.out_tree
     return replace(
-        on_mesh(with_lines(plan, remade(traced, plan.transforms).program), mesh),
+        on_mesh(with_lines(plan, apply_passes(traced, plan.transforms).program), mesh),
         in_tree=in_tree,
         out_tree=out_tree,
         in_leaf_positions=in_leaf_positions,

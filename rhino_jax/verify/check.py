@@ -26,7 +26,7 @@ from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import Traced, flat_function
 from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen, through_own_sums
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import with_mesh
 from rhino_jax.runtime.bound import Bound
@@ -105,7 +105,7 @@ def check(
     # Statistics per micro-batch are computed per micro-batch on one device, too.
     own = through_own_sums(plan.transforms) or _of_stages(plan)
     if own:
-        flat, consts = _as_traced(remade(traced, own))
+        flat, consts = _as_traced(apply_passes(traced, own))
     else:
         flat, consts = _flat(traced, parameters, call)
     single = _on_one_device(bound, flat, [*arrays, *consts])

@@ -11,7 +11,7 @@ from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes import apply as remade_module
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.retraced import retraced
 from tests.passes.interpreter import interpret
 
@@ -38,7 +38,7 @@ def traced(monkeypatch):
 
 
 def test_a_chosen_pass_keeps_inputs_outputs_and_constants(traced):
-    (found,) = (remade(traced, [Transform("same", 1, 1, "x")]),)
+    (found,) = (apply_passes(traced, [Transform("same", 1, 1, "x")]),)
     assert str(found.program) == str(traced.program)
     assert [e.path for e in found.program.inputs] == ["x", "y", "const[0] f32[4]"]
     np.testing.assert_array_equal(found.consts[0], CAPTURED)
@@ -47,12 +47,12 @@ def test_a_chosen_pass_keeps_inputs_outputs_and_constants(traced):
 
 
 def test_what_follows_from_the_program_is_not_done_again(traced):
-    assert remade(traced, [Transform("dead code", 3, 2)]) is traced
+    assert apply_passes(traced, [Transform("dead code", 3, 2)]) is traced
 
 
 def test_a_pass_is_done_once(traced):
     wanted = [Transform("same", 1, 1, "x"), Transform("same", 1, 1, "y")]
-    assert remade(traced, wanted) is remade(traced, wanted)
+    assert apply_passes(traced, wanted) is apply_passes(traced, wanted)
 
 
 def test_arrays_that_a_pass_captures_are_held_inside(traced):
@@ -76,6 +76,6 @@ def test_a_loop_calls_a_function_with_a_table_in_micro_batches():
 
     args = np.ones((2, 4, 4), np.float32), np.arange(32, dtype=np.float32).reshape(8, 4)
     of = trace(step, args, {})
-    found = remade(of, [Transform("micro-batches", 0, 0, '{"count": 2}')])
+    found = apply_passes(of, [Transform("micro-batches", 0, 0, '{"count": 2}')])
     expected, got = (interpret(t.closed_jaxpr, args)[0] for t in (of, found))
     np.testing.assert_allclose(got, expected, rtol=1e-5)

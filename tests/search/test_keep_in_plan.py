@@ -12,7 +12,7 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
@@ -79,7 +79,7 @@ def test_a_plan_that_does_not_fit_is_made_to(layers: str, count: int) -> None:
     assert answer.added_s > 0 and choice.recompute
     assert answer.peak_bytes <= budget
     assert answer.bound_s == pytest.approx(answer.added_s, rel=1e-3)
-    anew = remade(traced, [Transform("recompute", 0, 0, str(choice))])
+    anew = apply_passes(traced, [Transform("recompute", 0, 0, str(choice))])
     assert peak(solved(anew)) <= 1.1 * budget
 
 

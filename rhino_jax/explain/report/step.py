@@ -86,7 +86,7 @@ def program_of(plan: PlanData) -> Program | None:
     traced = plan.traced
     for transform in plan.transforms:
         if traced is not None and transform.choice:
-            traced = traced.remade.get((transform.name, transform.choice))
+            traced = traced.after_passes.get((transform.name, transform.choice))
     return None if traced is None else traced.program
 
 

@@ -108,7 +108,7 @@ def _decide(blocks: FlatRegions, block: FlatRegion, choice: RematChoice) -> Deci
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
     kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
     first = {v: uses[0] for v, uses in halves.late_uses.items()}
-    remade = again(blocks.program, block, wanted, kept, first)
+    remat = again(blocks.program, block, wanted, kept, first)
     pairs = _pairs(blocks, block, stacks, explicit)
     added: dict[int, dict[int, None]] = defaultdict(dict)
     for several in pairs.values():
@@ -119,11 +119,11 @@ def _decide(blocks: FlatRegions, block: FlatRegion, choice: RematChoice) -> Deci
     sent = {block.named(v) for v in choice.offload} - dropped
     return Decided(
         halves,
-        remade,
+        remat,
         _slots(stacks),
         {loop: tuple(values) for loop, values in added.items()},
         pairs,
-        frozenset((sent & set(halves.late_uses)) - remade.values - stacked),
+        frozenset((sent & set(halves.late_uses)) - remat.values - stacked),
         frozenset(sent & stacked),
         _split(block, pairs, dict(choice.first)),
         choice.ordered,
@@ -175,8 +175,8 @@ def _pairs(
         made = zip(forward.makes[num_carry:], body.outputs[num_carry:], strict=True)
         still = {inside for value, inside in made if value in slices}
         kept = still | {body.named(v) for v in explicit}
-        remade = again(blocks.program, body, operands.values(), kept)
-        found[at].append(LoopPair(loop, operands, remade))
+        remat = again(blocks.program, body, operands.values(), kept)
+        found[at].append(LoopPair(loop, operands, remat))
     return {at: tuple(several) for at, several in found.items()}
 
 

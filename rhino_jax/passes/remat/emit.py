@@ -231,9 +231,9 @@ def make_again(
         return
     body = frame.plan.blocks.of(frame.block.lines[pair.loop].op)
     # XLA merges no ops of two loops (no CSE): recomputed values need no barrier.
-    remade = RematValues(inner.plan.equations, body, pair.again, have.__getitem__, list)
+    remat = RematValues(inner.plan.equations, body, pair.again, have.__getitem__, list)
     for position, value in pair.dropped.items():
         source: Callable[[], Any] = partial(have.__getitem__, value)
         if value in pair.again.values:
-            source = partial(remade.value, value)
+            source = partial(remat.value, value)
         inner.sources[inner.block.inputs[position]] = source

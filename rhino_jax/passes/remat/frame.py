@@ -51,7 +51,7 @@ class Frame:
         stacked nothing.
       sources: input of the region whose operand was dropped → function that recomputes
         it.
-      remade: values that late ops recompute; None where there are none.
+      remat: values that late ops recompute; None where there are none.
       reading: the op that runs now, if it is late; else None.
       last: the last value that a barrier can wait for; a late one if there is any.
       ties: late values that a barrier can wait for, in order of production.
@@ -66,7 +66,7 @@ class Frame:
     stacks: dict[tuple[int, int], Any] = field(default_factory=dict)
     parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
-    remade: RematValues | None = None
+    remat: RematValues | None = None
     reading: RegionOp | None = None
     last: int | None = None
     ties: list[Any] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Frame:
 
     def __post_init__(self) -> None:
         if self.decided.again.lines:
-            self.remade = RematValues(
+            self.remat = RematValues(
                 self.plan.equations,
                 self.block,
                 self.decided.again,
@@ -109,8 +109,8 @@ class Frame:
         """Return the array that late ops read: recomputed, from the host, or as is."""
         if value in self.late:
             return self.late[value]
-        if self.remade is not None and value in self.remade.again.values:
-            self.late[value] = self.remade.value(value)
+        if self.remat is not None and value in self.remat.again.values:
+            self.late[value] = self.remat.value(value)
             return self.late[value]
         if value in self.hosted:
             ties = self.ties[-AHEAD:][:1]

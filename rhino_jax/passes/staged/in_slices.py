@@ -27,7 +27,7 @@ def staged_in_slices(
     group_of: Sequence[int],
     lengths: Sequence[int],
     *,
-    remade: StagedRemat = NOTHING,
+    remat: StagedRemat = NOTHING,
     together: Sequence[Collection[int]] = (),
 ) -> StagedStep:
     """Return the tasks of a step whose sequences run in slices.
@@ -38,7 +38,7 @@ def staged_in_slices(
         from 0 on; each reads only values of its own part or an earlier one.
       group_of: for every part its submesh.
       lengths: of the slices, in tokens.
-      remade: what backward passes recompute; by chunks.
+      remat: what backward passes recompute; by chunks.
       together: as of `staged`.
     Raises:
       TokenSliceError: a later slice may change values of an earlier one, or the lengths
@@ -51,7 +51,7 @@ def staged_in_slices(
     own = replace(own, at=tuple(at))
     chunks = [c for i in sides.forward if (c := at[i]) is not None]
     every = (*group_of,) * len(lengths)
-    step = staged(own, chunks, every, remade=remade, together=together)
+    step = staged(own, chunks, every, remat=remat, together=together)
     _check_order(step, len(group_of), apart.cut.program.name)
     return step
 

@@ -32,7 +32,7 @@ class Labels:
     The backward pass of a chunk that is recomputed recomputes what it reads of its
     forward pass from that pass's inputs: for in-flight micro-batches only these are
     saved (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198). Or
-    it recomputes some of the values alone (`remade`), from what it reads anyway. Where
+    it recomputes some of the values alone (`remat`), from what it reads anyway. Where
     what couples micro-batches is computed ahead (`twice`), the labels of that come
     before all of these: 0 to C - 1, and the others C higher.
 
@@ -42,7 +42,7 @@ class Labels:
       of: for every equation its label; None of free ones.
       is_split: whether backward passes are split.
       recomputed: chunks whose forward passes run again in their backward passes.
-      remade: values of other chunks that are recomputed there.
+      remat: values of other chunks that are recomputed there.
       kept: values that are saved to recompute these, though nothing else of the
         backward pass reads them.
       is_twice: whether a forward pass up to what couples micro-batches runs ahead, and
@@ -54,7 +54,7 @@ class Labels:
     of: tuple[int | None, ...]
     is_split: bool = False
     recomputed: frozenset[int] = frozenset()
-    remade: frozenset[int] = frozenset()
+    remat: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     is_twice: bool = False
 
@@ -67,7 +67,7 @@ class Labels:
         *,
         is_split: bool = False,
         recomputed: Collection[int] = (),
-        remade: Collection[tuple[int, int]] = (),
+        remat: Collection[tuple[int, int]] = (),
         kept: Collection[tuple[int, int]] = (),
         at: Sequence[int | None] = (),
     ) -> Labels:
@@ -81,7 +81,7 @@ class Labels:
           recomputed: chunks whose forward passes run again in their backward passes,
             where these are whole: of a split pass both parts would run them, or the
             second one would wait with all of it in memory.
-          remade: values of other chunks to recompute, as (position among the forward
+          remat: values of other chunks to recompute, as (position among the forward
             equations, index of the result); in each part of a split pass that reads
             them.
           kept: values saved to recompute these, likewise.
@@ -106,7 +106,7 @@ class Labels:
         groups = tuple(group_of) or tuple(range(chunks))
         values, there = (
             frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in places)
-            for places in (remade, kept)
+            for places in (remat, kept)
         )
         chosen = frozenset(recomputed)
         return cls(sides, groups, tuple(of), is_split, chosen, values, there)
@@ -208,11 +208,11 @@ class Labels:
         own = {v for v, at in self.made_at.items() if at == ahead}
         if self.chunk(label) in self.recomputed:
             return known - own
-        if own.isdisjoint(self.remade):
+        if own.isdisjoint(self.remat):
             return known
         mine = (i for i, at in enumerate(self.of) if at == label)
         read = {v for i in mine for v in self.lines.reads[i]} | {*self._left(label)}
-        return known - (own - ((read | self.kept) - self.remade))
+        return known - (own - ((read | self.kept) - self.remat))
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:

@@ -110,17 +110,17 @@ def applied(
 
 
 def offloaded(
-    sides: Sides, remade: StagedRemat, asked: Sides
+    sides: Sides, remat: StagedRemat, asked: Sides
 ) -> dict[int, frozenset[int]]:
     """Return ids of offloaded values, for every submesh that has any.
 
     Args:
       sides, asked: as of `applied`.
-      remade: choices of all submeshes.
+      remat: choices of all submeshes.
     """
     number = dict(_numbered(sides))
     found = {}
-    for group, text in remade.values.items():
+    for group, text in remat.values.items():
         choice = RematChoice((), (), RematChoice.parse(text).offload)
         if sides is not asked and choice.offload:
             choice = _in_ids_of(sides, choice, asked)

@@ -51,7 +51,7 @@ def staged(
     group_of: Sequence[int] = (),
     *,
     is_split: bool = False,
-    remade: StagedRemat = NOTHING,
+    remat: StagedRemat = NOTHING,
     is_twice: bool = False,
     together: Sequence[Collection[int]] = (),
 ) -> StagedStep:
@@ -64,7 +64,7 @@ def staged(
       group_of: for every chunk its submesh; empty: each chunk has its own.
       is_split: whether what no other task waits for of backward passes is in WEIGHTS
         tasks.
-      remade: what backward passes recompute, and which residuals are offloaded to host
+      remat: what backward passes recompute, and which residuals are offloaded to host
         memory; where backward passes are split, no whole passes, and nothing that scans
         stack.
       is_twice: whether what couples micro-batches is computed ahead of all forward
@@ -84,7 +84,7 @@ def staged(
             stages,
             group_of,
             is_split=is_split,
-            recomputed=remade.chunks,
+            recomputed=remat.chunks,
             at=apart.at,
         )
         parted = apart_sums(apart, labels)
@@ -94,16 +94,16 @@ def staged(
         sides = sides_of(apart)
         # `apart.at`, where there is one, has the chunk of every equation.
         stages = stages if apart.at else _stages_of(sides, before, stages)
-    sent = offloaded(sides, remade, asked)
-    if remade.values:
-        sides, again, kept = applied(sides, apart, remade.choice, asked)
+    sent = offloaded(sides, remat, asked)
+    if remat.values:
+        sides, again, kept = applied(sides, apart, remat.choice, asked)
         labels = Labels.at(
             sides,
             stages,
             group_of,
             is_split=is_split,
-            recomputed=remade.chunks,
-            remade=again,
+            recomputed=remat.chunks,
+            remat=again,
             kept=kept,
         )
     if is_twice:

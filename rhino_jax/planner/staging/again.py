@@ -73,12 +73,12 @@ def run_that_fits(
       InfeasiblePlanError: a submesh does not fit.
     """
     for _ in range(MAX_TRIES):
-        step, groups, remade = plan(room)
-        pipeline = pipeline_of(step, groups, remade)
+        step, groups, remat = plan(room)
+        pipeline = pipeline_of(step, groups, remat)
         simulation = simulate(schedule_of(pipeline))
         peaks = simulation.group_peak_bytes
         if max(peaks) <= limit_bytes:
-            room = replace(room, remade=remade)
+            room = replace(room, remat=remat)
             return FittingGroups(step, tuple(groups), pipeline, simulation, room)
         ahead = [
             max(0, peak - group.peak_bytes(step, in_flight))
@@ -88,7 +88,7 @@ def run_that_fits(
                 peaks, groups, room.in_flight, room.ahead_bytes, strict=True
             )
         ]
-        room = replace(room, ahead_bytes=tuple(ahead), remade=remade)
+        room = replace(room, ahead_bytes=tuple(ahead), remat=remat)
     worst = max(range(len(peaks)), key=lambda group: peaks[group])
     raise InfeasiblePlanError(
         f"stage {worst} does not fit with what reaches it early.",
@@ -277,7 +277,7 @@ def solved_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
     assert pipeline is not None
     traced = search.running
     choices = (x.choice for x in pipeline.made_again)
-    remade = StagedRemat.of(pipeline.recomputed, choices)
+    remat = StagedRemat.of(pipeline.recomputed, choices)
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
     step = step_of(of_step, pipeline)
     shapes = GroupMeshes.on(plan.mesh_axes, shares, {}, search.target)
@@ -289,7 +289,7 @@ def solved_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
             search, lambda _: step, of_step, shapes, room, Finds()
         ),
         lambda step, groups, _: with_costs(pipeline, step, groups, shapes),
-        Room(flights, (0,) * shapes.groups, remade=remade),
+        Room(flights, (0,) * shapes.groups, remat=remat),
         search.request.memory_budget_bytes,
     )
     return SolvedStages(search, of_step, shapes, schedule, run)

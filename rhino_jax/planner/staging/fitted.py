@@ -36,18 +36,18 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
     search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
     together = of_step.together
 
-    def step_of(remade: StagedRemat) -> StagedStep:
+    def step_of(remat: StagedRemat) -> StagedStep:
         if cut_step.slices:
             groups = range(shapes.groups)
             stages, lengths = cut_step.chosen.stages, cut_step.slices
-            own = partial(staged_in_slices, remade=remade, together=together)
+            own = partial(staged_in_slices, remat=remat, together=together)
             return own(cut_step.apart, stages, groups, lengths)
         return staged(
             cut_step.apart,
             cut_step.chosen.stages,
             cut_step.group_of,
             is_split=way.is_split,
-            remade=remade,
+            remat=remat,
             is_twice=cut_step.work.is_twice,
             together=together,
         )
@@ -98,7 +98,7 @@ def _pipeline(
     way: when.Way,
     step: StagedStep,
     groups: Sequence[PlannedGroup],
-    remade: StagedRemat,
+    remat: StagedRemat,
 ) -> Pipeline:
     made_again = tuple(group.made_again for group in groups)
     pipeline = Pipeline(
@@ -110,7 +110,7 @@ def _pipeline(
         per_microbatch=asked.places,
         group_of=step.chunks if cut_step.slices else cut_step.group_of,
         is_split=way.is_split,
-        recomputed=tuple(sorted(remade.chunks)),
+        recomputed=tuple(sorted(remat.chunks)),
         made_again=made_again if any(x.choice for x in made_again) else (),
         is_twice=cut_step.work.is_twice,
         slices=cut_step.slices,

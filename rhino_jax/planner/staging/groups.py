@@ -74,8 +74,8 @@ def plan_groups(
     )
     request, budget = search.request, search.request.memory_budget_bytes
     # The values to recompute are chosen again.
-    remade = replace(room.remade, values={}) if room.may_recompute else room.remade
-    step = step_of(remade)
+    remat = replace(room.remat, values={}) if room.may_recompute else room.remat
+    step = step_of(remat)
     meeting = _meeting(step)
     known |= {k: _on_all(s, meeting[k], shapes) for k, s in held.handed.items()}
 
@@ -99,17 +99,17 @@ def plan_groups(
     # Layouts of a small submesh are possible on a larger one: its other axes are the
     # same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
-        step, one, remade = _that_fits(remaking, step, group, remade)
+        step, one, remat = _that_fits(remaking, step, group, remat)
         found[group] = one
         for whole, spec in _of_stacks(one, of_step):
             stacks.setdefault(whole, without(spec, [shapes.stage_axis]))
         for key in one.specs.keys() & meeting.keys():
             known.setdefault(key, _on_all(one.specs[key], meeting[key], shapes))
-    return step, [found[group] for group in range(step.groups)], remade
+    return step, [found[group] for group in range(step.groups)], remat
 
 
 def _that_fits(
-    remaking: Remaking, step: StagedStep, group: int, remade: StagedRemat
+    remaking: Remaking, step: StagedStep, group: int, remat: StagedRemat
 ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
     """Plan a submesh so that it fits, as it is or with rematerialization.
 
@@ -119,7 +119,7 @@ def _that_fits(
       InfeasiblePlanError: it does not fit either way.
     """
     room = remaking.room
-    is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remade.chunks
+    is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remat.chunks
     is_chosen = room.may_recompute and not is_again
     may_recompute = is_chosen and not room.is_split
     kept = None
@@ -131,13 +131,13 @@ def _that_fits(
             raise _told(refused, room, is_again=is_again) from None
         wide = refused.wide
     if kept is None or (may_recompute and kept.is_bound):
-        step, one, remade = remaking.of(step, group, remade, kept, wide)
+        step, one, remat = remaking.of(step, group, remat, kept, wide)
         if one is not kept:
-            return step, one, remade
+            return step, one, remat
         kept = one
     if is_chosen:
-        return remaking.by_price(step, group, remade, kept)
-    return step, kept, remade
+        return remaking.by_price(step, group, remat, kept)
+    return step, kept, remat
 
 
 def _of_stacks(group: PlannedGroup, of_step: Unstacked) -> Iterator[tuple[int, Spec]]:

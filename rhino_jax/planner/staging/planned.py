@@ -184,7 +184,7 @@ class Room:
       host_bytes_per_s: bandwidth of a device's link to host memory; None: nothing is
         offloaded.
       would_recompute: the keyword that allows recomputation, where it is not allowed.
-      remade: the remat that is fixed in any case.
+      remat: the remat that is fixed in any case.
     """
 
     in_flight: tuple[int, ...]
@@ -193,7 +193,7 @@ class Room:
     is_split: bool = False
     host_bytes_per_s: float | None = None
     would_recompute: str = ""
-    remade: StagedRemat = NOTHING
+    remat: StagedRemat = NOTHING
 
 
 def plan_group(

@@ -68,7 +68,7 @@ class Remaking:
         self,
         step: StagedStep,
         group: int,
-        remade: StagedRemat,
+        remat: StagedRemat,
         kept: PlannedGroup | None,
         wide: PlannedGroup | None,
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
@@ -78,37 +78,37 @@ class Remaking:
         Args:
           step: the tasks of all submeshes, without remat of this one.
           group: the submesh.
-          remade: the remat of the others.
+          remat: the remat of the others.
           kept: the submesh planned without remat, if that fits.
           wide: the submesh planned with room for one micro-batch.
         Raises:
           InfeasiblePlanError: it does not fit either way.
         """
         try:
-            found = self._values(step, group, remade, wide) if wide else None
-            found = found or self._all(step, group, remade)
+            found = self._values(step, group, remat, wide) if wide else None
+            found = found or self._all(step, group, remat)
         except Refused as refused:
             if kept is None:
                 raise in_vain(refused.error) from None
-            return step, kept, remade
+            return step, kept, remat
         if kept is not None and not _is_faster(found[1], kept):
-            return step, kept, remade
+            return step, kept, remat
         return found
 
     def by_price(
-        self, step: StagedStep, group: int, remade: StagedRemat, kept: PlannedGroup
+        self, step: StagedStep, group: int, remat: StagedRemat, kept: PlannedGroup
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
         """Plan a submesh that fits with values recomputed, where that takes less time.
 
         Args:
           step: the tasks of all submeshes, without remat of this one.
           group: the submesh.
-          remade: the remat of the others.
+          remat: the remat of the others.
           kept: the submesh planned without remat.
         """
         tasks = self._tasks(kept, group)
         if self.sides is None or not tasks.forward:
-            return step, kept, remade
+            return step, kept, remat
         solved, least_s = kept.found.solved[0], MIN_GAIN * _seconds(kept)
         chosen = self.finds.of_plan(
             kept.found,
@@ -116,21 +116,21 @@ class Remaking:
             lambda: faster_in_flight(solved, tasks, least_s, SECONDS),
         )
         if chosen is None:
-            return step, kept, remade
-        found = self._with(chosen, group, remade, kept)
+            return step, kept, remat
+        found = self._with(chosen, group, remat, kept)
         if found is None:
-            return step, kept, remade
+            return step, kept, remat
         other, again = found
         try:
             one = self._planned(other, group, again, (step, kept))
         except Refused:
-            return step, kept, remade
+            return step, kept, remat
         if not _is_faster(one, kept):
-            return step, kept, remade
+            return step, kept, remat
         return other, one, again
 
     def _with(
-        self, chosen: Chosen, group: int, remade: StagedRemat, kept: PlannedGroup
+        self, chosen: Chosen, group: int, remat: StagedRemat, kept: PlannedGroup
     ) -> tuple[StagedStep, StagedRemat] | None:
         """Return the tasks of all submeshes with a choice of values for one; None where
         the micro-batch has none of these values."""
@@ -138,14 +138,14 @@ class Remaking:
         text = in_ids_of_piece(chosen.choice, kept.of, self.sides())
         if not text:
             return None
-        again = remade.with_values(group, text)
+        again = remat.with_values(group, text)
         return self.step_of(again), again
 
     def _planned(
         self,
         step: StagedStep,
         group: int,
-        remade: StagedRemat,
+        remat: StagedRemat,
         kept: tuple[StagedStep, PlannedGroup],
     ) -> PlannedGroup:
         """Plan a submesh with a choice of values, with its gain over saving all.
@@ -155,7 +155,7 @@ class Remaking:
         """
         one = self.planned(step, group, 1)
         one = replace(one, waits_s=self._waits_s(step, one))
-        text, flying = remade.values[group], self.room.in_flight[group]
+        text, flying = remat.values[group], self.room.in_flight[group]
         before = flying * kept[1].left_bytes(kept[0])
         said = MadeAgain(
             choice=text,
@@ -167,15 +167,15 @@ class Remaking:
         return replace(one, made_again=said)
 
     def _all(
-        self, step: StagedStep, group: int, remade: StagedRemat
+        self, step: StagedStep, group: int, remat: StagedRemat
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
         own = {c for c, g in enumerate(step.chunks) if g == group}
-        remade = remade.with_chunks(frozenset(own))
-        step = self.step_of(remade)
-        return step, self.planned(step, group, MAX_TRIES), remade
+        remat = remat.with_chunks(frozenset(own))
+        step = self.step_of(remat)
+        return step, self.planned(step, group, MAX_TRIES), remat
 
     def _values(
-        self, step: StagedStep, group: int, remade: StagedRemat, wide: PlannedGroup
+        self, step: StagedStep, group: int, remat: StagedRemat, wide: PlannedGroup
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat] | None:
         """Plan a submesh with the cheapest choice of values with which it fits."""
         tasks = self._with_host(step, wide, self._tasks(wide, group))
@@ -186,7 +186,7 @@ class Remaking:
             choices = choices_in_flight(
                 wide.found.solved[0], tasks, less, seconds=SECONDS
             )
-            found = self._with(choices[0], group, remade, wide) if choices else None
+            found = self._with(choices[0], group, remat, wide) if choices else None
             if found is None:
                 return None
             other, again = found

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from rhino_jax._compat import coordination_client, is_compile_only
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.files.store import plan_from_json, plan_to_json
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.fits import check_fits
@@ -163,4 +163,4 @@ def agreed(
 
 def _lines_of(plan: PlanData, traced: Traced) -> list[listing.AgreedItem]:
     """List what a plan specifies for the program that runs."""
-    return listing.of_plan(plan, remade(traced, plan.transforms).program)
+    return listing.of_plan(plan, apply_passes(traced, plan.transforms).program)

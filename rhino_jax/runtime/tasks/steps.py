@@ -23,9 +23,7 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
     """
     step = of_step.closed, of_step.program
     count, places = pipeline.micro_batches, pipeline.per_microbatch
-    remade = StagedRemat.of(
-        pipeline.recomputed, (x.choice for x in pipeline.made_again)
-    )
+    remat = StagedRemat.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
     if pipeline.slices:
         groups = pipeline.groups
         return staged_in_slices(
@@ -33,7 +31,7 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
             pipeline.stage_of,
             groups[: len(groups) // len(pipeline.slices)],
             pipeline.slices,
-            remade=remade,
+            remat=remat,
             together=of_step.together,
         )
     planned = len(pipeline.stage_of), bool(pipeline.between)
@@ -42,7 +40,7 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
         pipeline.stage_of,
         pipeline.group_of,
         is_split=pipeline.is_split,
-        remade=remade,
+        remat=remat,
         is_twice=pipeline.is_twice,
         together=of_step.together,
     )

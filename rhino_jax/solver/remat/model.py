@@ -167,9 +167,9 @@ class RematModel:
 
     def _remade(self, i: int, n: int) -> cp_model.IntVar:
         """Return the variable that is 1 if a value is recomputed at a late time."""
-        remade = self.model.new_bool_var("")
-        self.model.add(remade >= self.made[i, n] - self.sent[i])
-        return remade
+        remat = self.model.new_bool_var("")
+        self.model.add(remat >= self.made[i, n] - self.sent[i])
+        return remat
 
     def _both(self, i: int, n: int) -> cp_model.IntVar:
         """Return the variable that is 1 if a value stays live to the next late time."""

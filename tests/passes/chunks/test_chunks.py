@@ -15,7 +15,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import CHUNKS, chosen
 from rhino_jax.models import registry
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.chunks import chunked, may_chunk
 from rhino_jax.passes.microbatch import MicrobatchCut
 from tests.cases import covering
@@ -234,7 +234,7 @@ def test_logits_of_a_gpt_never_exist_whole():
     logits = 4 * 8 * 256 * 50257
     whole = temporaries(traced)
     assert whole > 1.5 * logits
-    parts = temporaries(remade(traced, [chosen(CHUNKS, {"count": 8})]))
+    parts = temporaries(apply_passes(traced, [chosen(CHUNKS, {"count": 8})]))
     assert parts < 0.4 * logits
     print(f"{whole / 2**20:.0f} MiB whole, {parts / 2**20:.0f} MiB in 8 chunks")
 
@@ -267,5 +267,5 @@ def test_logits_never_exist_whole(pieces):
 
     traced = trace(step, args, {})
     logits = 4 * (B // pieces) * 64 * S * classes
-    parts = temporaries(remade(traced, [chosen(CHUNKS, {"count": 8})]))
+    parts = temporaries(apply_passes(traced, [chosen(CHUNKS, {"count": 8})]))
     assert temporaries(traced) > logits > 2 * parts

@@ -10,7 +10,7 @@ from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import CHUNKS, chosen
 from rhino_jax.models import registry
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.verify.compile import compile_lowered
 from tests.verify.extras import mesh_of_target
 
@@ -42,7 +42,9 @@ def test_peak_falls_by_most_of_the_logits(target: str, count: int) -> None:
     traced = trace(workload.step, workload.abstract_args(), {})
     logits = 4 * SIZES["batch"] * SIZES["seq_len"] * SIZES["vocab"] // count
     whole = peak_bytes(target, count, traced)
-    parts = peak_bytes(target, count, remade(traced, [chosen(CHUNKS, {"count": 8})]))
+    parts = peak_bytes(
+        target, count, apply_passes(traced, [chosen(CHUNKS, {"count": 8})])
+    )
     print(f"{target}: {whole / 2**20:.0f} MiB whole, {parts / 2**20:.0f} MiB in chunks")
     assert whole > logits
     assert whole - parts > 0.7 * logits

@@ -13,7 +13,7 @@ import numpy as np
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.deferred_reductions import Site, as_text, sites
 from tests.passes.interpreter import interpret
 
@@ -58,7 +58,7 @@ def delayed_everywhere(
     found = sites(traced.program, BytePrices(traced.program, pieces), 0.5)
     # Of another program, so that nobody asks how many ops it made of this one.
     chosen = Transform("partial sums", 0, 0, as_text(s.group for s in found))
-    again = remade(traced, [chosen])
+    again = apply_passes(traced, [chosen])
     return traced, again, found
 
 

@@ -21,7 +21,7 @@ from rhino_jax.ir.blocks import (
     stored_in_blocks,
 )
 from rhino_jax.ir.transform import BLOCKS, Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.interleaved import all_stored, all_written, split_inputs
 from tests.cases import covering
 from tests.passes.interleaved.fused import (
@@ -42,7 +42,7 @@ Evaluate = Callable[[Any, Sequence[Any]], list[Any]]
 
 
 def in_blocks(traced: Traced, stored: Stored) -> Traced:
-    return remade(traced, [Transform(BLOCKS, 0, 0, as_text(stored))])
+    return apply_passes(traced, [Transform(BLOCKS, 0, 0, as_text(stored))])
 
 
 def run(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.microbatch.cutting import MAX_CHANGES, find_cut
 from rhino_jax.planner.variants import cut_in
@@ -74,7 +74,7 @@ def test_sums_are_those_of_the_forward_pass(layers):
     assert len(cut.opened) == layers
     assert kept.flops < cut.flops
     assert 0 < cut.again_flops <= kept.again_flops
-    arrays, again = jax.tree.leaves(args), remade(traced, [cut_in(4)])
+    arrays, again = jax.tree.leaves(args), apply_passes(traced, [cut_in(4)])
     got, expected = (interpret(t.closed_jaxpr, arrays) for t in (again, traced))
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

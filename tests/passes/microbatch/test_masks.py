@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.planner.variants import cut_in
 from tests.passes.interpreter import interpret
 
@@ -49,7 +49,7 @@ def test_they_are_made_for_a_micro_batch(count):
     traced = trace(train_step, args, {})
     mask = (ROWS, LENGTH, LENGTH)
     assert mask in operands_of_loops(traced.closed_jaxpr.jaxpr)
-    cut = remade(traced, [cut_in(count)])
+    cut = apply_passes(traced, [cut_in(count)])
     assert mask not in operands_of_loops(cut.closed_jaxpr.jaxpr)
     got, expected = (
         interpret(t.closed_jaxpr, jax.tree.leaves(args)) for t in (cut, traced)

@@ -26,7 +26,7 @@ from microbatch_losses import (
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from tests.cases import covering
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import compiled
@@ -233,7 +233,7 @@ def test_a_key_that_a_loop_carries():
 
 def test_a_plan_may_choose_it():
     traced = trace(*step_of(masked), {}, donate_argnums=(0, 1))
-    found = remade(traced, [Transform("micro-batches", 1, 1, '{"count": 4}')])
+    found = apply_passes(traced, [Transform("micro-batches", 1, 1, '{"count": 4}')])
     scans = [op for op in found.program.ops if op.name == "scan"]
     assert [op.call.trip_count for op in scans] == [4]
     assert found.program.transforms[-1].name == "micro-batches"

@@ -14,7 +14,7 @@ from rhino_jax import models
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.remat.choice import RematChoice
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import arguments_of
@@ -36,7 +36,7 @@ def workload(name: str, **changes: Any) -> tuple[Traced, tuple[Any, ...]]:
 
 def with_choice(traced: Traced, choice: RematChoice) -> Traced:
     """The step with a choice done."""
-    return remade(traced, [Transform("recompute", 0, 0, str(choice))])
+    return apply_passes(traced, [Transform("recompute", 0, 0, str(choice))])
 
 
 def interpreted(traced: Traced) -> Any:

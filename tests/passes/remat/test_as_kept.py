@@ -9,7 +9,7 @@ import pytest
 
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.unremat import ALL, has_remat
 from tests.cases import covering
@@ -36,7 +36,7 @@ from tests.passes.remat.stepped import (
 def test_equal_and_without_remat(name: str, changes: dict[str, Any]) -> None:
     traced, args = workload(name, **changes)
     arrays = jax.tree.leaves(args)
-    kept = remade(traced, [Transform("un-remat", 0, 0, ALL)])
+    kept = apply_passes(traced, [Transform("un-remat", 0, 0, ALL)])
     assert has_remat(traced.program) and not has_remat(kept.program)
     expected = interpreted(traced)(*arrays)
     assert_same(interpreted(kept)(*arrays), expected)
@@ -68,7 +68,7 @@ def products(traced: Traced) -> int:
 def test_equal_and_cheaper(name: str, changes: dict[str, Any]) -> None:
     traced, args = workload(name, **changes)
     arrays = jax.tree.leaves(args)
-    kept = remade(traced, [Transform("un-remat", 0, 0, ALL)])
+    kept = apply_passes(traced, [Transform("un-remat", 0, 0, ALL)])
     assert has_remat(traced.program)
     assert not has_remat(kept.program)
     before, after = compiled(traced), compiled(kept)
@@ -88,4 +88,4 @@ def test_what_is_as_written_is_not_touched() -> None:
     traced, _ = workload("gpt-tiny")
     assert has_remat(traced.program)
     assert not has_remat(workload("mlp-tiny")[0].program)
-    assert remade(traced, [Transform("un-remat", 0, 0, "")]) is traced
+    assert apply_passes(traced, [Transform("un-remat", 0, 0, "")]) is traced

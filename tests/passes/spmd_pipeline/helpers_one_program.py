@@ -15,7 +15,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 from rhino_jax._compat import in_current_mesh, open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import ONE_PROGRAM, chosen
-from rhino_jax.passes.apply import remade
+from rhino_jax.passes.apply import apply_passes
 from rhino_jax.planner.variants import cut_in
 from tests.passes.interpreter import interpret_on_ranks
 
@@ -24,7 +24,9 @@ LAYERS, WIDTH, ROWS = 4, 16, 16
 
 
 def on_one_stage(traced: Traced, stages: int, count: int) -> Traced:
-    return remade(traced, [cut_in(count), chosen(ONE_PROGRAM, {"stages": stages})])
+    return apply_passes(
+        traced, [cut_in(count), chosen(ONE_PROGRAM, {"stages": stages})]
+    )
 
 
 def _is_on_stage(traced: Traced, on_stage: Traced, of: str) -> list[bool]:

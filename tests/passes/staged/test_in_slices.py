@@ -66,8 +66,8 @@ def test_a_slice_reads_what_slices_before_it_made_on_its_group():
 
 @pytest.mark.slow
 def test_forward_passes_of_slices_run_again():
-    remade = StagedRemat(frozenset({0, 2}))  # both slices of the first stage
-    check(*of_zoo(MODEL), 2, 1, lengths=(16, 16), remade=remade)
+    remat = StagedRemat(frozenset({0, 2}))  # both slices of the first stage
+    check(*of_zoo(MODEL), 2, 1, lengths=(16, 16), remat=remat)
 
 
 def test_layers_take_their_weights_from_stacks_in_every_slice():

@@ -70,8 +70,8 @@ def asked(values, groups) -> StagedRemat:
 )
 def test_what_a_chunk_leaves_for_its_own_backward_pass_may_wait(stages, v, is_compiled):
     args = traced()
-    remade = asked(made_forward(sides(args)), stages)
-    found = check(*args, stages, 4, is_compiled, v=v, remade=remade)
+    remat = asked(made_forward(sides(args)), stages)
+    found = check(*args, stages, 4, is_compiled, v=v, remat=remat)
     assert len(found.offloaded) == stages
     for group, keys in enumerate(found.offloaded):
         assert keys and keys == found.waits_on_host(group)
@@ -101,7 +101,7 @@ def test_what_comes_from_the_stage_before_may_wait_as_well():
     _, arrays = traced()
     shapes = arrays[:LAYERS], arrays[LAYERS], arrays[LAYERS + 1]
     args = trace(deep, shapes, {}, donate_argnums=(0,)), arrays
-    found = check(*args, 4, 4, remade=asked(made_forward(sides(args)), 4))
+    found = check(*args, 4, 4, remat=asked(made_forward(sides(args)), 4))
     both = [found.received(g) & found.waits_on_host(g) for g in range(4)]
     assert not both[0] and any(both[1:])
 
@@ -110,7 +110,7 @@ def test_every_group_has_a_choice_of_its_own():
     args = traced()
     numbers = made_forward(sides(args))
     text = str(RematChoice(offload=tuple(numbers)))
-    found = check(*args, 2, 4, remade=StagedRemat(values={1: text}))
+    found = check(*args, 2, 4, remat=StagedRemat(values={1: text}))
     assert not found.waits_on_host(0) and found.waits_on_host(1)
     assert found.offloading == (1,)
     none = check(*args, 2, 4)
@@ -121,5 +121,5 @@ def test_what_is_made_again_of_what_waits_is_the_same():
     args = of_zoo("gpt-tiny", remat=False)
     numbers = list(made_forward(sides(args)))
     text = str(RematChoice(tuple(numbers[::3]), (), tuple(numbers[1::3])))
-    found = check(*args, 2, 4, remade=StagedRemat(values={0: text, 1: text}))
+    found = check(*args, 2, 4, remat=StagedRemat(values={0: text, 1: text}))
     assert any(found.offloaded)

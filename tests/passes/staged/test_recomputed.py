@@ -74,8 +74,8 @@ def left_bytes(step: StagedStep) -> list[int]:
 def test_what_is_dropped_is_the_same_when_it_is_made_again(stages, v, is_compiled):
     args = traced(loss)
     kept = check(*args, stages, 4, is_compiled, v=v)
-    remade = StagedRemat(frozenset(range(v * stages)))
-    again = check(*args, stages, 4, is_compiled, v=v, remade=remade)
+    remat = StagedRemat(frozenset(range(v * stages)))
+    again = check(*args, stages, 4, is_compiled, v=v, remat=remat)
     row = 4 * ROWS // 4 * WIDTH
     assert left_bytes(again) == [0, *[row] * (v * stages - 1)]
     assert all(a > 2 * row for a in left_bytes(kept))
@@ -84,13 +84,13 @@ def test_what_is_dropped_is_the_same_when_it_is_made_again(stages, v, is_compile
 def test_only_chunks_that_are_asked_for_run_again():
     args = traced(loss)
     kept = left_bytes(check(*args, 4, 4))
-    some = left_bytes(check(*args, 4, 4, remade=StagedRemat(frozenset([1]))))
+    some = left_bytes(check(*args, 4, 4, remat=StagedRemat(frozenset([1]))))
     assert some[1] < kept[1] and (some[0], *some[2:]) == (kept[0], *kept[2:])
 
 
 def test_callbacks_do_not_run_again():
     args = traced(loss, noise=False, callback=True)
-    again = check(*args, 2, 4, remade=StagedRemat(frozenset([0, 1])))
+    again = check(*args, 2, 4, remat=StagedRemat(frozenset([0, 1])))
     ran = {
         task.kind
         for tasks in again.tasks
@@ -114,7 +114,7 @@ def test_what_is_checkpointed_by_layers_is_kept_for_one_micro_batch_alone():
     args = traced(checkpointed)
     row = 4 * ROWS // 4 * WIDTH
     assert left_bytes(check(*args, 2, 4))[0] >= 3 * row
-    assert left_bytes(check(*args, 2, 4, remade=StagedRemat(frozenset([0, 1]))))[0] == 0
+    assert left_bytes(check(*args, 2, 4, remat=StagedRemat(frozenset([0, 1]))))[0] == 0
 
 
 @pytest.mark.parametrize("is_twice", [False, True])
@@ -124,7 +124,7 @@ def test_coupled_micro_batches_are_recomputed_too(is_twice):
     args = trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
     kept = left_bytes(check(*args, 2, 4, is_twice=is_twice))
     again = left_bytes(
-        check(*args, 2, 4, is_twice=is_twice, remade=StagedRemat(frozenset([0, 1])))
+        check(*args, 2, 4, is_twice=is_twice, remat=StagedRemat(frozenset([0, 1])))
     )
     assert sum(again) < sum(kept)
 
@@ -147,7 +147,7 @@ def test_coupled_micro_batches_are_recomputed_too(is_twice):
 )
 def test_models_of_the_zoo_are_the_same_when_stages_recompute(name, options, stages):
     args = of_zoo(name, **options)
-    again = check(*args, stages, 4, remade=StagedRemat(frozenset(range(stages))))
+    again = check(*args, stages, 4, remat=StagedRemat(frozenset(range(stages))))
     received = [
         {s.key for s in again.sends if s.target == g and s.key.kind is ValueKind.INSIDE}
         for g in range(stages)

@@ -79,7 +79,7 @@ def kept_bytes(step: StagedStep) -> list[int]:
     return found
 
 
-def remade(values) -> StagedRemat:
+def remat(values) -> StagedRemat:
     """One group's choice may be all of it: which group it is of is only its name."""
     return StagedRemat(values={0: str(RematChoice(tuple(values)))})
 
@@ -94,7 +94,7 @@ def test_all_but_products_made_again_with_the_same_random_bits(stages, v, is_com
     values = crossing(sides(args))
     again = [k for k, (name, _) in values.items() if name != "dot_general"]
     before = check(*args, stages, 4, is_compiled, v=v)
-    after = check(*args, stages, 4, is_compiled, v=v, remade=remade(again))
+    after = check(*args, stages, 4, is_compiled, v=v, remat=remat(again))
     per_chunk = LAYERS // (v * stages)
     # A product of every layer is kept, and what comes from the chunk before.
     rows = [n // ROW for n in kept_bytes(after)]
@@ -107,7 +107,7 @@ def test_what_is_made_again_is_no_longer_kept():
     values = [*crossing(sides(args)).items()]
     before = sum(kept_bytes(check(*args, 2, 4)))
     for value, (name, size) in values[2:8]:
-        again = check(*args, 2, 4, remade=remade([value]))
+        again = check(*args, 2, 4, remat=remat([value]))
         after = sum(kept_bytes(again))
         assert after == before - size, name
 
@@ -129,7 +129,7 @@ def test_what_the_other_stage_knows_by_number_stays_the_same():
     blocks = FlatRegions(of.program, is_top_entered=False)
     stacks = find_stacks(blocks, halves_of(blocks.top))
     before = check(*args, 1, 4)
-    after = check(*args, 1, 4, remade=remade([s.value for s in stacks[::2]]))
+    after = check(*args, 1, 4, remat=remat([s.value for s in stacks[::2]]))
     inside = [
         {k for t in s.tasks[0] for k in t.makes if k.kind is ValueKind.INSIDE}
         for s in (before, after)
@@ -212,5 +212,5 @@ def test_models_of_the_zoo_are_the_same_whatever_is_made_again(
     draw = random.Random(seed)
     chosen = draw.sample(values, draw.randint(1, len(values)))
     before = in_equal_parts(taken_apart(args[0], 4), stages)
-    after = check(*args, stages, 4, remade=remade(chosen))
+    after = check(*args, stages, 4, remat=remat(chosen))
     assert kept_bytes(after) != kept_bytes(before)

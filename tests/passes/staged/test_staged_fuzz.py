@@ -54,7 +54,7 @@ def test_random_steps_are_the_same_in_stages(seed: int) -> None:
     values = residuals(sides)
     if values and "is_split" not in options and draw.random() < 0.4:
         chosen = draw.sample(values, draw.randint(1, len(values)))
-        options["remade"] = StagedRemat(values={0: str(RematChoice(tuple(chosen)))})
+        options["remat"] = StagedRemat(values={0: str(RematChoice(tuple(chosen)))})
     step = check(traced, jax.tree.leaves(args), stages, count, **options)
     for group in range(step.groups):
         if step.tasks[group]:

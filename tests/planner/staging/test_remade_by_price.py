@@ -62,7 +62,7 @@ def all_choices(asked):
     Args:
       asked: how the plan's group was asked to make values again.
     """
-    remaking, step, group, remade = asked
+    remaking, step, group, remat = asked
     sides, made = remaking.sides(), step.tasks[group]
     (forward,) = [t for t in made if t.kind == "forward"]
     (backward,) = [t for t in made if t.kind == "backward"]
@@ -81,7 +81,7 @@ def all_choices(asked):
     for count in range(1, len(values) + 1):
         for chosen in itertools.combinations(values, count):
             text = str(RematChoice(chosen))
-            again = remaking.step_of(remade.with_values(group, text))
+            again = remaking.step_of(remat.with_values(group, text))
             try:
                 one = remaking.planned(again, group, 1)
             except Refused:
@@ -106,9 +106,9 @@ def test_no_other_choice_that_fits_is_cheaper(monkeypatch, loss, share, toleranc
     asked, answers = [], []
     as_it_was = Remaking.of
 
-    def of(self, step, group, remade, kept, wide):
-        found = as_it_was(self, step, group, remade, kept, wide)
-        asked.append((self, step, group, remade))
+    def of(self, step, group, remat, kept, wide):
+        found = as_it_was(self, step, group, remat, kept, wide)
+        asked.append((self, step, group, remat))
         answers.append(found)
         return found
 

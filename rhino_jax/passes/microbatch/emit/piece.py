@@ -207,10 +207,10 @@ class PieceEmitter:
         if (value, *rows.place) in self._views:
             return self.piece.take(self._views[(value, *rows.place)], rows)
         if self.found.leaves_of(value, rows) is not None:
-            return self.remade(value, rows)
+            return self.remat(value, rows)
         return self.piece.of(self.full(value, rows.is_own), rows)
 
-    def remade(self, value: int, rows: RowsState) -> Any:
+    def remat(self, value: int, rows: RowsState) -> Any:
         """Compute the micro-batch's rows of a generated value; see `flow.generated`."""
         item = self.found.flat.maker[value]
         shape = self.shape(value, rows)

@@ -112,17 +112,17 @@ class ResidualReader:
             self._together_s,
         )
 
-    def _together_s(self, remade: Collection[int], kept: Collection[int]) -> float:
+    def _together_s(self, remat: Collection[int], kept: Collection[int]) -> float:
         """Return the seconds to recompute values together; see `RematQuestion`."""
         found = 0.0
-        plain = [v for v in remade if v not in self.stacks]
+        plain = [v for v in remat if v not in self.stacks]
         stay = {*kept, *self.bound}
         lines = again(self.program, self.block, self._repeatable(plain), stay).lines
         found += sum(self._line_s(self.block.lines[k]) for k in lines)
         for loop in {s.loop for s in self.stacks.values()}:
             mine = [s for s in self.stacks.values() if s.loop == loop]
             body = self.blocks.of(self.block.lines[loop].op)
-            gone = [s for s in mine if s.value in remade]
+            gone = [s for s in mine if s.value in remat]
             rest = {s.inside for s in mine if s.value in kept}
             lines = again(self.program, body, [s.inside for s in gone], rest).lines
             found += sum(self._line_s(body.lines[k]) for k in lines)
@@ -170,9 +170,9 @@ class ResidualReader:
         wanted = [value] if may_run_again(self.program, line.op) else []
         return again(self.program, self.block, wanted, kept)
 
-    def _needs(self, remade: Rerun) -> tuple[int, ...]:
+    def _needs(self, remat: Rerun) -> tuple[int, ...]:
         found: dict[int, None] = {}
-        for read in remade.inputs.values():
+        for read in remat.inputs.values():
             found.update(dict.fromkeys(read))
         return tuple(found)
 
@@ -181,8 +181,8 @@ class ResidualReader:
         if stack is not None:
             return self._stack_row(stack, uses)
         k = self.block.maker[value]
-        remade = self._again(value, kept - {value})
-        lines = [self.block.lines[j] for j in remade.lines]
+        remat = self._again(value, kept - {value})
+        lines = [self.block.lines[j] for j in remat.lines]
         start = max(
             [self._times(line)[1] for line in self.early_readers.get(value, ())],
             default=self._times(self.block.lines[k])[1],
@@ -194,7 +194,7 @@ class ResidualReader:
             self._bytes(value),
             start + 1,
             tuple(sorted(uses)),
-            self._needs(remade),
+            self._needs(remat),
             sum(map(self._line_s, lines)) if lines else None,
             None,  # Not offloaded: see `passes.remat.offload`.
             None,
@@ -207,13 +207,13 @@ class ResidualReader:
         body, call = self.blocks.of(forward.op), call_of(forward)
         mine = [s for s in self.stacks.values() if s.loop == stack.loop]
         others = {s.inside: s.value for s in mine if s.inside != stack.inside}
-        remade = again(self.program, body, [stack.inside], set(others))
-        lines = [body.lines[j] for j in remade.lines]
+        remat = again(self.program, body, [stack.inside], set(others))
+        lines = [body.lines[j] for j in remat.lines]
         outside = dict(zip(body.inputs, forward.reads, strict=True))
         carries = body.inputs[call.num_consts : call.num_consts + call.num_carry]
         needs = [
             others.get(v, v if v in carries else outside.get(v, v))
-            for v in self._needs(remade)
+            for v in self._needs(remat)
         ]
         can = bool(lines) and stack.inside not in carries
         pass_s = self._pass_s(stack)

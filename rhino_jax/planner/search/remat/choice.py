@@ -136,12 +136,12 @@ def choice_of(
     """
     chosen = list(zip(asked.values, answer.choices, strict=True))
     gone = {i for i, (_, what) in enumerate(chosen) if what == REMAKE}
-    remade = [v for v, what in chosen if what == REMAKE]
-    remade += [v for v, of in asked.followers.items() if not gone.isdisjoint(of)]
+    remat = [v for v, what in chosen if what == REMAKE]
+    remat += [v for v, of in asked.followers.items() if not gone.isdisjoint(of)]
     sent = [v for v, what in chosen if what == OFFLOAD]
     kept = [
         v
         for (v, what), c in zip(chosen, asked.question.candidates, strict=True)
         if what == KEEP and not c.uses
     ]
-    return RematChoice(tuple(remade), tuple(kept), tuple(sent), first if gone else ())
+    return RematChoice(tuple(remat), tuple(kept), tuple(sent), first if gone else ())
