@@ -316,7 +316,7 @@ def _search(plan: PlanData) -> Section:
     search = plan.search
     # The bound covers this mesh and program only, not the other candidates compared.
     scope = ", of this program on this mesh" if plan.meshes or plan.variants else ""
-    variables = "bounded without CP-SAT"
+    variables = "proved by the LP bound"
     if search.variables:
         variables = f"{format_count(search.variables)} Boolean variables"
     status, objective = (
