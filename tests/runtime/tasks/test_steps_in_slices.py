@@ -43,10 +43,12 @@ def assert_equal(got, workload):
         if "qkv_bias" in jax.tree_util.keystr(path):
             # The bias of a key shifts all scores of a row alike: its gradient is noise.
             a, b = (np.take(x, [0, 2], axis=-3) for x in (a, b))
-        # Adam divides gradients by their size: of some near 0 rounding shows, by 1F1B
-        # of whole sequences too.
-        atol = 3e-5 if workload.config.optimizer == "adamw" else 1e-6
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=atol)
+        # Adam divides gradients by their size: of a few near 0 rounding shows, which
+        # differs between CPUs, in 1F1B of whole sequences too.
+        adam = workload.config.optimizer == "adamw"
+        far = ~np.isclose(a, b, rtol=1e-4, atol=3e-5 if adam else 1e-6)
+        assert far.mean() <= (1e-3 if adam else 0)
+        assert np.abs(a - b).max() <= 0.1 * workload.config.learning_rate or not adam
 
 
 @pytest.mark.slow
