@@ -118,30 +118,32 @@ def _walk(
     op, run = found.piece.op(i), _run(found, i, eqn, states)
     if isinstance(run, SlicedOp):
         _check_known(found, op, states, run.is_backward)
-        if op.name not in _RAISING and any(map(_may_be_low, states)):
-            made = tuple(_lowered(s) for s in run.results)
+        if op.name not in _RAISING and any(map(_may_be_extreme, states)):
+            made = tuple(_extreme(s) for s in run.results)
             run = replace(run, results=made)
         return run, run.results
     count = len(op.results)
     return None, [_whole(found, op, eqn, states, k, run) for k in range(count)]
 
 
-_RAISING = frozenset({"exp", "exp2", "logistic", "max", "reduce_max", "tanh"})
-"""Ops whose results are not as low as one of their operands may be.
+_RAISING = frozenset({
+    "cos", "erf", "exp", "exp2", "logistic", "max", "reduce_max", "sin", "tanh",
+})  # fmt: skip
+"""Ops whose results are not as extreme as one of their operands may be.
 
 `reduce_max` runs only on pairs of which every row has a column that is not low.
 """
 
 
-def _may_be_low(state: State) -> bool:
+def _may_be_extreme(state: State) -> bool:
     if isinstance(state, RowState):
-        return state.may_be_low
+        return state.may_be_extreme
     bounds = state.bounds if isinstance(state, WholeSequence) else None
-    return bounds is not None and bounds.may_be_low
+    return bounds is not None and bounds.may_be_extreme
 
 
-def _lowered(state: State) -> State:
-    return replace(state, may_be_low=True) if isinstance(state, RowState) else state
+def _extreme(state: State) -> State:
+    return replace(state, may_be_extreme=True) if isinstance(state, RowState) else state
 
 
 def settle(found: SliceAnalysis) -> None:

@@ -49,9 +49,10 @@ class Bounds:
         return float(np.max(self.high))
 
     @cached_property
-    def may_be_low(self) -> bool:
-        """Whether some elements may be less than any value of weights."""
-        return bool(np.any(self.low < -MODERATE))
+    def may_be_extreme(self) -> bool:
+        """Whether some may be less than any value of weights; of floats, or more."""
+        is_float = "float" in str(self.high.dtype)
+        return self.least < -MODERATE or (is_float and self.most > MODERATE)
 
 
 def exactly(x: Any) -> Bounds:

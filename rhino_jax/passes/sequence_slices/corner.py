@@ -39,10 +39,15 @@ class Corner:
         """Facts about the pairs, where the value is an operand of an op."""
         least = np.min(self.low, initial=np.inf, where=self.is_after)
         most = np.max(self.high, initial=-np.inf, where=self.is_after)
-        seen = self.seen(self.low >= -MODERATE)
+        seen = self.seen(self.is_moderate)
         if least == most == 0:
             return Later(Fill.ZERO, seen=seen)
-        return low(float(most), seen)
+        return low(float(most), seen, may_be_low=bool(least < -MODERATE))
+
+    @property
+    def is_moderate(self) -> Any:
+        """[rows, columns], whether elements are surely as moderate as activations."""
+        return (self.low >= -MODERATE) & (self.high <= MODERATE)
 
     @property
     def is_never(self) -> bool:
@@ -74,9 +79,17 @@ class Corner:
         return f"token {row} may see token {column}"
 
 
-def low(most: float, seen: Seen) -> Later:
-    """Return facts about later pairs with an upper bound: low, if it is low enough."""
-    return Later(Fill.LOW, most, seen) if most <= LOW else Later(seen=seen)
+def low(most: float, seen: Seen, *, may_be_low: bool = True) -> Later:
+    """Return facts about later pairs with an upper bound: low, if it is low enough.
+
+    Args:
+      most: the upper bound.
+      seen: how many of the other columns are surely moderate.
+      may_be_low: whether some may be low where not all are.
+    """
+    if most <= LOW:
+        return Later(Fill.LOW, most, seen, may_be_low=True)
+    return Later(seen=seen, may_be_low=may_be_low, may_be_high=not most <= MODERATE)
 
 
 def corner_of(

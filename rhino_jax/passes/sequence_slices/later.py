@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,9 +66,20 @@ _ODD = frozenset({
 
 def _plain(parts: Sequence[PairOperand]) -> Later:
     """Return what is known where nothing is known of later columns."""
-    seen = min(p.later.seen for p in parts)
-    leak = next((p.later.leak for p in parts if p.later.leak), "")
-    return Later(seen=seen, leak=leak)
+    found = either(p.later for p in parts)
+    extreme = found.may_be_low or found.may_be_high
+    return replace(found, may_be_low=extreme, may_be_high=extreme)
+
+
+def either(parts: Iterable[Later]) -> Later:
+    """Return what is known of a choice among pairs, or of their sum."""
+    found = tuple(parts)
+    return Later(
+        seen=min(later.seen for later in found),
+        leak=next((later.leak for later in found if later.leak), ""),
+        may_be_low=any(later.may_be_low for later in found),
+        may_be_high=any(later.may_be_high for later in found),
+    )
 
 
 def _is_zero(part: PairOperand) -> bool:
@@ -79,16 +90,20 @@ def _is_low(part: PairOperand) -> bool:
     return part.later.fill is Fill.LOW
 
 
-def _may_be_low(part: PairOperand) -> bool:
-    """Whether pairs are low in later columns, or may be masked in others too."""
-    return _is_low(part) or part.later.seen is Seen.NONE
+def _least(part: PairOperand) -> float:
+    """Return a lower bound in later columns; those of weights are moderate."""
+    if math.isfinite(part.least):
+        return part.least
+    return -math.inf if part.later.may_be_low else -MODERATE
 
 
 def _most(part: PairOperand) -> float:
-    """Return an upper bound; values of weights are taken as moderate."""
+    """Return an upper bound in later columns; those of weights are moderate."""
     if _is_low(part):
         return part.later.most
-    return part.most if math.isfinite(part.most) else MODERATE
+    if math.isfinite(part.most):
+        return part.most
+    return math.inf if part.later.may_be_high else MODERATE
 
 
 def _chosen(parts: Sequence[PairOperand]) -> Later:
@@ -100,20 +115,26 @@ def _chosen(parts: Sequence[PairOperand]) -> Later:
         return _chosen_by_pairs(which, cases)
     no, yes = cases
     mask = which.corner
-    found = Later()
+    may_be = ~mask.low.astype(bool), mask.high.astype(bool)
     if mask.is_never:
         found = no.later
     elif mask.is_always:
         found = yes.later
     elif _is_low(no) and _is_low(yes):
         found = low(max(no.later.most, yes.later.most), Seen.NONE)
-    may_be = ~mask.low.astype(bool), mask.high.astype(bool)
+    else:
+        chosen = [
+            case.later
+            for case, at in zip(cases, may_be, strict=True)
+            if np.any(at & mask.is_after)
+        ]
+        found = replace(either(chosen), leak="")
     leak = found.leak or (mask.leak if found.fill is Fill.ANY else "")
     return replace(found, seen=_seen(mask, cases, may_be), leak=leak)
 
 
 def _seen(mask: Corner, cases: Sequence[PairOperand], may_be: Sequence[Any]) -> Seen:
-    """Return how many columns up to a row surely choose values that are not low.
+    """Return how many columns up to a row surely choose moderate values.
 
     Args:
       mask: the predicate.
@@ -123,7 +144,7 @@ def _seen(mask: Corner, cases: Sequence[PairOperand], may_be: Sequence[Any]) -> 
     dark = np.zeros(mask.is_after.shape, bool)
     for i, (case, at) in enumerate(zip(cases, may_be, strict=True)):
         if case.corner is not None:
-            dark |= at & (case.corner.low < -MODERATE)
+            dark |= at & ~case.corner.is_moderate
         elif case.later.seen is not Seen.ALL:
             if not np.any(may_be[1 - i] & ~mask.is_after):
                 return case.later.seen  # all columns choose this case
@@ -139,7 +160,7 @@ def _chosen_by_pairs(which: PairOperand, cases: Sequence[PairOperand]) -> Later:
         return replace(cases[0].later, seen=seen)
     if all(map(_is_low, cases)):
         return low(max(c.later.most for c in cases), seen)
-    return Later(seen=seen)
+    return replace(either(c.later for c in cases), seen=seen)
 
 
 def _both_seen(a: PairOperand, b: PairOperand) -> Seen:
@@ -159,16 +180,23 @@ def _add(parts: Sequence[PairOperand]) -> Later:
     seen = _both_seen(a, b)
     if _is_low(a) or _is_low(b):
         return low(_most(a) + _most(b), seen)
-    return replace(_plain(parts), seen=seen)
+    return replace(either(p.later for p in parts), seen=seen)
 
 
 def _sub(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_zero(a) and _is_zero(b):
         return ZERO
-    if _is_low(a) and not _may_be_low(b):
-        return low(a.later.most + MODERATE, a.later.seen)
-    return replace(_plain(parts), seen=_both_seen(a, b))
+    seen = _both_seen(a, b)
+    if _is_low(a):
+        return low(a.later.most - _least(b), seen)
+    x, y = a.later, b.later
+    return replace(
+        _plain(parts),
+        seen=seen,
+        may_be_low=x.may_be_low or y.may_be_high,
+        may_be_high=x.may_be_high or y.may_be_low,
+    )
 
 
 def _mul(parts: Sequence[PairOperand]) -> Later:
@@ -176,7 +204,7 @@ def _mul(parts: Sequence[PairOperand]) -> Later:
     if _is_zero(a) or _is_zero(b):
         return ZERO
     for x, by in ((a, b), (b, a)):
-        if _is_low(x) and 0 < by.least <= by.most < math.inf:
+        if _is_low(x) and 0 < by.least <= by.most <= MODERATE:
             return low(x.later.most * by.least, x.later.seen)
     return _plain(parts)
 
@@ -185,7 +213,7 @@ def _div(parts: Sequence[PairOperand]) -> Later:
     a, b = parts
     if _is_zero(a):
         return ZERO
-    if _is_low(a) and 0 < b.least <= b.most < math.inf:
+    if _is_low(a) and 1 / MODERATE <= b.least <= b.most < math.inf:
         return low(a.later.most / b.most, a.later.seen)
     return _plain(parts)
 
@@ -213,7 +241,7 @@ def _max(parts: Sequence[PairOperand]) -> Later:
 
 def _above(a: PairOperand, b: PairOperand) -> bool:
     """Whether `b` is surely larger in all later columns."""
-    return _is_low(a) and not _may_be_low(b)
+    return _is_low(a) and a.later.most < _least(b)
 
 
 def _greater(parts: Sequence[PairOperand]) -> Later:

@@ -16,7 +16,7 @@ from rhino_jax.passes.sequence_slices.flow import (
     at_places,
     end_of,
 )
-from rhino_jax.passes.sequence_slices.later import PairOperand, made_by
+from rhino_jax.passes.sequence_slices.later import PairOperand, either, made_by
 from rhino_jax.passes.sequence_slices.reduced import reducer_of
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
@@ -104,15 +104,14 @@ class OnPairs:
         """Return facts about later columns; a mask decides which place has the rows."""
         if pair.row is not None:
             return self._made(pair.row)
-        either: list[Later] = []
+        found: list[Later] = []
         for row in (0, 1):
             later = self._made(row)
             if later.fill is not Fill.ANY:
                 pair.decide(row)
                 return later
-            either.append(later)
-        seen = min(later.seen for later in either)
-        return Later(seen=seen, leak=either[0].leak)
+            found.append(later)
+        return either(found)
 
     def _made(self, row: int) -> Later:
         parts = tuple(self._part(i, row) for i in range(len(self.states)))
@@ -131,15 +130,22 @@ class OnPairs:
                 else replace(state.later, fill=Fill.ANY)
             )
         if isinstance(state, RowState):
-            return PairOperand(Later(seen=Seen.NONE if state.may_be_low else Seen.ALL))
+            extreme = state.may_be_extreme
+            seen = Seen.NONE if extreme else Seen.ALL
+            return PairOperand(
+                Later(seen=seen, may_be_low=extreme, may_be_high=extreme)
+            )
         if state.bounds is None:
             return PairOperand(Later())
         bounds = state.bounds
         least, most = bounds.least, bounds.most
         corner = self._corner(i, bounds, row)
         if corner is None:
-            seen = Seen.ALL if least >= -MODERATE else Seen.NONE
-            later = Later(Fill.ZERO) if least == most == 0 else low(most, seen)
+            seen = Seen.ALL if -MODERATE <= least <= most <= MODERATE else Seen.NONE
+            is_low = least < -MODERATE
+            later = low(most, seen, may_be_low=is_low)
+            if least == most == 0:
+                later = Later(Fill.ZERO)
             return PairOperand(later, least, most)
         return PairOperand(corner.later, least, most, corner)
 

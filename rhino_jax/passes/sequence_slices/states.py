@@ -100,12 +100,12 @@ class RowState:
     Attributes:
       place: the sequence dim.
       is_backward: whether the backward pass computes it.
-      may_be_low: whether it may contain the low values that masks add.
+      may_be_extreme: whether it may contain the values that masks add or subtract.
     """
 
     place: SequenceDim
     is_backward: bool
-    may_be_low: bool = field(default=False, compare=False)
+    may_be_extreme: bool = field(default=False, compare=False)
 
 
 class Fill(Enum):
@@ -120,7 +120,7 @@ class Fill(Enum):
 
 
 class Seen(IntEnum):
-    """Number of columns up to a row that are surely not low.
+    """Number of columns up to a row that are surely moderate, neither low nor high.
 
     NONE: perhaps none. ONE: at least one in every row. ALL: all.
     """
@@ -137,14 +137,18 @@ class Later:
     Attributes:
       fill: elements whose column is after their row.
       most: for low ones, an upper bound.
-      seen: for the other columns, how many are surely not low.
+      seen: for the other columns, how many are surely moderate.
       leak: in words, what lets later pairs through.
+      may_be_low, may_be_high: whether some later columns may be less, or more, than
+        what weights and activations give.
     """
 
     fill: Fill = Fill.ANY
     most: float = 0.0
     seen: Seen = Seen.ALL
     leak: str = ""
+    may_be_low: bool = False
+    may_be_high: bool = False
 
 
 class PairState:

@@ -58,6 +58,11 @@ def _padded_first(q, k, v, batch):
     return mixed(jax.nn.softmax(jnp.where(TRIL, scores, -1e9)), v)
 
 
+def _padding_added_first(q, k, v, batch):
+    scores = scores_of(q, k) + jnp.where(is_token(batch) | EYE, 0.0, -1e9)
+    return mixed(jax.nn.softmax(scores + jnp.where(TRIL, 0.0, -1e9)), v)
+
+
 def _window(batch):
     place = jnp.arange(S)
     return TRIL & (place[:, None] - place < 3)
@@ -150,7 +155,8 @@ ATTENTION = {
     **{
         f.__name__[1:]: f
         for f in (
-            _is_causal, _alibi_first, _padded_first, _own_softmax, _without_maximum,
+            _is_causal, _alibi_first, _padded_first, _padding_added_first, _own_softmax,
+            _without_maximum,
             _where_of_softmax, _with_bias, _grouped_queries, _mapped, _dropout,
             _capped, _sigmoid, _linear, _keys_first, _heads_in_the_batch,
             _tokens_in_the_batch,

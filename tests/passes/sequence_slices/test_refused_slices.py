@@ -112,6 +112,37 @@ def test_what_is_subtracted_may_be_as_low_as_masked_scores():
     assert "lets tokens read later ones" in refused(attend)
 
 
+AHEAD = jnp.tril(jnp.ones((S, S), bool), k=1)
+
+
+@pytest.mark.parametrize(
+    "weigh",
+    [
+        lambda low, other: other <= low,
+        lambda low, other: low == other,
+        lambda low, other: jnp.exp(low - other) / 100,
+        lambda low, other: jnp.exp(low + -other) / 100,
+    ],
+)
+def test_scores_that_are_both_masked_in_some_later_column(weigh):
+    """Both are then equally low: a mask that looks ahead decides what is seen."""
+
+    def attend(q, k, v, batch):
+        low = jnp.where(TRIL, scores_of(q, k), -1e9)
+        other = jnp.where(AHEAD, scores_of(k, q), -1e9)
+        return mixed(weigh(low, other).astype(q.dtype), v)
+
+    assert "lets tokens read later ones" in refused(attend)
+
+
+def test_padding_that_is_subtracted_may_mask_rows_in_full():
+    def attend(q, k, v, batch):
+        scores = jnp.where(TRIL, scores_of(q, k), -1e9)
+        return mixed(jax.nn.softmax(scores - jnp.where(is_token(batch), 0, 1e9)), v)
+
+    assert UNSEEN in refused(attend)
+
+
 OPS = {
     "a running sum": lambda v: 2 * jnp.cumsum(v, axis=1),
     "the mean": lambda v: v + v.mean(1, keepdims=True),
