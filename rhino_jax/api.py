@@ -183,6 +183,7 @@ def auto_shard(
     parameters = _parameters(fn, calling, what)
     sharded = ShardedFunction(parameters, wishes.plan, read_mesh(mesh, what), what)
     sharded.wishes = wishes
+    sharded.shows_progress = wishes.progress is True
     sharded.hardware = wishes.hardware
     if sharded.hardware is None:
         sharded.hardware = hardware_of_like(wishes.like)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rhino_jax.errors import StageError
-from rhino_jax.explain.report.progress import shown
 from rhino_jax.explain.results.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
@@ -32,6 +31,7 @@ from rhino_jax.planner.per_microbatch import notes_of_places
 from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.utils.progress import shown
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
-from rhino_jax.explain.report.progress import shown
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
@@ -30,6 +29,7 @@ from rhino_jax.planner.staging.spmd_pipeline.planned import (
     plan_in_one_program,
 )
 from rhino_jax.planner.variant_search import Search
+from rhino_jax.utils.progress import shown
 
 
 class Wished(Protocol):

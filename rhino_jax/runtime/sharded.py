@@ -34,6 +34,7 @@ from rhino_jax.runtime.feedback import tied, without
 from rhino_jax.runtime.lowering import Lowered, lower
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.processes.agree import agreed, attending, processes_of_mesh
+from rhino_jax.utils.progress import ticking
 
 
 Planner = Callable[[Traced, Any, AnyPlan | None], AnyPlan]
@@ -54,6 +55,7 @@ class ShardedFunction(Generic[AnyPlan]):
       hardware: the hardware that the user specified for it, which `like=` takes over;
         or None.
       wishes: all options that the user requested for it, or None.
+      shows_progress: show a line while a first call compiles.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class ShardedFunction(Generic[AnyPlan]):
         self._has_told_ties = False
         self.hardware: Any = None
         self.wishes: Any = None
+        self.shows_progress = True
         functools.update_wrapper(self, parameters.fn)
         self.__wrapped__: Callable[..., Any] = parameters.fn
         self.__name__ = parameters.name
@@ -144,7 +147,9 @@ class ShardedFunction(Generic[AnyPlan]):
         arguments = self._match(bound, args, kwargs)
         assert arguments is not None
         self._last, self._last_context = bound, context_mesh()
-        return bound.run(arguments)
+        is_shown = self.shows_progress and jax.process_index() == 0
+        with ticking(f"compiling `{self.__name__}`", is_enabled=is_shown):
+            return bound.run(arguments)
 
     def _bind(self, call: Call) -> Bound[AnyPlan]:
         """Trace and plan, unless this signature was planned before."""

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from rhino_jax.errors import RhinoError
 
@@ -64,6 +65,20 @@ def keep_captured(file: Path) -> None:
     """
     global _kept
     _kept = file
+
+
+@contextlib.contextmanager
+def real_stderr() -> Iterator[TextIO]:
+    """Yield a stream to standard error that `captured_stderr` does not capture."""
+    try:
+        is_captured = sys.stderr.fileno() == 2
+    except (AttributeError, OSError, ValueError):  # none, or a notebook's, a test's
+        is_captured = False
+    if not is_captured:
+        yield sys.stderr
+        return
+    with os.fdopen(os.dup(2), "w") as stream:
+        yield stream
 
 
 def write_stderr(text: str) -> None:

@@ -15,9 +15,16 @@ import jax
 from rhino_jax._compat import compiler_input, compiling_anew, parameter_axes
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options, origin_of
 from rhino_jax.runtime.lowering import Lowered
-from rhino_jax.utils.stderr import captured_stderr, write_stderr
+from rhino_jax.utils.progress import ticking
+from rhino_jax.utils.stderr import captured_stderr, real_stderr, write_stderr
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
-from rhino_jax.verify.in_child import CompilerTask, compile_in_child
+from rhino_jax.verify.in_child import (
+    NO_LIMIT,
+    USUAL_COMPILE_TIME,
+    CompileLimit,
+    CompilerTask,
+    compile_in_child,
+)
 
 
 # XLA:TPU. In spite of its wording, the figure is of all buffers, arguments included:
@@ -36,27 +43,36 @@ _TOLD_ELSEWHERE = re.compile(r"rematerialization", re.IGNORECASE)
 _MESSAGE_LINES = 4
 
 
-def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Compilation:
+def compile_lowered(
+    lowered: Lowered | jax.stages.Lowered,
+    *,
+    mesh: Any,
+    limit: CompileLimit = NO_LIMIT,
+) -> Compilation:
     """Compile a program; running out of memory is a result, not an error.
 
     Args:
       lowered: a lowered program, of `jax.jit` or of a function that rhino sharded.
       mesh: the mesh that it was lowered for. Where its devices are compile-only ones of
         `rhino_jax.hardware.compile_only`, a child process compiles.
+      limit: how long a child process may compile; compiling in this process is not
+        interrupted.
     Raises:
       jax.errors.JaxRuntimeError: the compiler fails for any other reason.
-      CompilerError: the compiler aborted that child process.
+      CompilerError: the compiler aborted that child process, or the time is over.
     """
     inner = lowered.lowered if isinstance(lowered, Lowered) else lowered
     platform, origin = _platform(mesh), origin_of(mesh)
     with compiling_anew() as new:
         options = {**new, **compiler_options(mesh)}
         given = None if origin is None else compiler_input(inner, options)
+        doing = _doing(_name(lowered), mesh, platform, is_here=origin is None)
         if origin is None or given is None:
-            found, told = compiled_by(
-                lambda more: inner.compile(compiler_options={**options, **more}),
-                platform,
-            )
+            with real_stderr() as stream, ticking(doing, stream=stream):
+                found, told = compiled_by(
+                    lambda more: inner.compile(compiler_options={**options, **more}),
+                    platform,
+                )
         else:
             task = CompilerTask(
                 _name(lowered),
@@ -65,7 +81,8 @@ def compile_lowered(lowered: Lowered | jax.stages.Lowered, *, mesh: Any) -> Comp
                 tuple(device.id for device in mesh.devices.flat),
                 platform,
             )
-            found, told = compile_in_child(task)
+            with ticking(doing):
+                found, told = compile_in_child(task, limit)
     write_stderr(told)
     return replace(found, parameter_axes=parameter_axes(inner))
 
@@ -150,8 +167,15 @@ def _text_of(
 
 def _name(lowered: Lowered | jax.stages.Lowered) -> str:
     if isinstance(lowered, Lowered):
-        return lowered.bound.traced.name
+        return f"`{lowered.bound.traced.name}`"
     return "the program"
+
+
+def _doing(name: str, mesh: Any, platform: str, *, is_here: bool) -> str:
+    """Return what is compiled, for how many of which devices, and the usual time."""
+    kind = mesh.devices.flat[0].device_kind
+    usual = "" if is_here else f", usually {USUAL_COMPILE_TIME[platform]}"
+    return f"compiling {name} for {mesh.devices.size} × {kind}{usual}"
 
 
 def _platform(mesh: Any) -> str:

@@ -14,10 +14,12 @@ from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import check_mesh_axes
+from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.emulate import emulated_mesh
 from rhino_jax.verify.hlo.records import Compilation
+from rhino_jax.verify.in_child import NO_LIMIT, CompileLimit
 from rhino_jax.verify.targets import compile_target
 
 
@@ -28,14 +30,18 @@ class CompilePlace:
     Attributes:
       mesh: mesh to lower for; its devices may be compile-only.
       target: the hardware whose rates turn compiled work into seconds.
+      limit: how long compiling may take, of all programs together.
     """
 
     mesh: Mesh
     target: Target
+    limit: CompileLimit = NO_LIMIT
 
-    def compile(self, lowered: jax.stages.Lowered) -> Compilation:
-        """Compile a program that was lowered for the mesh."""
-        return compile_lowered(lowered, mesh=self.mesh)
+    def compile(
+        self, lowered: Lowered | jax.stages.Lowered, mesh: Mesh | None = None
+    ) -> Compilation:
+        """Compile a program that was lowered for the mesh, or for a submesh of it."""
+        return compile_lowered(lowered, mesh=mesh or self.mesh, limit=self.limit)
 
 
 def place_of(plan: PlanData, compile_for: Any, what: str) -> CompilePlace:

@@ -19,7 +19,6 @@ from rhino_jax.plan.stages import Between, Pipeline, StageCost
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.tasks.executable import TaskExecutable
 from rhino_jax.runtime.tasks.programs import GroupPrograms
-from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, OutOfMemory
@@ -120,7 +119,7 @@ def _compiled(
         for key in task.reads
     ]
     lowered = programs.all[position].lower(*shapes)
-    compilation = compile_lowered(lowered, mesh=programs.mesh)
+    compilation = place.compile(lowered, programs.mesh)
     axes = programs.stage.mesh_axes
     reading = read_compiled(compilation, axes, place.target, while_loops=while_loops)
     tile = place.target.device.tile

@@ -28,6 +28,7 @@ from rhino_jax.verify.hlo.records import (
     MemoryUse,
     OutOfMemory,
 )
+from rhino_jax.verify.in_child import CompileLimit
 from rhino_jax.verify.made import Made
 from rhino_jax.verify.matching.causes import evidence_of
 from rhino_jax.verify.matching.differences import differences_of
@@ -133,6 +134,7 @@ def verify(
     compile_for: Any = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
+    time_limit_s: float | str | None = None,
 ) -> VerificationData:
     """Compile `fn` as planned and read it back; see `PlanData.verify`."""
     what = "`plan.verify`"
@@ -145,13 +147,14 @@ def verify(
         what=what,
     )
     place = place_of(plan, compile_for, what)
+    place = replace(place, limit=CompileLimit.of(what, time_limit_s))
     sharded = sharded_by(parameters, with_mesh(plan, place.mesh), what)
     if plan.has_tasks:
         bound = sharded.bound(*args, **kwargs)
         return _beside(plan, compiled_stages(bound, place), place)
     lowered = sharded.lower(*args, **kwargs)
     plan = with_lines(plan, lowered.bound.running.program)
-    return verification_of(plan, lowered, place.compile(lowered.lowered), place)
+    return verification_of(plan, lowered, place.compile(lowered), place)
 
 
 def planned_parameters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from rhino_jax.errors import CompilerError
 from rhino_jax.utils.stderr import captured_stderr, write_stderr
 from rhino_jax.verify.compile import compile_lowered, read_out_of_memory
 from rhino_jax.verify.hlo.records import OutOfMemory
-from rhino_jax.verify.in_child import compile_in_child
+from rhino_jax.verify.in_child import CompileLimit, compile_in_child
 from tests.verify.extras import mesh_of_target
 
 
@@ -276,7 +277,7 @@ def test_gpu_programs_that_do_not_fit_compile_nonetheless() -> None:
 class Fatal:
     """A task that ends the process that reads it."""
 
-    name, platform, device_ids = "step", "tpu", (0, 1)
+    name, platform, device_ids = "`step`", "tpu", (0, 1)
 
     def __reduce__(self) -> Any:
         return os._exit, (7,)
@@ -288,6 +289,23 @@ def test_a_process_that_ends_is_an_error_and_the_next_is_another() -> None:
             compile_in_child(Fatal())  # type: ignore[arg-type]
         assert "exit status 7" in caught.value.numbers
         assert caught.value.where and caught.value.fix
+
+
+class Endless(Fatal):
+    """A task that takes a minute to read."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (60,)
+
+
+def test_a_process_is_ended_when_the_time_is_over() -> None:
+    limit, begun = CompileLimit.of("`plan.verify`", "0.2 s"), time.monotonic()
+    with pytest.raises(CompilerError, match="still compiling `step`") as caught:
+        compile_in_child(Endless(), limit)  # type: ignore[arg-type]
+    assert time.monotonic() - begun < 30
+    error = caught.value
+    assert "time_limit_s=" in error.where and error.numbers.startswith("0.2 s")
+    assert "more time" in error.fix
 
 
 @pytest.mark.slow

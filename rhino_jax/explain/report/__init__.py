@@ -1,11 +1,11 @@
 """Reports on plans, verifications, audits and checks, as text and HTML.
 
 In: the data of `rhino_jax.plan` and `rhino_jax.verify`; nothing here computes.
-Out: one line, text, HTML, and a line of progress.
+Out: one line, text and HTML.
 Order: `values`, `collectives` and `folding` (rows), `step` (the simulated step) and
 `step_trace` (for Perfetto), `story`, `verification`, `audit`,
 `check` and `changes` (sections of one thing each), `section` (what sections are),
-`text` and `html` (sections → output), `line` and `progress`.
+`text` and `html` (sections → output), `line`.
 
 To add a report: one file that gives a tuple of `section.Section`, which `text` and
 `html` show. To add an output format: one file next to them that takes the same tuple.

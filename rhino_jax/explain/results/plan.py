@@ -189,6 +189,7 @@ class Plan(Explored):
         compile_for: Any = None,
         static_argnums: int | Iterable[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
+        time_limit_s: float | str | None = None,
         **kwargs: Any,
     ) -> Verification:
         """Compile `fn(*args, **kwargs)` as planned; compare with predictions.
@@ -203,6 +204,8 @@ class Plan(Explored):
             hardware, which need not be present (`rhino.compile_target`). Or a mesh with
             the plan's axes.
           static_argnums, static_argnames: as in `jax.jit`.
+          time_limit_s: wall time that compiling for absent hardware may take, in
+            seconds or as "5 min"; None: no limit.
 
         Returns:
           Predicted and compiled quantities. A program that does not fit is a result,
@@ -212,6 +215,8 @@ class Plan(Explored):
           PlanFileError: the plan is of another program.
           MeshError: the mesh has other axes.
           HardwareError: there is no compiler for the hardware, or it is not installed.
+          CompilerError: compiling took longer than `time_limit_s`, or the compiler
+            aborted.
         """
         return Verification.of(
             verify(
@@ -222,6 +227,7 @@ class Plan(Explored):
                 compile_for=compile_for,
                 static_argnums=static_argnums,
                 static_argnames=static_argnames,
+                time_limit_s=time_limit_s,
             )
         )
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.report.progress import shown
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.shared import SharedLayout, Slot
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.planner.joint.programs import WHAT, JointPrograms
 from rhino_jax.runtime.processes.agree import decided_by_first
 from rhino_jax.units import format_bytes
+from rhino_jax.utils.progress import shown
 
 
 if TYPE_CHECKING:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 import types
 
 import pytest
 
-from rhino_jax.explain.report.progress import Progress, is_interactive
+from rhino_jax.utils import progress as progress_module
+from rhino_jax.utils.progress import Progress, is_interactive, ticking
 
 
 class Terminal(io.StringIO):
@@ -142,3 +144,17 @@ def test_a_notebook_is_interactive(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert is_interactive(stream)
     assert not is_interactive(io.StringIO())
+
+
+def test_a_thread_tells_the_seconds_of_one_long_call(monkeypatch) -> None:
+    monkeypatch.setattr(progress_module, "_TICK_S", 0.01)
+    monkeypatch.setattr(Progress.__init__, "__kwdefaults__", {
+        **(Progress.__init__.__kwdefaults__ or {}), "delay_s": 0.0, "interval_s": 0.0
+    })  # fmt: skip
+    stream = Terminal()
+    with ticking("compiling `step`", stream=stream):
+        deadline = time.monotonic() + 20
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert shown(stream).startswith("compiling `step`… 0 s")
+    assert shown(stream) == ""

@@ -1,6 +1,7 @@
-"""One updating line for planning that takes longer than two seconds.
+"""One updating line while planning or compiling takes longer than two seconds.
 
 planning… best 12.3 ms, bound 11.9 ms, gap 3.3 %, 4 s
+compiling `train_step`… 12 s
 
 If output is piped, a separate line every ten seconds.
 """
@@ -19,12 +20,13 @@ from rhino_jax.units import format_seconds, format_share
 
 
 class Progress:
-    """Progress line of a search, in a terminal or notebook, or lines in a pipe.
+    """Progress line of a long operation, in a terminal or notebook, or lines in a pipe.
 
     The solver may call `update` from threads of its own. No exception is raised into
     the search: a closed stream is not written to again.
 
     Args:
+      doing: what takes the time, as the line begins.
       is_enabled: False: write nothing.
       stream: where to write; None: standard error.
       clock: monotonic clock, in seconds.
@@ -36,6 +38,7 @@ class Progress:
     def __init__(
         self,
         *,
+        doing: str = "planning",
         is_enabled: bool = True,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -44,7 +47,7 @@ class Progress:
         piped_s: float = 10.0,
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._is_shown = is_enabled
+        self._doing, self._is_shown = doing, is_enabled
         self._is_piped = not is_interactive(self._stream)
         self._clock = clock
         self._delay_s = piped_s if self._is_piped else delay_s
@@ -105,7 +108,8 @@ class Progress:
         if self._best_s and self._bound_s is not None:
             gap = max(0.0, self._best_s - self._bound_s) / self._best_s
             parts.append(f"gap {format_share(gap)}")
-        return "planning… " + ", ".join([*parts, f"{elapsed_s:.0f} s"])
+        parts.append(f"{elapsed_s:.0f} s")
+        return f"{self._doing}… " + ", ".join(parts)
 
     def _write(self, line: str) -> None:
         padding = " " * max(0, self._width - len(line))
@@ -144,3 +148,36 @@ def shown(
         return
     with Progress(is_enabled=bool(wanted)) as line:
         yield line.update
+
+
+@contextlib.contextmanager
+def ticking(
+    doing: str, *, is_enabled: bool = True, stream: TextIO | None = None
+) -> Iterator[None]:
+    """Show a line with the seconds that the body takes, written by a thread.
+
+    Args:
+      doing: what takes the time, as "compiling `step`".
+      is_enabled: False: write nothing, start no thread.
+      stream: where to write; None: standard error.
+    """
+    if not is_enabled:
+        yield
+        return
+    ended = threading.Event()
+    with Progress(doing=doing, stream=stream) as line:
+
+        def tick() -> None:
+            while not ended.wait(_TICK_S):
+                line.update()
+
+        thread = threading.Thread(target=tick, name="rhino progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+_TICK_S = 0.5
