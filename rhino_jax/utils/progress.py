@@ -69,6 +69,9 @@ class Progress:
         with self._lock:
             self._best_s = self._best_s if best_s is None else best_s
             self._bound_s = self._bound_s if bound_s is None else bound_s
+            best_s, bound_s = self._best_s, self._bound_s
+            if best_s is not None and bound_s is not None and best_s < bound_s:
+                self._bound_s = None  # Of a mesh that another one has beaten.
             now_s = self._clock()
             if (
                 self._is_shown

@@ -63,6 +63,18 @@ def test_what_is_not_known_is_left_out_and_what_is_known_stays() -> None:
     assert shown(stream) == "planning… best 2.00 ms, bound 1.00 ms, gap 50 %, 4 s"
 
 
+def test_no_bound_is_above_the_best() -> None:
+    progress, stream, clock = make()
+    clock.now_s = 3
+    progress.update(2e-3, 1.9e-3)
+    clock.now_s = 4
+    progress.update(1.8e-3, None)
+    assert shown(stream) == "planning… best 1.80 ms, 4 s"
+    clock.now_s = 5
+    progress.update(None, 1.85e-3)
+    assert shown(stream) == "planning… best 1.80 ms, 5 s"
+
+
 def test_a_shorter_line_wipes_the_longer_one() -> None:
     progress, stream, clock = make()
     clock.now_s = 3
