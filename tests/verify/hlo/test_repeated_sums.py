@@ -115,6 +115,19 @@ def test_a_position_that_is_looked_up_by_the_devices_number(
     assert times(entry("replicated", *lines, reduced("part", ALL))) == expected
 
 
+def test_values_that_pass_an_optimization_barrier_together() -> None:
+    """As XLA prints it: each element of the tuple stays as replicated as it was."""
+    lines = (
+        "%one = f32[] constant(1)",
+        "%all = f32[8,8]{1,0} broadcast(%one), dimensions={}",
+        "%both = (f32[8,8], f32[8,8]) tuple(%w, %all)",
+        "%behind = (f32[8,8], f32[8,8]) opt-barrier(%both)",
+        "%part = f32[8,8]{1,0} get-tuple-element(%behind), index=1",
+    )
+    found = times(entry(ROWS_OVER_BOTH, *lines, reduced("part", OVER_B)))
+    assert found == [(("b",), 4)]
+
+
 def test_shardings_that_the_text_does_not_have_and_a_table_that_is_copied() -> None:
     text = entry(
         "replicated",

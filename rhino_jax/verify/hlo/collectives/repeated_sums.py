@@ -220,7 +220,7 @@ class _ReductionWalk:
             return tuple(operands)
         if opcode == "get-tuple-element":
             return part(operands[0], int(instruction.attribute("index") or 0))
-        if opcode.endswith(("-done", "-update")) or opcode == "optimization-barrier":
+        if opcode.endswith(("-done", "-update")) or opcode == "opt-barrier":
             return operands[0]
         if opcode == "while":
             return self._loop(instruction, operands[0], is_final)
