@@ -32,7 +32,7 @@ from rhino_jax.passes.spmd_pipeline import on_stage
 
 Pass = Callable[[Any, Program, str], Any]
 """A pass: (closed jaxpr, the program imported from it, choice) → a closed jaxpr of the
-same arguments, constants and results."""
+same arguments, constants and results; or that, and the choice as it was applied."""
 
 PASSES: Mapping[str, Pass] = {
     BLOCKS: in_blocks,
@@ -124,8 +124,9 @@ def _as_then(traced: Traced, transform: Transform, found: Traced) -> Traced:
 
 def _done(traced: Traced, name: str, choice: str) -> Traced:
     before = traced.program
-    jaxpr = PASSES[name](traced.closed_jaxpr, before, choice)
+    done = PASSES[name](traced.closed_jaxpr, before, choice)
+    jaxpr, choice = done if isinstance(done, tuple) else (done, choice)
     program = imported_again(jaxpr, before)
-    done = Transform(name, len(before.ops), len(program.ops), choice)
-    program = replace(program, transforms=(*before.transforms, done))
+    ran = Transform(name, len(before.ops), len(program.ops), choice)
+    program = replace(program, transforms=(*before.transforms, ran))
     return replace(traced, closed_jaxpr=jaxpr, program=program, after_passes={})

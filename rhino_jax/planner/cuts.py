@@ -81,6 +81,12 @@ def best_cut(
         plan = replace(search.plan(found), recipes=typed.recipes())
     # Variants are planned on the mesh of the first plan, where that fits.
     notes = (*plan.notes, *notes_of_places(plan.transforms))
+    if isinstance(microbatches, int) and plan.microbatches != microbatches:
+        notes += (
+            f"{plan.microbatches} micro-batches run instead of {microbatches}: each"
+            f" has as many rows as the largest of {microbatches} would, and so many"
+            " hold the batch.",
+        )
     meshes = plan.meshes or first.compared
     plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
     if not written.refine:

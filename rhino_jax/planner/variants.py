@@ -277,7 +277,7 @@ class Explorer:
             cut = may_cut(traced.closed_jaxpr, traced.program, 2**k, **options)
             if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
                 return
-            yield 2**k
+            yield cut.count
 
     def _recompute(
         self, kept: VariantCandidate, cut: MicrobatchedProgram | None = None

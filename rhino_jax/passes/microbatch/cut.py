@@ -59,8 +59,8 @@ class MicrobatchCut:
 
     Attributes:
       rows: size of the batch.
-      count: number of micro-batches requested; where it does not divide `rows`, the
-        last is smaller, or fewer run (see `emit.pieces.Split`).
+      count: number of micro-batches that run; where it does not divide `rows`, the
+        last is smaller (see `emit.pieces.Split`).
       inputs: value ids of the inputs that hold the batch.
       outside: ids of the ops that run on the whole batch, by position between loops.
       loops: the loops.

@@ -16,6 +16,7 @@ from rhino_jax.ir.program import Op, Program, Source
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
+from rhino_jax.passes.microbatch.emit.pieces import Split
 from rhino_jax.passes.microbatch.fission import split_scan
 from rhino_jax.passes.microbatch.flow.again import made_again
 from rhino_jax.passes.microbatch.flow.analysis import (
@@ -185,7 +186,7 @@ def cut_of(
             runs[op] = runs.get(op, 0) + 1
     return MicrobatchCut(
         rows=rows,
-        count=count,
+        count=Split.of(rows, count).count,
         inputs=(),
         outside=outside,
         loops=loops,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from rhino_jax._compat import without_dead_code
@@ -14,7 +15,7 @@ from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.retraced import retraced
 
 
-def microbatched(closed: Any, program: Program, choice: str) -> Any:
+def microbatched(closed: Any, program: Program, choice: str) -> tuple[Any, str]:
     """Rewrite a program to run in micro-batches, one after the other.
 
     Args:
@@ -22,15 +23,17 @@ def microbatched(closed: Any, program: Program, choice: str) -> Any:
       program: the program imported from it.
       choice: JSON, as `{"count": 4}`; see `choice.MicrobatchChoice`.
     Returns:
-      A closed jaxpr of the same arguments and results. Results equal those of the
-      original program except for the order in which floats are added.
+      A closed jaxpr of the same arguments and results, and the choice with the number
+      of micro-batches that run. Results equal those of the original program except for
+      the order in which floats are added.
     Raises:
       MicrobatchError: an op needs the whole batch at once.
     """
     read = MicrobatchChoice.read(choice)
     cut, found = find_cut(closed, program, read)
     made = retraced(closed, emitted(found, cut, read.accumulate))
-    return without_dead_code(made)
+    ran = {**json.loads(choice), "count": cut.count}
+    return without_dead_code(made), json.dumps(ran, sort_keys=True)
 
 
 def may_cut(

@@ -63,7 +63,7 @@ def check_traced(traced, arrays, counts=(3,), rtol=1e-4, run=interpret, **option
             raise found
         cuts.append(found)
         choice = json.dumps({"count": count, **options})
-        new = microbatched(traced.closed_jaxpr, traced.program, choice)
+        new, _ = microbatched(traced.closed_jaxpr, traced.program, choice)
         for end, a, b in zip(
             traced.program.outputs, expected, run(new, arrays), strict=True
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -25,7 +27,7 @@ from microbatch_losses import (
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
-from rhino_jax.ir.transform import Transform
+from rhino_jax.ir.transform import Transform, num_microbatches
 from rhino_jax.passes.apply import apply_passes
 from tests.cases import covering
 from tests.passes.interpreter import interpret
@@ -214,6 +216,17 @@ def test_sums_of_narrow_floats_are_kept_in_float32():
     check(step, args, (0, 1), (2, 4), rtol=2e-2)
 
 
+def test_partial_sums_are_not_rounded_by_a_type_of_the_same_size():
+    """bfloat16 has fewer digits than float16: 1000.5 is 1000 in it."""
+
+    def step(w, x):
+        total = jnp.einsum("bd,be->de", x, jnp.ones_like(x))
+        return w + total.astype(jnp.bfloat16).astype(jnp.float32)
+
+    x = jnp.asarray([[1000.5], [-1000], [0], [0]], jnp.float16)
+    check(step, (jnp.zeros((1, 1)), x), (0,), (2,))
+
+
 def test_a_key_that_a_loop_carries():
     """The key is the same in all pieces; what is drawn differs by row."""
 
@@ -229,6 +242,17 @@ def test_a_key_that_a_loop_carries():
         return jnp.mean(h**2), key
 
     checked(loss, (3,), has_aux=True)
+
+
+@pytest.mark.parametrize(("count", "ran"), [(B - 1, B // 2), (2, 2)])
+def test_the_number_of_micro_batches_is_that_of_those_that_run(count, ran):
+    """All but the last have as many rows; fewer than asked for may hold the batch."""
+    traced = trace(*step_of(masked), {}, donate_argnums=(0, 1))
+    choice = json.dumps({"count": count})
+    found = apply_passes(traced, [Transform("micro-batches", 1, 1, choice)])
+    scans = [op for op in found.program.ops if op.name == "scan"]
+    assert [op.call.trip_count for op in scans] == [ran]
+    assert num_microbatches(found.program.transforms) == ran
 
 
 def test_a_plan_may_choose_it():

@@ -45,7 +45,7 @@ ARGS = tuple(jax.ShapeDtypeStruct(s, "float32") for s in ((D, D), (B, S, D)))
 @pytest.mark.parametrize("count", [2, 4])
 def test_of_a_batch_over_devices_only_sums_move(count):
     traced = trace(step, ARGS, {}, donate_argnums=(0,))
-    new = microbatched(traced.closed_jaxpr, traced.program, f'{{"count": {count}}}')
+    new, _ = microbatched(traced.closed_jaxpr, traced.program, f'{{"count": {count}}}')
     opened, consts = open_jaxpr(new), jaxpr_consts(new)
     found = collectives(
         lambda *xs: tuple(jax.core.eval_jaxpr(opened, consts, *xs)),

@@ -171,7 +171,7 @@ def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
     traced = trace(step_of(loss), args, {}, donate_argnums=(0, 1))
     choice = {"count": count, "per_microbatch": [PLACES[case]]}
     closed, program = traced.closed_jaxpr, traced.program
-    new = microbatched(closed, program, json.dumps(choice))
+    new, _ = microbatched(closed, program, json.dumps(choice))
     expected = jax.tree.leaves(by_hand(loss, *args, count))
     arrays = arrays_of(args, traced)
     whole = interpret(traced.closed_jaxpr, arrays)

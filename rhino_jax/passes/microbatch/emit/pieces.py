@@ -43,6 +43,11 @@ class Split:
         piece = -(-rows // count)
         return cls(rows, piece, rows // piece, rows % piece)
 
+    @property
+    def count(self) -> int:
+        """Number of micro-batches that run."""
+        return self.full + (self.rest > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -79,9 +84,7 @@ class Piece:
     @property
     def is_first(self) -> Any:
         """Return whether this is the first micro-batch, as a traced boolean scalar."""
-        if self.index is None:
-            return jnp.full((), self.split.full == 0)
-        return self.index == 0
+        return jnp.zeros((), bool) if self.index is None else self.index == 0
 
     def of(self, x: Any, rows: RowsState) -> Any:
         """Return the micro-batch of a full array."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
+
 from rhino_jax.ir.op import item_bytes
 from rhino_jax.passes.microbatch.flow.blocks import Item
 
@@ -92,6 +94,9 @@ def _is_exact(item: Item, reducer: str) -> bool:
     before, after = _types(item)
     if "bool" in (before, after):
         return before == after
+    if "float" in before and "float" in after:
+        old, new = jnp.finfo(before), jnp.finfo(after)
+        return new.nmant >= old.nmant and new.maxexp >= old.maxexp
     is_widening = item_bytes(after) >= item_bytes(before)
     return is_widening and not ("float" in before and "int" in after)
 
