@@ -23,19 +23,20 @@ from rhino_jax.planner.search.records import Request
 
 
 WALK = rhino.__doc__ or ""
-CODE = re.search(r"((?:    .*\n|\n)+)\n`frontend`", WALK)
+CODE = re.compile(r"((?:    .*\n|\n)+)\n`(?:frontend|passes)")
 
 
-def walked(folder: Path) -> rhino.Plan:
-    """The walk-through's own code, run."""
-    assert CODE is not None
-    lines = [line[4:] for line in CODE[1].strip("\n").split("\n")]
-    code = "\n".join(lines).replace('"passes"', repr(str(folder)))
+def walked(folder: Path) -> tuple[rhino.Plan, rhino.Plan]:
+    """Run the walk-through's own code; return its plans on one mesh and in stages."""
+    blocks = [re.sub("^    ", "", found, flags=re.M) for found in CODE.findall(WALK)]
+    assert len(blocks) == 3
+    code = "\n".join(blocks)
     names = {"jax": jax, "jnp": jnp, "rhino": rhino}
+    for name in ("passes", "microbatches", "stages"):
+        assert code.count(f'dump="{name}"') == 1
+        code = code.replace(f'dump="{name}"', f"dump={str(folder / name)!r}")
     exec(compile(code, "walk.py", "exec"), names)
-    found = names["plan"]
-    assert isinstance(found, rhino.Plan)
-    return found
+    return names["plan"], names["staged"]
 
 
 def said_of_files() -> dict[str, list[str]]:
@@ -46,18 +47,37 @@ def said_of_files() -> dict[str, list[str]]:
     return found
 
 
+def nodes(path: Path) -> set[str]:
+    """Return the op, type and trip count of each node of a dumped graph."""
+    node = re.compile(
+        r"  n\d+ (\w+) %\d+(: \S+)(?:  reads n\d+(?: n\d+)*)?((?:  \d+ times)?)"
+    )
+    found = (node.match(line) for line in path.read_text().split("\n"))
+    return {"".join(m.groups()) for m in found if m}
+
+
 def test_the_walk_through_is_what_happens(tmp_path: Path) -> None:
-    plan = walked(tmp_path)
+    plan, staged = walked(tmp_path)
     shown = said_of_files()
     names = [p.name.replace(" ", "_") for p in PASSES]
     assert sorted(shown) == [f"{i:02}_{name}.txt" for i, name in enumerate(names)]
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(shown)
+    folder = tmp_path / "passes"
+    assert sorted(p.name for p in folder.iterdir()) == sorted(shown)
     for name, lines in shown.items():
-        text = (tmp_path / name).read_text()
+        text = (folder / name).read_text()
         for line in lines:
             assert any(row.strip().startswith(line) for row in text.split("\n")), (
                 f"{name}: {line}"
             )
+    for block in re.findall(r"\(\w+/\*_inline\.txt\)\n\n((?:    .*\n)+)", WALK):
+        kinds = ("microbatches", "stages")
+        texts = [nodes(p) for k in kinds for p in (tmp_path / k).glob("*_inline.txt")]
+        lines = {line.strip() for line in block.strip().split("\n")}
+        assert any(lines <= text for text in texts), block
+    (table,) = re.findall(r"table\(\)\)\n\n((?:    .*\n)+)", WALK)
+    rows = staged.simulate().table().split("\n")
+    for line in table.strip().split("\n"):
+        assert any(line.strip() in row for row in rows), line
     w = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
     x = jax.ShapeDtypeStruct((65536, 8192), jnp.bfloat16)
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
