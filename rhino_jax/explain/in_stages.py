@@ -295,12 +295,15 @@ def moved(plan: PlanData, key: str, stage: int, other: PlanData, seconds: float)
     works = [
         f"{format_seconds(b.predicted.step_time_s)} instead of"
         f" {format_seconds(a.predicted.step_time_s)} of stage {i}"
-        for i, (a, b) in enumerate(zip(plan.stages, other.stages, strict=True))
+        for i, (a, b) in enumerate(zip(plan.stages, other.stages, strict=False))
     ]
+    took = f"a step takes {' and '.join(works)}"
+    if len(plan.stages) != len(other.stages):
+        took = f"{other.num_stages} stage(s) instead of {plan.num_stages}"
     leaves = [x for x in plan.inputs if x.path == key]
     answer = (
         f"on stage {stage}, {how_long('the step', after - before, before)}: all cut"
-        f" again with that pin, a step takes {' and '.join(works)}.",
+        f" again with that pin, {took}.",
     )
     shape = ",".join(map(str, leaves[0].shape)) if leaves else ""
     return Why(

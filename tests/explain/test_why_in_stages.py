@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.errors import PinError, PlanFileError
+from rhino_jax.explain.in_stages import moved as pinned_elsewhere
 from rhino_jax.explain.why import Why
 from rhino_jax.models import registry
 from rhino_jax.units import format_seconds
@@ -215,6 +217,9 @@ def test_other_budgets_and_stages_are_planned_for_from_the_beginning(
     assert moved.predicted.step_time_s > plan.predicted.step_time_s
     assert "longer: all cut again with that pin, a step takes" in words(why)
     assert f"{format_seconds(works(moved)[1])} instead of" in words(why)
+    fewer = replace(moved, stages=moved.stages[:1])
+    (said,) = pinned_elsewhere(plan, key, 1, fewer, 0.0).answer
+    assert said.endswith("with that pin, 1 stage(s) instead of 2.")
     with pytest.raises(PinError, match="there is no stage 2"):
         plan.why_not(key, 2)
     both = moved.with_(pins={"params['layers'][0]": P("model")})

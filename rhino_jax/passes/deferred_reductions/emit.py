@@ -95,13 +95,12 @@ class DeferredEmitter:
 
     program: Program
     groups: Sequence[DeferredGroup]
-    _made: dict[int, list[int]] = field(init=False)
+    _made: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._made = {}
-        for g, group in enumerate(self.groups):
-            for op in group.made:
-                self._made.setdefault(op, []).append(g)
+        # An op that two groups name is unreduced in the first, reduced for the other.
+        groups = reversed([*enumerate(self.groups)])
+        self._made = {op: g for g, group in groups for op in group.made}
 
     def held_open(self, value: int) -> list[int]:
         """Return the indices of the groups in which a value stays unreduced."""
@@ -188,7 +187,7 @@ class DeferredEmitter:
         self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
     ) -> UnreducedValue:
         """Run an op whose own sum is deferred."""
-        (g, *_), (result,) = self._made[op.id], eqn.outvars
+        g, (result,) = self._made[op.id], eqn.outvars
         group = self.groups[g]
         split, rule = group.made[op.id], op.rule
         assert rule is not None and can_split(rule, split, group.pieces), op.label
