@@ -19,7 +19,6 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
 from rhino_jax.passes.deferred_reductions import Site, accumulated, as_text, sites
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.planner.search.driver import brief_step_s
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.variant_search import Search
 
@@ -133,12 +132,16 @@ def with_open_sums(search: Search, found: SearchResult) -> tuple[Search, SearchR
     """
     program, sizes = search.running.program, [size for _, size in found.mesh_axes]
     variants = _Variants(search.on(found.mesh_axes), found)
-    variants.find(sites_of(program, found, search.target))
+    fast = found.at_fast
+    variants.find(sites_of(program, fast, search.target))
     supposed = variants.find(accumulated(program, [math.prod(sizes)]))
     if supposed is not None:
         used = _axes_of_pieces(*supposed, math.prod(sizes))
         if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
             variants.find(accumulated(program, [sizes[a] for a in used]))
+    variants.taken_at_fast()
+    if not found.is_same_choice(fast):
+        variants.find(sites_of(program, found, search.target))
     return variants.best() or (search, found)
 
 
@@ -149,22 +152,29 @@ class _Variants:
     Attributes:
       search, first: the search of the program, and its result.
       found: the searches of variants, and their brief results.
+      at_fast: the variant that level "fast" takes, if any.
+      met: the choices of sites so far.
     """
 
     search: Search
     first: SearchResult
     found: list[tuple[Search, SearchResult]] = field(default_factory=list)
+    at_fast: tuple[Search, SearchResult] | None = None
+    met: set[str] = field(default_factory=set)
 
     def find(self, sites: Sequence[Site]) -> tuple[Program, SearchResult] | None:
         """Search with the reductions of these sites deferred.
 
         Returns:
-          The program and its result; None where nothing fits, or where the sites are
-            estimated to save less than `MIN_GAIN`.
+          The program and its result; None where nothing fits, where the sites are
+            estimated to save less than `MIN_GAIN`, or were tried before.
         """
         if sum(s.saved_s for s in sites) < MIN_GAIN * self.first.step_s:
             return None
         choice = as_text(site.group for site in sites)
+        if choice in self.met:
+            return None
+        self.met.add(choice)
         search = self.search.after([Transform(PARTIAL_SUMS, 0, 0, choice)])
         search = search.asking(has_recipes=False)
         found = search.asking(level="fast").find()
@@ -173,22 +183,31 @@ class _Variants:
         self.found.append((search, found))
         return search.running.program, found
 
-    def best(self) -> tuple[Search, SearchResult] | None:
-        """Return the fastest variant, searched with the request's own level; None where
-        none gains enough."""
+    def taken_at_fast(self) -> None:
+        """Note the variant that level "fast" takes of those searched so far."""
+        self.at_fast = self._fastest()
+
+    def _fastest(self) -> tuple[Search, SearchResult] | None:
+        """Return the fastest variant, where it gains enough over the program, which is
+        searched as briefly."""
         if not self.found:
             return None
         search, found = min(self.found, key=lambda f: f[1].step_s)
-        if found.step_s >= self.first.step_s:
-            return None
-        if found.step_s >= (1 - MIN_GAIN) * self.first.step_s:
-            # Variants are searched briefly, so the baseline is too.
-            if search.request.level == "fast":
-                return None
-            written_s = brief_step_s(self.first, self.search.request)
-            if found.step_s >= (1 - MIN_GAIN) * written_s:
-                return None
-        return search, search.again(found)
+        worth_s = (1 - MIN_GAIN) * self.first.at_fast.step_s
+        return (search, found) if found.step_s < worth_s else None
+
+    def best(self) -> tuple[Search, SearchResult] | None:
+        """Return the fastest variant, searched with the request's own level; None where
+        none gains enough. The one that level "fast" takes is searched in any case, so
+        that no level is worse than that."""
+        taken = [t for t in (self.at_fast, self._fastest()) if t is not None]
+        further = [
+            (search, search.again(found))
+            for k, (search, found) in enumerate(taken)
+            if k == 0 or found is not taken[0][1]
+        ]
+        best = min(further, key=lambda f: f[1].step_s, default=None)
+        return best if best and best[1].step_s < self.first.step_s else None
 
 
 def _axes_of_pieces(

@@ -20,7 +20,6 @@ from rhino_jax.planner.remat import (
     made_again,
     with_room,
 )
-from rhino_jax.planner.search.driver import brief_step_s
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import SOME
 from rhino_jax.planner.variant_search import Search
@@ -92,7 +91,9 @@ class Explorer:
 
     Attributes:
       search: the search of the program without further passes.
-      first: its result.
+      written: its result.
+      first: its result at level "fast", from which variants are explored at any level,
+        so that none is worse than "fast".
       may_cut, may_recompute: whether the planner may choose micro-batches, and
         rematerialization.
       has_wish: the program uses `jax.checkpoint`.
@@ -101,14 +102,11 @@ class Explorer:
         not fit; planned where no other variant fits.
       tried: all variants searched so far.
       estimated: name → remat policy that is estimated only, and the passes before it.
-      written_s: step time in seconds of the program without passes, searched as briefly
-        as variants are.
-      is_as_written: the best variant is no faster once it is searched with the
-        request's own level.
+      chosen: the variant that is taken, once that is known.
     """
 
     search: Search
-    first: SearchResult
+    written: SearchResult
     may_cut: bool
     may_recompute: bool
     has_wish: bool
@@ -118,9 +116,12 @@ class Explorer:
     estimated: dict[str, tuple[RematSite, Sequence[Transform]]] = field(
         default_factory=dict
     )
+    chosen: VariantCandidate | None = None
 
-    written_s: float = math.inf
-    is_as_written: bool = False
+    @property
+    def first(self) -> SearchResult:
+        """The result of the program without further passes at level "fast"."""
+        return self.written.at_fast
 
     @property
     def has_more(self) -> bool:
@@ -137,11 +138,6 @@ class Explorer:
         """
         written = VariantCandidate("as written", self.search, self.first)
         self.tried.append(written)
-        self.written_s = self.first.step_s
-        if self.first.fits and self.search.request.level != "fast":
-            # Variants are searched briefly, so the baseline is too: otherwise one level
-            # would reject a variant that another level takes.
-            self.written_s = brief_step_s(self.first, self.search.request)
         kept = written
         if self.may_recompute and self.has_wish:
             kept = self._try("all kept", [KEPT_INSTEAD]) or written
@@ -158,7 +154,7 @@ class Explorer:
             self._try_policies()
         if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
             self._cut_in_time(kept)
-        best = self._chosen()
+        best = self._fastest()
         if not best.found.fits and self.least is not None:
             least = self.least
             brief = least.search.asking(level="fast", has_recipes=False)
@@ -166,12 +162,13 @@ class Explorer:
             self.tried.append(best)
         if not best.found.fits:
             raise self._nothing_fits()
+        self.tried[0] = self.chosen = replace(written, found=self.written)
         if best is written:
-            return written.search, written.found
+            return self.search, self.written
         found = self._again(best)
-        if found.step_s >= written.found.step_s:
-            self.is_as_written = True
-            return written.search, written.found
+        if found.step_s >= self.written.step_s:
+            return self.search, self.written
+        self.chosen = best
         return best.search, found
 
     def _again(self, tried: VariantCandidate) -> SearchResult:
@@ -180,18 +177,15 @@ class Explorer:
         has_recipes = not self.first.fits
         return tried.search.asking(has_recipes=has_recipes).again(tried.found)
 
-    def _chosen(self) -> VariantCandidate:
+    def _fastest(self) -> VariantCandidate:
         """Return the fastest variant, or the baseline if that is hardly slower."""
         written, best = self.tried[0], min(self.tried, key=lambda t: t.found.step_s)
-        if self.is_as_written:
-            return written
         is_faster = best.found.step_s < self._worth_s()
         return best if is_faster or not written.found.fits else written
 
     def variants(self) -> tuple[Variant, ...]:
         """Return the rows of the plan's table of variants, tried or estimated."""
-        best = self._chosen()
-        written = self.tried[0]
+        best, written = self.chosen, self.tried[0]
         tried = tuple(
             Variant(
                 t.name,
@@ -220,7 +214,7 @@ class Explorer:
 
     def _worth_s(self) -> float:
         """Return the step in seconds below which a variant is worth taking."""
-        return (1 - MIN_GAIN) * self.written_s
+        return (1 - MIN_GAIN) * self.first.step_s
 
     def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
         """Try the loss in more and more chunks while that helps; return the best."""

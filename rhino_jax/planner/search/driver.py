@@ -22,7 +22,12 @@ from rhino_jax.planner.search.more_axes import MoreAxes
 from rhino_jax.planner.search.passes import ANALYSE, INLINE, RECIPES, SOLVE
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
-from rhino_jax.planner.search.records import Progress, Request, SolvedMesh
+from rhino_jax.planner.search.records import (
+    MeshProblem,
+    Progress,
+    Request,
+    SolvedMesh,
+)
 from rhino_jax.planner.search.solve_on_mesh import as_solution, is_over
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
@@ -98,10 +103,10 @@ def find(
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
-    solved, compared, notes = _search(
+    solved, brief, compared, notes = _search(
         program, meshes, target, request, progress, like, is_estimate=is_estimate
     )
-    return SearchResult(solved, compared, notes, target, request, started)
+    return SearchResult(solved, compared, notes, target, request, started, brief)
 
 
 @no_garbage_collection()
@@ -123,22 +128,8 @@ def search_again(
     mesh_problem = best.mesh_problem.within(request.memory_budget_bytes)
     known = best.solution.labels
     starts = first_choices(mesh_problem) if known is None else [known]
-    effort = EFFORTS[request.level]
-    if request.has_recipes and not mesh_problem.recipes:
-        mesh_problem = RECIPES.run(
-            request.watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
-        )
-    solved = SOLVE.run(request.watch, mesh_problem, effort, request, progress, starts)
-    return replace(found, solved=[solved], request=request)
-
-
-def brief_step_s(found: SearchResult, request: Request) -> float:
-    """Return the step in seconds that level "fast" finds on a result's best mesh."""
-    request = _with_deadline(replace(request, level="fast"), time.monotonic())
-    mesh_problem = found.solved[0].mesh_problem
-    starts = first_choices(mesh_problem)
-    solved = SOLVE.run(None, mesh_problem, EFFORTS["fast"], request, None, starts)
-    return replace(found, solved=[solved]).step_s
+    solved, brief = _at_level(mesh_problem, request, progress, starts)
+    return replace(found, solved=[solved], brief=brief, request=request)
 
 
 @no_garbage_collection()
@@ -161,7 +152,7 @@ def make_candidates(
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
-    found, compared, notes = _search(program, meshes, target, request, progress)
+    found, _, compared, notes = _search(program, meshes, target, request, progress)
     variants = [("best", found[0])]
     if found[0].solution.labels is not None and not is_over(request):
         model, effort = found[0].mesh_problem.model, _recipe_effort(request)
@@ -235,38 +226,38 @@ def _search(
     like: SearchResult | None = None,
     *,
     is_estimate: bool = False,
-) -> tuple[list[SolvedMesh], tuple[tuple[tuple[int, ...], float], ...], list[str]]:
+) -> tuple[
+    list[SolvedMesh],
+    SolvedMesh,
+    tuple[tuple[tuple[int, ...], float], ...],
+    list[str],
+]:
     """Search all meshes that are worth it.
 
     Returns:
-      The solved meshes, best first; where there are several meshes, the shapes and
-        objectives of those searched; notes.
+      The solved meshes, best first; the result of level "fast" on the first of them;
+        where there are several meshes, the shapes and objectives of those searched;
+        notes.
     """
     begun, watch = time.monotonic(), request.watch
     analysis = ANALYSE.run(watch, INLINE.run(watch, program), target)
     # Reading the plan back takes about as long as the analysis.
     analysis_s = time.monotonic() - begun
     request = replace(request, deadline=request.deadline - analysis_s)
-    effort = EFFORTS[request.level]
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
-        one = _on_one_mesh(analysis, different[0], request, progress, like)
-        return [one], (), []
+        one, brief = _on_one_mesh(analysis, different[0], request, progress, like)
+        return [one], brief, (), []
     comparison = Comparison(analysis, request, progress, MoreAxes.of(request))
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     notes = comparison.limits.notes()
     if is_estimate:
-        return every, in_order, notes
-    mesh_problem = every[0].mesh_problem
-    if request.has_recipes:
-        mesh_problem = RECIPES.run(
-            watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
-        )
+        return every, every[0], in_order, notes
     known = every[0].solution.labels
     starts = [] if known is None else [known]
-    every[0] = SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
-    return every, in_order, notes
+    every[0], brief = _at_level(every[0].mesh_problem, request, progress, starts)
+    return every, brief, in_order, notes
 
 
 def _on_one_mesh(
@@ -275,19 +266,56 @@ def _on_one_mesh(
     request: Request,
     progress: Progress | None,
     like: SearchResult | None,
-) -> SolvedMesh:
+) -> tuple[SolvedMesh, SolvedMesh]:
     mesh_problem = build_mesh_problem(analysis, axes, request)
-    effort, starts = EFFORTS[request.level], list[Labels]()
-    if request.has_recipes:
+    starts = [] if request.has_recipes else first_choices(mesh_problem)
+    if like is None or like.mesh_axes != tuple(axes):
+        return _at_level(mesh_problem, request, progress, starts)
+    choice = carried(like.solved[0], mesh_problem)
+    starts = starts if choice is None else [choice, *starts]
+    found = _solved(mesh_problem, request, progress, starts, LIKE)
+    return found, found
+
+
+def _at_level(
+    mesh_problem: MeshProblem,
+    request: Request,
+    progress: Progress | None,
+    starts: Sequence[Labels],
+) -> tuple[SolvedMesh, SolvedMesh]:
+    """Search one mesh at the request's level.
+
+    Level "best" starts from the result of level "fast", which is found as if that had
+    been requested: it is never worse.
+
+    Returns:
+      The result, and that of level "fast".
+    """
+    if request.level == "fast":
+        found = _solved(mesh_problem, request, progress, starts, EFFORTS["fast"])
+        return found, found
+    fast = replace(request, level="fast", watch=None)
+    _, brief = _at_level(mesh_problem, fast, progress, starts)
+    known = brief.solution.labels
+    starts = starts if known is None else [known, *starts]
+    effort = EFFORTS[request.level]
+    return _solved(mesh_problem, request, progress, starts, effort), brief
+
+
+def _solved(
+    mesh_problem: MeshProblem,
+    request: Request,
+    progress: Progress | None,
+    starts: Sequence[Labels],
+    effort: Effort,
+) -> SolvedMesh:
+    """Search one mesh from the recipes, where they are requested, and other choices."""
+    watch = request.watch
+    if request.has_recipes and not mesh_problem.recipes:
         mesh_problem = RECIPES.run(
-            request.watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
+            watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
         )
-    else:
-        starts = first_choices(mesh_problem)
-    if like is not None and like.mesh_axes == tuple(axes):
-        choice, effort = carried(like.solved[0], mesh_problem), LIKE
-        starts = starts if choice is None else [choice, *starts]
-    return SOLVE.run(request.watch, mesh_problem, effort, request, progress, starts)
+    return SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
 
 
 def distinct_meshes(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
@@ -24,6 +26,8 @@ class SearchResult:
       notes: on meshes and recipes left out.
       target, request: see `choose_plan`.
       started: `time.monotonic()` when the search began.
+      brief: the result of level "fast" on the best mesh, with which results of other
+        brief searches compare; None where there is none.
     """
 
     solved: list[SolvedMesh]
@@ -32,6 +36,7 @@ class SearchResult:
     target: Target
     request: Request
     started: float
+    brief: SolvedMesh | None = None
 
     @property
     def fits(self) -> bool:
@@ -42,6 +47,17 @@ class SearchResult:
     def step_s(self) -> float:
         """Predicted step of the best mesh in seconds; infinite where nothing fits."""
         return self.solved[0].solution.objective if self.fits else math.inf
+
+    @property
+    def at_fast(self) -> SearchResult:
+        """The result at level "fast", of which the requested level is no worse; this
+        one where only the requested level finds a plan that fits."""
+        is_alone = self.fits and (
+            self.brief is None or self.brief.solution.labels is None
+        )
+        if self.brief is None or is_alone:
+            return self
+        return replace(self, solved=[self.brief, *self.solved[1:]])
 
     @property
     def compute_s(self) -> float:
@@ -65,6 +81,11 @@ class SearchResult:
         """Axes of the best few meshes, as `mesh_axes`, the best first."""
         meshes = (found.mesh_problem.model.mesh for found in self.solved)
         return [tuple((a.name, a.size) for a in mesh.axes) for mesh in meshes]
+
+    def is_same_choice(self, other: SearchResult) -> bool:
+        """Whether another result of the same search has the same plan."""
+        mine, theirs = (found.solved[0].solution.labels for found in (self, other))
+        return mine is not None and np.array_equal(mine, theirs)
 
     def decisions(self) -> Decisions:
         """Return the specs of the plan, where there is one."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.folding.unfold import unfold
 from rhino_jax.planner.search.records import MeshProblem
 from rhino_jax.solver.incumbents import Effort, Report
 from rhino_jax.solver.least_peak import least_possible, smallest_peak
+from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution, solve_overlapped
 
@@ -23,7 +27,8 @@ def solve_mesh_problem(
 
     Args:
       mesh_problem: the problem.
-      starts: known choices of all nodes.
+      starts: known choices of all nodes; the result is no worse than the best of them
+        that fits.
       effort: limits of the search.
       report: called with new best objectives and bounds, in seconds.
     Returns:
@@ -39,4 +44,28 @@ def solve_mesh_problem(
         smallest = smallest_peak(whole.problem)
         if whole.problem.peak(smallest) <= whole.problem.limit:
             return solve_overlapped(whole, [smallest, *starts], effort, report)
-    return replace(unfolded, nodes=(len(symmetry.orbits), found.nodes[1]))
+    nodes = len(symmetry.orbits), found.nodes[1]
+    return replace(_or_better(whole, symmetry, unfolded, starts), nodes=nodes)
+
+
+def _or_better(
+    whole: Overlap, symmetry: Symmetry, found: Solution, starts: Sequence[Labels]
+) -> Solution:
+    """Return the solution, or a better start in which repeated nodes choose
+    differently: the folded problem cannot express it."""
+    for start in starts:
+        if np.array_equal(symmetry.expand(symmetry.contract(start)), start):
+            continue
+        objective, peak = whole.step_s(start), whole.problem.peak(start)
+        if objective < found.objective and peak <= whole.problem.limit:
+            bound = min(found.bound, objective)
+            smallest = min(found.smallest_peak, peak)
+            found = replace(
+                found,
+                labels=start,
+                objective=objective,
+                bound=bound,
+                peak=peak,
+                smallest_peak=smallest,
+            )
+    return found
