@@ -115,45 +115,85 @@ direction; `runtime.tasks` runs them in this order. (staged.simulate().table())
 
 from __future__ import annotations
 
-from rhino_jax.api import auto_shard as auto_shard, load_plan as load_plan, plan as plan
+from rhino_jax.api import auto_shard, load_plan, plan
 from rhino_jax.errors import (
-    HardwareError as HardwareError,
-    InfeasiblePlanError as InfeasiblePlanError,
-    MeshError as MeshError,
-    MicrobatchError as MicrobatchError,
-    PinError as PinError,
-    PlanFileError as PlanFileError,
-    ProcessError as ProcessError,
-    RhinoError as RhinoError,
-    RhinoWarning as RhinoWarning,
-    RuleError as RuleError,
-    ScheduleError as ScheduleError,
-    StageError as StageError,
-    TraceError as TraceError,
+    HardwareError,
+    InfeasiblePlanError,
+    MeshError,
+    MicrobatchError,
+    PinError,
+    PlanFileError,
+    ProcessError,
+    RhinoError,
+    RhinoWarning,
+    RuleError,
+    ScheduleError,
+    StageError,
+    TraceError,
 )
-from rhino_jax.explain.results.audit import Audit as Audit
-from rhino_jax.explain.results.check import Check as Check
-from rhino_jax.explain.results.diff import diff as diff
-from rhino_jax.explain.results.plan import Plan as Plan
-from rhino_jax.explain.results.verification import Verification as Verification
-from rhino_jax.frontend.check.rule import check_rule as check_rule
-from rhino_jax.frontend.pin import pin as pin
+from rhino_jax.explain.results.audit import Audit
+from rhino_jax.explain.results.check import Check
+from rhino_jax.explain.results.diff import diff
+from rhino_jax.explain.results.plan import Plan
+from rhino_jax.explain.results.verification import Verification
+from rhino_jax.frontend.check.rule import check_rule
+from rhino_jax.frontend.pin import pin
 from rhino_jax.frontend.registry import (
-    OpContext as OpContext,
-    OpRule as OpRule,
-    register_rule as register_rule,
+    OpContext,
+    OpRule,
+    register_rule,
 )
 from rhino_jax.hardware.emulated import widen_pool as _widen_pool
-from rhino_jax.hardware.files import load_target as load_target
-from rhino_jax.hardware.target import Target as Target
-from rhino_jax.ir.traits import OpKind as OpKind, Traits as Traits
-from rhino_jax.plan.plans import Plans as Plans
-from rhino_jax.planner.audit import audit as audit
-from rhino_jax.planner.joint.together import plan_together as plan_together
-from rhino_jax.runtime.sharded import ShardedFunction as ShardedFunction
-from rhino_jax.sweep.sweep import sweep as sweep
-from rhino_jax.verify.targets import compile_target as compile_target
-from rhino_jax.version import __version__ as __version__
+from rhino_jax.hardware.files import load_target
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.plan.plans import Plans
+from rhino_jax.planner.audit import audit
+from rhino_jax.planner.joint.together import plan_together
+from rhino_jax.runtime.sharded import ShardedFunction
+from rhino_jax.sweep.sweep import sweep
+from rhino_jax.verify.targets import compile_target
+from rhino_jax.version import __version__
 
+
+__all__ = [
+    "Audit",
+    "Check",
+    "HardwareError",
+    "InfeasiblePlanError",
+    "MeshError",
+    "MicrobatchError",
+    "OpContext",
+    "OpKind",
+    "OpRule",
+    "PinError",
+    "Plan",
+    "PlanFileError",
+    "Plans",
+    "ProcessError",
+    "RhinoError",
+    "RhinoWarning",
+    "RuleError",
+    "ScheduleError",
+    "ShardedFunction",
+    "StageError",
+    "Target",
+    "TraceError",
+    "Traits",
+    "Verification",
+    "__version__",
+    "audit",
+    "auto_shard",
+    "check_rule",
+    "compile_target",
+    "diff",
+    "load_plan",
+    "load_target",
+    "pin",
+    "plan",
+    "plan_together",
+    "register_rule",
+    "sweep",
+]
 
 _widen_pool()
