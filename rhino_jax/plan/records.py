@@ -38,7 +38,7 @@ class Variant:
     """A candidate program: the user's program with some passes applied.
 
     Attributes:
-      name: as "4 micro-batches, recompute 1.2 GiB"; "as written" without passes.
+      name: as "4 micro-batches, recompute 1.2 GiB"; "baseline" without passes.
       step_time_s: predicted seconds per step; infinite if it does not fit in memory.
       peak_bytes: predicted peak, per device; the smallest found if it does not fit.
       is_chosen: whether the plan uses it.

@@ -136,17 +136,17 @@ class Explorer:
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        written = VariantCandidate("as written", self.search, self.first)
+        written = VariantCandidate("baseline", self.search, self.first)
         self.tried.append(written)
         kept = written
         if self.may_recompute and self.has_wish:
-            kept = self._try("all kept", [KEPT_INSTEAD]) or written
+            kept = self._try("no remat", [KEPT_INSTEAD]) or written
         if self.may_cut and self.first.is_bound_by_memory:
             nearer = kept if kept.is_better(written) else written
             cut = self._in_chunks(nearer)
             if cut is not nearer and kept is not nearer:
                 all_kept = [*self._done(kept), *self._done(cut)]
-                kept = self._try("all kept, the loss in chunks", all_kept) or kept
+                kept = self._try("no remat, the loss in chunks", all_kept) or kept
             else:
                 kept = cut
         if self.may_recompute:
@@ -300,7 +300,7 @@ class Explorer:
                 if best.name != SOME and best.step_s >= self._worth_s():
                     self._note(every, done)
                     break
-                name = f"{pieces}{best.name} ({len(seen)})"
+                name = f"{pieces}{best.name}{_extent(best.transform)}"
                 found = self._try(name, [*done, best.transform, *then])
                 tried.append(found)
                 if found is not None and found.found.fits and cut is None:
@@ -360,3 +360,11 @@ class Explorer:
                 fix=error.fix,
             )
         raise AssertionError("a variant that does not fit has a plan")
+
+
+def _extent(remat: Transform) -> str:
+    """Return how many values a solver's choice of remat recomputes or offloads."""
+    counts = ((key, len(remat.chosen.get(key, ()))) for key in ("recompute", "offload"))
+    words = {"recompute": "recomputed", "offload": "offloaded"}
+    found = ", ".join(f"{n} {words[key]}" for key, n in counts if n)
+    return f" ({found})" if found else ""

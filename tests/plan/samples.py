@@ -119,7 +119,7 @@ def sample_plan(**changes: Any) -> Plan:
         "stages": (sample_stage(),),
         "transforms": (Transform("dead code", 40, 38),),
         "variants": (
-            Variant("as written", math.inf, 20 << 30),
+            Variant("baseline", math.inf, 20 << 30),
             Variant("4 micro-batches", 0.25, 9 << 30, is_chosen=True),
         ),
         "predicted": PREDICTED,

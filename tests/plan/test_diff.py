@@ -135,7 +135,7 @@ def test_passes_that_were_chosen_are_said_and_values_not_compared() -> None:
     found = diff(sample_plan(), sample_plan(transforms=(chosen,)))
     assert found.chosen == ((), ("chunks",))
     assert found.values == (0, 0)
-    assert "transforms  as written  →  chunks" in str(found)
+    assert "transforms  none  →  chunks" in str(found)
 
 
 def test_plans_of_two_programs_name_the_first_op_that_differs(tmp_path) -> None:

@@ -98,7 +98,7 @@ def test_less_memory_takes_micro_batches_or_makes_again(free):
     (chosen,) = (v for v in plan.variants if v.is_chosen)
     fitting = [v.step_time_s for v in plan.variants if math.isfinite(v.step_time_s)]
     assert chosen.step_time_s == min(fitting)
-    assert plan.variants[0].name == "as written"
+    assert plan.variants[0].name == "baseline"
     assert chosen.name in plan.table()
 
 
@@ -156,7 +156,7 @@ def test_checkpointed_layers_give_the_same_numbers(recompute):
 def test_where_nothing_fits_the_error_says_what_was_tried():
     with pytest.raises(rhino.InfeasiblePlanError) as found:
         plan_of(plain, memory_budget_bytes=20_000, level="fast")
-    assert "smallest peaks: as written" in found.value.numbers
+    assert "smallest peaks: baseline" in found.value.numbers
     assert "micro-batches" in found.value.numbers
 
 

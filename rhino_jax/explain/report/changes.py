@@ -62,7 +62,7 @@ def _facts(diff: PlanDiffData) -> tuple[tuple[str, str], ...]:
     for name, (a, b) in (("mesh", meshes), ("hardware", diff.hardware)):
         facts.append((name, a if a == b else f"{a}  →  {b}"))
     if diff.chosen[0] != diff.chosen[1]:
-        before, after = (", ".join(names) or "as written" for names in diff.chosen)
+        before, after = (", ".join(names) or "none" for names in diff.chosen)
         facts.append(("transforms", f"{before}  →  {after}"))
     changed, count = diff.values
     if changed:

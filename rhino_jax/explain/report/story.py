@@ -208,7 +208,7 @@ def _variants(plan: PlanData) -> Section:
     )
     is_brief = any(v.is_brief and math.isfinite(v.step_time_s) for v in plan.variants)
     return Section(
-        "cuts in time, recompute and offload compared",
+        "micro-batches, remat and offload compared",
         table=Table(
             ("program", "step time", "peak", "fits"),
             rows,

@@ -94,8 +94,7 @@ def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram
             for key in arguments
         ],
         output_paths=[
-            outputs[key].path if key in outputs else f"{key.kind} {key.number}"
-            for key in results
+            outputs[key].path if key in outputs else key.label for key in results
         ],
         state_of=state_of,
         while_trips=before.while_trips,
@@ -143,7 +142,7 @@ def _call(op: Op) -> RegionCall:
 def _path(key: ValueKey, before: Program) -> str:
     if key.kind is ValueKind.INPUT:
         return before.inputs[key.number].path
-    return f"{key.kind} {key.number}"
+    return key.label
 
 
 def _repeated(

@@ -32,6 +32,22 @@ class ValueKey(NamedTuple):
     kind: ValueKind
     number: int = 0
 
+    @property
+    def label(self) -> str:
+        """A description for tables and messages, as "value 25 of a micro-batch"."""
+        return _LABELS[self.kind].format(self.number)
+
+
+_LABELS = {
+    ValueKind.INPUT: "input {}",
+    ValueKind.PIECE: "number of the micro-batch",
+    ValueKind.ENTERING: "input {} of micro-batches",
+    ValueKind.INSIDE: "value {} of a micro-batch",
+    ValueKind.SUM: "accumulated sum {}",
+    ValueKind.COUPLED: "value {} of all forward passes",
+    ValueKind.AFTER: "value {} of the update",
+}
+
 
 class TaskKind(enum.StrEnum):
     """Kinds of tasks.

@@ -54,7 +54,7 @@ class LeastMemory:
 
     def best(self) -> VariantCandidate:
         """Return the variant with the smallest peak."""
-        written = self._try("as written", ())
+        written = self._try("baseline", ())
         assert written is not None, "the program as it is needs no pass"
         self.search = self.search.on_any(written.found.meshes[:MAX_MESHES])
         for done in self._recomputed(written):
@@ -73,7 +73,7 @@ class LeastMemory:
             return
         every = [(), (KEPT_INSTEAD,)] if self.has_wish else [()]
         for before in every:
-            kept = self._try("all kept", before) if before else written
+            kept = self._try("no remat", before) if before else written
             least = kept and least_choice(kept.found.solved[0])
             if least:
                 yield (*before, Transform(RECOMPUTE, 0, 0, str(least.choice)))

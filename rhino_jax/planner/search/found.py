@@ -85,7 +85,9 @@ class SearchResult:
     def is_same_choice(self, other: SearchResult) -> bool:
         """Whether another result of the same search has the same plan."""
         mine, theirs = (found.solved[0].solution.labels for found in (self, other))
-        return mine is not None and np.array_equal(mine, theirs)
+        if mine is None or theirs is None:
+            return False
+        return np.array_equal(mine, theirs)
 
     def decisions(self) -> Decisions:
         """Return the specs of the plan, where there is one."""

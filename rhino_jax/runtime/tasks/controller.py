@@ -352,7 +352,7 @@ class Controller:
         if (key, have.mesh, group) not in self._moves:
             aval = self.step.types[key]
             as_sent = leaving(have, want, aval.shape)
-            move = MeshMove.of(f"{key.kind} {key.number}", aval, as_sent, want)
+            move = MeshMove.of(key.label, aval, as_sent, want)
             self._moves[key, have.mesh, group] = move
         move = self._moves[key, have.mesh, group]
         x = self._relaid(x, have, move.source)

@@ -105,6 +105,6 @@ def _lines(of: Controller) -> list[AgreedItem]:
         for key, sharding in sorted(programs.shardings.items()):
             aval = of.step.types[key]
             text = f"{aval.dtype}{list(aval.shape)} {sharding.spec}"
-            lines.append(AgreedItem(f"{key.kind} {key.number}", text))
+            lines.append(AgreedItem(key.label, text))
     lines += [AgreedItem("send", str(send)) for send in of.step.sends]
     return lines

@@ -45,7 +45,7 @@ def test_the_table_tells_the_whole_story() -> None:
         "where they come from",
         "memory at the peak",
         "mesh shapes compared",
-        "cuts in time, recompute and offload compared",
+        "micro-batches, remat and offload compared",
         "pins",
         "coverage",
         "search",

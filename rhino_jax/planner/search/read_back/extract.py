@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.hardware.lowering import LoweringPolicy
-from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec, replicated
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import PeakValue, Predicted
-from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic, name_of
+from rhino_jax.planner.search.read_back.traffic import (
+    ChoiceTraffic,
+    name_of,
+    read_backward,
+)
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.slack import Wait
@@ -151,28 +155,34 @@ def predicted_of(overlap: Overlap, traffic: ChoiceTraffic, labels: Labels) -> Pr
 def live_at(
     model: MeshModel, labels: Labels, time: int, most: int = 50
 ) -> tuple[PeakValue, ...]:
-    """Return the largest values that are live at a time, at most `most`."""
-    problem = model.problem
-    held: dict[tuple[str, str, str], float] = defaultdict(float)
+    """Return the largest values that are live at a time, at most `most`.
+
+    Values of the same name, line and scopes are one row, as `24 × tanh f32[8,128]`.
+    """
+    problem, graph = model.problem, model.graph
+    saved = read_backward(graph)
+    held: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
         node = model.graph.nodes[usage.node]
         amount = float(usage.usage[labels[usage.node]])
-        name = name_of(model, node.ports[0])
-        if node.kind is not NodeKind.INPUT:
-            name += f" {format_type(model.graph.program.values[node.value])}"
-        held[name, *_place(model, node)] += amount
+        held[name_of(graph, node.ports[0], saved), *_place(model, node)].append(amount)
     for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
         amount = float(pair.usage[labels[pair.source], labels[pair.target]])
         node = model.graph.nodes[pair.target]
         source = model.graph.nodes[pair.source].ports[0]
-        name = f"resharded {name_of(model, source)}"
-        held[name, *_place(model, node)] += amount
-    largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
+        name = f"resharded {name_of(graph, source, saved)}"
+        held[name, *_place(model, node)].append(amount)
+    largest = sorted(held.items(), key=lambda item: (-sum(item[1]), item[0]))
     return tuple(
-        PeakValue(what, math.ceil(amount), source, context)
-        for (what, source, context), amount in largest[:most]
-        if amount > 0
+        PeakValue(_counted(what, amounts), math.ceil(sum(amounts)), source, context)
+        for (what, source, context), amounts in largest[:most]
+        if sum(amounts) > 0
     )
+
+
+def _counted(what: str, amounts: Sequence[float]) -> str:
+    count = sum(amount > 0 for amount in amounts)
+    return what if count < 2 else f"{count} × {what}"
 
 
 def _place(model: MeshModel, node: Node) -> tuple[str, str]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import ReshardStep, reshard_steps
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.hardware.observed import OBSERVED
+from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
 from rhino_jax.model.build import MeshModel
@@ -239,14 +240,46 @@ def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
     return ""
 
 
-def name_of(model: MeshModel, port: Port) -> str:
-    """Return the name of a port's value for the table of live values."""
-    program, node = model.graph.program, model.graph.nodes[port.node]
+def name_of(graph: Graph, port: Port, saved: Container[Port]) -> str:
+    """Return the name of a port's value for the table of live values.
+
+    Inputs by their path; all else by what makes it, and its type, such as `residuals of
+    the scan f32[24,8,128]`. Values of one name are told apart by their source line.
+
+    Args:
+      graph: the graph of the program.
+      port: a result of one of its nodes.
+      saved: `read_backward` of the graph.
+    """
+    node = graph.nodes[port.node]
     if node.kind is NodeKind.INPUT:
-        return program.inputs[node.slot].path
+        return graph.program.inputs[node.slot].path
     if node.kind is NodeKind.COPY:
-        return f"copy of %{node.value}"
-    if node.op is None:
-        return f"%{node.value}"
-    kind = "" if node.kind is NodeKind.OP else f" {node.kind.value}"
-    return f"{node.op.name}{kind} %{node.value}"
+        made = "copy"
+    elif node.op is None:
+        made = "value"
+    elif node.kind is NodeKind.OP:
+        made = node.op.name
+    elif node.kind is NodeKind.STACK and port in saved:
+        made = f"residuals of the {node.op.name}"
+    else:
+        made = f"{node.op.name} {_BORDERS.get(node.kind, node.kind.value)}"
+    return f"{made} {format_type(graph.program.values[node.value])}"
+
+
+_BORDERS = {
+    NodeKind.CONST: "constant",
+    NodeKind.SLICE: "input of one iteration",
+    NodeKind.STACK: "stacked outputs",
+    NodeKind.JOIN: "result",
+}
+
+
+def read_backward(graph: Graph) -> frozenset[Port]:
+    """Return the values of the forward pass that the backward pass reads."""
+    is_backward = [n.op is not None and n.op.source.is_backward for n in graph.nodes]
+    return frozenset(
+        edge.source
+        for edge in graph.edges
+        if is_backward[edge.target] and not is_backward[edge.source.node]
+    )

@@ -20,7 +20,7 @@ from rhino_jax.solver.remat.question import (
 )
 
 
-SOME = "some made again"
+SOME = "selective remat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Chosen:
     """A choice of what to recompute or offload.
 
     Attributes:
-      name: the name of a policy; "some made again" for a solver's choice.
+      name: the name of a policy; "selective remat" for a solver's choice.
       choice: the choice, for the pass "recompute".
       answer: its cost and memory.
     """

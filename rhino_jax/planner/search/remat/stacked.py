@@ -44,7 +44,7 @@ class Stacking:
         """Return the choice that saves all residuals, as the step does."""
         question = self.asked.question
         answer = evaluate(question, (KEEP,) * len(question.candidates))
-        return None if answer is None else self._chosen("all kept", answer)
+        return None if answer is None else self._chosen("no remat", answer)
 
     def nothing_saved(self) -> Chosen | None:
         """Return the choice that saves the layers' inputs, as `jax.checkpoint` does."""

@@ -103,7 +103,7 @@ class Recompute:
         all_kept, before = written, tuple[Transform, ...]()
         if has_remat(self.stage.search.traced.program):
             before = (KEPT_INSTEAD,)
-            all_kept = self._plan("all kept", before)
+            all_kept = self._plan("no remat", before)
         search = self.stage.of_step(before).on(written.found.mesh_axes)
         brief = search.asking(level=BRIEF)
         wide = next(with_room(brief, brief.find()), None)
