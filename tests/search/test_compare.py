@@ -12,7 +12,6 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.models import registry
 from rhino_jax.planner.search.compare import COMPARED, Comparison
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.more_axes import MoreAxes
 from rhino_jax.planner.search.passes import SOLVE
@@ -50,10 +49,14 @@ def test_the_best_mesh_is_that_of_searches_on_all(name: str, fewer: bool) -> Non
     comparison.run(meshes)
     assert {*comparison.objectives} == {*solves}
     assert any(count == 1 for count in solves.values()) == fewer
-    best = comparison.solved[0].solution.objective
-    assert best == comparison.in_order[0][1]
+    assert comparison.solved[0].solution.objective == comparison.in_order[0][1]
+    # Searches are within 3 % of their bounds, so that two searches of one mesh may
+    # differ by as much: meshes are compared by one search of each.
+    found: dict[tuple[int, ...], float] = {}
     for axes in meshes:
         mesh_problem = build_mesh_problem(analysis, axes, request)
         starts = first_choices(mesh_problem)
-        found = SOLVE.run(None, mesh_problem, COMPARED, request, None, starts)
-        assert best <= (1 + LIMITS.brief_error) * found.solution.objective
+        solved = SOLVE.run(None, mesh_problem, COMPARED, request, None, starts)
+        found[mesh_problem.model.mesh.sizes] = solved.solution.objective
+    chosen = comparison.solved[0].mesh_problem.model.mesh.sizes
+    assert found[chosen] <= 1.005 * min(found.values())

@@ -40,8 +40,9 @@ class SearchLimits:
         this above the best one's are not compiled for comparison.
       brief_error: share by which the excess of local search over full search may differ
         between meshes of a program: of seven models on 2 to 6 meshes each, up to 1.5 %
-        on those that were within 3 % of the best; on an eighth (moe-tiny, v5e:4x4) more
-        than 5 %, which costs its plan 2.3 % (see `compare`).
+        on those that were within 3 % of the best. Two full searches of one mesh, from
+        other starts, differ by up to 3 % (`Effort.near`): by 2.3 % for moe-tiny on
+        v5e:4x4, whose best mesh is found.
       arithmetic_share: share of an op's seconds from which on its arithmetic is said to
         be all of them: padding and rates are rounded.
       communication_weights: factors on the cost of communication, under which the
