@@ -49,7 +49,9 @@ class Device:
       calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
         them: also gradients by the input if the kernel is reversed right before them
         (see `rhino_jax.model.reversals`), and values with channels last (see
-        `rhino_jax.model.channels_last`).
+        `rhino_jax.model.channels_last`). A dilated kernel is padded with zeros, which
+        the call multiplies with (openxla/xla, conv_padding_legalization.cc,
+        `MaybePaddedKernel`; a WaveNet compiles to 22 times its FLOPs for 8 H100).
       parts_columns: whether a sum over other dims than the last and its readers are
         separate kernels, of which the second reads the summed operand again (a batch
         norm); sums over rows are fused with their readers (a softmax).

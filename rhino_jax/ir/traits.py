@@ -86,6 +86,8 @@ class Traits:
       input_dilation: for a convolution, number of positions that each element of its
         first operand takes, all but one of them zeros, as in the gradient of a strided
         convolution.
+      kernel_dilation: for a convolution, number of taps over those that its kernel has,
+        where zeros take the places between the elements of a dilated kernel.
     """
 
     kind: OpKind = OpKind.OTHER
@@ -96,6 +98,7 @@ class Traits:
     is_gathered: bool = False
     is_reversal: bool = False
     input_dilation: int = 1
+    kernel_dilation: float = 1.0
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False

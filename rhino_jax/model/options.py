@@ -294,6 +294,8 @@ class OptionBuilder:
             flops = flops / op.manual.num_shards
         if self.target.device.masks_groups:
             flops = flops * op.traits.groups
+        if self.target.device.calls_cudnn:
+            flops = flops * op.traits.kernel_dilation
         # Elementwise arithmetic overlaps with its memory traffic.
         arithmetic = 0.0 * flops if node.is_fusible else flops
         if node.is_matmul:

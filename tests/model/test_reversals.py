@@ -125,3 +125,38 @@ def test_plans_gather_a_kernel_once_before_it_is_reversed() -> None:
     gathers = [c for c in plan.collectives if c.kind == "all-gather"]
     assert len(gathers) == 2
     assert all("weights[" in c.reason for c in gathers)
+
+
+@pytest.mark.parametrize(("hardware", "times"), [("h100:8", 5 / 3), ("v5e:2x4", 1.0)])
+def test_cudnn_multiplies_with_the_zeros_of_a_dilated_kernel(
+    hardware: str, times: float
+) -> None:
+    """Forward and by the input, not by the kernel: 3 taps, 2 apart, are 5."""
+
+    def fn(x: jax.Array, w: jax.Array, dilation: int) -> Any:
+        def out(x: jax.Array, w: jax.Array) -> jax.Array:
+            pad, numbers = [(2 * dilation, 0)], ("NWC", "WIO", "NWC")
+            return jax.lax.conv_general_dilated(
+                x, w, (1,), pad, rhs_dilation=(dilation,), dimension_numbers=numbers
+            ).sum()
+
+        return jax.grad(out, (0, 1))(x, w)
+
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(8, 4096, 16), (3, 16, 16)]]
+    target, found = load_target(hardware), []
+    for dilation in (1, 2):
+        program = trace(fn, (*args, dilation), {}, static_argnums=(2,)).program
+        analysis = ProgramAnalysis.of(program, target)
+        request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
+        model = build_mesh_problem(analysis, AXES, request).model
+        names = [n.op.name if n.op else "" for n in model.graph.nodes]
+        found.append(
+            [
+                o.flops.max()
+                for n, o in zip(names, model.options, strict=True)
+                if n == "conv_general_dilated"
+            ]
+        )
+    assert sorted(b / a for a, b in zip(*found, strict=True)) == pytest.approx(
+        sorted([1.0] + [times] * (len(found[0]) - 1)), rel=0.01
+    )

@@ -59,6 +59,14 @@ class _Window:
         element of the input: neither padding nor the zeros of a dilated input."""
         return _taps(self)
 
+    def zeros(self) -> float:
+        """Return the ratio of the taps of the kernel with zeros between its elements to
+        its own; 1 for the gradient of a kernel, whose "kernel" is as large as the
+        input, and which compilers take for what it is."""
+        if self.kernel >= self.output:
+            return 1.0
+        return ((self.kernel - 1) * self.dilation + 1) / max(self.kernel, 1)
+
     def _halo(self, others: int, other_step: int, step: int) -> tuple[int, int]:
         reach, places = (others - 1) * other_step + 1, self.input_dilation
         lower = max(self.pad_low, 0) // places
@@ -100,14 +108,18 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     out[out_spec[1]] = "(g o)" if is_grouped else "o"
     halos: dict[str, tuple[int, int]] = {}
     reducers: dict[str, str] = {}
-    taps, places = 1, zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
+    taps, zeros, places = (
+        1,
+        1.0,
+        zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True),
+    )
     for i, (a, b, c) in enumerate(places):
         window = _Window(
             lhs_shape[a], rhs_shape[b], out_shape[c],
             ctx.params["window_strides"][i], ctx.params["rhs_dilation"][i],
             ctx.params["lhs_dilation"][i], ctx.params["padding"][i][0],
         )  # fmt: skip
-        taps *= window.taps()
+        taps, zeros = taps * window.taps(), zeros * window.zeros()
         lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
         if (halo := window.halo_of_output()) is not None:
             lhs[a] = out[c] = f"y{i}~"
@@ -128,6 +140,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         OpKind.CONVOLUTION,
         is_gathered=is_grouped,
         input_dilation=math.prod(ctx.params["lhs_dilation"]),
+        kernel_dilation=zeros,
     )
     return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)
 
