@@ -15,11 +15,11 @@ from tests.helpers_source import PACKAGE as ROOT, TESTS, parsed
 
 ORDER = (
     "errors", "units", "version", "utils", "_compat",
-    "ir", "solver", "contest", "hardware", "cost", "frontend", "passes", "analysis",
-    "model", "recipes", "plan", "pipeline", "planner.search", "runtime.processes",
-    "runtime", "export", "verify", "explain.report", "explain", "explain.results",
-    "planner", "sweep", "api", "rhino_jax", "models", "bench", "commands", "cli",
-    "__main__",
+    "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite", "passes",
+    "analysis", "model", "recipes", "plan", "pipeline", "planner.search",
+    "runtime.processes", "runtime", "export", "verify", "explain.report", "explain",
+    "explain.results", "planner", "sweep", "api", "rhino_jax", "models", "bench",
+    "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports. A package
 that is named with its parent has a place of its own."""
@@ -31,7 +31,8 @@ MAY_IMPORT: Mapping[str, str] = {
     "hardware": "errors utils _compat ir",
     "cost": "ir hardware",
     "frontend": "errors utils _compat ir",
-    "passes": "errors utils _compat ir frontend",
+    "rewrite": "errors utils _compat ir frontend",
+    "passes": "errors utils _compat ir frontend rewrite",
     "plan": "errors units version utils ir cost hardware",
     "pipeline": "errors units utils ir cost plan",
     "export": "errors _compat ir frontend passes analysis plan runtime",

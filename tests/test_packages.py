@@ -32,7 +32,14 @@ PACKAGES = tuple(
     and not name.startswith("solver/")
 )
 
-EXTENDED = ("cost", "frontend/rules", "hardware", "recipes", "explain/report")
+EXTENDED = (
+    "cost",
+    "frontend/rules",
+    "hardware",
+    "recipes",
+    "explain/report",
+    "rewrite",
+)
 """What outsiders add files or entries to."""
 
 MAX_LINES_OF_A_FILE = 500

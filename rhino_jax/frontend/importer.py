@@ -71,10 +71,10 @@ def import_jaxpr(
     closed_jaxpr: Any,
     *,
     name: str,
-    input_paths: Sequence[str],
-    donated: Sequence[bool],
-    output_paths: Sequence[str],
-    state_of: Sequence[int | None],
+    input_paths: Sequence[str] | None = None,
+    donated: Sequence[bool] | None = None,
+    output_paths: Sequence[str] | None = None,
+    state_of: Sequence[int | None] | None = None,
     captured_paths: Sequence[str] = (),
     while_trips: WhileTrips = (),
 ) -> Program:
@@ -84,9 +84,9 @@ def import_jaxpr(
       closed_jaxpr: as `jax.make_jaxpr` or `jax.jit(f).trace(...).jaxpr` return it.
       name: the function's name.
       input_paths, donated: tree path, and whether its memory may be reused, of every
-        argument.
+        argument; None: `in[i]`, not reused.
       output_paths, state_of: tree path, and position of the argument that it replaces
-        in the next call (or None), of every result.
+        in the next call (or None), of every result; None: `out[i]`, none replaced.
       captured_paths: names of the last constants; the others are called `const[i]`.
       while_trips: as in `Program`.
 
@@ -99,11 +99,18 @@ def import_jaxpr(
       RuleError: a rule that the user registered does not fit.
     """
     jaxpr = _compat.open_jaxpr(closed_jaxpr)
+    num_in, num_out = len(jaxpr.invars), len(jaxpr.outvars)
+    if input_paths is None:
+        input_paths = [f"in[{i}]" for i in range(num_in)]
+    if output_paths is None:
+        output_paths = [f"out[{i}]" for i in range(num_out)]
+    donated = [False] * num_in if donated is None else donated
+    state_of = [None] * num_out if state_of is None else state_of
     for what, given, expected in (
-        ("input_paths", len(input_paths), len(jaxpr.invars)),
-        ("donated", len(donated), len(jaxpr.invars)),
-        ("output_paths", len(output_paths), len(jaxpr.outvars)),
-        ("state_of", len(state_of), len(jaxpr.outvars)),
+        ("input_paths", len(input_paths), num_in),
+        ("donated", len(donated), num_in),
+        ("output_paths", len(output_paths), num_out),
+        ("state_of", len(state_of), num_out),
     ):
         if given != expected:
             raise ValueError(
@@ -143,15 +150,7 @@ def import_jaxpr(
 
 def jaxpr_flops(jaxpr: Any) -> float:
     """Return the floating-point operations of one run of a sub-jaxpr."""
-    opened = _compat.open_jaxpr(jaxpr)
-    program = import_jaxpr(
-        jaxpr,
-        name="",
-        input_paths=[""] * len(opened.invars),
-        donated=[False] * len(opened.invars),
-        output_paths=[""] * len(opened.outvars),
-        state_of=[None] * len(opened.outvars),
-    )
+    program = import_jaxpr(jaxpr, name="")
     return sum(op.flops * count for op, count in program.walk())
 
 

@@ -7,12 +7,23 @@ order.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from rhino_jax._compat import is_jaxpr, like_jaxpr, open_jaxpr, retrace
+import jax
+
+from rhino_jax._compat import (
+    eqn_context,
+    is_jaxpr,
+    is_literal,
+    jaxpr_consts,
+    like_jaxpr,
+    open_jaxpr,
+    retrace,
+)
 from rhino_jax.errors import InternalError
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
@@ -24,6 +35,9 @@ CALLS = frozenset({
     "remat", "remat2", "checkpoint", "run_state",
 })  # fmt: skip
 """Primitives that run one sub-jaxpr once, on their own operands."""
+
+PLAIN_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
+"""Calls that mean no more than their bodies."""
 
 REMATS = frozenset({"remat", "remat2", "checkpoint"})
 
@@ -106,6 +120,92 @@ def ops_and_equations(
         if op is None or eqn is None or op.name != eqn.primitive.name:
             raise _other_jaxpr(op, eqn, f"{len(ops)} ops, {len(eqns)} equations")
         yield op, eqn
+
+
+def evaluate(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    run: Callable[[Any, list[Any]], Sequence[Any]],
+    wrap: Callable[[Any, Any], Any] = lambda array, atom: array,
+) -> list[Any]:
+    """Run the equations of a jaxpr one by one, and return its outputs.
+
+    Values are whatever `run` makes of them: arrays, or records of arrays.
+
+    Args:
+      jaxpr: open jaxpr.
+      consts: arrays of its constants.
+      inputs: values of its inputs.
+      run: (equation, values of its operands) → values of its results; called with the
+        name stack and source line of the equation.
+      wrap: (array of a constant or literal, its variable or literal) → its value.
+    """
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
+    pairs = zip(jaxpr.constvars, consts, strict=True)
+    env.update((var, wrap(x, var)) for var, x in pairs)
+
+    def read(atom: Any) -> Any:
+        return wrap(atom.val, atom) if is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        with eqn_context(eqn):
+            results = run(eqn, operands)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def evaluate_ops(
+    program: Program,
+    region: Region,
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    run: Callable[[Op, Any, list[Any]], Sequence[Any]],
+    wrap: Callable[[Any, Any], Any] = lambda array, atom: array,
+) -> list[Any]:
+    """Run the equations of a jaxpr one by one, each with its op: see `evaluate`.
+
+    Args:
+      program: the program.
+      region: the region that was imported from the jaxpr.
+      jaxpr, consts, inputs, wrap: as of `evaluate`.
+      run: (op, equation, values of its operands) → values of its results.
+    Raises:
+      InternalError: the region was imported from another jaxpr.
+    """
+    ops = [op for op, _ in ops_and_equations(program, region, jaxpr)]
+    left = iter(ops)
+    return evaluate(
+        jaxpr, consts, inputs, lambda eqn, read: run(next(left), eqn, read), wrap
+    )
+
+
+@contextlib.contextmanager
+def call_scope(eqn: Any) -> Iterator[None]:
+    """Enter the name of the function that an inlined call is of, as JAX does."""
+    name = eqn.params.get("name")
+    with jax.named_scope(str(name)) if name else contextlib.nullcontext():
+        yield
+
+
+def inline_call(
+    eqn: Any,
+    operands: Sequence[Any],
+    run: Callable[[Any, list[Any]], Sequence[Any]],
+    wrap: Callable[[Any, Any], Any] = lambda array, atom: array,
+) -> list[Any]:
+    """Run the equations of a call in its place: see `evaluate`.
+
+    Args:
+      eqn: the call.
+      operands: values of its operands.
+      run, wrap: as of `evaluate`.
+    """
+    (body,) = closed_region_jaxprs(eqn)
+    with call_scope(eqn):
+        return evaluate(open_jaxpr(body), jaxpr_consts(body), operands, run, wrap)
 
 
 def _other_jaxpr(op: Op | None, eqn: Any | None, counts: str) -> InternalError:

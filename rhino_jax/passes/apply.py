@@ -26,8 +26,8 @@ from rhino_jax.passes.interleaved.emit import in_blocks
 from rhino_jax.passes.microbatch import microbatched
 from rhino_jax.passes.remat.rewrite import recomputed
 from rhino_jax.passes.remat.unremat import kept_instead
-from rhino_jax.passes.retraced import imported_again
 from rhino_jax.passes.spmd_pipeline import on_stage
+from rhino_jax.rewrite.retraced import imported_again
 
 
 Pass = Callable[[Any, Program, str], Any]

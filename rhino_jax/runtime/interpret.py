@@ -23,7 +23,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
-    ops_and_equations,
+    evaluate_ops,
     rebuild_jaxpr,
     with_jaxprs,
 )
@@ -125,18 +125,12 @@ class _Interpretation:
         self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
     ) -> list[Any]:
         """Run all equations of a jaxpr and return its results."""
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
         copies: Copies = {}
 
-        def read(atom: Any) -> Any:
-            return atom.val if is_literal(atom) else env[atom]
+        def run(op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+            return self.op(op, eqn, operands, copies)
 
-        for op, eqn in ops_and_equations(self.program, region, jaxpr):
-            with eqn_context(eqn):
-                results = self.op(op, eqn, [read(v) for v in eqn.invars], copies)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return evaluate_ops(self.program, region, jaxpr, consts, args, run)
 
     def op(self, op: Op, eqn: Any, args: Sequence[Any], copies: Copies) -> list[Any]:
         """Run one equation, with constraints on its operands and results."""

@@ -12,7 +12,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes import apply as remade_module
 from rhino_jax.passes.apply import apply_passes
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.retraced import retraced
 from tests.passes.interpreter import interpret
 
 

@@ -24,8 +24,8 @@ from rhino_jax.frontend import registry
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
-from rhino_jax.passes.retraced import imported_again
 from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.rewrite.retraced import imported_again
 from rhino_jax.sweep.children import Children, _Searcher
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.searching import Searching

@@ -18,7 +18,6 @@ from jax import lax
 from rhino_jax._compat import (
     bind_eqn,
     eqn_context,
-    is_literal,
     jaxpr_consts,
     like_jaxpr,
     open_jaxpr,
@@ -26,8 +25,15 @@ from rhino_jax._compat import (
     scan_counts,
 )
 from rhino_jax.errors import InternalError
-from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind, with_jaxprs
-from rhino_jax.frontend.split_dims.flows import INLINED, Flows, find_flows, takes_parts
+from rhino_jax.frontend.regions import (
+    PLAIN_CALLS,
+    closed_region_jaxprs,
+    evaluate,
+    inline_call,
+    region_kind,
+    with_jaxprs,
+)
+from rhino_jax.frontend.split_dims.flows import Flows, find_flows, takes_parts
 from rhino_jax.frontend.split_dims.forms import (
     DimParts,
     Form,
@@ -135,27 +141,14 @@ class _Emitter:
         self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Value]
     ) -> list[_Value]:
         """Run all equations of a jaxpr and return its results."""
-        env: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var, const in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = _plain(const, var)
-
-        def read(atom: Any) -> _Value:
-            return _plain(atom.val, atom) if is_literal(atom) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            with eqn_context(eqn):
-                results = self.eqn(eqn, [read(atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return evaluate(jaxpr, consts, inputs, self.eqn, _plain)
 
     def eqn(self, eqn: Any, operands: list[_Value]) -> list[_Value]:
         kind, bodies = region_kind(eqn), closed_region_jaxprs(eqn)
         if kind is None:
             return self.plain(eqn, operands)
-        if eqn.primitive.name in INLINED:
-            inner, consts = open_jaxpr(bodies[0]), jaxpr_consts(bodies[0])
-            with jax.named_scope(eqn.params["name"]):
-                return self.region(inner, consts, operands)
+        if eqn.primitive.name in PLAIN_CALLS:
+            return inline_call(eqn, operands, self.eqn, _plain)
         some_apart = any(v.form.is_apart for v in operands)
         if some_apart or any(map(self.changes, bodies)):
             if kind is RegionKind.SCAN:

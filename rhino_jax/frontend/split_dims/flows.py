@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
-from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
+from rhino_jax.frontend.regions import PLAIN_CALLS, closed_region_jaxprs, region_kind
 from rhino_jax.frontend.split_dims import (  # noqa: F401  they register ops
     indexed,
     moved,
@@ -32,10 +32,6 @@ from rhino_jax.frontend.split_dims.forms import (
 )
 from rhino_jax.frontend.split_dims.ops import spell
 from rhino_jax.ir.program import RegionKind
-
-
-INLINED = frozenset({"jit", "pjit"})
-"""Calls that are equivalent to their bodies, and are inlined."""
 
 
 def takes_parts(eqn: Any) -> bool:
@@ -111,7 +107,7 @@ class _FlowWalk:
         if kind is None:
             return self.plain(eqn, operands)
         bodies = [open_jaxpr(j) for j in closed_region_jaxprs(eqn)]
-        if eqn.primitive.name in INLINED:
+        if eqn.primitive.name in PLAIN_CALLS:
             return self.region(bodies[0], operands)
         if kind is RegionKind.CALL and takes_parts(eqn):
             return self.region(bodies[0], [Form(f.groups) for f in operands])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item, is_parameter
 from rhino_jax.passes.microbatch.flow.states import RowsState
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class Head:
       width: size of that dim.
     """
 
-    item: Item
+    item: FlatOp
     tokens: int
     cut: RowsState
     rows: int
@@ -33,7 +33,7 @@ class Head:
     width: int
 
 
-def heads_of(flat: Flat) -> Iterator[Head]:
+def heads_of(flat: FlatProgram) -> Iterator[Head]:
     """Yield the output projections of a program's top level, largest results first.
 
     Of several on one source line only the first is yielded: those are layers.
@@ -41,7 +41,7 @@ def heads_of(flat: Flat) -> Iterator[Head]:
     values = flat.program.values
     found = [
         head
-        for item in flat.top.items
+        for item in flat.top.ops
         if item.op.traits.is_contraction and (head := _head(flat, item)) is not None
     ]
     found.sort(key=lambda h: -values[h.item.results[0]].bytes)
@@ -53,12 +53,12 @@ def heads_of(flat: Flat) -> Iterator[Head]:
             yield head
 
 
-def _head(flat: Flat, item: Item) -> Head | None:
+def _head(flat: FlatProgram, item: FlatOp) -> Head | None:
     """Return an op as an output projection; None where it is none."""
     rule = item.op.rule
-    if rule is None or item.blocks or len(item.operands) != 2:
+    if rule is None or item.regions or len(item.operands) != 2:
         return None
-    parameters = [i for i, v in enumerate(item.operands) if is_parameter(flat, v)]
+    parameters = [i for i, v in enumerate(item.operands) if flat.is_parameter(v)]
     if len(parameters) != 1:
         return None
     tokens = 1 - parameters[0]

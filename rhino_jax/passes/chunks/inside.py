@@ -10,9 +10,8 @@ from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import Program, RegionKind
-from rhino_jax.passes.microbatch.fission import run_jaxpr
-from rhino_jax.passes.microbatch.flow.blocks import Flat
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.emit import substitute
+from rhino_jax.rewrite.flat import FlatProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,24 +29,16 @@ class ChunkLoop:
     program: Program
 
 
-def loops_of(flat: Flat) -> Iterator[ChunkLoop]:
+def loops_of(flat: FlatProgram) -> Iterator[ChunkLoop]:
     """Yield the scans of a program's top level."""
-    for item in flat.top.items:
+    for item in flat.top.ops:
         if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
             continue
         (body,) = closed_region_jaxprs(item.eqn)
-        opened = open_jaxpr(body)
-        if opened.constvars:
+        if open_jaxpr(body).constvars:
             continue
-        inputs, outputs = range(len(opened.invars)), range(len(opened.outvars))
         program = import_jaxpr(
-            body,
-            name=flat.program.name,
-            input_paths=[f"in{i}" for i in inputs],
-            donated=[False for _ in inputs],
-            output_paths=[f"out{i}" for i in outputs],
-            state_of=[None for _ in outputs],
-            while_trips=flat.program.while_trips,
+            body, name=flat.program.name, while_trips=flat.program.while_trips
         )
         yield ChunkLoop(item.eqn, body, program)
 
@@ -60,15 +51,10 @@ def with_body(closed: Any, loop: Any, body: Any) -> Any:
       loop: the loop's equation.
       body: the new body: a closed jaxpr of the same arguments and results.
     """
-    opened = open_jaxpr(closed)
-    count = len(opened.invars)
 
     def instead(eqn: Any, operands: list[Any]) -> list[Any] | None:
         if eqn is not loop:
             return None
         return bind_eqn(eqn, operands, with_jaxprs(eqn, [body]))
 
-    def run(*arrays: Any) -> list[Any]:
-        return run_jaxpr(opened, arrays[count:], arrays[:count], instead)
-
-    return without_dead_code(retraced(closed, run))
+    return without_dead_code(substitute(closed, instead))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Value
 from rhino_jax.passes.chunks.heads import Head
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.part import DimPart
 from rhino_jax.passes.microbatch.flow.states import RowsState, locate, placed
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 Place = tuple[RowsState | None, RowsState | None]
@@ -26,7 +26,7 @@ def size_of(value: Value) -> int:
     return math.prod(value.shape)
 
 
-def part_of(flat: Flat, head: Head) -> DimPart | None:
+def part_of(flat: FlatProgram, head: Head) -> DimPart | None:
     """Return the ops to chunk with an output projection.
 
     Args:
@@ -39,7 +39,7 @@ def part_of(flat: Flat, head: Head) -> DimPart | None:
     while True:
         before = len(walk.makers)
         ops = walk.forward()
-        if any(walk.is_foreign(item) for item in walk.items if item.op.id in ops):
+        if any(walk.is_foreign(item) for item in walk.ops if item.op.id in ops):
             return None
         walk.backward(ops)
         if len(walk.makers) == before:
@@ -58,7 +58,7 @@ class _ChunkWalk:
       seeds: op id → operand position → dim to chunk, of operands known in full.
     """
 
-    flat: Flat
+    flat: FlatProgram
     head: Head
     long: dict[int, Place] = field(default_factory=dict)
     makers: set[int] = field(default_factory=set)
@@ -70,15 +70,15 @@ class _ChunkWalk:
         self.long[head.results[0]] = self.head.made, self.head.row
 
     @property
-    def items(self) -> tuple[Item, ...]:
+    def ops(self) -> tuple[FlatOp, ...]:
         """The ops of the program's top level."""
-        return self.flat.top.items
+        return self.flat.top.ops
 
     def forward(self) -> set[int]:
         """Return ids of the ops that read or compute logits, or lie between those."""
         after = set(self.long)
-        later: list[Item] = []
-        for item in self.items:
+        later: list[FlatOp] = []
+        for item in self.ops:
             if after.isdisjoint(item.operands):
                 continue
             after.update(item.results)
@@ -92,10 +92,10 @@ class _ChunkWalk:
                 wanted |= after.intersection(item.operands)
         return ops
 
-    def _follow(self, item: Item) -> None:
+    def _follow(self, item: FlatOp) -> None:
         """Record the results of an op that have logits' dims as its operands have."""
         rule = item.op.rule
-        if rule is None or item.blocks:
+        if rule is None or item.regions:
             return
         for i, value in enumerate(item.operands):
             if value not in self.long:
@@ -106,7 +106,7 @@ class _ChunkWalk:
                 if None not in found:
                     self.long.setdefault(made, found)
 
-    def _moved(self, item: Item, at: Layout, place: Place, to: Layout) -> Place:
+    def _moved(self, item: FlatOp, at: Layout, place: Place, to: Layout) -> Place:
         """Map dims of one operand or result of an op to another.
 
         Args:
@@ -126,7 +126,7 @@ class _ChunkWalk:
         tokens, row = (placed(rule, to, s) if s is not None else None for s in spots)
         return tokens, row
 
-    def is_foreign(self, item: Item) -> bool:
+    def is_foreign(self, item: FlatOp) -> bool:
         """Whether an op cannot run among ops on logits.
 
         It has regions, or it is a contraction of other values.
@@ -134,11 +134,11 @@ class _ChunkWalk:
         is_long = not self.long.keys().isdisjoint(item.operands)
         is_head = item is self.head.item
         is_costly = item.op.traits.is_contraction and not (is_long or is_head)
-        return bool(item.blocks) or is_costly
+        return bool(item.regions) or is_costly
 
     def backward(self, ops: set[int]) -> None:
         """Find ops that compute values as large as logits otherwise: one-hot labels."""
-        for item in self.items:
+        for item in self.ops:
             rule = item.op.rule
             at = next((i for i, v in enumerate(item.operands) if v in self.long), None)
             if item.op.id not in ops or at is None or rule is None:
@@ -157,7 +157,7 @@ class _ChunkWalk:
         """
         values, item = self.flat.program.values, self.flat.maker.get(value)
         least = size_of(values[self.head.item.results[0]])
-        if item is None or item.op.rule is None or item.blocks:
+        if item is None or item.op.rule is None or item.regions:
             return
         if value in self.long or size_of(values[value]) < least:
             return

@@ -17,9 +17,9 @@ from rhino_jax.passes.microbatch.cutting import cut_of
 from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
-from rhino_jax.passes.microbatch.flow.blocks import Flat, flatten
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.flat import FlatProgram, all_calls, flatten
+from rhino_jax.rewrite.retraced import retraced
 
 
 SCOPE = "chunks"
@@ -108,13 +108,13 @@ def _find(
     Raises:
       MicrobatchError: no output projection can be chunked.
     """
-    flat = flatten(closed, program)
+    flat = flatten(program, closed, all_calls())
     heads = [*heads_of(flat)]
     found = _first(flat, heads, choice)
     if found is not None:
         return found, None
     for loop in loops_of(flat):
-        inner = flatten(loop.body, loop.program)
+        inner = flatten(loop.program, loop.body, all_calls())
         found = _first(inner, [*heads_of(inner)], choice)
         if found is not None:
             return found, loop
@@ -127,7 +127,7 @@ def _find(
 
 
 def _first(
-    flat: Flat, heads: list[Head], choice: ChunkChoice
+    flat: FlatProgram, heads: list[Head], choice: ChunkChoice
 ) -> tuple[MicrobatchCut, FlowResult] | None:
     """Return the schedule of the first output projection to have one, or None."""
     for head in heads[: choice.most_tried]:
@@ -138,7 +138,7 @@ def _first(
 
 
 def _cut(
-    flat: Flat, head: Head, choice: ChunkChoice
+    flat: FlatProgram, head: Head, choice: ChunkChoice
 ) -> tuple[MicrobatchCut, FlowResult] | None:
     """Return a schedule of one loop that no full logits enter or leave, or None."""
     part = part_of(flat, head)

@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from rhino_jax._compat import (
     bind_eqn,
-    eqn_context,
     is_literal,
     jaxpr_consts,
     open_jaxpr,
     without_dead_code,
 )
 from rhino_jax.errors import InternalError
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
+from rhino_jax.frontend.regions import (
+    PLAIN_CALLS,
+    REMATS,
+    call_scope,
+    closed_region_jaxprs,
+    evaluate_ops,
+)
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.passes.deferred_reductions import loops, remats
 from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, from_text
@@ -30,11 +34,7 @@ from rhino_jax.passes.deferred_reductions.pieces import (
     unsaid,
 )
 from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
-from rhino_jax.passes.retraced import retraced
-
-
-INLINED = frozenset({"jit", "pjit"})
-"""Calls that are equivalent to their bodies."""
+from rhino_jax.rewrite.retraced import retraced
 
 
 def delayed(closed: Any, program: Program, choice: str) -> Any:
@@ -75,7 +75,8 @@ def delayed(closed: Any, program: Program, choice: str) -> Any:
 
 def _plain(array: Any, atom: Any) -> UnreducedValue:
     """Wrap an array as a reduced value."""
-    return UnreducedValue(atom.aval, array)
+    is_zero = is_literal(atom) and bool(np.all(array == 0))
+    return UnreducedValue(atom.aval, array, is_zero=is_zero)
 
 
 _KEEPS_ZEROS = frozenset(
@@ -121,23 +122,9 @@ class DeferredEmitter:
           consts: arrays of its constants.
           inputs: values of its inputs.
         """
-        env: dict[Any, UnreducedValue] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var, const in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = _plain(const, var)
-
-        def read(atom: Any) -> UnreducedValue:
-            if not is_literal(atom):
-                return env[atom]
-            return UnreducedValue(
-                atom.aval, atom.val, is_zero=bool(np.all(atom.val == 0))
-            )
-
-        for op, eqn in ops_and_equations(self.program, region, jaxpr):
-            operands = [read(atom) for atom in eqn.invars]
-            with eqn_context(eqn):
-                results = self.op(op, eqn, operands)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return evaluate_ops(
+            self.program, region, jaxpr, consts, inputs, self.op, _plain
+        )
 
     def op(
         self, op: Op, eqn: Any, operands: list[UnreducedValue]
@@ -150,10 +137,11 @@ class DeferredEmitter:
             return self.as_it_was(eqn, operands) if found is None else [found]
         if not self.changes(op):
             return self.as_it_was(eqn, operands)
-        name, bodies = eqn.primitive.name, closed_region_jaxprs(eqn)
-        if name in INLINED:
-            inner, consts = open_jaxpr(bodies[0]), jaxpr_consts(bodies[0])
-            with jax.named_scope(eqn.params["name"]):
+        name = eqn.primitive.name
+        if name in PLAIN_CALLS:
+            (body,) = closed_region_jaxprs(eqn)
+            inner, consts = open_jaxpr(body), jaxpr_consts(body)
+            with call_scope(eqn):
                 return self.region(op.call.regions[0], inner, consts, operands)
         if name in REMATS:
             return remats.run(self, op, eqn, operands)

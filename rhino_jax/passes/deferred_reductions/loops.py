@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from rhino_jax._compat import jaxpr_consts, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import closed_region_jaxprs
@@ -17,6 +16,7 @@ from rhino_jax.passes.deferred_reductions.values import (
     UnreducedValue,
     zeros,
 )
+from rhino_jax.rewrite.emit import scan_like
 
 
 Parts = tuple[Any, dict[int, Any]]
@@ -66,14 +66,7 @@ def run(
 
     init = _init(runner, operands[num_consts:first], wanted)
     init = _filled(step, init, stacks, [v.aval for v in inner.invars[num_consts:first]])
-    ends, made = lax.scan(
-        step,
-        init,
-        stacks,
-        length=int(eqn.params["length"]),
-        reverse=bool(eqn.params["reverse"]),
-        unroll=eqn.params["unroll"],
-    )
+    ends, made = scan_like(eqn, step, init, stacks)
     results = [
         UnreducedValue(var.aval, *parts, maker=eqn)
         for var, parts in zip(eqn.outvars, ends, strict=False)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rhino_jax.frontend.regions import REMATS
+from rhino_jax.frontend.regions import PLAIN_CALLS, REMATS
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
-from rhino_jax.passes.deferred_reductions.emit import INLINED
 from rhino_jax.passes.deferred_reductions.linear import NEEDS_ALL, linear_ways
 
 
@@ -50,7 +49,9 @@ def _walk(program: Program, region: Region, count: int) -> Iterator[tuple[Op, in
 def is_entered(op: Op) -> bool:
     """Whether values may be unreduced inside of an op with regions."""
     assert op.call is not None
-    return op.name in INLINED or op.name in REMATS or op.call.kind is RegionKind.SCAN
+    return (
+        op.name in PLAIN_CALLS or op.name in REMATS or op.call.kind is RegionKind.SCAN
+    )
 
 
 def reach(program: Program, sources: Iterable[int], runs: Mapping[int, int]) -> Reach:
@@ -125,7 +126,7 @@ def crossings(op: Op) -> Iterator[tuple[int, int, bool]]:
         for result, out in list(pairs)[call.num_carry :]:
             yield result, out, False
         return
-    if op.name in INLINED:
+    if op.name in PLAIN_CALLS:
         for outer, inner in zip(op.operands, region.inputs, strict=True):
             yield outer, inner, True
     for result, out in zip(op.results, region.outputs, strict=True):

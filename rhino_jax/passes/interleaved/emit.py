@@ -34,7 +34,7 @@ from rhino_jax.passes.interleaved.moves import (
 )
 from rhino_jax.passes.interleaved.order import all_stored, all_written
 from rhino_jax.passes.interleaved.reach import DimOrders, handled, reach
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.retraced import retraced
 
 
 def in_blocks(closed: Any, program: Program, choice: str) -> Any:

@@ -6,7 +6,7 @@ Nothing is emitted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.pieces import Split
 from rhino_jax.passes.microbatch.fission import split_scan
-from rhino_jax.passes.microbatch.flow.again import made_again
 from rhino_jax.passes.microbatch.flow.analysis import (
     BatchCoupling,
     Divided,
@@ -32,12 +31,13 @@ from rhino_jax.passes.microbatch.flow.batch import (
     data_inputs,
     moved,
 )
-from rhino_jax.passes.microbatch.flow.blocks import Item, flatten, is_parameter
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.microbatch.flow.single import analyse_one
-from rhino_jax.passes.microbatch.flow.states import RowsState, WholeState
+from rhino_jax.passes.microbatch.flow.states import Partial, RowsState, WholeState
 from rhino_jax.passes.microbatch.meeting import meeting_flops
-from rhino_jax.passes.retraced import imported_again
+from rhino_jax.rewrite.flat import FlatOp, all_calls, flatten
+from rhino_jax.rewrite.numbers import ValueNumbers
+from rhino_jax.rewrite.retraced import imported_again
 
 
 WITHOUT_LOOP = (
@@ -68,7 +68,7 @@ def find_cut(
         message names the op and what it needs.
     """
     first: MicrobatchError | None = None
-    for rows, inputs in candidates(flatten(closed, program), choice.least):
+    for rows, inputs in candidates(flatten(program, closed, all_calls()), choice.least):
         try:
             if is_even:
                 _check_even(program, choice.count, rows)
@@ -105,13 +105,13 @@ def _cut(
     same: dict[int, int] = {}
     needs: Op | None = None
     for _ in range(MAX_CHANGES):
-        flat = flatten(closed, program, opened, same)
+        flat = flatten(program, closed, all_calls(opened), same)
         try:
             if rows == 1:
                 found = analyse_one(flat, inputs, sizes)
                 break
             found = analyse(flat, inputs, sizes, takes_own)
-            again = made_again(found, opened)
+            again = recomputed_sums(found, opened)
             if again == same:
                 break
             same = again
@@ -200,7 +200,7 @@ def cut_of(
     )
 
 
-def _takes_own(choice: MicrobatchChoice) -> Callable[[Item], bool]:
+def _takes_own(choice: MicrobatchChoice) -> Callable[[FlatOp], bool]:
     places = [*map(at_place, choice.per_microbatch)]
     return lambda item: any(is_there(item.op.source) for is_there in places)
 
@@ -236,14 +236,14 @@ def _check_even(program: Program, count: int, rows: int) -> None:
 def _check_batch(program: Program, found: FlowResult) -> None:
     """Refuse a batch dim that is contracted with a parameter: it is a feature dim."""
     rows = found.flow.sizes.rows
-    for item in found.flat.top.items:
+    for item in found.flat.top.ops:
         if not item.op.traits.is_contraction:
             continue
         uses = found.flow.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
             is_sliced = isinstance(use, RowsState) and isinstance(state, WholeState)
-            if is_sliced and is_parameter(found.flat, value):
+            if is_sliced and found.flat.is_parameter(value):
                 raise MicrobatchError(
                     f"`{program.name}` has no batch of {rows}: a dim of its data of"
                     " that size is contracted with a parameter.",
@@ -373,3 +373,26 @@ def _flops(program: Program) -> Mapping[int, float]:
     for op in program.body.ops:
         of(program.ops[op])
     return found
+
+
+def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int]:
+    """Return sums over rows that equal earlier ones: value id → the first equal value.
+
+    A recomputed region is inlined where an op in it needs the whole batch. If its sums
+    were recomputed, the forward pass up to them would have to run a second time in a
+    loop of its own: they are read from the first run instead.
+
+    Args:
+      found: the analysis of a program.
+      opened: ids of the recomputed regions that are inlined in it.
+    """
+    if not opened:
+        return {}
+    first = ValueNumbers(found.flat, is_deep=False).first_equal()
+    return {
+        value: first[value]
+        for item in found.flat.top.ops
+        if any(isinstance(found.states[v], RowsState) for v in item.operands)
+        for value in item.results
+        if isinstance(found.states[value], Partial) and first[value] != value
+    }

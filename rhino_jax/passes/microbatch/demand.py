@@ -161,7 +161,7 @@ class Demand:
         """Return ids of the ops that run on the whole batch, by the loop after them."""
         known: dict[int, int] = {}
         found: list[list[int]] = [[] for _ in range(len(self.bodies) + 1)]
-        for item in self.flat.top.items:
+        for item in self.flat.top.ops:
             wanted = [v for v in item.results if v in self.time]
             for value in wanted:
                 if value in self.made:

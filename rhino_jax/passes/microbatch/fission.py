@@ -8,30 +8,29 @@ more forward pass, as it does in unrolled layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from jax import lax
 
 from rhino_jax._compat import (
     bind_eqn,
-    eqn_context,
     is_literal,
     jaxpr_consts,
     open_jaxpr,
     scan_counts,
     without_dead_code,
 )
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, has_barrier
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.rewrite.emit import run_inlined, scan_like, substitute
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 Sums = list[tuple[Any, int]]
 """Equations inside of a loop body, each with the index of one of its results."""
 
 
-def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> Any:
+def split_scan(
+    closed: Any, flat: FlatProgram, scan: FlatOp, values: Sequence[int]
+) -> Any:
     """Split one scan of a closed jaxpr into two.
 
     Args:
@@ -46,64 +45,11 @@ def split_scan(closed: Any, flat: Flat, scan: Item, values: Sequence[int]) -> An
     sums: Sums = [
         (m.eqn, m.results.index(v)) for m, v in zip(makers, values, strict=True)
     ]
-    opened = open_jaxpr(closed)
 
-    def run(*arrays: Any) -> list[Any]:
-        count = len(opened.invars)
-        return run_jaxpr(opened, arrays[count:], arrays[:count], _scan_in_two)
+    def in_two(eqn: Any, operands: list[Any]) -> list[Any] | None:
+        return _in_two(eqn, operands, sums) if eqn is scan.eqn else None
 
-    def _scan_in_two(eqn: Any, operands: list[Any]) -> list[Any] | None:
-        if eqn is scan.eqn:
-            return _in_two(eqn, operands, sums)
-        return None
-
-    return without_dead_code(retraced(closed, run))
-
-
-Instead = Callable[[Any, list[Any]], "list[Any] | None"]
-"""(equation, operands) → results of a replacement, or None to run the equation."""
-
-
-def run_jaxpr(
-    jaxpr: Any,
-    consts: Sequence[Any],
-    arrays: Sequence[Any],
-    instead: Instead,
-    opened: Callable[[Any], bool] = lambda eqn: eqn.primitive.name in ("jit", "pjit"),
-) -> list[Any]:
-    """Evaluate a jaxpr, inlining calls and replacing some equations.
-
-    Args:
-      jaxpr: open jaxpr to evaluate.
-      consts: arrays of its constants.
-      arrays: arrays of its inputs.
-      instead: replacement of an equation; see `Instead`.
-      opened: whether the call of an equation is inlined.
-    Returns:
-      Arrays of the jaxpr's outputs.
-    """
-    env = dict(zip(jaxpr.invars, arrays, strict=True))
-    env.update(zip(jaxpr.constvars, consts, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        with eqn_context(eqn):
-            found = instead(eqn, operands)
-            if found is None and opened(eqn):
-                (body,) = closed_region_jaxprs(eqn)
-                if eqn.primitive.name in REMATS and has_barrier(eqn.params):
-                    # One barrier each: the first loop needs only some of them.
-                    operands = [*map(lax.optimization_barrier, operands)]
-                found = run_jaxpr(
-                    open_jaxpr(body), jaxpr_consts(body), operands, instead, opened
-                )
-            if found is None:
-                found = bind_eqn(eqn, operands, eqn.params)
-        env.update(zip(eqn.outvars, found, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return without_dead_code(substitute(closed, in_two))
 
 
 def _holds(eqn: Any, sums: Sums) -> bool:
@@ -125,7 +71,7 @@ def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
     num_consts, num_carry = scan_counts(eqn.params)
     first = num_consts + num_carry
     (closed,) = closed_region_jaxprs(eqn)
-    body, params = open_jaxpr(closed), eqn.params
+    body = open_jaxpr(closed)
     consts = operands[:num_consts]
 
     def once(carry: Any, xs: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -142,7 +88,7 @@ def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
                     found[sums[i][1]] = given[i]
             return found
 
-        outs = run_jaxpr(
+        outs = run_inlined(
             body,
             jaxpr_consts(closed),
             [*consts, *carry, *xs],
@@ -151,16 +97,7 @@ def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
         )
         return outs, made
 
-    def scanned(xs: Any, step: Any) -> Any:
-        more = {k: params[k] for k in ("unroll", "_split_transpose") if k in params}
-        return lax.scan(
-            step,
-            operands[num_consts:first],
-            xs,
-            length=int(params["length"]),
-            reverse=bool(params["reverse"]),
-            **more,
-        )
+    carry = operands[num_consts:first]
 
     def expose(carry: Any, xs: Any) -> Any:
         outs, made = once(carry, xs, ())
@@ -171,9 +108,9 @@ def _in_two(eqn: Any, operands: list[Any], sums: Sums) -> list[Any]:
         return outs[:num_carry], outs[num_carry:]
 
     rows = operands[first:]
-    carries, (stacks, made) = scanned(rows, expose)
+    carries, (stacks, made) = scan_like(eqn, expose, carry, rows)
     before = [*carries, *stacks]
-    carries, stacks = scanned((rows, made), use)
+    carries, stacks = scan_like(eqn, use, carry, (rows, made))
     after = [*carries, *stacks]
     late = _late(body, num_consts, num_carry, sums)
     pairs = zip(before, after, late, strict=True)

@@ -26,7 +26,7 @@ def meeting_flops(
     run = {op for ops in outside for op in ops}
     at: dict[int, RowsState] = {}  # value known in full → position of its batch dim
     total = 0.0
-    for item in found.flat.top.items:
+    for item in found.flat.top.ops:
         states = [found.states[v] for v in item.results]
         if item.op.id not in run or not all(map(is_outside, states)):
             continue

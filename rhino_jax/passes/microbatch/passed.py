@@ -12,7 +12,7 @@ from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.outside import emitted
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.retraced import retraced
 
 
 def microbatched(closed: Any, program: Program, choice: str) -> tuple[Any, str]:

@@ -2,9 +2,8 @@
 
 In: a closed jaxpr, its program, and a `choice.RematChoice` as text.
 Out: a closed jaxpr with the same results and fewer residuals on the device.
-Order: `regions` (regions with calls inlined), `late` (which ops are of the backward
-pass), `residual_stacks` (residuals that loops stack), `choice`, `rerun` and `decided`
-(which ops run again), `equations`, `slices`, `recomputed`, `offload`, `frame`, `emit`
-(the new jaxpr), `rewrite` (the pass); `numbers` (value numbering), `unremat` (a pass
-that removes jax.checkpoint).
+Order: `late` (which ops are of the backward pass), `residual_stacks` (residuals that
+loops stack), `choice`, `rerun` and `decided` (which ops run again), `slices`,
+`recomputed`, `offload`, `frame`, `emit` (the new jaxpr), `rewrite` (the pass);
+`unremat` (a pass that removes jax.checkpoint).
 """

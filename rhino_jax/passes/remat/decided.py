@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from rhino_jax.ir.program import Op
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.regions import FlatRegion, FlatRegions
 from rhino_jax.passes.remat.rerun import NOTHING, Rerun, again
 from rhino_jax.passes.remat.residual_stacks import (
     ResidualStack,
-    call_of,
-    can_be_changed,
     find_stacks,
     num_carried,
 )
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,46 +72,44 @@ class Decided:
         return self.halves.block
 
 
-def decide(blocks: FlatRegions, choice: RematChoice) -> dict[int | None, Decided]:
+def decide(flat: FlatProgram, choice: RematChoice) -> dict[int | None, Decided]:
     """Return the changes to each region, by op id of its loop; None: the program.
 
     Args:
-      blocks: regions of the program.
+      flat: the program.
       choice: values to recompute, save or offload.
     """
     found: dict[int | None, Decided] = {}
-    todo: list[tuple[Op | None, FlatRegion]] = [(None, blocks.top)]
+    todo: list[tuple[Op | None, FlatRegion]] = [(None, flat.top)]
     while todo:
         owner, block = todo.pop()
-        decided = _decide(blocks, block, choice)
+        decided = _decide(flat, block, choice)
         found[owner.id if owner else None] = decided
         todo += [
-            (line.op, blocks.of(line.op))
-            for line in block.lines
-            if can_be_changed(blocks, line)
+            (line.op, line.regions[0]) for line in block.ops if flat.can_change(line)
         ]
     return found
 
 
-def _decide(blocks: FlatRegions, block: FlatRegion, choice: RematChoice) -> Decided:
+def _decide(flat: FlatProgram, block: FlatRegion, choice: RematChoice) -> Decided:
     halves = halves_of(block)
     dropped = {block.named(v) for v in choice.recompute}
     explicit = {block.named(v) for v in choice.keep}
-    all_stacks = find_stacks(blocks, halves)
+    all_stacks = find_stacks(flat, halves)
     for loop, count in choice.first:
-        trips = blocks.program.ops[loop].call
+        trips = flat.program.ops[loop].call
         assert trips is not None and 0 < count < trips.trip_count, (loop, count)
     stacks = [s for s in all_stacks if s.value in dropped]
     stacked = {s.value for s in all_stacks}
     wanted = [v for v in halves.late_uses if v in dropped and v not in stacked]
     kept = ({*halves.late_uses, *halves.bound} - set(wanted)) | explicit
     first = {v: uses[0] for v, uses in halves.late_uses.items()}
-    remat = again(blocks.program, block, wanted, kept, first)
-    pairs = _pairs(blocks, block, stacks, explicit)
+    remat = again(flat.program, block, wanted, kept, first)
+    pairs = _pairs(flat, block, stacks, explicit)
     added: dict[int, dict[int, None]] = defaultdict(dict)
     for several in pairs.values():
         for pair in several:
-            for value in stacked_anew(blocks, block, pair):
+            for value in stacked_anew(block, pair):
                 assert pair.loop is not None
                 added[pair.loop][value] = None
     sent = {block.named(v) for v in choice.offload} - dropped
@@ -139,7 +135,7 @@ def _split(
     found: dict[int, int] = {}
     for at, several in pairs.items():
         loops = [pair.loop for pair in several if pair.loop is not None]
-        counts = {first.get(block.lines[loop].op.id, 0) for loop in loops}
+        counts = {first.get(block.ops[loop].op.id, 0) for loop in loops}
         assert len(counts) == 1, "loops that one loop goes back through part alike"
         (count,) = counts
         if count:
@@ -155,7 +151,7 @@ def _slots(stacks: list[ResidualStack]) -> dict[int, frozenset[int]]:
 
 
 def _pairs(
-    blocks: FlatRegions,
+    flat: FlatProgram,
     block: FlatRegion,
     stacks: list[ResidualStack],
     explicit: set[int],
@@ -167,15 +163,15 @@ def _pairs(
     gone = {stack.value for stack in stacks}
     found: dict[int, list[LoopPair]] = defaultdict(list)
     for (at, loop), operands in dropped.items():
-        forward = block.lines[loop]
-        body = blocks.of(forward.op)
-        num_carry = call_of(forward).num_carry
-        backward = block.lines[at]
-        slices = set(backward.reads[num_carried(backward)[1] :]) - gone
-        made = zip(forward.makes[num_carry:], body.outputs[num_carry:], strict=True)
+        forward = block.ops[loop]
+        body = forward.regions[0]
+        num_carry = forward.call.num_carry
+        backward = block.ops[at]
+        slices = set(backward.operands[num_carried(backward)[1] :]) - gone
+        made = zip(forward.results[num_carry:], body.outputs[num_carry:], strict=True)
         still = {inside for value, inside in made if value in slices}
         kept = still | {body.named(v) for v in explicit}
-        remat = again(blocks.program, body, operands.values(), kept)
+        remat = again(flat.program, body, operands.values(), kept)
         found[at].append(LoopPair(loop, operands, remat))
     return {at: tuple(several) for at, several in found.items()}
 
@@ -191,14 +187,12 @@ def leaves(pair: LoopPair) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stacked_anew(
-    blocks: FlatRegions, block: FlatRegion, pair: LoopPair
-) -> tuple[int, ...]:
+def stacked_anew(block: FlatRegion, pair: LoopPair) -> tuple[int, ...]:
     """Return those of `leaves` that no operand or stack of the forward loop holds."""
     if pair.loop is None:
         return ()
-    forward = block.lines[pair.loop]
-    body, call = blocks.of(forward.op), call_of(forward)
+    forward = block.ops[pair.loop]
+    body, call = forward.regions[0], forward.call
     first = call.num_consts + call.num_carry
     held = {*body.inputs[: call.num_consts], *body.inputs[first:]}
     dropped = set(pair.dropped.values())

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jax import lax
-
 from rhino_jax.passes.remat.decided import Decided, LoopPair, leaves
 from rhino_jax.passes.remat.frame import Frame, Read, RematPlan
 from rhino_jax.passes.remat.offload import from_host, to_host, waits_on_host
 from rhino_jax.passes.remat.recomputed import RematValues
-from rhino_jax.passes.remat.regions import RegionOp
-from rhino_jax.passes.remat.residual_stacks import call_of, is_scan, num_carried
+from rhino_jax.passes.remat.residual_stacks import num_carried
 from rhino_jax.passes.remat.slices import LoopRange, SlicedStacks
+from rhino_jax.rewrite.emit import scan_like
+from rhino_jax.rewrite.flat import FlatOp
 
 
 def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
@@ -31,18 +30,18 @@ def run(frame: Frame) -> None:
     Args:
       frame: the run; it holds the region's inputs and receives all results.
     """
-    for k, line in enumerate(frame.block.lines):
+    for k, line in enumerate(frame.block.ops):
         if k in frame.decided.skipped:
             continue
         is_late = frame.decided.halves.is_late[k]
         frame.reading = line if is_late else None
         read: Read = frame.read_late if is_late else frame.read
-        if is_scan(line) and changes_loop(frame.plan, frame.decided, k):
-            with frame.plan.equations.context(line):
+        if line.is_scan and changes_loop(frame.plan, frame.decided, k):
+            with line.context():
                 results = loop(frame, k, line, read)
         else:
-            operands = [read(v) for v in line.reads]
-            results = frame.plan.equations.bind(line, operands)
+            operands = [read(v) for v in line.operands]
+            results = line.bind(operands)
         frame.made(line, results, is_late)
 
 
@@ -54,7 +53,7 @@ def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
       decided: changes to the region of the loop.
       k: position of the loop in the region.
     """
-    line = decided.block.lines[k]
+    line = decided.block.ops[k]
     if (
         k in decided.split
         or k in decided.stacks
@@ -62,7 +61,7 @@ def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
         or k in decided.pairs
     ):
         return True
-    if not decided.hosted_stacks.isdisjoint((*line.reads, *line.makes)):
+    if not decided.hosted_stacks.isdisjoint((*line.operands, *line.results)):
         return True
     inner = plan.decided.get(line.op.id)
     return inner is not None and changes(plan, inner)
@@ -72,11 +71,11 @@ def changes(plan: RematPlan, decided: Decided) -> bool:
     """Whether anything changes in a region, or in a loop inside of it."""
     if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
         return True
-    lines = enumerate(decided.block.lines)
-    return any(is_scan(line) and changes_loop(plan, decided, k) for k, line in lines)
+    lines = enumerate(decided.block.ops)
+    return any(line.is_scan and changes_loop(plan, decided, k) for k, line in lines)
 
 
-def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
+def loop(frame: Frame, k: int, line: FlatOp, read: Read) -> list[Any]:
     """Run a loop with changed stacks.
 
     Args:
@@ -87,10 +86,10 @@ def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
     Returns:
       Its results; None for stacks that were dropped, or are in `Frame.parts`.
     """
-    call, decided = call_of(line), frame.decided
-    carries = [read(v) for v in line.reads[call.num_consts : num_carried(line)[1]]]
+    call, decided = line.call, frame.decided
+    carries = [read(v) for v in line.operands[call.num_consts : num_carried(line)[1]]]
     left_out = decided.stacks.get(k, frozenset())
-    num_stacks = len(line.makes) - call.num_carry
+    num_stacks = len(line.results) - call.num_carry
     split = decided.split.get(k)
     if split is None:
         carries, ys = steps(frame, k, read, carries, None)
@@ -99,12 +98,12 @@ def loop(frame: Frame, k: int, line: RegionOp, read: Read) -> list[Any]:
         return [*carries, *kept]
     parts = LoopRange(0, 0, split), LoopRange(1, split, call.trip_count)
     found: dict[int, list[Any]] = {}
-    is_reverse = frame.plan.equations.of[line.op.id].params["reverse"]
+    is_reverse = line.eqn.params["reverse"]
     for part in parts[::-1] if is_reverse else parts:
         carries, found[part.number] = steps(frame, k, read, carries, part)
     seconds = iter(found[1])
     for s, first in enumerate(found[0]):
-        value = line.makes[call.num_carry + s]
+        value = line.results[call.num_carry + s]
         second = None if s in left_out else next(seconds)
         frame.parts[value] = first, second
     return [*carries, *[None] * num_stacks]
@@ -124,18 +123,18 @@ def steps(
       carries: arrays of the carries at the start.
       part: range of its steps; None: all.
     """
-    line, decided, plan = frame.block.lines[k], frame.decided, frame.plan
-    call, first = call_of(line), num_carried(line)[1]
+    line, decided, plan = frame.block.ops[k], frame.decided, frame.plan
+    call, first = line.call, num_carried(line)[1]
     is_first = part is not None and part.number == 0
     pairs = () if is_first else decided.pairs.get(k, ())
     left_out = frozenset() if is_first else decided.stacks.get(k, frozenset())
     added = () if is_first else decided.added.get(k, ())
     gone = {position for pair in pairs for position in pair.dropped}
-    own = [p for p in range(first, len(line.reads)) if p not in gone]
-    consts = [read(v) for v in line.reads[: call.num_consts]]
+    own = [p for p in range(first, len(line.operands)) if p not in gone]
+    consts = [read(v) for v in line.operands[: call.num_consts]]
     slices = SlicedStacks(part)
     for p in own:
-        slices.add(*frame.stack(line.reads[p], part, read))
+        slices.add(*frame.stack(line.operands[p], part, read))
     needs = [needed(frame, pair, slices) for pair in pairs]
     hosted = decided.hosted_stacks
 
@@ -152,21 +151,14 @@ def steps(
         run(inner)
         outs = inner.outputs()
         ys = [
-            to_host(y) if line.makes[call.num_carry + s] in hosted else y
+            to_host(y) if line.results[call.num_carry + s] in hosted else y
             for s, y in enumerate(outs[call.num_carry :])
             if s not in left_out
         ]
         return outs[: call.num_carry], [*ys, *(inner.read(v) for v in added)]
 
-    params = plan.equations.of[line.op.id].params
-    carry, ys = lax.scan(
-        step,
-        carries,
-        slices.scanned(),
-        length=call.trip_count if part is None else part.stop - part.start,
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
+    length = None if part is None else part.stop - part.start
+    carry, ys = scan_like(line.eqn, step, carries, slices.scanned(), length)
     ys, news = ys[: len(ys) - len(added)], ys[len(ys) - len(added) :]
     frame.stacks.update(((k, v), y) for v, y in zip(added, news, strict=True))
     return list(carry), list(ys)
@@ -188,8 +180,8 @@ def needed(
     """
     if pair.loop is None:
         return {v: (False, frame.read_late(v)) for v in leaves(pair)}
-    forward = frame.block.lines[pair.loop]
-    body, call = frame.plan.blocks.of(forward.op), call_of(forward)
+    forward = frame.block.ops[pair.loop]
+    body, call = forward.regions[0], forward.call
     first = call.num_consts + call.num_carry
     place = {v: i for i, v in enumerate(body.inputs)}
     gone = frame.decided.stacks.get(pair.loop, frozenset())
@@ -199,12 +191,12 @@ def needed(
     for v in leaves(pair):
         at = place.get(v, -1)
         if 0 <= at < call.num_consts:
-            found[v] = False, frame.read_late(forward.reads[at])
+            found[v] = False, frame.read_late(forward.operands[at])
         elif at >= first or v in slot:
             value = (
-                forward.reads[at]
+                forward.operands[at]
                 if at >= first
-                else forward.makes[call.num_carry + slot[v]]
+                else forward.results[call.num_carry + slot[v]]
             )
             stack = frame.stack(value, slices.part, frame.read_late)
             found[v] = True, slices.add(*stack)
@@ -229,9 +221,9 @@ def make_again(
         inner.sources[value] = partial(have.__getitem__, other)
     if pair.loop is None or not pair.dropped:
         return
-    body = frame.plan.blocks.of(frame.block.lines[pair.loop].op)
+    body = frame.block.ops[pair.loop].regions[0]
     # XLA merges no ops of two loops (no CSE): recomputed values need no barrier.
-    remat = RematValues(inner.plan.equations, body, pair.again, have.__getitem__, list)
+    remat = RematValues(inner.plan.flat, body, pair.again, have.__getitem__, list)
     for position, value in pair.dropped.items():
         source: Callable[[], Any] = partial(have.__getitem__, value)
         if value in pair.again.values:

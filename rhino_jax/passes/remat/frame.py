@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax.passes.remat.decided import Decided
-from rhino_jax.passes.remat.equations import Equations
 from rhino_jax.passes.remat.offload import AHEAD, from_host, to_host
 from rhino_jax.passes.remat.recomputed import RematValues
-from rhino_jax.passes.remat.regions import FlatRegion, FlatRegions, RegionOp
 from rhino_jax.passes.remat.slices import LoopRange
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 
 
 Read = Callable[[int], Any]
@@ -28,13 +27,11 @@ class RematPlan:
     """A program and the changes to apply to it.
 
     Attributes:
-      blocks: the program's regions, calls inlined.
-      equations: the program's equations.
+      flat: the program, calls inlined.
       decided: op id of a loop (None: the whole program) → changes to its region.
     """
 
-    blocks: FlatRegions
-    equations: Equations
+    flat: FlatProgram
     decided: Mapping[int | None, Decided]
 
 
@@ -67,7 +64,7 @@ class Frame:
     parts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     sources: dict[int, Callable[[], Any]] = field(default_factory=dict)
     remat: RematValues | None = None
-    reading: RegionOp | None = None
+    reading: FlatOp | None = None
     last: int | None = None
     ties: list[Any] = field(default_factory=list)
     matmuls: list[int] = field(default_factory=list)
@@ -76,7 +73,7 @@ class Frame:
     def __post_init__(self) -> None:
         if self.decided.again.lines:
             self.remat = RematValues(
-                self.plan.equations,
+                self.plan.flat,
                 self.block,
                 self.decided.again,
                 self.read_late,
@@ -102,7 +99,7 @@ class Frame:
             return self.sources[value]()
         if value in self.parts and self.early.get(value) is None:
             self.early[value] = lax.concatenate(self.parts[value], 0)
-        literals = self.plan.equations.literals
+        literals = self.plan.flat.consts
         return literals[value] if value in literals else self.early[value]
 
     def read_late(self, value: int) -> Any:
@@ -124,10 +121,10 @@ class Frame:
             return self.parts[value][part.number], True
         return read(value), False
 
-    def made(self, line: RegionOp, results: Sequence[Any], is_late: bool) -> None:
+    def made(self, line: FlatOp, results: Sequence[Any], is_late: bool) -> None:
         """Record the results of an op; offload those that are to be on the host."""
-        self.early.update(zip(line.makes, results, strict=True))
-        for v in line.makes:
+        self.early.update(zip(line.results, results, strict=True))
+        for v in line.results:
             if v in self.decided.offloaded and self.early[v] is not None:
                 self.hosted[v] = to_host(self.early[v])
             if is_late and can_tie(self.early[v]):
@@ -142,7 +139,7 @@ class Frame:
 
     def tie(self) -> int | None:
         """Return the late value that values read now have to wait for."""
-        for v in self.reading.reads if self.reading is not None else ():
+        for v in self.reading.operands if self.reading is not None else ():
             is_late = v in self.block.maker and not self.decided.halves.is_early(v)
             if is_late and can_tie(self.early.get(v)):
                 return v
@@ -157,7 +154,7 @@ class Frame:
         waits = [self.late.get(v, self.early[v]) for v in ties]
         with ExitStack() as stack:
             if self.reading is not None:
-                stack.enter_context(self.plan.equations.context(self.reading))
+                stack.enter_context(self.reading.context())
             found = list(lax.optimization_barrier([*arrays, *waits]))
         self.late.update(zip(ties, found[len(arrays) :], strict=True))
         return found[: len(arrays)]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhino_jax.passes.remat.regions import FlatRegion
+from rhino_jax.rewrite.flat import FlatRegion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +45,9 @@ def with_late(block: FlatRegion, is_late: Sequence[bool]) -> Halves:
       is_late: [ops], whether each op is late.
     """
     uses: dict[int, list[int]] = defaultdict(list)
-    for k, line in enumerate(block.lines):
+    for k, line in enumerate(block.ops):
         if is_late[k]:
-            for v in dict.fromkeys(line.reads):
+            for v in dict.fromkeys(line.operands):
                 if v in block.maker and not is_late[block.maker[v]]:
                     uses[v].append(k)
     return Halves(
@@ -61,21 +61,21 @@ def with_late(block: FlatRegion, is_late: Sequence[bool]) -> Halves:
 def _late_lines(block: FlatRegion) -> list[bool]:
     is_late: list[bool] = []
     late_values: set[int] = set()
-    for line in block.lines:
+    for line in block.ops:
         is_late.append(
-            line.op.source.is_backward or any(v in late_values for v in line.reads)
+            line.op.source.is_backward or any(v in late_values for v in line.operands)
         )
         if is_late[-1]:
-            late_values.update(line.makes)
+            late_values.update(line.results)
     if True not in is_late:
         return is_late
     # Ops after the first gradient whose results only late ops read, as an optimizer's
     # decay of a momentum, are late too.
     early_needs, start = set(block.outputs), is_late.index(True)
-    for k in reversed(range(len(block.lines))):
-        line = block.lines[k]
+    for k in reversed(range(len(block.ops))):
+        line = block.ops[k]
         if not is_late[k] and k > start:
-            is_late[k] = bool(line.makes) and early_needs.isdisjoint(line.makes)
+            is_late[k] = bool(line.results) and early_needs.isdisjoint(line.results)
         if not is_late[k]:
-            early_needs.update(line.reads)
+            early_needs.update(line.operands)
     return is_late

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rhino_jax.passes.remat.equations import Equations
-from rhino_jax.passes.remat.regions import FlatRegion
 from rhino_jax.passes.remat.rerun import Rerun
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 
 
 class RematValues:
     """Values that are recomputed on first read.
 
     Args:
-      equations: of the program.
+      flat: the program.
       block: the region whose ops run again.
       again: which of its ops.
       read: value id → array of a saved value.
@@ -24,13 +23,13 @@ class RematValues:
 
     def __init__(
         self,
-        equations: Equations,
+        flat: FlatProgram,
         block: FlatRegion,
         again: Rerun,
         read: Callable[[int], Any],
         barred: Callable[[Sequence[Any]], Sequence[Any]],
     ) -> None:
-        self.equations, self.block, self.again = equations, block, again
+        self.flat, self.block, self.again = flat, block, again
         self._read, self._barred = read, barred
         self._made: dict[int, Any] = {}
         self._lines = frozenset(again.lines)
@@ -51,14 +50,14 @@ class RematValues:
             if line in found:
                 continue
             found.add(line)
-            todo += [v for v in self.block.lines[line].reads if self._is_to_do(v)]
+            todo += [v for v in self.block.ops[line].operands if self._is_to_do(v)]
         return found
 
     def _is_to_do(self, value: int) -> bool:
         return value in self.again.values and value not in self._made
 
     def _run(self, position: int) -> None:
-        line = self.block.lines[position]
+        line = self.block.ops[position]
         group = self.again.group[position]
         if group not in self._entered:
             inputs = self.again.inputs[group]
@@ -67,14 +66,14 @@ class RematValues:
             barred = self._barred(arrays) if arrays else ()
             self._entered[group] = dict(zip(inputs, barred, strict=True))
         entered = self._entered[group]
-        literals = self.equations.literals
+        literals = self.flat.consts
         operands = [
             self._made[v]
             if v in self.again.values
             else literals[v]
             if v in literals
             else entered[v]
-            for v in line.reads
+            for v in line.operands
         ]
-        results = self.equations.bind(line, operands)
-        self._made.update(zip(line.makes, results, strict=True))
+        results = line.bind(operands)
+        self._made.update(zip(line.results, results, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.remat.regions import FlatRegion, may_run_again
+from rhino_jax.rewrite.flat import FlatRegion, may_run_again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ def again(
         lines.add(line)
         todo += [
             v
-            for v in block.lines[line].reads
+            for v in block.ops[line].operands
             if v not in kept and _makes_again(program, block, v)
         ]
     return _grouped(program, block, sorted(lines), kept, first or {})
@@ -69,7 +69,7 @@ def again(
 
 def _makes_again(program: Program, block: FlatRegion, value: int) -> bool:
     line = block.maker.get(value)
-    return line is not None and may_run_again(program, block.lines[line].op)
+    return line is not None and may_run_again(program, block.ops[line].op)
 
 
 def _grouped(
@@ -89,7 +89,7 @@ def _grouped(
 
     need: dict[int, int] = {}
     for line in reversed(lines):
-        makes, reads = block.lines[line].makes, block.lines[line].reads
+        makes, reads = block.ops[line].results, block.ops[line].operands
         mine = min([first[v] for v in makes if v in first], default=_NEVER)
         need[line] = mine = min(mine, need.get(line, _NEVER))
         for v in reads:
@@ -100,7 +100,7 @@ def _grouped(
     inputs: dict[int, dict[int, None]] = {}
     now = start = -1
     for line in sorted(lines, key=lambda k: (need[k], k)):
-        read = [v for v in block.lines[line].reads if is_kept(v)]
+        read = [v for v in block.ops[line].operands if is_kept(v)]
         is_new = any(v not in inputs.get(now, ()) for v in read)
         is_later = any(block.maker.get(v, -1) >= start for v in read)
         if is_later or (is_new and need[line] - start > TOGETHER):
@@ -113,6 +113,6 @@ def _grouped(
         group,
         {g: tuple(read) for g, read in inputs.items()},
         frozenset(
-            v for line in lines for v in block.lines[line].makes if v not in kept
+            v for line in lines for v in block.ops[line].results if v not in kept
         ),
     )

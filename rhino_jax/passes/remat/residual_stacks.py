@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rhino_jax.ir.program import RegionCall, RegionKind
 from rhino_jax.passes.remat.late import Halves
-from rhino_jax.passes.remat.regions import (
+from rhino_jax.rewrite.flat import (
+    FlatOp,
+    FlatProgram,
     FlatRegion,
-    FlatRegions,
-    RegionOp,
-    holds_arrays,
-    may_run_again,
 )
 
 
@@ -35,45 +32,25 @@ class ResidualStack:
     readers: tuple[tuple[int, int], ...]
 
 
-def call_of(line: RegionOp) -> RegionCall:
-    """Return the region call of an op that has one."""
-    assert line.op.call is not None
-    return line.op.call
-
-
-def num_carried(line: RegionOp) -> tuple[int, int]:
+def num_carried(line: FlatOp) -> tuple[int, int]:
     """Return how many consts a loop has, and how many consts and carries together."""
-    call = call_of(line)
+    call = line.call
     return call.num_consts, call.num_consts + call.num_carry
 
 
-def is_scan(line: RegionOp) -> bool:
-    """Whether an op is a scan."""
-    return line.op.call is not None and line.op.call.kind is RegionKind.SCAN
-
-
-def can_be_changed(blocks: FlatRegions, line: RegionOp) -> bool:
-    """Whether a loop can be rewritten with other stacks."""
-    return (
-        is_scan(line)
-        and may_run_again(blocks.program, line.op)
-        and not holds_arrays(blocks.program, call_of(line).regions[0])
-    )
-
-
-def find_stacks(blocks: FlatRegions, halves: Halves) -> tuple[ResidualStack, ...]:
+def find_stacks(flat: FlatProgram, halves: Halves) -> tuple[ResidualStack, ...]:
     """Return all residual stacks of a region."""
     block = halves.block
     reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for k, line in enumerate(block.lines):
-        for position, v in enumerate(line.reads):
+    for k, line in enumerate(block.ops):
+        for position, v in enumerate(line.operands):
             reads[v].append((k, position))
     found: list[ResidualStack] = []
-    for k, line in enumerate(block.lines):
-        if halves.is_late[k] or not can_be_changed(blocks, line):
+    for k, line in enumerate(block.ops):
+        if halves.is_late[k] or not flat.can_change(line):
             continue
-        body, num_carry = blocks.of(line.op), call_of(line).num_carry
-        for slot, value in enumerate(line.makes[num_carry:]):
+        body, num_carry = line.regions[0], line.call.num_carry
+        for slot, value in enumerate(line.results[num_carry:]):
             readers = reads[value]
             inside = body.outputs[num_carry + slot]
             if (
@@ -81,7 +58,7 @@ def find_stacks(blocks: FlatRegions, halves: Halves) -> tuple[ResidualStack, ...
                 and value not in halves.bound
                 and all(
                     halves.is_late[at]
-                    and _reads_slices(blocks, block, line, at, position)
+                    and _reads_slices(flat, block, line, at, position)
                     for at, position in readers
                 )
             ):
@@ -90,11 +67,11 @@ def find_stacks(blocks: FlatRegions, halves: Halves) -> tuple[ResidualStack, ...
 
 
 def _reads_slices(
-    blocks: FlatRegions, block: FlatRegion, forward: RegionOp, at: int, position: int
+    flat: FlatProgram, block: FlatRegion, forward: FlatOp, at: int, position: int
 ) -> bool:
-    line = block.lines[at]
+    line = block.ops[at]
     return (
-        can_be_changed(blocks, line)
-        and call_of(line).trip_count == call_of(forward).trip_count
+        flat.can_change(line)
+        and line.call.trip_count == forward.call.trip_count
         and position >= num_carried(line)[1]
     )

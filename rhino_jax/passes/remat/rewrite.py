@@ -8,10 +8,9 @@ from rhino_jax.ir.program import Program
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import decide
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.equations import equations
 from rhino_jax.passes.remat.frame import RematPlan
-from rhino_jax.passes.remat.regions import FlatRegions
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.retraced import retraced
 
 
 def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
@@ -22,7 +21,7 @@ def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
       program: imported from it.
       choice: a `RematChoice` as text.
     """
-    blocks = FlatRegions(program)
-    decided = decide(blocks, RematChoice.parse(choice))
-    plan = RematPlan(blocks, equations(closed_jaxpr, program), decided)
+    flat = flatten(program, closed_jaxpr)
+    decided = decide(flat, RematChoice.parse(choice))
+    plan = RematPlan(flat, decided)
     return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))

@@ -13,18 +13,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from rhino_jax.frontend.regions import REMATS
+from rhino_jax.frontend.regions import PLAIN_CALLS, REMATS
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.equations import equations
 from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.numbers import ValueNumbers
-from rhino_jax.passes.remat.regions import INLINED, FlatRegion, FlatRegions, RegionOp
 from rhino_jax.passes.remat.rerun import NOTHING
-from rhino_jax.passes.remat.residual_stacks import call_of, can_be_changed
-from rhino_jax.passes.retraced import retraced
+from rhino_jax.rewrite.flat import (
+    FlatOp,
+    FlatProgram,
+    FlatRegion,
+    flatten,
+    plain_calls,
+)
+from rhino_jax.rewrite.numbers import ValueNumbers
+from rhino_jax.rewrite.retraced import retraced
 
 
 ALL = "all"
@@ -38,12 +42,12 @@ def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
       choice: `ALL`.
     """
     assert choice == ALL, choice
-    blocks = FlatRegions(program, INLINED | REMATS)
-    found = equations(closed_jaxpr, program)
-    numbers = ValueNumbers(blocks, found)
+    calls = plain_calls(program, PLAIN_CALLS | REMATS)
+    flat = flatten(program, closed_jaxpr, calls)
+    numbers = ValueNumbers(flat)
     decided: dict[int | None, Decided] = {}
-    _decide(blocks, numbers, None, blocks.top, decided)
-    plan = RematPlan(blocks, found, decided)
+    _decide(flat, numbers, None, flat.top, decided)
+    plan = RematPlan(flat, decided)
     return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
 
 
@@ -53,7 +57,7 @@ def has_remat(program: Program) -> bool:
 
 
 def _decide(
-    blocks: FlatRegions,
+    flat: FlatProgram,
     numbers: ValueNumbers,
     owner: int | None,
     block: FlatRegion,
@@ -67,42 +71,41 @@ def _decide(
         if block.maker[other] < block.maker[v]
     }
     found[owner] = Decided(halves, NOTHING, same=same, skipped=_skipped(block, same))
-    loops = [k for k, line in enumerate(block.lines) if can_be_changed(blocks, line)]
+    loops = [k for k, line in enumerate(block.ops) if flat.can_change(line)]
     for k in loops:
-        op = block.lines[k].op
-        _decide(blocks, numbers, op.id, blocks.of(op), found)
+        loop = block.ops[k]
+        _decide(flat, numbers, loop.op.id, loop.regions[0], found)
     pairs: dict[int, tuple[LoopPair, ...]] = {}
     added: dict[int, dict[int, None]] = defaultdict(dict)
     for k in loops:
         if not halves.is_late[k]:
             continue
-        several = _pairs(blocks, numbers, halves, loops, k, early)
-        body = found[block.lines[k].op.id]
+        several = _pairs(flat, numbers, halves, loops, k, early)
+        body = found[block.ops[k].op.id]
         inside = dict(body.same)
         for pair in several:
             inside.update(pair.replaced)
-        found[block.lines[k].op.id] = replace(
-            body, skipped=_skipped(body.block, inside)
-        )
+        found[block.ops[k].op.id] = replace(body, skipped=_skipped(body.block, inside))
         pairs[k] = several
         for pair in several:
             if pair.loop is None:
                 continue
-            for v in stacked_anew(blocks, block, pair):
+            for v in stacked_anew(block, pair):
                 added[pair.loop][v] = None
     stacks = {loop: tuple(values) for loop, values in added.items()}
     found[owner] = replace(found[owner], pairs=pairs, added=stacks)
 
 
 def _made_early(halves: Halves) -> Iterator[int]:
-    for k in reversed(range(len(halves.block.lines))):
+    for k in reversed(range(len(halves.block.ops))):
         if not halves.is_late[k]:
-            yield from halves.block.lines[k].makes
+            yield from halves.block.ops[k].results
 
 
-def _is_again(line: RegionOp) -> bool:
+def _is_again(line: FlatOp) -> bool:
     """Whether an op is in a region of `jax.checkpoint`."""
-    return any(op.call is not None and op.call.is_remat for op in line.within)
+    calls = (each.op.call for each in line.within)
+    return any(call is not None and call.is_remat for call in calls)
 
 
 def _replaced(
@@ -111,10 +114,10 @@ def _replaced(
     """Return values in remat regions that are already available → the equal value."""
     cheap = _cheap(numbers, block)
     found: dict[int, int] = {}
-    for line in block.lines:
+    for line in block.ops:
         if not _is_again(line) or line.op.id in cheap:
             continue
-        for v in line.makes:
+        for v in line.results:
             other = have.get(numbers.of.get(v, -1))
             if other is not None and other != v:
                 found[v] = other
@@ -126,12 +129,12 @@ def _cheap(numbers: ValueNumbers, block: FlatRegion) -> set[int]:
 
     Such an op reads only inputs, literals, or results of other such ops.
     """
-    program = numbers.blocks.program
+    program = numbers.flat.program
     values, ops = set(block.inputs), set()
-    for line in block.lines:
+    for line in block.ops:
         if _is_again(line) and line.op.is_fusible:
-            if all(v in values or program.values[v].is_literal for v in line.reads):
-                values.update(line.makes)
+            if all(v in values or program.values[v].is_literal for v in line.operands):
+                values.update(line.results)
                 ops.add(line.op.id)
     return ops
 
@@ -140,18 +143,18 @@ def _skipped(block: FlatRegion, replaced: dict[int, int]) -> frozenset[int]:
     """Return positions of ops in remat regions whose results are no longer read."""
     needed = set(block.outputs)
     found: set[int] = set()
-    for k in reversed(range(len(block.lines))):
-        line = block.lines[k]
-        makes = [v for v in line.makes if v not in replaced]
+    for k in reversed(range(len(block.ops))):
+        line = block.ops[k]
+        makes = [v for v in line.results if v not in replaced]
         if _is_again(line) and needed.isdisjoint(makes):
             found.add(k)
         else:
-            needed.update(line.reads)
+            needed.update(line.operands)
     return frozenset(found)
 
 
 def _pairs(
-    blocks: FlatRegions,
+    flat: FlatProgram,
     numbers: ValueNumbers,
     halves: Halves,
     loops: list[int],
@@ -160,18 +163,18 @@ def _pairs(
 ) -> tuple[LoopPair, ...]:
     """Return values that a backward loop reads of forward bodies, and of outside."""
     block = halves.block
-    backward = block.lines[k]
-    body, length = blocks.of(backward.op), call_of(backward).trip_count
+    backward = block.ops[k]
+    body, length = backward.regions[0], backward.call.trip_count
     before = {number: v for number, v in early.items() if block.maker[v] < k}
     outside = _replaced(numbers, body, before)
     rest = dict(outside)
     found: list[tuple[int | None, dict[int, int]]] = [(None, outside)]
     for f in loops:
-        forward = block.lines[f]
-        if f >= k or halves.is_late[f] or call_of(forward).trip_count != length:
+        forward = block.ops[f]
+        if f >= k or halves.is_late[f] or forward.call.trip_count != length:
             continue
-        inner = blocks.of(forward.op)
-        have = {numbers.of[v]: v for line in reversed(inner.lines) for v in line.makes}
+        inner = forward.regions[0]
+        have = {numbers.of[v]: v for line in reversed(inner.ops) for v in line.results}
         have |= {numbers.of[v]: v for v in inner.inputs}
         replaced = _replaced(numbers, body, have)
         replaced = {v: u for v, u in replaced.items() if v not in rest}
@@ -187,7 +190,7 @@ def _pairs(
 def _read(block: FlatRegion, replaced: dict[int, int]) -> set[int]:
     skipped = _skipped(block, replaced)
     found = set(block.outputs)
-    for k, line in enumerate(block.lines):
+    for k, line in enumerate(block.ops):
         if k not in skipped:
-            found.update(line.reads)
+            found.update(line.operands)
     return found

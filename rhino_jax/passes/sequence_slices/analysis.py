@@ -24,7 +24,7 @@ from rhino_jax.passes.sequence_slices.flow import (
     on_window,
 )
 from rhino_jax.passes.sequence_slices.inputs import first_states, shapes_of
-from rhino_jax.passes.sequence_slices.opened import OpenedProgram
+from rhino_jax.passes.sequence_slices.opened import OpenedProgram, twins_of
 from rhino_jax.passes.sequence_slices.pairs import UNMASKED, Corners, OnPairs
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
@@ -36,7 +36,6 @@ from rhino_jax.passes.sequence_slices.states import (
     When,
     WholeSequence,
 )
-from rhino_jax.passes.sequence_slices.twins import twins_of
 from rhino_jax.passes.staged.apart import Apart
 
 

@@ -5,19 +5,17 @@ Recomputed regions are inlined in the backward pass, and compute the same values
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
 from rhino_jax._compat import (
     bind_eqn,
-    eqn_context,
     hide_frames,
     is_literal,
     jaxpr_consts,
@@ -27,11 +25,19 @@ from rhino_jax._compat import (
     untagged,
 )
 from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
+from rhino_jax.frontend.regions import (
+    call_scope,
+    closed_region_jaxprs,
+    evaluate,
+    inline_call,
+    region_kind,
+)
 from rhino_jax.ir.program import Op, Program, RegionKind
-from rhino_jax.passes.retraced import retraced
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import sides_of
+from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.numbers import NumberTable, ValueNumbers
+from rhino_jax.rewrite.retraced import retraced
 
 
 hide_frames(__file__)
@@ -85,10 +91,8 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
         closed,
         name=before.name,
         input_paths=[e.path for e in before.inputs if not e.is_const],
-        donated=[False for e in before.inputs if not e.is_const],
         captured_paths=[e.path for e in before.inputs if e.is_const],
         output_paths=[e.path for e in before.outputs],
-        state_of=[None for _ in before.outputs],
         while_trips=before.while_trips,
     )
     inputs = enumerate(sides.lines.inputs)
@@ -118,41 +122,29 @@ class _OpeningWalk:
 
     def top(self, apart: Apart, arrays: Sequence[Any]) -> list[Any]:
         jaxpr = open_jaxpr(apart.piece)
-        env = dict(zip((*jaxpr.invars, *jaxpr.constvars), arrays, strict=True))
-        maker: dict[Any, int] = {}
-        for i, eqn in enumerate(jaxpr.eqns):
-            with tagged(str(i)):
-                self.eqn(eqn, env)
-            maker.update(dict.fromkeys(eqn.outvars, i))
+        count, at = len(jaxpr.invars), itertools.count()
+
+        def run(eqn: Any, operands: list[Any]) -> list[Any]:
+            with tagged(str(next(at))):
+                return self.eqn(eqn, operands)
+
+        found = evaluate(jaxpr, arrays[count:], arrays[:count], run)
+        maker = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         results = []
-        for v in jaxpr.outvars:
-            at = None if is_literal(v) else maker.get(v)
-            with tagged(str(at)):
-                results.append(_array(v, env))
+        for v, x in zip(jaxpr.outvars, found, strict=True):
+            with tagged(str(None if is_literal(v) else maker.get(v))):
+                results.append(_array(x))
         return results
 
-    def block(self, closed: Any, arrays: Sequence[Any]) -> list[Any]:
-        jaxpr = open_jaxpr(closed)
-        env = dict(zip(jaxpr.invars, arrays, strict=True))
-        env.update(zip(jaxpr.constvars, jaxpr_consts(closed), strict=False))
-        for eqn in jaxpr.eqns:
-            self.eqn(eqn, env)
-        return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
-
-    def eqn(self, eqn: Any, env: dict[Any, Any]) -> None:
+    def eqn(self, eqn: Any, operands: list[Any]) -> list[Any]:
         kind = region_kind(eqn) if self._is_open(eqn) else None
+        if kind is RegionKind.SCAN:
+            with call_scope(eqn):
+                return self.scan(eqn, operands)
+        arrays = [*map(_array, operands)]
         if kind is RegionKind.CALL:
-            (body,) = closed_region_jaxprs(eqn)
-            with _inside(eqn):
-                results = self.block(body, [_array(v, env) for v in eqn.invars])
-        elif kind is RegionKind.SCAN:
-            with _inside(eqn):
-                results = self.scan(eqn, env)
-        else:
-            with eqn_context(eqn):
-                args = [_array(v, env) for v in eqn.invars]
-                results = bind_eqn(eqn, args, eqn.params)
-        env.update(zip(eqn.outvars, results, strict=True))
+            return inline_call(eqn, arrays, self.eqn)
+        return bind_eqn(eqn, arrays, eqn.params)
 
     def _is_open(self, eqn: Any) -> bool:
         bodies = closed_region_jaxprs(eqn)
@@ -163,26 +155,24 @@ class _OpeningWalk:
             return length <= MAX_LAYERS and length not in self.lengths
         return region_kind(eqn) is RegionKind.CALL
 
-    def scan(self, eqn: Any, env: dict[Any, Any]) -> list[Any]:
-        (body,) = closed_region_jaxprs(eqn)
+    def scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        (closed,) = closed_region_jaxprs(eqn)
+        body, constants = open_jaxpr(closed), jaxpr_consts(closed)
         num_consts, num_carry = scan_counts(eqn.params)
         first = num_consts + num_carry
-        consts = [_array(v, env) for v in eqn.invars[:num_consts]]
-        carry = [_array(v, env) for v in eqn.invars[num_consts:first]]
-        stacks = [v if is_literal(v) else env[v] for v in eqn.invars[first:]]
+        consts = [*map(_array, operands[:num_consts])]
+        carry = [*map(_array, operands[num_consts:first])]
         order = range(eqn.params["length"])
         made: dict[int, list[Any]] = {}
         for i in reversed(order) if eqn.params["reverse"] else order:
-            results = self.block(body, [*consts, *carry, *(_at(x, i) for x in stacks)])
+            inputs = [*consts, *carry, *(_at(x, i) for x in operands[first:])]
+            results = evaluate(body, constants, inputs, self.eqn)
             carry, made[i] = results[:num_carry], results[num_carry:]
         rows = zip(*(made[i] for i in order), strict=True)
         return [*carry, *(_Stack([*parts]) for parts in rows)]
 
 
-def _array(v: Any, env: dict[Any, Any]) -> Any:
-    if is_literal(v):
-        return v.val
-    x = env[v]
+def _array(x: Any) -> Any:
     return x.whole if isinstance(x, _Stack) else x
 
 
@@ -192,11 +182,34 @@ def _at(x: Any, i: int) -> Any:
     return lax.index_in_dim(x, i, 0, keepdims=False)
 
 
-@contextlib.contextmanager
-def _inside(eqn: Any) -> Iterator[None]:
-    """Enter the name scope and source line of a call."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(eqn_context(eqn))
-        if eqn.params.get("name"):
-            stack.enter_context(jax.named_scope(str(eqn.params["name"])))
-        yield
+def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
+    """Return value of the backward pass → the equal value of the forward pass.
+
+    Args:
+      apart: the step; what it computes before the micro-batches is numbered, too.
+      opened: its micro-batch, calls inlined.
+    """
+    before, piece, table = open_jaxpr(apart.before), opened.program, NumberTable()
+    of: dict[Any, int] = {}
+
+    def number(atom: Any) -> int:
+        if is_literal(atom):
+            return table.constant(atom.val, atom.aval.dtype)
+        return of.setdefault(atom, table.fresh())
+
+    for eqn in before.eqns:
+        results = table.results(eqn, [*map(number, eqn.invars)])
+        of.update(zip(eqn.outvars, results, strict=True))
+    entering = zip(piece.inputs[1:], before.outvars, strict=False)
+    given = {entry.value: number(v) for entry, v in entering}
+    flat = flatten(piece, opened.closed, lambda op: False)
+    numbers = ValueNumbers(flat, given, table, is_deep=False).of
+    forward: dict[int, int] = {}
+    twins: dict[int, int] = {}
+    for each, is_backward in zip(flat.top.ops, opened.is_backward, strict=True):
+        for value in each.results:
+            if not is_backward:
+                forward.setdefault(numbers[value], value)
+            elif numbers[value] in forward:
+                twins[value] = forward[numbers[value]]
+    return twins

@@ -18,12 +18,12 @@ from rhino_jax._compat import (
 )
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import num_microbatches
-from rhino_jax.passes.microbatch.fission import run_jaxpr
-from rhino_jax.passes.retraced import imported_again, retraced, without_captured
 from rhino_jax.passes.spmd_pipeline.found import find
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
 from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.emit import substitute
+from rhino_jax.rewrite.retraced import imported_again, without_captured
 
 
 hide_frames(__file__)
@@ -52,7 +52,7 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
       StageError: it has no scan over layers that divides; see `found.find`.
     """
     stages = int(json.loads(choice)["stages"])
-    flat = _flat(closed)
+    flat = substitute(closed, lambda *_: None)
     lines = Lines.of(flat)
     asked = num_microbatches(program.transforms)
     loop = find(flat, program.name, stages, asked)
@@ -66,14 +66,3 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
     opened = consts_as_inputs(open_jaxpr(flat))
     new = without_captured(run, opened, step.shapes(stages), {AXIS: stages})
     return without_dead_code(last_as_consts(close_jaxpr(new, ()), consts))
-
-
-def _flat(closed: Any) -> Any:
-    """Return the step with calls inlined."""
-    opened = open_jaxpr(closed)
-    count = len(opened.invars)
-
-    def run(*arrays: Any) -> list[Any]:
-        return run_jaxpr(opened, arrays[count:], arrays[:count], lambda *_: None)
-
-    return retraced(closed, run)

@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr, scan_counts
+from rhino_jax._compat import open_jaxpr, scan_counts
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.frontend.regions import closed_region_jaxprs
-from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.fission import run_jaxpr
-from rhino_jax.passes.retraced import traced_on
 from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of
 from rhino_jax.passes.spmd_pipeline.layers import layer_loops, length_of
 from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.emit import inline_body
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +75,7 @@ def find(closed: Any, name: str, stages: int, asked: int) -> StageLoop:
             fix=f"take a number that divides the batch, and a multiple of {stages}.",
         )
     _check_sizes(name, stages, count, layers)
-    program = _imported(inner, name)
+    program = import_jaxpr(inner, name=name)
     body = body_of(lines, program, *scan_counts(eqn.params))
     _check_carries(name, body)
     return StageLoop(at, inner, body, count, layers)
@@ -90,33 +87,11 @@ def _loops(jaxpr: Any) -> Iterator[tuple[int, Any, Lines, list[int]]]:
             continue
         if "micro-batches" not in str(eqn.source_info.name_stack):
             continue
-        inner = _flat(eqn)
+        inner = inline_body(eqn)
         lines = Lines.of(inner)
         loops = layer_loops(lines, scan_counts(eqn.params)[0])
         if loops:
             yield at, inner, lines, loops
-
-
-def _flat(eqn: Any) -> Any:
-    (closed,) = closed_region_jaxprs(eqn)
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-
-    def run(*arrays: Any) -> list[Any]:
-        return run_jaxpr(opened, consts, arrays, lambda *_: None)
-
-    return traced_on(run, [v.aval for v in opened.invars])
-
-
-def _imported(closed: Any, name: str) -> Program:
-    jaxpr = open_jaxpr(closed)
-    return import_jaxpr(
-        closed,
-        name=name,
-        input_paths=[f"in[{i}]" for i in range(len(jaxpr.invars))],
-        donated=[False] * len(jaxpr.invars),
-        output_paths=[f"out[{i}]" for i in range(len(jaxpr.outvars))],
-        state_of=[None] * len(jaxpr.outvars),
-    )
 
 
 def _check_sizes(name: str, stages: int, count: int, layers: tuple[int, ...]) -> None:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import (
-    bind_eqn,
     close_jaxpr,
     consts_as_inputs,
     hide_frames,
@@ -38,7 +37,7 @@ from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.states import RowsState
-from rhino_jax.passes.retraced import traced_on
+from rhino_jax.rewrite.retraced import traced_on
 
 
 hide_frames(__file__)
@@ -294,14 +293,7 @@ class _Parts:
         return env
 
     def _outside(self, ops: Sequence[int], env: dict[int, Any]) -> None:
-        wanted = set(ops)
-        for item in self.found.flat.top.items:
-            if item.op.id in wanted:
-                with item.context():
-                    operands = [self._read(env, v) for v in item.operands]
-                    results = bind_eqn(item.eqn, operands, item.eqn.params)
-                for value, x in zip(item.results, results, strict=True):
-                    env.setdefault(value, x)
+        self.found.flat.run(frozenset(ops), env)
 
     def _enters(self, env: dict[int, Any], crossing: LoopCrossing) -> Any:
         x = self._read(env, crossing.value)
@@ -310,7 +302,7 @@ class _Parts:
         return view(x, _rows(crossing), self.split)[0]
 
     def _read(self, env: dict[int, Any], value: int) -> Any:
-        return env[value] if value in env else self.found.flat.consts[value]
+        return self.found.flat.read(value, env)
 
 
 def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:

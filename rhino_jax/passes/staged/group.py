@@ -14,8 +14,8 @@ from rhino_jax.errors import InternalError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import Op, Program, RegionCall
-from rhino_jax.passes.retraced import traced_on
 from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
+from rhino_jax.rewrite.retraced import traced_on
 
 
 hide_frames(__file__)

@@ -12,22 +12,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax import lax
-
 from rhino_jax._compat import (
     eqn_context,
     hide_frames,
-    jaxpr_consts,
-    open_jaxpr,
     scan_counts,
     without_dead_code,
 )
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs
-from rhino_jax.passes.microbatch.fission import run_jaxpr
-from rhino_jax.passes.retraced import traced_on
+from rhino_jax.frontend.regions import REMATS
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.emit import inline_body, scan_like
+from rhino_jax.rewrite.retraced import traced_on
 
 
 hide_frames(__file__)
@@ -79,7 +75,9 @@ class _SplitScan:
     def __init__(self, eqn: Any, wanted: Sequence[int]) -> None:
         self.eqn = eqn
         self.consts, self.carries = scan_counts(eqn.params)
-        self.body = body = _flat(eqn)
+        # Recomputation in a layer under `jax.checkpoint` runs in the first scan alone:
+        # the second reads what it needs of it from stacks.
+        self.body = body = Lines.of(inline_body(eqn, _is_call))
         self.early = self._early(wanted)
         outs = body.outputs
         ahead = [v for k in self.early if (v := outs[k]) is not None]
@@ -124,14 +122,11 @@ class _SplitScan:
 
         def scan(which: Sequence[int], xs: Any, step: Any) -> Any:
             mine = [k for k in which if k < self.carries]
-            params = self.eqn.params
-            carries, ys = lax.scan(
+            carries, ys = scan_like(
+                self.eqn,
                 lambda carry, xs: step(mine, carry, xs),
                 [operands[self.consts + k] for k in mine],
                 xs,
-                length=int(params["length"]),
-                reverse=bool(params["reverse"]),
-                unroll=params["unroll"],
             )
             stacked = [k for k in which if k >= self.carries]
             results.update(zip(mine, carries, strict=True))
@@ -163,18 +158,3 @@ class _SplitScan:
 
 def _is_call(eqn: Any) -> bool:
     return eqn.primitive.name in ("jit", "pjit", *REMATS)
-
-
-def _flat(eqn: Any) -> Lines:
-    """Return a scan's body with calls inlined.
-
-    The recomputation in a layer under `jax.checkpoint` runs in the first scan alone:
-    the second reads what it needs of it from stacks.
-    """
-    (closed,) = closed_region_jaxprs(eqn)
-    opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
-
-    def run(*arrays: Any) -> list[Any]:
-        return run_jaxpr(opened, consts, arrays, lambda *_: None, _is_call)
-
-    return Lines.of(traced_on(run, [v.aval for v in opened.invars]))

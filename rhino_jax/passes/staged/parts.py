@@ -14,11 +14,10 @@ from rhino_jax._compat import (
     bind_eqn,
     eqn_context,
     hide_frames,
-    is_literal,
     jaxpr_consts,
     open_jaxpr,
 )
-from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, ops_and_equations
+from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, evaluate_ops
 from rhino_jax.ir.factor import FactorKind, Layout
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
@@ -99,17 +98,7 @@ class InParts:
     def block(
         self, region: Region, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]
     ) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if is_literal(atom) else env[atom]
-
-        for op, eqn in ops_and_equations(self.program, region, jaxpr):
-            with eqn_context(eqn):
-                results = self.op(op, eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return evaluate_ops(self.program, region, jaxpr, consts, args, self.op)
 
     def _uniform(self, op: Op, eqn: Any, args: Sequence[Any]) -> Uniform | None:
         """Return an op's result as `Uniform`, or None where it is uniform along no dim.

@@ -10,17 +10,16 @@ from rhino_jax.ir.program import Op
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import Decided, decide
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.equations import equations
 from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.regions import FlatRegions
 from rhino_jax.passes.remat.residual_stacks import find_stacks
-from rhino_jax.passes.retraced import retraced
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import ValueKind
+from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.retraced import retraced
 
 
 Place = tuple[int, int]
@@ -89,8 +88,8 @@ def applied(
     """
     if sides is not asked:
         choice = _in_ids_of(sides, choice, asked)
-    blocks = FlatRegions(sides.program, is_top_entered=False)
-    stacked = {s.value for s in find_stacks(blocks, halves_of(blocks.top))}
+    flat = flatten(sides.program, apart.piece, is_top_entered=False)
+    stacked = {s.value for s in find_stacks(flat, halves_of(flat.top))}
     slices = tuple(v for v in choice.recompute if v in stacked)
     place = {
         v: (k, j)
@@ -102,8 +101,8 @@ def applied(
     if not slices:
         return sides, again, kept
     inside = tuple(v for v in choice.keep if v not in place)
-    decided = decide(blocks, RematChoice(slices, inside))
-    plan = RematPlan(blocks, equations(apart.piece, sides.program), decided)
+    decided = decide(flat, RematChoice(slices, inside))
+    plan = RematPlan(flat, decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
     lines = Lines.of(piece, _numbers(sides, decided[None]))
     return replace(sides, lines=lines), again, kept
@@ -142,7 +141,7 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
     """
     lines, found = sides.lines, list(sides.lines.makes)
     for k in decided.stacks.keys() | decided.added.keys():
-        call = decided.block.lines[k].op.call
+        call = decided.block.ops[k].op.call
         assert call is not None
         left_out = {call.num_carry + slot for slot in decided.stacks.get(k, ())}
         found[k] = (
@@ -198,7 +197,7 @@ def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
     for op_id, place in of.places.items():
         other = _op(sides, sides.forward[place])
         pair_ops(of.program, of.program.ops[op_id], sides.program, other, ids)
-    alias = FlatRegions(sides.program).top.alias
+    alias = flatten(sides.program).alias
     outside = {alias.get(v, v): v for results in _results(sides) for v in results}
     recompute = [ids[v] for v in choice.recompute if v in ids]
     # Received values are available anyway.

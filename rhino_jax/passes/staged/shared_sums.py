@@ -22,10 +22,10 @@ from rhino_jax._compat import (
     without_dead_code,
 )
 from rhino_jax.passes.microbatch.cut import LoopCrossing
-from rhino_jax.passes.retraced import traced_on
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.retraced import traced_on
 
 
 hide_frames(__file__)

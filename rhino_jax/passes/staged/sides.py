@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rhino_jax._compat import open_jaxpr
 from rhino_jax.errors import MicrobatchError, PlanFileError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
@@ -283,15 +282,7 @@ def _sides_of(
     entering: int,
     early: int,
 ) -> Sides:
-    jaxpr = open_jaxpr(piece)
-    program = import_jaxpr(
-        piece,
-        name=name,
-        input_paths=[f"in[{i}]" for i in range(len(jaxpr.invars))],
-        donated=[False] * len(jaxpr.invars),
-        output_paths=[f"out[{i}]" for i in range(len(jaxpr.outvars))],
-        state_of=[None] * len(jaxpr.outvars),
-    )
+    program = import_jaxpr(piece, name=name)
     lines = Lines.of(piece)
     parameters = frozenset(
         value

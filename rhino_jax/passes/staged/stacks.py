@@ -25,8 +25,8 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.retraced import traced_on
 from rhino_jax.passes.staged.parts import InParts, ValueParts
+from rhino_jax.rewrite.retraced import traced_on
 
 
 hide_frames(__file__)

@@ -15,24 +15,21 @@ import jax
 
 from rhino_jax._compat import (
     bind_eqn,
-    eqn_context,
-    is_literal,
     jaxpr_consts,
     low_jaxpr,
     open_jaxpr,
 )
 from rhino_jax.frontend.leaves import split_result
 from rhino_jax.frontend.regions import (
-    body_jaxpr,
+    PLAIN_CALLS,
     closed_region_jaxprs,
+    evaluate,
+    inline_call,
     rebuild_jaxpr,
     with_jaxprs,
 )
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.ir.program import Program
-
-
-INLINED = frozenset({"jit", "pjit"})
 
 
 def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,35 +55,19 @@ def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
         flat.__name__ = flat.__qualname__ = getattr(fn, "__name__", "fn")
         tracers = [leaves[i] for i in places]
         closed = low_jaxpr(jax.make_jaxpr(flat)(*tracers))
-        outs = _run(open_jaxpr(closed), jaxpr_consts(closed), tracers)
+        opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
+        outs = evaluate(opened, consts, tracers, _equation)
         return results[-1].unflatten(outs)
 
     return free
-
-
-def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr without the sharding constraints in it."""
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        with eqn_context(eqn):
-            results = _equation(eqn, operands)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
 
 
 def _equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name in ANNOTATIONS:
         return list(operands)
-    if name in INLINED:
-        body = body_jaxpr(eqn.params)
-        return _run(open_jaxpr(body), jaxpr_consts(body), operands)
+    if name in PLAIN_CALLS:
+        return inline_call(eqn, operands, _equation)
     params = eqn.params
     bodies = closed_region_jaxprs(eqn)
     if bodies:
@@ -95,7 +76,8 @@ def _equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _body(jaxpr: Any) -> Callable[..., list[Any]]:
-    return lambda *args: _run(open_jaxpr(jaxpr), jaxpr_consts(jaxpr), args)
+    inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+    return lambda *args: evaluate(inner, consts, args, _equation)
 
 
 def sharded_ops(program: Program) -> dict[str, int]:

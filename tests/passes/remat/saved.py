@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.regions import FlatRegion, FlatRegions, may_run_again
 from rhino_jax.passes.remat.rerun import again
-from rhino_jax.passes.remat.residual_stacks import can_be_changed, find_stacks
+from rhino_jax.passes.remat.residual_stacks import find_stacks
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion, flatten, may_run_again
 
 
 @dataclass(frozen=True)
@@ -32,38 +32,36 @@ class Saved:
 
 
 def saved_values(program: Program) -> tuple[Saved, ...]:
-    """Return all of a program's, outer blocks first, in the order of their makers."""
-    blocks = FlatRegions(program)
+    """Return all of a program's, outer ones first, in the order of their makers."""
+    flat = flatten(program)
     found: list[Saved] = []
-    todo: list[tuple[Op | None, FlatRegion]] = [(None, blocks.top)]
+    todo: list[tuple[Op | None, FlatRegion]] = [(None, flat.top)]
     while todo:
         owner, block = todo.pop(0)
-        found += _of_block(blocks, block, owner.id if owner else None)
+        found += _of_block(flat, block, owner.id if owner else None)
         todo += [
-            (line.op, blocks.of(line.op))
-            for line in block.lines
-            if can_be_changed(blocks, line)
+            (line.op, line.regions[0]) for line in block.ops if flat.can_change(line)
         ]
     return tuple(found)
 
 
 def _of_block(
-    blocks: FlatRegions, block: FlatRegion, loop: int | None
+    flat: FlatProgram, block: FlatRegion, loop: int | None
 ) -> Iterator[Saved]:
-    program, halves = blocks.program, halves_of(block)
-    stacks = find_stacks(blocks, halves)
+    program, halves = flat.program, halves_of(block)
+    stacks = find_stacks(flat, halves)
     saved = {*halves.late_uses, *halves.bound}
     loops = {s.value for s in stacks}
     for value in (v for v in halves.late_uses if v not in {*halves.bound, *loops}):
-        can_run = may_run_again(program, block.lines[block.maker[value]].op)
+        can_run = may_run_again(program, block.ops[block.maker[value]].op)
         count = _count(program, block, [value] if can_run else [], saved - {value})
         yield Saved(value, loop, None, program.values[value].bytes, count)
     for stack in stacks:
-        forward = block.lines[stack.loop].op
+        forward = block.ops[stack.loop]
         others = {s.inside for s in stacks if s.loop == stack.loop} - {stack.inside}
-        count = _count(program, blocks.of(forward), [stack.inside], others)
+        count = _count(program, forward.regions[0], [stack.inside], others)
         size = program.values[stack.value].bytes
-        yield Saved(stack.value, loop, forward.id, size, count)
+        yield Saved(stack.value, loop, forward.op.id, size, count)
 
 
 def _count(

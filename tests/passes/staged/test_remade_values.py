@@ -13,13 +13,13 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.late import halves_of
-from rhino_jax.passes.remat.regions import FlatRegions
 from rhino_jax.passes.remat.residual_stacks import find_stacks
 from rhino_jax.passes.staged.group import group_program
 from rhino_jax.passes.staged.holding import TaskResiduals
 from rhino_jax.passes.staged.remat import StagedRemat, applied, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
+from rhino_jax.rewrite.flat import flatten
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import (
     check,
@@ -126,7 +126,7 @@ def test_values_without_a_counterpart_are_saved():
 def test_what_the_other_stage_knows_by_number_stays_the_same():
     args = of_zoo("gpt-tiny", remat=False)
     of = sides(args)
-    blocks = FlatRegions(of.program, is_top_entered=False)
+    blocks = flatten(of.program, is_top_entered=False)
     stacks = find_stacks(blocks, halves_of(blocks.top))
     before = check(*args, 1, 4)
     after = check(*args, 1, 4, remat=remat([s.value for s in stacks[::2]]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rhino_jax._compat import bind_eqn, hide_frames
+from rhino_jax._compat import hide_frames
 from rhino_jax.frontend.check.indexed import identity
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
@@ -52,13 +52,7 @@ def emitted(
         top = found.flat.top
         outside.env.update(zip(top.inputs, arrays, strict=True))
         for at, ops in enumerate(cut.outside):
-            wanted = set(ops)
-            for item in top.items:
-                if item.op.id in wanted:
-                    with item.context():
-                        operands = [outside.read(v) for v in item.operands]
-                        results = bind_eqn(item.eqn, operands, item.eqn.params)
-                    outside.put(item.results, results)
+            found.flat.run(frozenset(ops), outside.env)
             if at < len(cut.loops):
                 outside.loop(cut.loops[at])
         return [outside.read(v) for v in top.outputs]
@@ -86,14 +80,7 @@ class _Outside:
 
     def read(self, value: int) -> Any:
         """Return the array of a value."""
-        if value in self.env:
-            return self.env[value]
-        return self.found.flat.consts[value]
-
-    def put(self, values: Sequence[int], arrays: Sequence[Any]) -> None:
-        """Record arrays of values, unless an array of the value is recorded already."""
-        for value, array in zip(values, arrays, strict=True):
-            self.env.setdefault(value, array)
+        return self.found.flat.read(value, self.env)
 
     def loop(self, loop: MicrobatchLoop) -> None:
         """Emit a loop over micro-batches, and record the values that leave it."""

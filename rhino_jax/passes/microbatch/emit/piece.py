@@ -17,7 +17,6 @@ from rhino_jax.passes.microbatch.emit.local import local_params
 from rhino_jax.passes.microbatch.emit.pieces import Piece, positions
 from rhino_jax.passes.microbatch.emit.regions import REGIONS
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.blocks import FlatBlock, Item
 from rhino_jax.passes.microbatch.flow.generated import (
     operands_cut,
     spot_of,
@@ -31,6 +30,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     is_own,
     is_there,
 )
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
 hide_frames(__file__)
@@ -59,7 +59,7 @@ class PieceEmitter:
     def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Run the ops of a loop on the micro-batch; return the values that leave it."""
         wanted = set(loop.ops)
-        for item in self.found.flat.top.items:
+        for item in self.found.flat.top.ops:
             if item.op.id in wanted:
                 self.item(item)
         return [self.leaving(c) for c in loop.leaving]
@@ -69,12 +69,12 @@ class PieceEmitter:
         x = self.env[crossing.value]
         return _scaled(x, self.piece.share) if crossing.how == "mean" else x
 
-    def block(self, block: FlatBlock, arrays: Sequence[Any]) -> list[Any]:
+    def block(self, block: FlatRegion, arrays: Sequence[Any]) -> list[Any]:
         """Run a region and return its outputs."""
         self.env.update(zip(block.inputs, arrays, strict=True))
         # Arrays of a region must not leak out of its trace.
         around, self._remade = self._remade, {}
-        for item in block.items:
+        for item in block.ops:
             self.item(item)
         self._remade = around
         return [self.asis(v) for v in block.outputs]
@@ -98,7 +98,7 @@ class PieceEmitter:
             return _scaled(self.env[value], 1 / self.piece.share)
         return self._outer(value)
 
-    def item(self, item: Item) -> None:
+    def item(self, item: FlatOp) -> None:
         """Run an op of the micro-batch and record its results."""
         ran = self.found.flow.ran[item.op.id]
         with item.context():
@@ -106,7 +106,7 @@ class PieceEmitter:
                 self.read(v, use)
                 for v, use in zip(item.operands, ran.uses, strict=True)
             ]
-            if item.blocks:
+            if item.regions:
                 results = self.region(item, arrays, ran.uses)
             else:
                 shapes = [
@@ -120,7 +120,7 @@ class PieceEmitter:
             self.env[value] = x
 
     def region(
-        self, item: Item, arrays: Sequence[Any], uses: Sequence[State]
+        self, item: FlatOp, arrays: Sequence[Any], uses: Sequence[State]
     ) -> list[Any]:
         """Run an op with regions, unchanged where no operand depends on the batch."""
         has_all = self.piece.rows == self.piece.split.rows
@@ -130,7 +130,7 @@ class PieceEmitter:
         return REGIONS[item.op.call.kind](self, item, arrays)
 
     def bound(
-        self, item: Item, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+        self, item: FlatOp, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
     ) -> list[Any]:
         """Bind an op without regions on the micro-batch.
 
@@ -230,7 +230,7 @@ class PieceEmitter:
             (result,) = self.bound(item, arrays, [shape])
             return result
 
-    def iota(self, item: Item, shape: tuple[int, ...], rows: RowsState) -> Any:
+    def iota(self, item: FlatOp, shape: tuple[int, ...], rows: RowsState) -> Any:
         """Return the micro-batch's rows of an `iota`."""
         params = item.eqn.params
         dtype, dim = params["dtype"], params["dimension"]
@@ -242,7 +242,7 @@ class PieceEmitter:
             lax.convert_element_type(at, dtype), shape, (rows.dim,)
         )
 
-    def bits(self, item: Item, shape: tuple[int, ...], rows: RowsState) -> Any:
+    def bits(self, item: FlatOp, shape: tuple[int, ...], rows: RowsState) -> Any:
         """Return the micro-batch's rows of random bits.
 
         Each word is a function of the key and its position in the full array.

@@ -17,8 +17,9 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.blocks import FlatBlock, Item
 from rhino_jax.passes.microbatch.flow.states import RowsState, State
+from rhino_jax.rewrite.emit import scan_like
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
 hide_frames(__file__)
@@ -29,13 +30,13 @@ class RegionOps(Protocol):
 
     found: FlowResult
 
-    def block(self, block: FlatBlock, arrays: Sequence[Any]) -> list[Any]: ...
+    def block(self, block: FlatRegion, arrays: Sequence[Any]) -> list[Any]: ...
 
     def coerced(self, x: Any, state: State, use: State) -> Any: ...
 
 
 def _run(
-    inside: RegionOps, block: FlatBlock, arrays: Sequence[Any], leaves: Sequence[State]
+    inside: RegionOps, block: FlatRegion, arrays: Sequence[Any], leaves: Sequence[State]
 ) -> list[Any]:
     """Run a region and return its outputs, converted to the given states."""
     results = inside.block(block, arrays)
@@ -46,7 +47,7 @@ def _run(
     ]
 
 
-def _scan(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _scan(inside: RegionOps, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     call, params = item.op.call, item.eqn.params
     assert call is not None
     first = call.num_consts + call.num_carry
@@ -54,7 +55,7 @@ def _scan(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     if any(isinstance(use, RowsState) and use.dim == 0 for use in uses):
         return bind_eqn(item.eqn, arrays, {**params, "length": arrays[first].shape[0]})
     consts, init = arrays[: call.num_consts], list(arrays[call.num_consts : first])
-    (block,) = item.blocks
+    (block,) = item.regions
     states = inside.found.states
     results = inside.found.flow.ran[item.op.id].results
     stacked = [states[v] for v in block.outputs[call.num_carry :]]
@@ -64,19 +65,11 @@ def _scan(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
         found = _run(inside, block, [*consts, *carry, *xs], leaves)
         return found[: call.num_carry], found[call.num_carry :]
 
-    more = {k: params[k] for k in ("unroll", "_split_transpose") if k in params}
-    carry, stacks = lax.scan(
-        body,
-        init,
-        list(arrays[first:]),
-        length=int(params["length"]),
-        reverse=bool(params["reverse"]),
-        **more,
-    )
+    carry, stacks = scan_like(item.eqn, body, init, list(arrays[first:]))
     return [*carry, *stacks]
 
 
-def _while(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _while(inside: RegionOps, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     call = item.op.call
     assert call is not None
     conds = call.num_cond_consts
@@ -84,32 +77,32 @@ def _while(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     leaves = inside.found.flow.ran[item.op.id].results
 
     def goes_on(carry: Iterable[Any]) -> Any:
-        (found,) = inside.block(item.blocks[0], [*arrays[:conds], *carry])
+        (found,) = inside.block(item.regions[0], [*arrays[:conds], *carry])
         return found
 
     def body(carry: Iterable[Any]) -> list[Any]:
         enters = [*arrays[conds:first], *carry]
-        return _run(inside, item.blocks[1], enters, leaves)
+        return _run(inside, item.regions[1], enters, leaves)
 
     return list(lax.while_loop(goes_on, body, list(arrays[first:])))
 
 
-def _cond(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _cond(inside: RegionOps, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     leaves = inside.found.flow.ran[item.op.id].results
 
-    def branch(block: FlatBlock) -> Callable[..., list[Any]]:
+    def branch(block: FlatRegion) -> Callable[..., list[Any]]:
         return lambda *xs: _run(inside, block, xs, leaves)
 
-    return list(lax.switch(arrays[0], [*map(branch, item.blocks)], *arrays[1:]))
+    return list(lax.switch(arrays[0], [*map(branch, item.regions)], *arrays[1:]))
 
 
-def _call(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
+def _call(inside: RegionOps, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     """Bind a recomputed region with its parameters, captured arrays as operands."""
     (body,) = closed_region_jaxprs(item.eqn)
     leaves = inside.found.flow.ran[item.op.id].results
 
     def run(*xs: Any) -> list[Any]:
-        return _run(inside, item.blocks[0], xs, leaves)
+        return _run(inside, item.regions[0], xs, leaves)
 
     new, captured = retrace(run, open_jaxpr(body), [tuple(x.shape) for x in arrays])
     params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(arrays))]))
@@ -119,7 +112,9 @@ def _call(inside: RegionOps, item: Item, arrays: Sequence[Any]) -> list[Any]:
     return bind_eqn(item.eqn, [*arrays, *captured], params)
 
 
-REGIONS: Mapping[RegionKind, Callable[[RegionOps, Item, Sequence[Any]], list[Any]]] = {
+REGIONS: Mapping[
+    RegionKind, Callable[[RegionOps, FlatOp, Sequence[Any]], list[Any]]
+] = {
     RegionKind.SCAN: _scan,
     RegionKind.WHILE: _while,
     RegionKind.COND: _cond,

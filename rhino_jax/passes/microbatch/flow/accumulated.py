@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rhino_jax.frontend.rules.elementwise import PASSING
 from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.program import PIN, RegionKind
-from rhino_jax.passes.microbatch.flow.blocks import FlatBlock, Item
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
 COMBINING = {
@@ -38,12 +38,12 @@ class NotAccumulated(Exception):
       item: the op that uses it; None where no single op does.
     """
 
-    def __init__(self, item: Item | None = None) -> None:
+    def __init__(self, item: FlatOp | None = None) -> None:
         super().__init__()
         self.item = item
 
 
-def reducers_of(block: FlatBlock, num_consts: int, num_carry: int) -> tuple[str, ...]:
+def reducers_of(block: FlatRegion, num_consts: int, num_carry: int) -> tuple[str, ...]:
     """Return how each carry of a scan's body accumulates.
 
     Args:
@@ -83,7 +83,7 @@ class _Carry:
     index: int
     reducer: str = UNCHANGED
 
-    def by(self, reducer: str, item: Item) -> _Carry:
+    def by(self, reducer: str, item: FlatOp) -> _Carry:
         """Return the carry after one more combination by `reducer`.
 
         Raises:
@@ -94,7 +94,7 @@ class _Carry:
         return _Carry(self.index, reducer)
 
 
-def _follow(block: FlatBlock, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
+def _follow(block: FlatRegion, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
     """Return the values of a region that are carries combined with others, by id.
 
     Args:
@@ -103,7 +103,7 @@ def _follow(block: FlatBlock, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
     Raises:
       NotAccumulated: another op reads a carry.
     """
-    for item in block.items:
+    for item in block.ops:
         at = {i: tracked[v] for i, v in enumerate(item.operands) if v in tracked}
         if at:
             results = _combined(item, at)
@@ -111,7 +111,7 @@ def _follow(block: FlatBlock, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
     return tracked
 
 
-def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
+def _combined(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     """Return the results of an op that are accumulated carries, by position.
 
     Args:
@@ -119,7 +119,7 @@ def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
       at: those among its operands, by position.
     """
     name = item.op.name
-    if item.blocks:
+    if item.regions:
         return _region(item, at)
     is_cast = name == "convert_element_type" and _is_exact(item)
     if is_cast or name == PIN or name in PASSING:
@@ -136,12 +136,12 @@ def _combined(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     raise NotAccumulated(item)
 
 
-def _is_exact(item: Item) -> bool:
+def _is_exact(item: FlatOp) -> bool:
     """Whether a conversion keeps the dtype."""
     return bool(item.eqn.invars[0].aval.dtype == item.eqn.outvars[0].aval.dtype)
 
 
-def _either(carries: list[_Carry], item: Item) -> _Carry:
+def _either(carries: list[_Carry], item: FlatOp) -> _Carry:
     """Merge a carry's alternatives at a conditional or select.
 
     Raises:
@@ -156,13 +156,13 @@ def _either(carries: list[_Carry], item: Item) -> _Carry:
     return found
 
 
-def _region(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
+def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     call = item.op.call
     assert call is not None
     if call.kind is RegionKind.CALL:
-        return _outputs(item.blocks[0], at, 0)
+        return _outputs(item.regions[0], at, 0)
     if call.kind is RegionKind.COND and 0 not in at:
-        ways = [_outputs(block, at, 1) for block in item.blocks]
+        ways = [_outputs(block, at, 1) for block in item.regions]
         if any(way.keys() != ways[0].keys() for way in ways):
             raise NotAccumulated(item)
         return {i: _either([way[i] for way in ways], item) for i in ways[0]}
@@ -175,15 +175,15 @@ def _region(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
 
 
 def _outputs(
-    block: FlatBlock, at: Mapping[int, _Carry], first: int
+    block: FlatRegion, at: Mapping[int, _Carry], first: int
 ) -> dict[int, _Carry]:
     inner = _follow(block, {block.inputs[i - first]: c for i, c in at.items()})
     return {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
 
 
-def _scan(item: Item, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
+def _scan(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     """Return the results of a nested scan that are accumulated carries, by position."""
-    call, (block,) = item.op.call, item.blocks
+    call, (block,) = item.op.call, item.regions
     assert call is not None
     inner = _follow(block, {block.inputs[i]: c for i, c in at.items()})
     found = {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}

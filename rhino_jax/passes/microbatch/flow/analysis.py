@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.generated import Leaves, leaves_of
 from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
@@ -29,6 +28,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     WholeState,
     known_after,
 )
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 class OpenedRemat(Exception):
@@ -52,7 +52,7 @@ class Divided(Exception):
       item: the op that needs them.
     """
 
-    def __init__(self, scan: Item, values: tuple[int, ...], item: Item) -> None:
+    def __init__(self, scan: FlatOp, values: tuple[int, ...], item: FlatOp) -> None:
         super().__init__(scan.op.id)
         self.scan, self.values, self.item = scan, values, item
 
@@ -69,7 +69,7 @@ class BatchCoupling:
       is_costly: whether the op then runs outside of loops, and is not cheap.
     """
 
-    item: Item
+    item: FlatOp
     values: tuple[int, ...]
     why: str
     phase: int
@@ -89,7 +89,7 @@ class FlowResult:
       leaves: cache of `leaves_of`.
     """
 
-    flat: Flat
+    flat: FlatProgram
     flow: Flow
     part: DimPart | None = None
     meetings: list[BatchCoupling] = field(default_factory=list)
@@ -114,10 +114,10 @@ class FlowResult:
 
 
 def analyse(
-    flat: Flat,
+    flat: FlatProgram,
     cut: Mapping[int, RowsState],
     sizes: DimSizes,
-    takes_own: Callable[[Item], bool] = lambda item: False,
+    takes_own: Callable[[FlatOp], bool] = lambda item: False,
     part: DimPart | None = None,
 ) -> FlowResult:
     """Analyse how the values of a program depend on the batch.
@@ -139,7 +139,7 @@ def analyse(
         states[value] = WholeState(is_zero=_is_zero(const))
     for value in flat.top.inputs:
         states[value] = cut.get(value, WholeState())
-    for item in flat.top.items:
+    for item in flat.top.ops:
         found.flow.keep(item, _run(found, item))
     return found
 
@@ -148,7 +148,7 @@ def _is_zero(const: object) -> bool:
     return getattr(const, "shape", ()) == () and const == 0
 
 
-def _run(found: FlowResult, item: Item) -> Ran:
+def _run(found: FlowResult, item: FlatOp) -> Ran:
     """Return how an op runs, with operands in full where it needs them so."""
     states = _as_known(found, item)
     if found.part is not None:
@@ -157,7 +157,7 @@ def _run(found: FlowResult, item: Item) -> Ran:
     while True:
         done = (
             _run_region(found, item, states)
-            if item.blocks
+            if item.regions
             else run_plain(found.flat, item, states, found.flow.sizes)
         )
         if isinstance(done, Ran):
@@ -183,7 +183,7 @@ def _run(found: FlowResult, item: Item) -> Ran:
     return done
 
 
-def _as_known(found: FlowResult, item: Item) -> list[State]:
+def _as_known(found: FlowResult, item: FlatOp) -> list[State]:
     """Return the states of an op's operands: in full, where another operand delays the
     op until they all are known in full, and they are needed so elsewhere."""
     states = [found.states[v] for v in item.operands]
@@ -198,7 +198,9 @@ def _as_known(found: FlowResult, item: Item) -> list[State]:
     return states
 
 
-def _run_region(found: FlowResult, item: Item, states: Sequence[State]) -> Ran | Needs:
+def _run_region(
+    found: FlowResult, item: FlatOp, states: Sequence[State]
+) -> Ran | Needs:
     if all(isinstance(s, WholeState) for s in states):
         made = together(states)
         if isinstance(made, tuple):
@@ -225,12 +227,12 @@ def _run_region(found: FlowResult, item: Item, states: Sequence[State]) -> Ran |
     return Ran(tuple(uses), tuple(_at(s, phase) for s in ran.results))
 
 
-def _made_once(item: Item) -> set[int]:
+def _made_once(item: FlatOp) -> set[int]:
     """Return the ids of the values that an iteration of a loop, or one run of a
     recomputed region, computes: without those of loops and conditionals inside, which a
     split loop cannot stack."""
     found = set[int]()
-    for inner in (i for block in item.blocks for i in block.items):
+    for inner in (i for block in item.regions for i in block.ops):
         found.update(inner.results)
         if inner.op.name in REMATS:
             found |= _made_once(inner)

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from rhino_jax.ir.program import Program, RegionKind
-from rhino_jax.passes.microbatch.flow.blocks import Flat
 from rhino_jax.passes.microbatch.flow.states import RowsState
+from rhino_jax.rewrite.flat import FlatProgram
 
 
 Inputs = dict[int, RowsState]
@@ -34,7 +34,7 @@ def data_inputs(program: Program) -> list[int]:
     return [i for i, root in zip(slots, roots, strict=True) if root == roots[-1]]
 
 
-def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
+def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
     """Return candidate batch sizes with the inputs that hold it, likeliest first.
 
     A dim that happens to have that size does no harm: it is read in full where it turns
@@ -56,7 +56,7 @@ def candidates(flat: Flat, least: int = 2) -> list[tuple[int, Inputs]]:
     if len(seconds) == 1:  # time-major data: [time, batch, …] in all inputs
         key = _Key(seconds.pop(), dim=1)
         found[key] = {v.id: RowsState(min(v.rank - 1, 1), cheap=0) for v in values}
-    for item in flat.top.items:
+    for item in flat.top.ops:
         if item.op.name != "reshape":
             continue
         value = program.values[item.operands[0]]
@@ -93,21 +93,21 @@ class _Key(NamedTuple):
     inner: int = 1
 
 
-def _is_mapped(flat: Flat, value: int) -> bool:
+def _is_mapped(flat: FlatProgram, value: int) -> bool:
     """Whether scans over the first dim of a value stack at least as many bytes as it
     has, as those that save residuals do: fewer iterations then save memory."""
     values = flat.program.values
     return any(
         sum(values[v].bytes for v in item.results[item.op.call.num_carry :])
         >= values[value].bytes
-        for item in flat.top.items
+        for item in flat.top.ops
         if item.op.call is not None
         and item.op.call.kind is RegionKind.SCAN
         and value in item.operands[item.op.call.num_consts + item.op.call.num_carry :]
     )
 
 
-def moved(inputs: Inputs, before: Flat, after: Program) -> Inputs:
+def moved(inputs: Inputs, before: FlatProgram, after: Program) -> Inputs:
     """Map the inputs of a program to those of its rewritten program.
 
     Args:

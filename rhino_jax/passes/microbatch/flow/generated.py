@@ -12,8 +12,8 @@ import jax
 
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.states import RowsState, Spot, locate, placed
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 REMADE = frozenset(
@@ -29,7 +29,7 @@ REMADE = frozenset(
 """Kinds of ops that are recomputed for each micro-batch, rather than sliced."""
 
 
-def spot_of(item: Item, value: int, rows: RowsState, size: int) -> Spot | None:
+def spot_of(item: FlatOp, value: int, rows: RowsState, size: int) -> Spot | None:
     """Return the position of the batch in an op's factors, given one of its results.
 
     Args:
@@ -41,7 +41,7 @@ def spot_of(item: Item, value: int, rows: RowsState, size: int) -> Spot | None:
       None where the op cannot compute the rows of a micro-batch alone.
     """
     rule = item.op.rule
-    if rule is None or item.blocks:
+    if rule is None or item.regions:
         return None
     layout = rule.results[item.results.index(value)]
     spot = locate(rule, layout, rows, size)
@@ -50,7 +50,7 @@ def spot_of(item: Item, value: int, rows: RowsState, size: int) -> Spot | None:
     return spot
 
 
-def operands_cut(item: Item, spot: Spot) -> Iterator[tuple[int, RowsState | None]]:
+def operands_cut(item: FlatOp, spot: Spot) -> Iterator[tuple[int, RowsState | None]]:
     """Yield each operand of an op with the position of the batch in it, or None."""
     rule: Rule | None = item.op.rule
     assert rule is not None
@@ -63,7 +63,7 @@ Leaves = dict[tuple[int, tuple[int, int, int]], frozenset[int] | None]
 
 
 def leaves_of(
-    flat: Flat, value: int, rows: RowsState, size: int, found: Leaves
+    flat: FlatProgram, value: int, rows: RowsState, size: int, found: Leaves
 ) -> frozenset[int] | None:
     """Return the values that a slice of a complete value is computed from.
 
@@ -83,7 +83,7 @@ def leaves_of(
 
 
 def _leaves(
-    flat: Flat, value: int, rows: RowsState, size: int, found: Leaves
+    flat: FlatProgram, value: int, rows: RowsState, size: int, found: Leaves
 ) -> frozenset[int] | None:
     if value not in flat.maker:
         return None
@@ -109,7 +109,7 @@ def _leaves(
     return frozenset(leaves)
 
 
-def _draws_by_position(item: Item) -> bool:
+def _draws_by_position(item: FlatOp) -> bool:
     """Whether each random word is a function of the key and its position."""
     key, drawn = item.eqn.invars[0].aval, item.eqn.outvars[0].aval
     is_small = math.prod(drawn.shape) < 2**32

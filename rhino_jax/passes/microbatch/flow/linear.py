@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from rhino_jax.ir.op import item_bytes
-from rhino_jax.passes.microbatch.flow.blocks import Item
+from rhino_jax.rewrite.flat import FlatOp
 
 
 Group = tuple[int, ...]
@@ -55,7 +55,7 @@ EXTREMES = {"max": ("max", "reduce_max"), "min": ("min", "reduce_min")}
 """Reducer → ops that commute with it, jointly in all their operands."""
 
 
-def groups_of(item: Item, reducer: str) -> tuple[Group, ...]:
+def groups_of(item: FlatOp, reducer: str) -> tuple[Group, ...]:
     """Return the groups of operands in which an op commutes with a reduction.
 
     Args:
@@ -80,16 +80,16 @@ def groups_of(item: Item, reducer: str) -> tuple[Group, ...]:
     return ()
 
 
-def _types(item: Item) -> tuple[str, str]:
+def _types(item: FlatOp) -> tuple[str, str]:
     before, after = item.eqn.invars[0].aval.dtype, item.eqn.outvars[0].aval.dtype
     return str(before), str(after)
 
 
-def _is_float(item: Item) -> bool:
+def _is_float(item: FlatOp) -> bool:
     return "float" in _types(item)[0] or "complex" in _types(item)[0]
 
 
-def _is_exact(item: Item, reducer: str) -> bool:
+def _is_exact(item: FlatOp, reducer: str) -> bool:
     """Whether a conversion of partial results keeps all that the reduction needs."""
     before, after = _types(item)
     if "bool" in (before, after):
@@ -101,7 +101,7 @@ def _is_exact(item: Item, reducer: str) -> bool:
     return is_widening and not ("float" in before and "int" in after)
 
 
-def is_kept_zero(item: Item, zeros: Sequence[bool]) -> bool:
+def is_kept_zero(item: FlatOp, zeros: Sequence[bool]) -> bool:
     """Whether all results of an op are zero.
 
     Args:

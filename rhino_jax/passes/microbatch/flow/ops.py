@@ -9,7 +9,6 @@ from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.linear import JOINING, groups_of, is_kept_zero
 from rhino_jax.passes.microbatch.flow.row_numbers import ByRows, by_rows
 from rhino_jax.passes.microbatch.flow.states import (
@@ -24,6 +23,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     locate,
     placed,
 )
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DimSizes:
 
 
 def run_plain(
-    flat: Flat, item: Item, states: Sequence[State], sizes: DimSizes
+    flat: FlatProgram, item: FlatOp, states: Sequence[State], sizes: DimSizes
 ) -> Ran | Needs:
     """Return how an op without regions runs, or the operands that it needs in full.
 
@@ -123,7 +123,7 @@ def together(states: Sequence[State]) -> WholeState | tuple[int, ...]:
     return tuple(insides) if late else WholeState(first, is_inside=True, is_own=own)
 
 
-def _whole(item: Item, states: Sequence[State]) -> Ran | Needs:
+def _whole(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
     made = together(states)
     if isinstance(made, tuple):
         return Needs(made, "it is used after the loop")
@@ -133,7 +133,7 @@ def _whole(item: Item, states: Sequence[State]) -> Ran | Needs:
     return Ran(tuple(states), (made,) * len(item.results))
 
 
-def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
+def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
     """Return how an op with partial operands runs.
 
     Returns:
@@ -172,7 +172,9 @@ def _on_partials(item: Item, states: Sequence[State]) -> Ran | Needs | None:
     return Needs(tuple(at), f"it is not linear in {what}")
 
 
-def _on_own_rows(flat: Flat, item: Item, states: Sequence[State]) -> Ran | None:
+def _on_own_rows(
+    flat: FlatProgram, item: FlatOp, states: Sequence[State]
+) -> Ran | None:
     """Return how a gather or scatter by row number runs; None where the op is none."""
     found = by_rows(flat, item, states)
     if found is None:
@@ -191,7 +193,7 @@ def _is_zero(state: State) -> bool:
     return isinstance(state, WholeState) and state.is_zero
 
 
-def _on_cuts(item: Item, states: Sequence[State], sizes: DimSizes) -> Ran | Needs:
+def _on_cuts(item: FlatOp, states: Sequence[State], sizes: DimSizes) -> Ran | Needs:
     """Return how an op with sliced operands runs."""
     rule = item.op.rule
     cuts = {i: s for i, s in enumerate(states) if isinstance(s, RowsState)}
@@ -214,7 +216,7 @@ def _order(spot: Spot) -> tuple[int, int, int]:
     return spot.factor, spot.outer, spot.inner
 
 
-def _coupling(item: Item, rule: Rule, spots: Sequence[Spot | None]) -> str:
+def _coupling(item: FlatOp, rule: Rule, spots: Sequence[Spot | None]) -> str:
     kinds = {rule.factors[s.factor].kind for s in spots if s is not None}
     if item.op.traits.kind is OpKind.MOVEMENT:
         return "it takes rows of the batch by their position, or moves them"
@@ -238,7 +240,7 @@ def _others(
     return tuple(cuts) if costly & set(others) else others
 
 
-def _at(item: Item, states: Sequence[State], spot: Spot) -> Ran | Needs:
+def _at(item: FlatOp, states: Sequence[State], spot: Spot) -> Ran | Needs:
     """Return how an op runs with all operands and results sliced that hold the batch.
 
     Args:
@@ -273,7 +275,7 @@ def _at(item: Item, states: Sequence[State], spot: Spot) -> Ran | Needs:
 
 def _priced(
     program: Program,
-    item: Item,
+    item: FlatOp,
     states: Sequence[State],
     results: Sequence[State],
     sizes: DimSizes,
@@ -305,7 +307,11 @@ def _cheaply(state: State, cheap: int) -> State:
 
 
 def with_own(
-    flat: Flat, item: Item, states: Sequence[State], needs: Needs, is_inside: bool
+    flat: FlatProgram,
+    item: FlatOp,
+    states: Sequence[State],
+    needs: Needs,
+    is_inside: bool,
 ) -> list[State] | None:
     """Return the operands' states of an op that takes sums over each micro-batch alone.
 

@@ -16,7 +16,7 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 
 if TYPE_CHECKING:
-    from rhino_jax.passes.microbatch.flow.blocks import Item
+    from rhino_jax.rewrite.flat import FlatOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DimPart:
     ops: frozenset[int]
     seeds: Mapping[int, Mapping[int, RowsState]]
 
-    def reads(self, item: Item, states: list[State]) -> list[State]:
+    def reads(self, item: FlatOp, states: list[State]) -> list[State]:
         """Return the states in which an op reads its operands.
 
         Args:

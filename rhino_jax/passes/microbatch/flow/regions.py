@@ -15,7 +15,6 @@ from rhino_jax.passes.microbatch.flow.accumulated import (
     NotAccumulated,
     reducers_of,
 )
-from rhino_jax.passes.microbatch.flow.blocks import Flat, FlatBlock, Item
 from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
@@ -31,6 +30,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     inside,
     is_own,
 )
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 
 
 ROW_AFTER_ROW = "it carries something from row to row of the batch"
@@ -45,7 +45,7 @@ class Coupled(Exception):
       values: ids of the values that it needs, where these are sums over the batch.
     """
 
-    def __init__(self, item: Item, why: str, values: tuple[int, ...] = ()) -> None:
+    def __init__(self, item: FlatOp, why: str, values: tuple[int, ...] = ()) -> None:
         super().__init__(why)
         self.item, self.why, self.values = item, why, values
 
@@ -64,14 +64,14 @@ class Flow:
       own: ids of the ops that do.
     """
 
-    flat: Flat
+    flat: FlatProgram
     sizes: DimSizes
     states: dict[int, State] = field(default_factory=dict)
     ran: dict[int, Ran] = field(default_factory=dict)
-    takes_own: Callable[[Item], bool] = lambda item: False
+    takes_own: Callable[[FlatOp], bool] = lambda item: False
     own: set[int] = field(default_factory=set)
 
-    def block(self, block: FlatBlock, enters: Sequence[State]) -> list[State]:
+    def block(self, block: FlatRegion, enters: Sequence[State]) -> list[State]:
         """Analyse the ops of a region.
 
         Args:
@@ -83,16 +83,16 @@ class Flow:
           Coupled: an op needs a value of the whole batch.
         """
         self.states.update(zip(block.inputs, enters, strict=True))
-        for item in block.items:
+        for item in block.ops:
             states = [self.states[v] for v in item.operands]
-            if item.blocks:
+            if item.regions:
                 ran = self.region(item, states)
             else:
                 ran = self.plain(item, states)
             self.keep(item, ran)
         return [self.states[v] for v in block.outputs]
 
-    def plain(self, item: Item, states: list[State]) -> Ran:
+    def plain(self, item: FlatOp, states: list[State]) -> Ran:
         """Return how an op without regions runs inside of a region."""
         found = run_plain(self.flat, item, states, self.sizes)
         if isinstance(found, Needs) and self.takes_own(item):
@@ -104,12 +104,12 @@ class Flow:
             return self.masked(item, states, found)
         return found
 
-    def keep(self, item: Item, ran: Ran) -> None:
+    def keep(self, item: FlatOp, ran: Ran) -> None:
         """Record how an op runs, and the states of its results."""
         self.ran[item.op.id] = ran
         self.states.update(zip(item.results, ran.results, strict=True))
 
-    def masked(self, item: Item, states: list[State], needs: Needs) -> Ran:
+    def masked(self, item: FlatOp, states: list[State], needs: Needs) -> Ran:
         """Run an op that would be linear if its complete operand were partial as well.
 
         All micro-batches but the first then read zeros for that operand.
@@ -150,7 +150,7 @@ class Flow:
         """Return the size in bytes of a value."""
         return self.flat.program.values[value].bytes
 
-    def region(self, item: Item, states: Sequence[State]) -> Ran:
+    def region(self, item: FlatOp, states: Sequence[State]) -> Ran:
         """Return how an op with regions runs inside a loop.
 
         Args:
@@ -165,7 +165,7 @@ class Flow:
             return Ran(tuple(states), (made,) * len(item.results))
         return _KINDS[item.op.call.kind](self, item, states)
 
-    def joined(self, item: Item, a: State, b: State) -> State:
+    def joined(self, item: FlatOp, a: State, b: State) -> State:
         """Return the state of a value that has one state or the other.
 
         Args:
@@ -187,8 +187,8 @@ class Flow:
         raise Coupled(item, "what it carries is once cut, once a sum over the batch")
 
 
-def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
-    block = item.blocks[0]
+def _call(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
+    block = item.regions[0]
     results = flow.block(block, states)
     cut = _cut_inside(flow, block, states)
     if cut != list(states):
@@ -196,7 +196,7 @@ def _call(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     return Ran(tuple(cut), tuple(results))
 
 
-def _cut_inside(flow: Flow, block: FlatBlock, states: Sequence[State]) -> list[State]:
+def _cut_inside(flow: Flow, block: FlatRegion, states: Sequence[State]) -> list[State]:
     """Slice complete inputs of a region of which it reads only rows of the batch.
 
     A mask that is broadcast to the batch outside of a loop over layers is then not
@@ -210,7 +210,7 @@ def _cut_inside(flow: Flow, block: FlatBlock, states: Sequence[State]) -> list[S
       States of the region's first inputs.
     """
     read: dict[int, list[State]] = {v: [flow.states[v]] for v in block.outputs}
-    for item in block.items:
+    for item in block.ops:
         uses = flow.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             read.setdefault(value, []).append(use)
@@ -225,7 +225,7 @@ def _cut_inside(flow: Flow, block: FlatBlock, states: Sequence[State]) -> list[S
     return found
 
 
-def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+def _scan(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry
@@ -235,10 +235,10 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     consts = list(states[: call.num_consts])
 
     def body(carries: Sequence[State]) -> list[State]:
-        return flow.block(item.blocks[0], [*consts, *carries, *enters])
+        return flow.block(item.regions[0], [*consts, *carries, *enters])
 
     carries, leaves = _fixed(flow, item, states[call.num_consts : first], body)
-    cut = _cut_inside(flow, item.blocks[0], consts)
+    cut = _cut_inside(flow, item.regions[0], consts)
     if cut != consts:
         consts = cut
         carries, leaves = _fixed(flow, item, carries, body)
@@ -249,7 +249,7 @@ def _scan(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
     return Ran(uses, (*carries, *stacks))
 
 
-def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
+def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
     """Return how a scan over rows of the batch runs: with fewer iterations.
 
     Its body runs unchanged.
@@ -265,7 +265,7 @@ def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
     ):
         raise Coupled(item, "what it does to each row needs a sum over the batch")
     try:
-        reducers = reducers_of(item.blocks[0], call.num_consts, call.num_carry)
+        reducers = reducers_of(item.regions[0], call.num_consts, call.num_carry)
     except NotAccumulated as error:
         raise Coupled(error.item or item, ROW_AFTER_ROW) from None
     carries: list[State] = []
@@ -280,17 +280,17 @@ def _scan_over_rows(item: Item, states: Sequence[State]) -> Ran:
     return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))
 
 
-def _while(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+def _while(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     conds = call.num_cond_consts
     first = conds + call.num_consts
 
     def body(carries: Sequence[State]) -> list[State]:
-        (goes_on,) = flow.block(item.blocks[0], [*states[:conds], *carries])
+        (goes_on,) = flow.block(item.regions[0], [*states[:conds], *carries])
         if not isinstance(goes_on, WholeState):
             raise Coupled(item, "how long it runs depends on the whole batch")
-        return flow.block(item.blocks[1], [*states[conds:first], *carries])
+        return flow.block(item.regions[1], [*states[conds:first], *carries])
 
     carries, _ = _fixed(flow, item, states[first:], body)
     return Ran((*states[:first], *carries), tuple(carries))
@@ -298,7 +298,7 @@ def _while(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
 
 def _fixed(
     flow: Flow,
-    item: Item,
+    item: FlatOp,
     carries: Sequence[State],
     body: Callable[[Sequence[State]], list[State]],
 ) -> tuple[list[State], list[State]]:
@@ -321,17 +321,17 @@ def _fixed(
         found = joined
 
 
-def _cond(flow: Flow, item: Item, states: Sequence[State]) -> Ran:
+def _cond(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
     if not isinstance(states[0], WholeState):
         raise Coupled(item, "which way it goes depends on the whole batch")
-    found: list[State] = flow.block(item.blocks[0], states[1:])
-    for block in item.blocks[1:]:
+    found: list[State] = flow.block(item.regions[0], states[1:])
+    for block in item.regions[1:]:
         leaves = flow.block(block, states[1:])
         found = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=True)]
     return Ran(tuple(states), tuple(found))
 
 
-_KINDS: dict[RegionKind, Callable[[Flow, Item, Sequence[State]], Ran]] = {
+_KINDS: dict[RegionKind, Callable[[Flow, FlatOp, Sequence[State]], Ran]] = {
     RegionKind.CALL: _call,
     RegionKind.SCAN: _scan,
     RegionKind.WHILE: _while,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhino_jax.frontend.rules.scatter import REDUCERS
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.states import RowsState, State, WholeState
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 SCATTERS = frozenset({"scatter", "scatter-sub", "scatter_sub", *REDUCERS})
@@ -36,7 +36,7 @@ class ByRows:
     result: int
 
 
-def by_rows(flat: Flat, item: Item, states: Sequence[State]) -> ByRows | None:
+def by_rows(flat: FlatProgram, item: FlatOp, states: Sequence[State]) -> ByRows | None:
     """Return how a gather or scatter indexes by row number.
 
     Args:
@@ -80,7 +80,9 @@ def _fits(found: ByRows, states: Sequence[State]) -> bool:
     return len(set(cuts)) == 1 and cuts[0][0]
 
 
-def counts_along(flat: Flat, value: int, column: int | None = None) -> int | None:
+def counts_along(
+    flat: FlatProgram, value: int, column: int | None = None
+) -> int | None:
     """Return the dim along which a value is 0, 1, 2, …, at any index of other dims.
 
     Args:
@@ -92,7 +94,7 @@ def counts_along(flat: Flat, value: int, column: int | None = None) -> int | Non
       None where there is no such dim.
     """
     item = flat.maker.get(value)
-    if item is None or item.blocks:
+    if item is None or item.regions:
         return None
     name, params = item.op.name, item.eqn.params
     shapes = [v.aval.shape for v in item.eqn.invars]
@@ -130,7 +132,7 @@ def _same_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int 
     return kept[1][kept[0].index(dim)]
 
 
-def _wrapped(flat: Flat, item: Item) -> int | None:
+def _wrapped(flat: FlatProgram, item: FlatOp) -> int | None:
     """Return the counting dim of `select_n(x < 0, x, x + n)` with non-negative x."""
     test, same = flat.maker.get(item.operands[0]), item.operands[1]
     if test is None or test.op.name != "lt" or len(item.operands) != 3:

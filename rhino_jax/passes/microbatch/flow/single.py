@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.blocks import Flat, Item
 from rhino_jax.passes.microbatch.flow.ops import DimSizes, Ran
 from rhino_jax.passes.microbatch.flow.regions import Flow
 from rhino_jax.passes.microbatch.flow.states import (
@@ -23,6 +22,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     State,
     WholeState,
 )
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 UPDATING = frozenset({
@@ -33,7 +33,7 @@ UPDATING = frozenset({
 
 
 def analyse_one(
-    flat: Flat, inputs: Mapping[int, RowsState], sizes: DimSizes
+    flat: FlatProgram, inputs: Mapping[int, RowsState], sizes: DimSizes
 ) -> FlowResult:
     """Return the analysis of a program whose batch is one row.
 
@@ -48,9 +48,9 @@ def analyse_one(
     states.update({v: inputs.get(v, WholeState()) for v in flat.top.inputs})
     after = _after(flat, inputs)
     of_update = {
-        v for item in flat.top.items if item.op.id in after for v in item.operands
+        v for item in flat.top.ops if item.op.id in after for v in item.operands
     }
-    for item in flat.top.items:
+    for item in flat.top.ops:
         uses = tuple(states[v] for v in item.operands)
         made: list[State] = [WholeState()] * len(item.results)
         if item.op.id in after:
@@ -66,11 +66,11 @@ def analyse_one(
     return found
 
 
-def _is_float(flat: Flat, value: int) -> bool:
+def _is_float(flat: FlatProgram, value: int) -> bool:
     return "float" in flat.program.values[value].dtype
 
 
-def _after(flat: Flat, inputs: Collection[int]) -> set[int]:
+def _after(flat: FlatProgram, inputs: Collection[int]) -> set[int]:
     """Return the ids of the ops that run once per step, after the micro-batch.
 
     These are updates of state, ops that read them, and ops on gradients alone whose
@@ -82,10 +82,8 @@ def _after(flat: Flat, inputs: Collection[int]) -> set[int]:
     updates = _made_by_updates(flat, state, shapes)
     metrics = _made_by_updates(flat, [v for _, v in ends], shapes)
     data, late, found = {*inputs}, set[int](), set[int]()
-    read = {
-        v for item in flat.top.items if item.op.id in updates for v in item.operands
-    }
-    for item in flat.top.items:
+    read = {v for item in flat.top.ops if item.op.id in updates for v in item.operands}
+    for item in flat.top.ops:
         of_data = data.intersection(item.operands)
         if not of_data:
             continue
@@ -98,7 +96,7 @@ def _after(flat: Flat, inputs: Collection[int]) -> set[int]:
 
 
 def _made_by_updates(
-    flat: Flat, values: Iterable[int], shapes: Collection[tuple[int, ...]]
+    flat: FlatProgram, values: Iterable[int], shapes: Collection[tuple[int, ...]]
 ) -> set[int]:
     """Return ids of the elementwise ops and norms between gradients and some results.
 
@@ -116,7 +114,7 @@ def _made_by_updates(
     return found
 
 
-def _is_update(item: Item, shapes: Collection[tuple[int, ...]]) -> bool:
+def _is_update(item: FlatOp, shapes: Collection[tuple[int, ...]]) -> bool:
     """Whether an op may belong to an optimizer's update.
 
     Args:

@@ -15,16 +15,16 @@ from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, halves_of
-from rhino_jax.passes.remat.regions import (
-    FlatRegion,
-    FlatRegions,
-    RegionOp,
-    may_run_again,
-)
 from rhino_jax.passes.remat.rerun import Rerun, again
-from rhino_jax.passes.remat.residual_stacks import ResidualStack, call_of, find_stacks
+from rhino_jax.passes.remat.residual_stacks import ResidualStack, find_stacks
 from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow, RerunWork
+from rhino_jax.rewrite.flat import (
+    FlatOp,
+    FlatRegion,
+    flatten,
+    may_run_again,
+)
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.remat.question import Question, SavedValue
 
@@ -60,14 +60,14 @@ class ResidualReader:
         self.model, self.labels, self.symmetry = model, labels, symmetry
         self.host_bytes_per_s = host_bytes_per_s
         self.program: Program = model.graph.program
-        self.blocks = FlatRegions(self.program)
+        self.flat = flatten(self.program)
         self.halves = self._halves()
         self.bound = self.halves.bound
-        self.block: FlatRegion = self.blocks.top
-        self.stacks = {s.value: s for s in find_stacks(self.blocks, self.halves)}
-        self.early_readers: dict[int, list[RegionOp]] = {}
-        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
-            for v in () if is_late else line.reads:
+        self.block: FlatRegion = self.flat.top
+        self.stacks = {s.value: s for s in find_stacks(self.flat, self.halves)}
+        self.early_readers: dict[int, list[FlatOp]] = {}
+        for line, is_late in zip(self.block.ops, self.halves.is_late, strict=True):
+            for v in () if is_late else line.operands:
                 self.early_readers.setdefault(v, []).append(line)
         self.node_s = _seconds(model, labels)
         self.nodes: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ class ResidualReader:
                 self.nodes.setdefault(node.op.id, []).append(node.id)
 
     def _halves(self) -> Halves:
-        return halves_of(self.blocks.top)
+        return halves_of(self.flat.top)
 
     def asked(self) -> RematQuestion:
         """Return the remat problem."""
@@ -118,20 +118,20 @@ class ResidualReader:
         plain = [v for v in remat if v not in self.stacks]
         stay = {*kept, *self.bound}
         lines = again(self.program, self.block, self._repeatable(plain), stay).lines
-        found += sum(self._line_s(self.block.lines[k]) for k in lines)
+        found += sum(self._line_s(self.block.ops[k]) for k in lines)
         for loop in {s.loop for s in self.stacks.values()}:
             mine = [s for s in self.stacks.values() if s.loop == loop]
-            body = self.blocks.of(self.block.lines[loop].op)
+            body = self.block.ops[loop].regions[0]
             gone = [s for s in mine if s.value in remat]
             rest = {s.inside for s in mine if s.value in kept}
             lines = again(self.program, body, [s.inside for s in gone], rest).lines
-            found += sum(self._line_s(body.lines[k]) for k in lines)
+            found += sum(self._line_s(body.ops[k]) for k in lines)
             found -= sum(self._pass_s(s) for s in gone)
         return max(found, 0.0)
 
     def _repeatable(self, values: list[int]) -> list[int]:
         """Return the values that may be recomputed."""
-        lines, maker = self.block.lines, self.block.maker
+        lines, maker = self.block.ops, self.block.maker
         return [v for v in values if may_run_again(self.program, lines[maker[v]].op)]
 
     def _loops(self, rows: list[RematRow]) -> dict[int, tuple[int, tuple[int, ...]]]:
@@ -140,9 +140,9 @@ class ResidualReader:
         for i, row in enumerate(rows):
             if row.value in self.stacks or row.value not in at_top:
                 found.setdefault(row.place[0], []).append(i)
-        lines = self.block.lines
+        lines = self.block.ops
         return {
-            lines[k].op.id: (call_of(lines[k]).trip_count, tuple(members))
+            lines[k].op.id: (lines[k].call.trip_count, tuple(members))
             for k, members in found.items()
         }
 
@@ -166,7 +166,7 @@ class ResidualReader:
         return True
 
     def _again(self, value: int, kept: set[int]) -> Rerun:
-        line = self.block.lines[self.block.maker[value]]
+        line = self.block.ops[self.block.maker[value]]
         wanted = [value] if may_run_again(self.program, line.op) else []
         return again(self.program, self.block, wanted, kept)
 
@@ -182,10 +182,10 @@ class ResidualReader:
             return self._stack_row(stack, uses)
         k = self.block.maker[value]
         remat = self._again(value, kept - {value})
-        lines = [self.block.lines[j] for j in remat.lines]
+        lines = [self.block.ops[j] for j in remat.lines]
         start = max(
             [self._times(line)[1] for line in self.early_readers.get(value, ())],
-            default=self._times(self.block.lines[k])[1],
+            default=self._times(self.block.ops[k])[1],
         )
         port = self.model.graph.held[value]
         return RematRow(
@@ -203,13 +203,13 @@ class ResidualReader:
         )
 
     def _stack_row(self, stack: ResidualStack, uses: set[int]) -> RematRow:
-        forward = self.block.lines[stack.loop]
-        body, call = self.blocks.of(forward.op), call_of(forward)
+        forward = self.block.ops[stack.loop]
+        body, call = forward.regions[0], forward.call
         mine = [s for s in self.stacks.values() if s.loop == stack.loop]
         others = {s.inside: s.value for s in mine if s.inside != stack.inside}
         remat = again(self.program, body, [stack.inside], set(others))
-        lines = [body.lines[j] for j in remat.lines]
-        outside = dict(zip(body.inputs, forward.reads, strict=True))
+        lines = [body.ops[j] for j in remat.lines]
+        outside = dict(zip(body.inputs, forward.operands, strict=True))
         carries = body.inputs[call.num_consts : call.num_consts + call.num_carry]
         needs = [
             others.get(v, v if v in carries else outside.get(v, v))
@@ -256,8 +256,8 @@ class ResidualReader:
             stack = self.stacks.get(row.value)
             if stack is None:
                 continue
-            forward = self.block.lines[stack.loop]
-            call, body = call_of(forward), self.blocks.of(forward.op)
+            forward = self.block.ops[stack.loop]
+            call, body = forward.call, forward.regions[0]
             first = call.num_consts + call.num_carry
             for v in set(row.needs) & set(body.inputs[call.num_consts : first]):
                 if v not in known:
@@ -278,21 +278,21 @@ class ResidualReader:
             return None
         return 2 * self._bytes(value) / self.host_bytes_per_s
 
-    def _line_s(self, line: RegionOp) -> float:
+    def _line_s(self, line: FlatOp) -> float:
         return sum(
             self.node_s[n]
             for op in _within(self.program, line.op)
             for n in self._of(op)
         )
 
-    def _work(self, lines: list[RegionOp]) -> RerunWork:
+    def _work(self, lines: list[FlatOp]) -> RerunWork:
         ops = (op for line in lines for op in _within(self.program, line.op))
         return max(map(RerunWork.of, ops), default=RerunWork.SMALL)
 
     def _of(self, op: Op) -> list[int]:
         return self.nodes.get(op.id, [])
 
-    def _times(self, line: RegionOp) -> tuple[int, int]:
+    def _times(self, line: FlatOp) -> tuple[int, int]:
         """Return the times at which an equation starts and ends."""
         graph = self.model.graph
         times: list[int] = []
@@ -305,7 +305,7 @@ class ResidualReader:
     def _late_times(self, value: int) -> set[int]:
         found: set[int] = set()
         for k in self.halves.late_uses[value]:
-            found.update(self._times(self.block.lines[k]))
+            found.update(self._times(self.block.ops[k]))
         return found - {0} or {self.model.graph.end}
 
     def _layer(self, node: int) -> tuple[int | None, int]:

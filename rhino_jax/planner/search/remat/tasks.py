@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, with_late
-from rhino_jax.passes.remat.regions import FlatRegion
 from rhino_jax.passes.remat.rerun import again
-from rhino_jax.passes.remat.residual_stacks import ResidualStack, call_of
+from rhino_jax.passes.remat.residual_stacks import ResidualStack
 from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.planner.search.remat.candidates import ResidualReader
 from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow
+from rhino_jax.rewrite.flat import FlatRegion
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.remat.question import SavedValue
 
@@ -62,9 +62,9 @@ class AskingTasks(ResidualReader):
         self.bound = frozenset()
         self.free = {
             v
-            for line in self.block.lines
-            if line.within and line.within[0].id in tasks.forward
-            for v in line.makes
+            for line in self.block.ops
+            if line.within and line.within[0].op.id in tasks.forward
+            for v in line.results
         }
         self.free -= {self.block.named(v) for v in tasks.sums}
         self.hosted = {self.block.named(v) for v in tasks.hosted}
@@ -77,12 +77,12 @@ class AskingTasks(ResidualReader):
         for v in stored:
             if v not in self.free or v in self.stacks:
                 continue
-            lines = (self.block.lines[k] for k in self._again(v, known - {v}).lines)
+            lines = (self.block.ops[k] for k in self._again(v, known - {v}).lines)
             found.update(
                 (made, None)
                 for line in lines
                 if line.op.traits.is_contraction
-                for made in line.makes
+                for made in line.results
                 if made not in known and self._is_stored(made)
             )
         return sorted(found)
@@ -107,16 +107,18 @@ class AskingTasks(ResidualReader):
 
     def _pass_s(self, stack: ResidualStack) -> float:
         # All micro-batches are counted, as in other seconds.
-        within = self.block.lines[stack.loop].within
-        task = within[0].call if within else None
+        within = self.block.ops[stack.loop].within
+        task = within[0].op.call if within else None
         times = task.trip_count if task is not None else 1
         return times * super()._pass_s(stack)
 
     def _halves(self) -> Halves:
         early = self.tasks.before | self.tasks.forward
-        lines = self.blocks.top.lines
-        is_late = [not line.within or line.within[0].id not in early for line in lines]
-        return with_late(self.blocks.top, is_late)
+        lines = self.flat.top.ops
+        is_late = [
+            not line.within or line.within[0].op.id not in early for line in lines
+        ]
+        return with_late(self.flat.top, is_late)
 
     def asked(self) -> RematQuestion:
         """Return the remat problem with residuals of all micro-batches in flight."""
@@ -135,8 +137,8 @@ class AskingTasks(ResidualReader):
         if not self.hosted:
             return 0.0
         passes = [0.0, 0.0]
-        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
-            task = line.within[0] if line.within else None
+        for line, is_late in zip(self.block.ops, self.halves.is_late, strict=True):
+            task = line.within[0].op if line.within else None
             if task is None or task.id in self.tasks.before or task.call is None:
                 continue
             if task.call.trip_count == self.micro_batches:
@@ -178,7 +180,7 @@ class AskingTasks(ResidualReader):
 
     def _beside_bytes(self, value: int, lines: Sequence[int]) -> int:
         """Return the bytes of the largest temporary while a value is recomputed."""
-        made = {v for k in lines for v in self.block.lines[k].makes} - {value}
+        made = {v for k in lines for v in self.block.ops[k].results} - {value}
         stored = (v for v in made if self._is_stored(v) and self._is_in_memory(v))
         return max(map(self._bytes, stored), default=0)
 
@@ -220,11 +222,11 @@ class AskingTasks(ResidualReader):
             return replace(row, remake_s=None)
         if row.remake_s is None:
             return row
-        body = self.blocks.of(self.block.lines[stack.loop].op)
+        body = self.block.ops[stack.loop].regions[0]
         mine = [s for s in self.stacks.values() if s.loop == stack.loop]
         others = {s.inside for s in mine if s.inside != stack.inside}
         lines = again(self.program, body, [stack.inside], others).lines
-        carried = call_of(self.block.lines[stack.loop]).num_carry
+        carried = self.block.ops[stack.loop].call.num_carry
         left = [v for v in body.outputs[carried:] if v != stack.inside]
         gone_s = self._gone_s(body, lines, (*body.outputs[:carried], *left))
         return replace(row, remake_s=max(row.remake_s - gone_s, 0.0))
@@ -244,17 +246,17 @@ class AskingTasks(ResidualReader):
         readers = self._early_readers(block)
         needed, gone = {*outputs}, set[int]()
         for k in reversed(lines):
-            makes = block.lines[k].makes
+            makes = block.ops[k].results
             read = {r for v in makes for r in readers.get(v, ())}
             if needed.isdisjoint(makes) and read <= gone:
                 gone.add(k)
-        return sum(self._line_s(block.lines[k]) for k in gone)
+        return sum(self._line_s(block.ops[k]) for k in gone)
 
     def _early_readers(self, block: FlatRegion) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         is_top = block is self.block
-        for k, line in enumerate(block.lines):
-            for v in () if is_top and self.halves.is_late[k] else line.reads:
+        for k, line in enumerate(block.ops):
+            for v in () if is_top and self.halves.is_late[k] else line.operands:
                 found.setdefault(v, []).append(k)
         return found
 
@@ -275,8 +277,8 @@ class AskingTasks(ResidualReader):
         that may be offloaded."""
         read = {v for row in rows for v in row.needs} & self.tasks.received
         late: dict[int, set[int]] = {}
-        for line, is_late in zip(self.block.lines, self.halves.is_late, strict=True):
-            for v in line.reads if is_late else ():
+        for line, is_late in zip(self.block.ops, self.halves.is_late, strict=True):
+            for v in line.operands if is_late else ():
                 late.setdefault(v, set()).update(self._times(line))
         hosted = self.hosted & self.tasks.received & late.keys()
         asked = sorted(v for v in (read - late.keys()) | hosted)
