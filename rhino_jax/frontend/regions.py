@@ -122,6 +122,23 @@ def ops_and_equations(
         yield op, eqn
 
 
+def all_equations(
+    program: Program, jaxpr: Any, region: Region | None = None
+) -> Iterator[tuple[Op, Any]]:
+    """Yield every op of a program with its equation, each before those inside of it.
+
+    Args:
+      program: the program.
+      jaxpr: the jaxpr that it was imported from, closed or not.
+      region: a region that was imported from `jaxpr`, in place of the program's body.
+    """
+    for op, eqn in ops_and_equations(program, region or program.body, jaxpr):
+        yield op, eqn
+        if op.call is not None:
+            for inner, body in zip(op.call.regions, region_jaxprs(eqn), strict=True):
+                yield from all_equations(program, body, inner)
+
+
 def evaluate(
     jaxpr: Any,
     consts: Sequence[Any],

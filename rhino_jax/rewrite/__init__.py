@@ -3,8 +3,8 @@
 In: a closed jaxpr and the `ir.program.Program` imported from it.
 Out: a closed jaxpr of the same arguments, constants and results.
 Order: `flat` (calls inlined, regions kept, the equation of every op), `numbers` (value
-numbering: equal values have one number), `emit` (equations replaced, loops written
-anew), `retraced` (trace the new program; import it as the old one was).
+numbering: equal values have one number), `equations` (those of a jaxpr without a
+program), `emit` (equations replaced), `retraced` (trace and import the new program).
 
 To add a pass, write (closed jaxpr, program, choice) → closed jaxpr: `flat.flatten` it,
 decide from `FlatRegion.ops`, `maker` and the ops' rules and traits, and emit. Where few

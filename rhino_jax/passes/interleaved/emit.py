@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from rhino_jax._compat import (
     bind_eqn,
-    eqn_context,
     is_literal,
     jaxpr_consts,
     like_jaxpr,
@@ -19,7 +17,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
-    ops_and_equations,
+    evaluate_ops,
     with_jaxprs,
 )
 from rhino_jax.ir.blocks import InterleavedOrder, from_text
@@ -69,8 +67,8 @@ def in_blocks(closed: Any, program: Program, choice: str) -> Any:
             for x, entry, dims in zip(arrays, program.inputs, held, strict=True)
         ]
         count = len(opened.invars)
-        env = dict(zip(opened.constvars, entered[count:], strict=True))
-        outs = emitter.region(program.body, opened, env, entered[:count])
+        consts, args = entered[count:], entered[:count]
+        outs = emitter.region(program.body, opened, consts, args, is_stored=True)
         return [
             emitter.taken(
                 x,
@@ -124,34 +122,33 @@ class InterleavedEmitter:
         self,
         region: Region,
         jaxpr: Any,
-        env: dict[Any, Any],
+        consts: Sequence[Any],
         args: Sequence[Any],
-        consts: Mapping[Any, Any] = MappingProxyType({}),
+        *,
+        is_stored: bool = False,
     ) -> list[Any]:
         """Run all equations of a jaxpr and return its outputs.
 
         Args:
           region: the region of the program.
           jaxpr: the open jaxpr that the region was imported from.
-          env: variable → array; filled by this.
+          consts: arrays of its constants.
           args: arrays of its inputs.
-          consts: variables of its constants → arrays in logical order.
+          is_stored: whether constants are interleaved as the marks say, not in logical
+            order.
         """
-        env.update(zip(jaxpr.invars, args, strict=True))
+        logical = frozenset(() if is_stored else jaxpr.constvars)
 
-        def read(atom: Any, value: int) -> Any:
-            if is_literal(atom):
-                return self.taken(atom.val, (), self.dims(value))
-            if atom in consts:
-                return self.taken(consts[atom], (), self.dims(value))
-            return env[atom]
+        def entered(atom: Any, value: int, x: Any) -> Any:
+            if is_literal(atom) or atom in logical:
+                return self.taken(x, (), self.dims(value))
+            return x
 
-        for op, eqn in ops_and_equations(self.ops.program, region, jaxpr):
-            with eqn_context(eqn):
-                operands = map(read, eqn.invars, op.operands)
-                results = self.op(op, eqn, list(operands))
-            env.update(zip(eqn.outvars, results, strict=True))
-        return list(map(read, jaxpr.outvars, region.outputs))
+        def run(op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+            return self.op(op, eqn, [*map(entered, eqn.invars, op.operands, operands)])
+
+        outs = evaluate_ops(self.ops.program, region, jaxpr, consts, args, run)
+        return [*map(entered, jaxpr.outvars, region.outputs, outs)]
 
     def op(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         """Run one equation: on interleaved dims where it can, else in logical order."""
@@ -195,9 +192,9 @@ class InterleavedEmitter:
         if not self.changes(region):
             return jaxpr
         inner = open_jaxpr(jaxpr)
-        consts = dict(zip(inner.constvars, jaxpr_consts(jaxpr), strict=True))
+        consts = jaxpr_consts(jaxpr)
         new, gained = retrace(
-            lambda *args: self.region(region, inner, {}, args, consts), inner
+            lambda *args: self.region(region, inner, consts, args), inner
         )
         return like_jaxpr(jaxpr, new, gained)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
+from rhino_jax.frontend.regions import all_equations
 from rhino_jax.ir.blocks import InterleavedOrder
-from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.interleaved.links import DimLink, DimRef, crossings, links
 from rhino_jax.passes.interleaved.moves import (
     DimMove,
@@ -37,7 +37,7 @@ class DimOrders:
     @classmethod
     def of(cls, closed: Any, program: Program) -> DimOrders:
         """Return the orders of a closed jaxpr and the program imported from it."""
-        return cls(program, dict(_equations(closed, program, program.body)))
+        return cls(program, {op.id: eqn for op, eqn in all_equations(program, closed)})
 
     def links(self, op: Op) -> list[DimLink]:
         """Return the index ranges of an op that may be reordered; see `links.links`."""
@@ -61,18 +61,6 @@ class DimOrders:
             for v in values:
                 found[v].append(op)
         return found
-
-
-def _equations(
-    jaxpr: Any, program: Program, region: Region
-) -> Iterator[tuple[int, Any]]:
-    """Yield (op id, equation) of a region, recursively."""
-    for op, eqn in ops_and_equations(program, region, jaxpr):
-        yield op.id, eqn
-        if op.call is not None:
-            bodies = closed_region_jaxprs(eqn)
-            for inner, body in zip(bodies, op.call.regions, strict=True):
-                yield from _equations(inner, program, body)
 
 
 def reach(ops: DimOrders, seeds: Marks) -> dict[DimRef, InterleavedOrder] | None:

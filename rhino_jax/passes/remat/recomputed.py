@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhino_jax.passes.remat.rerun import Rerun
+from rhino_jax.rewrite.equations import trace_back
 from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 
 
@@ -38,23 +39,17 @@ class RematValues:
     def value(self, value: int) -> Any:
         """Return a value, recomputed together with the values that it depends on."""
         if value not in self._made:
-            for line in sorted(self._needed(value)):
+            lines, _ = trace_back([value], self._maker, self._reads)
+            for line in sorted(lines):
                 self._run(line)
         return self._made[value]
 
-    def _needed(self, value: int) -> set[int]:
-        found: set[int] = set()
-        todo = [value]
-        while todo:
-            line = self.block.maker[todo.pop()]
-            if line in found:
-                continue
-            found.add(line)
-            todo += [v for v in self.block.ops[line].operands if self._is_to_do(v)]
-        return found
+    def _maker(self, value: int) -> int | None:
+        is_to_do = value in self.again.values and value not in self._made
+        return self.block.maker[value] if is_to_do else None
 
-    def _is_to_do(self, value: int) -> bool:
-        return value in self.again.values and value not in self._made
+    def _reads(self, position: int) -> tuple[int, ...]:
+        return self.block.ops[position].operands
 
     def _run(self, position: int) -> None:
         line = self.block.ops[position]

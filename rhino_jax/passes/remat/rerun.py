@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Program
+from rhino_jax.rewrite.equations import trace_back
 from rhino_jax.rewrite.flat import FlatRegion, may_run_again
 
 
@@ -52,24 +53,17 @@ def again(
       kept: ids of values that are saved; the region's inputs always are.
       first: value → position of the first op that reads it recomputed.
     """
-    lines: set[int] = set()
-    todo = [v for v in wanted if _makes_again(program, block, v)]
-    while todo:
-        line = block.maker[todo.pop()]
-        if line in lines:
-            continue
-        lines.add(line)
-        todo += [
-            v
-            for v in block.ops[line].operands
-            if v not in kept and _makes_again(program, block, v)
-        ]
+    dropped = frozenset(wanted)
+
+    def maker(value: int) -> int | None:
+        line = block.maker.get(value)
+        is_saved = value in kept and value not in dropped
+        if line is None or is_saved or not may_run_again(program, block.ops[line].op):
+            return None
+        return line
+
+    lines, _ = trace_back(dropped, maker, lambda line: block.ops[line].operands)
     return _grouped(program, block, sorted(lines), kept, first or {})
-
-
-def _makes_again(program: Program, block: FlatRegion, value: int) -> bool:
-    line = block.maker.get(value)
-    return line is not None and may_run_again(program, block.ops[line].op)
 
 
 def _grouped(

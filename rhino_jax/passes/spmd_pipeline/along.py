@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhino_jax._compat import is_literal
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 CONSTRAINT = "sharding_constraint"
@@ -39,13 +38,8 @@ class Stacked:
         return {v for v, d in pairs if d == 0 and v is not None}
 
 
-def operands_of(lines: Lines, i: int) -> list[int | None]:
-    """Return the value ids of an equation's operands; None of literals."""
-    return [None if is_literal(v) else lines.number(v) for v in lines.eqns[i].invars]
-
-
 def reads_along(
-    lines: Lines, rule: Rule | None, i: int, stacks: Collection[int]
+    lines: Equations, rule: Rule | None, i: int, stacks: Collection[int]
 ) -> Stacked | None:
     """Return an equation along dim 0 of stacks that it reads.
 
@@ -59,7 +53,7 @@ def reads_along(
     """
     if (found := plain(lines, i)) is not None or rule is None:
         return found
-    operands = operands_of(lines, i)
+    operands = lines.operands[i]
     if lines.eqns[i].primitive.name == BARRIER:
         same = tuple(0 if v in stacks else -1 for v in operands)
         return Stacked(same, same)
@@ -70,7 +64,7 @@ def reads_along(
     return _along(rule, next(iter(cut)), known, lines, i)
 
 
-def makes_along(lines: Lines, rule: Rule | None, i: int) -> Stacked | None:
+def makes_along(lines: Equations, rule: Rule | None, i: int) -> Stacked | None:
     """Return an equation along dim 0 of its only result; None where it is not.
 
     Args:
@@ -89,14 +83,14 @@ def makes_along(lines: Lines, rule: Rule | None, i: int) -> Stacked | None:
     return found
 
 
-def plain(lines: Lines, i: int) -> Stacked | None:
+def plain(lines: Equations, i: int) -> Stacked | None:
     if lines.eqns[i].primitive.name in PLAIN:
         return Stacked((0,), (0,))
     return None
 
 
 def _along(
-    rule: Rule, layout: Layout, known: Mapping[int, int], lines: Lines, i: int
+    rule: Rule, layout: Layout, known: Mapping[int, int], lines: Equations, i: int
 ) -> Stacked | None:
     """Return an equation along the factor that is dim 0 of a layout.
 

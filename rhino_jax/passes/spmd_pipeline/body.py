@@ -16,12 +16,11 @@ from rhino_jax.ir.program import Program
 from rhino_jax.passes.spmd_pipeline.along import (
     Stacked,
     makes_along,
-    operands_of,
     reads_along,
 )
 from rhino_jax.passes.spmd_pipeline.layers import layer_loops, sliced
 from rhino_jax.passes.spmd_pipeline.sums import Sum, sum_of
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 class EquationPhase(enum.Enum):
@@ -56,7 +55,7 @@ class MicrobatchBody:
       sums: for every carry how it accumulates.
     """
 
-    lines: Lines
+    lines: Equations
     consts: int
     carries: int
     loops: tuple[int, ...]
@@ -92,7 +91,7 @@ class MicrobatchBody:
 
 
 def body_of(
-    lines: Lines, program: Program, consts: int, carries: int
+    lines: Equations, program: Program, consts: int, carries: int
 ) -> MicrobatchBody:
     """Assign phases to the equations of a micro-batch.
 
@@ -124,7 +123,7 @@ class _BodyWalk:
 
     def __init__(
         self,
-        lines: Lines,
+        lines: Equations,
         rules: list[Rule | None],
         consts: int,
         carries: int,
@@ -148,7 +147,7 @@ class _BodyWalk:
                 continue
             found = makes_along(lines, self.rules[i], i)
             if found is not None:
-                wanted.update(found.stacks_of(operands_of(lines, i)))
+                wanted.update(found.stacks_of(lines.operands[i]))
         return wanted & set(lines.inputs[:consts])
 
     def run(self) -> None:

@@ -21,8 +21,8 @@ from rhino_jax.ir.transform import num_microbatches
 from rhino_jax.passes.spmd_pipeline.found import find
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
-from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.rewrite.emit import substitute
+from rhino_jax.rewrite.equations import Equations
 from rhino_jax.rewrite.retraced import imported_again, without_captured
 
 
@@ -53,7 +53,7 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
     """
     stages = int(json.loads(choice)["stages"])
     flat = substitute(closed, lambda *_: None)
-    lines = Lines.of(flat)
+    lines = Equations.of(flat)
     asked = num_microbatches(program.transforms)
     loop = find(flat, program.name, stages, asked)
     step = step_of(lines, imported_again(flat, program), loop)

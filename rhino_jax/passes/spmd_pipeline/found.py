@@ -11,8 +11,8 @@ from rhino_jax.errors import StageError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of
 from rhino_jax.passes.spmd_pipeline.layers import layer_loops, length_of
-from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.rewrite.emit import inline_body
+from rhino_jax.rewrite.equations import Equations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,14 +81,14 @@ def find(closed: Any, name: str, stages: int, asked: int) -> StageLoop:
     return StageLoop(at, inner, body, count, layers)
 
 
-def _loops(jaxpr: Any) -> Iterator[tuple[int, Any, Lines, list[int]]]:
+def _loops(jaxpr: Any) -> Iterator[tuple[int, Any, Equations, list[int]]]:
     for at, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name != "scan":
             continue
         if "micro-batches" not in str(eqn.source_info.name_stack):
             continue
         inner = inline_body(eqn)
-        lines = Lines.of(inner)
+        lines = Equations.of(inner)
         loops = layer_loops(lines, scan_counts(eqn.params)[0])
         if loops:
             yield at, inner, lines, loops

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import sub_jaxprs
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
-def layer_loops(lines: Lines, consts: int) -> list[int]:
+def layer_loops(lines: Equations, consts: int) -> list[int]:
     """Return positions of scans with matmuls or convolutions that go through stacks.
 
     The stacks are weights, or results of such a scan before.
@@ -37,7 +37,7 @@ def layer_loops(lines: Lines, consts: int) -> list[int]:
     return found
 
 
-def length_of(lines: Lines, loop: int) -> int:
+def length_of(lines: Equations, loop: int) -> int:
     """Return the number of layers that a scan goes through."""
     return int(lines.eqns[loop].params["length"])
 
@@ -51,7 +51,7 @@ def _has_products(eqn: object) -> bool:
     )
 
 
-def sliced(lines: Lines, loop: int) -> list[int]:
+def sliced(lines: Equations, loop: int) -> list[int]:
     """Return the values that a scan reads slice by slice, without literals."""
     eqn = lines.eqns[loop]
     first = sum(scan_counts(eqn.params))

@@ -17,14 +17,13 @@ from rhino_jax.ir.program import Program
 from rhino_jax.passes.spmd_pipeline.along import (
     Stacked,
     makes_along,
-    operands_of,
     reads_along,
 )
 from rhino_jax.passes.spmd_pipeline.found import StageLoop
 from rhino_jax.passes.spmd_pipeline.local import part, run_local
 from rhino_jax.passes.spmd_pipeline.run import StageRun
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 hide_frames(__file__)
@@ -42,7 +41,7 @@ class LoopedStep:
       results: for every result, whether it is sharded by layers.
     """
 
-    lines: Lines
+    lines: Equations
     loop: StageLoop
     stacks: frozenset[int]
     stacked: Mapping[int, Stacked]
@@ -59,7 +58,7 @@ class LoopedStep:
         return found
 
 
-def step_of(lines: Lines, program: Program, loop: StageLoop) -> LoopedStep:
+def step_of(lines: Equations, program: Program, loop: StageLoop) -> LoopedStep:
     """Determine which values are sharded by layers.
 
     These are stacks that the loop reads, what it outputs of them, and what depends on
@@ -91,9 +90,9 @@ def step_of(lines: Lines, program: Program, loop: StageLoop) -> LoopedStep:
     return LoopedStep(lines, loop, frozenset(stacks), stacked, by_layers)
 
 
-def _read_by_loop(lines: Lines, loop: StageLoop) -> set[int]:
+def _read_by_loop(lines: Equations, loop: StageLoop) -> set[int]:
     body = loop.body
-    operands = operands_of(lines, loop.at)
+    operands = lines.operands[loop.at]
     sums = [body.is_stacked_sum(s) for s in body.sums]
     consts = [v in body.stacks for v in body.lines.inputs[: body.consts]]
     pairs = zip(operands, (*consts, *sums), strict=False)
@@ -101,7 +100,7 @@ def _read_by_loop(lines: Lines, loop: StageLoop) -> set[int]:
 
 
 def _back(
-    lines: Lines, rules: Sequence[Any], loop: StageLoop, wanted: set[int]
+    lines: Equations, rules: Sequence[Any], loop: StageLoop, wanted: set[int]
 ) -> tuple[set[int], dict[int, Stacked]]:
     """Return inputs that must be sharded by layers, and equations that keep them so.
 
@@ -120,12 +119,12 @@ def _back(
         found = makes_along(lines, rules[i], i)
         if found is not None:
             made[i] = found
-            wanted |= found.stacks_of(operands_of(lines, i))
+            wanted |= found.stacks_of(lines.operands[i])
     return wanted & set(lines.inputs), made
 
 
 def _forth(
-    lines: Lines,
+    lines: Equations,
     rules: Sequence[Any],
     loop: StageLoop,
     given: set[int],

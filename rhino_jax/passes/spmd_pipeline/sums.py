@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rhino_jax.passes.microbatch.flow.accumulated import COMBINING
 from rhino_jax.passes.spmd_pipeline.along import PLAIN
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Sum:
     steps: tuple[int, ...]
 
 
-def sum_of(lines: Lines, carry: int, position: int) -> Sum:
+def sum_of(lines: Equations, carry: int, position: int) -> Sum:
     """Return how a carry accumulates.
 
     Args:
@@ -56,7 +56,7 @@ def sum_of(lines: Lines, carry: int, position: int) -> Sum:
     return Sum(value, "unchanged", ())
 
 
-def _back(lines: Lines, value: int) -> tuple[int, list[int]] | None:
+def _back(lines: Equations, value: int) -> tuple[int, list[int]] | None:
     """Trace a value back through converts and sharding constraints.
 
     Returns:

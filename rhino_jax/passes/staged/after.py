@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 LIGHT_BYTES = 4096
@@ -51,7 +51,7 @@ class After:
       sent: values sent between submeshes.
     """
 
-    lines: Lines
+    lines: Equations
     homes: dict[int, int | None]
     rounds: dict[int, int] = field(default_factory=dict)
     equations: dict[tuple[int, int], set[int]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class After:
     @classmethod
     def of(
         cls,
-        lines: Lines,
+        lines: Equations,
         known: Mapping[int, int],
         left: Mapping[int, int],
         ties: Sequence[tuple[int, int]],
@@ -119,7 +119,7 @@ class After:
 
 
 def _homes(
-    lines: Lines, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
+    lines: Equations, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
 ) -> dict[int, int | None]:
     """Propagate known submeshes through the ops: an update is with its parameter."""
     homes: dict[int, int | None] = dict(known)
@@ -153,7 +153,7 @@ def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
                 homes[y] = homes[x]
 
 
-def _own_bytes(lines: Lines) -> dict[int, int]:
+def _own_bytes(lines: Equations) -> dict[int, int]:
     """Return how many bytes of each value are its own.
 
     A broadcast value, as the scale of clipping in the shape of a gradient, has no more
@@ -167,7 +167,7 @@ def _own_bytes(lines: Lines) -> dict[int, int]:
 
 
 def _follow(
-    lines: Lines, i: int, homes: dict[int, int | None], own: Mapping[int, int]
+    lines: Equations, i: int, homes: dict[int, int | None], own: Mapping[int, int]
 ) -> None:
     reads, makes = lines.reads[i], lines.makes[i]
     heavy = [v for v in reads if not _is_light(lines, v)]
@@ -188,5 +188,5 @@ def _follow(
             homes.setdefault(v, home)
 
 
-def _is_light(lines: Lines, value: int) -> bool:
+def _is_light(lines: Equations, value: int) -> bool:
     return lines.bytes(value) <= LIGHT_BYTES

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.passes.staged.sides import Sides
+from rhino_jax.rewrite.equations import Equations
 
 
-def made_at(lines: Lines, of: Sequence[int | None]) -> dict[int, int]:
+def made_at(lines: Equations, of: Sequence[int | None]) -> dict[int, int]:
     """Return value → label of its equation; values of free equations are left out."""
     return {
         v: label
@@ -123,7 +123,7 @@ class Labels:
         return replace(self, sides=sides, of=(*ahead, *rest), is_twice=True)
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> Equations:
         return self.sides.lines
 
     @property
@@ -258,7 +258,7 @@ def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
 
 
 def _waited_for(
-    lines: Lines, of: Sequence[int | None], chunks: int
+    lines: Equations, of: Sequence[int | None], chunks: int
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return equations, and values, of backward passes that other labels need."""
     made = made_at(lines, of)
@@ -277,7 +277,7 @@ def _waited_for(
     return frozenset(equations), frozenset(values)
 
 
-def _split(lines: Lines, of: Sequence[int | None], chunks: int) -> list[int | None]:
+def _split(lines: Equations, of: Sequence[int | None], chunks: int) -> list[int | None]:
     """Move what no other label waits for of backward passes to labels of its own.
 
     That is gradients of weights, mostly, and what only these read.

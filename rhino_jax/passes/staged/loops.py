@@ -21,8 +21,8 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
-from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.rewrite.emit import inline_body, scan_like
+from rhino_jax.rewrite.equations import Equations
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -77,7 +77,7 @@ class _SplitScan:
         self.consts, self.carries = scan_counts(eqn.params)
         # Recomputation in a layer under `jax.checkpoint` runs in the first scan alone:
         # the second reads what it needs of it from stacks.
-        self.body = body = Lines.of(inline_body(eqn, _is_call))
+        self.body = body = Equations.of(inline_body(eqn, _is_call))
         self.early = self._early(wanted)
         outs = body.outputs
         ahead = [v for k in self.early if (v := outs[k]) is not None]

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from rhino_jax.passes.staged.apart import Apart
-from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
+from rhino_jax.rewrite.equations import Equations
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,20 +22,20 @@ class ValueNames:
     """
 
     apart: Apart
-    piece: Lines
+    piece: Equations
     types: dict[ValueKey, Any] = field(default_factory=dict)
 
     @cached_property
-    def before(self) -> Lines:
-        return Lines.of(self.apart.before)
+    def before(self) -> Equations:
+        return Equations.of(self.apart.before)
 
     @cached_property
-    def between(self) -> Lines:
-        return Lines.of(self.apart.between)
+    def between(self) -> Equations:
+        return Equations.of(self.apart.between)
 
     @cached_property
-    def after(self) -> Lines:
-        return Lines.of(self.apart.after)
+    def after(self) -> Equations:
+        return Equations.of(self.apart.after)
 
     @property
     def inputs(self) -> int:

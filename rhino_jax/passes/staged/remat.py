@@ -15,9 +15,9 @@ from rhino_jax.passes.remat.late import halves_of
 from rhino_jax.passes.remat.residual_stacks import find_stacks
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.lines import Lines
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import ValueKind
+from rhino_jax.rewrite.equations import Equations
 from rhino_jax.rewrite.flat import flatten
 from rhino_jax.rewrite.retraced import retraced
 
@@ -104,7 +104,7 @@ def applied(
     decided = decide(flat, RematChoice(slices, inside))
     plan = RematPlan(flat, decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
-    lines = Lines.of(piece, _numbers(sides, decided[None]))
+    lines = Equations.of(piece, _numbers(sides, decided[None]))
     return replace(sides, lines=lines), again, kept
 
 

@@ -24,7 +24,7 @@ from rhino_jax._compat import (
 from rhino_jax.passes.microbatch.cut import LoopCrossing
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -126,7 +126,7 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
 
 
 def _piece(
-    apart: Apart, lines: Lines, found: Mapping[int, _Shared]
+    apart: Apart, lines: Equations, found: Mapping[int, _Shared]
 ) -> tuple[Any, tuple[int | None, ...]]:
     """Return a micro-batch that outputs the terms, and chunks of its equations.
 

@@ -15,7 +15,7 @@ from rhino_jax.errors import MicrobatchError, PlanFileError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart, take_apart
-from rhino_jax.passes.staged.lines import Lines
+from rhino_jax.rewrite.equations import Equations
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Sides:
       ahead: equations that the coupled values depend on.
     """
 
-    lines: Lines
+    lines: Equations
     program: Program
     is_free: tuple[bool, ...]
     is_backward: tuple[bool, ...]
@@ -84,14 +84,10 @@ class Sides:
         pairs = zip(self.is_free, self.is_backward, strict=True)
         return tuple(i for i, (free, back) in enumerate(pairs) if back and not free)
 
-    @cached_property
+    @property
     def readers(self) -> dict[int, tuple[int, ...]]:
         """Value → the equations that read it."""
-        found: dict[int, list[int]] = {}
-        for i, values in enumerate(self.lines.reads):
-            for v in dict.fromkeys(values):
-                found.setdefault(v, []).append(i)
-        return {v: tuple(readers) for v, readers in found.items()}
+        return self.lines.readers
 
     def is_free_value(self, value: int) -> bool:
         """Whether every submesh has a value, or computes it for itself."""
@@ -283,7 +279,7 @@ def _sides_of(
     early: int,
 ) -> Sides:
     program = import_jaxpr(piece, name=name)
-    lines = Lines.of(piece)
+    lines = Equations.of(piece)
     parameters = frozenset(
         value
         for value, made_of in zip(lines.inputs[1:], sources, strict=True)

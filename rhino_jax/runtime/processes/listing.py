@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax._compat import is_jaxpr, is_literal, open_jaxpr
-from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program, Region
@@ -108,9 +108,7 @@ def of_program(traced: Traced, asked: Mapping[str, str]) -> list[AgreedItem]:
 
 
 def _ops(program: Program, jaxpr: Any, region: Region) -> Iterator[AgreedItem]:
-    opened = open_jaxpr(jaxpr)
-    for eqn, op_id in zip(opened.eqns, region.ops, strict=True):
-        op = program.ops[op_id]
+    for op, eqn in ops_and_equations(program, region, jaxpr):
         operands = [
             _atom(program, value, atom)
             for value, atom in zip(op.operands, eqn.invars, strict=True)

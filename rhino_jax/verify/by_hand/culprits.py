@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax._compat import open_jaxpr, user_frames
+from rhino_jax._compat import user_frames
 from rhino_jax.frontend.cells import cell_of
-from rhino_jax.frontend.regions import ops_and_equations, region_jaxprs
+from rhino_jax.frontend.regions import all_equations
 from rhino_jax.ir.program import (
     USERS_CONSTRAINT,
     Op,
     Program,
-    Region,
     RegionKind,
     Source,
 )
@@ -167,21 +166,12 @@ def culprits_of(
         {k: tuple(v) for k, v in came_from.items()},
         {k: tuple(v) for k, v in goes_to.items()},
         args,
-        dict(_lines(program, program.body, open_jaxpr(closed_jaxpr))),
+        {
+            op.id: _line(op, eqn)
+            for op, eqn in all_equations(program, closed_jaxpr)
+            if op.name == USERS_CONSTRAINT
+        },
     )
-
-
-def _lines(program: Program, region: Region, jaxpr: Any) -> Iterator[tuple[int, str]]:
-    """Yield the op id and source line of every constraint.
-
-    Region and jaxpr are walked in lockstep, op by equation, as in importer and runtime.
-    """
-    for op, eqn in ops_and_equations(program, region, jaxpr):
-        if op.name == USERS_CONSTRAINT:
-            yield op.id, _line(op, eqn)
-        if op.call is not None:
-            for inner, body in zip(op.call.regions, region_jaxprs(eqn), strict=True):
-                yield from _lines(program, inner, body)
 
 
 def _line(op: Op, eqn: Any) -> str:

@@ -1,8 +1,11 @@
-"""The equations of a jaxpr with numbered values, to be run in subsets."""
+"""The equations of a jaxpr with numbered values, to be run in subsets.
+
+For jaxprs without a `Program`; regions of a program are `flat.FlatRegion`s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +30,7 @@ NO_TAGS: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class Equations:
     """A jaxpr with its values numbered.
 
     Attributes:
@@ -52,7 +55,9 @@ class Lines:
     _number: dict[Any, int]
 
     @classmethod
-    def of(cls, closed: Any, numbers: Sequence[tuple[int, ...]] | None = None) -> Lines:
+    def of(
+        cls, closed: Any, numbers: Sequence[tuple[int, ...]] | None = None
+    ) -> Equations:
         """Number the values of a closed jaxpr.
 
         Args:
@@ -100,9 +105,18 @@ class Lines:
         """Value → position of the equation that computes it."""
         return {v: i for i, made in enumerate(self.makes) for v in made}
 
+    @cached_property
+    def readers(self) -> dict[int, tuple[int, ...]]:
+        """Value → positions of the equations that read it."""
+        found: dict[int, list[int]] = {}
+        for i, values in enumerate(self.reads):
+            for v in dict.fromkeys(values):
+                found.setdefault(v, []).append(i)
+        return {v: tuple(readers) for v, readers in found.items()}
+
     def with_copies(
         self, equations: Collection[int], positions: Collection[int]
-    ) -> Lines:
+    ) -> Equations:
         """Return the jaxpr with copies of some equations ahead of all.
 
         Args:
@@ -221,16 +235,39 @@ class Lines:
           The equations; which of `known`, and of the jaxpr's inputs, they read or are
             wanted themselves.
         """
-        have, queue = set(known), list(values)
-        equations: set[int] = set()
-        read: set[int] = set()
-        while queue:
-            value = queue.pop()
-            at = self.maker.get(value)
-            if value in have or at is None:
-                if value not in self.consts:
-                    read.add(value)
-            elif at not in equations:
-                equations.add(at)
-                queue += self.reads[at]
-        return equations, read
+        have = frozenset(known)
+
+        def maker(value: int) -> int | None:
+            return None if value in have else self.maker.get(value)
+
+        found, read = trace_back(values, maker, self.reads.__getitem__)
+        return found, read - self.consts.keys()
+
+
+def trace_back(
+    values: Iterable[int],
+    maker: Callable[[int], int | None],
+    reads: Callable[[int], Iterable[int]],
+) -> tuple[set[int], set[int]]:
+    """Return the equations that values depend on.
+
+    Args:
+      values: ids of the values.
+      maker: value id → position of the equation to compute it; None: it is available.
+      reads: position of an equation → the values that it reads.
+    Returns:
+      Positions of the equations; the available values that they read or that are among
+        `values`.
+    """
+    queue = list(values)
+    equations: set[int] = set()
+    read: set[int] = set()
+    while queue:
+        value = queue.pop()
+        at = maker(value)
+        if at is None:
+            read.add(value)
+        elif at not in equations:
+            equations.add(at)
+            queue += reads(at)
+    return equations, read
