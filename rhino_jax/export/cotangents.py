@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rhino_jax.ir.program import Op, Program, RegionKind
+from rhino_jax.ir.crossings import crossings
+from rhino_jax.ir.program import Op, Program
 
 
 Read = tuple[int, int, int]
@@ -81,30 +82,7 @@ def cotangents_of(program: Program) -> Cotangents:
         for i, v in enumerate(op.operands):
             found.readers.setdefault(v, []).append((v, op.id, i))
         if op.call is not None:
-            found.entered.update(_entered(op))
-    return found
-
-
-def _entered(op: Op) -> dict[int, tuple[int, ...]]:
-    """Return input of an op's regions → the values outside that it is."""
-    assert op.call is not None
-    call, found = op.call, dict[int, tuple[int, ...]]()
-    if call.kind is RegionKind.COND:
-        for region in call.regions:
-            pairs = zip(region.inputs, op.operands[1:], strict=False)
-            found.update((v, (outer,)) for v, outer in pairs)
-    elif call.kind is RegionKind.WHILE:
-        body = call.regions[1]
-        outer = op.operands[call.num_cond_consts :]
-        found.update((v, (o,)) for v, o in zip(body.inputs, outer, strict=False))
-    else:
-        (region,) = call.regions
-        found.update(
-            (v, (o,)) for v, o in zip(region.inputs, op.operands, strict=False)
-        )
-    if call.kind in (RegionKind.SCAN, RegionKind.WHILE):
-        region = call.regions[-1]
-        carries = region.inputs[call.num_consts : call.num_consts + call.num_carry]
-        for v, after in zip(carries, region.outputs, strict=False):
-            found[v] = (*found[v], after)
+            for at in crossings(op):
+                outer = tuple(op.operands[i] for i in at.operands)
+                found.entered.update((v, (*outer, *at.leaving)) for v in at.entering)
     return found

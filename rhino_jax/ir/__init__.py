@@ -4,10 +4,10 @@ In: nothing of ours; `rhino_jax.frontend` builds programs from jaxprs.
 Out: `program.Program`: values, ops with their factors and traits, regions, and the
 paths of arguments and results.
 Order: `factor` (index ranges of an op's dims), `traits` (properties of ops), `op`,
-`program`, `spec` (how one value is sharded), `places` (names of source lines and
-scopes), `verifier` (invariants), `printer` (stable text), `coverage` (ops without a
-rule), `congruence` (equal values of two programs), `transform`, `while_trips` and
-`blocks` (record of what was changed or stated before planning).
+`program`, `crossings` (borders of regions), `spec` (how one value is sharded), `places`
+(names of source lines and scopes), `verifier` (invariants), `printer` (stable text),
+`coverage` (ops without a rule), `congruence` (equal values of two programs),
+`transform`, `while_trips`, `blocks` (record of what was changed before planning).
 Ids of values and ops are positions: the same walk over the source gives the same ids,
 which is how a plan is applied.
 """

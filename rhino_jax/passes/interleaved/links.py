@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.ir.program import Op, Program, RegionKind
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
 
 
@@ -119,68 +120,17 @@ def _through(program: Program, op: Op) -> Iterator[DimLink]:
 
     A value is the same inside and outside, or one is the slices of the other.
     """
-    for operands, results, inside, is_stack in crossings(op):
-        values = [op.operands[i] for i in operands] + [op.results[i] for i in results]
+    for at in crossings(op):
+        values = [op.operands[i] for i in at.operands]
+        values += [op.results[i] for i in at.results]
+        inside = at.entering + at.leaving
         rank = program.values[inside[0]].rank
         for d in range(rank):
-            outer = d + is_stack
+            outer = d + at.is_stack
             places = [DimRef(v, outer) for v in values] + [DimRef(v, d) for v in inside]
             yield DimLink(
                 tuple(places),
                 (1,) * len(places),
-                frozenset((i, outer) for i in operands),
-                frozenset((i, outer) for i in results),
+                frozenset((i, outer) for i in at.operands),
+                frozenset((i, outer) for i in at.results),
             )
-
-
-Crossing = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]
-"""(positions of operands, positions of results, ids of values inside of regions,
-whether the latter are slices of the former)."""
-
-
-def crossings(op: Op) -> Iterator[Crossing]:
-    """Yield the values that enter and leave the regions of an op."""
-    call = op.call
-    assert call is not None
-    if call.kind is RegionKind.CALL:
-        (region,) = call.regions
-        for i, v in enumerate(region.inputs[: len(op.operands)]):
-            yield (i,), (), (v,), False
-        for i, v in enumerate(region.outputs):
-            yield (), (i,), (v,), False
-    elif call.kind is RegionKind.COND:
-        for i in range(1, len(op.operands)):
-            yield (i,), (), tuple(r.inputs[i - 1] for r in call.regions), False
-        for i in range(len(op.results)):
-            yield (), (i,), tuple(r.outputs[i] for r in call.regions), False
-    elif call.kind is RegionKind.SCAN:
-        yield from _of_scan(op)
-    else:
-        yield from _of_while(op)
-
-
-def _of_scan(op: Op) -> Iterator[Crossing]:
-    assert op.call is not None
-    (region,) = op.call.regions
-    first, last = op.call.num_consts, op.call.num_consts + op.call.num_carry
-    for i in range(len(op.operands)):
-        if first <= i < last:
-            inside = region.inputs[i], region.outputs[i - first]
-            yield (i,), (i - first,), inside, False
-        else:
-            yield (i,), (), (region.inputs[i],), i >= last
-    for i in range(op.call.num_carry, len(op.results)):
-        yield (), (i,), (region.outputs[i],), True
-
-
-def _of_while(op: Op) -> Iterator[Crossing]:
-    assert op.call is not None
-    cond, body = op.call.regions
-    of_cond, of_body = op.call.num_cond_consts, op.call.num_consts
-    for i in range(of_cond):
-        yield (i,), (), (cond.inputs[i],), False
-    for i in range(of_body):
-        yield (of_cond + i,), (), (body.inputs[i],), False
-    for i in range(op.call.num_carry):
-        inside = cond.inputs[of_cond + i], body.inputs[of_body + i], body.outputs[i]
-        yield (of_cond + of_body + i,), (i,), inside, False

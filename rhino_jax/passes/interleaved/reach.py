@@ -10,8 +10,9 @@ from typing import Any
 
 from rhino_jax.frontend.regions import all_equations
 from rhino_jax.ir.blocks import InterleavedOrder
+from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.interleaved.links import DimLink, DimRef, crossings, links
+from rhino_jax.passes.interleaved.links import DimLink, DimRef, links
 from rhino_jax.passes.interleaved.moves import (
     DimMove,
     Marks,
@@ -56,8 +57,8 @@ class DimOrders:
         found: dict[int, list[Op]] = defaultdict(list)
         for op in self.program.ops:
             values = {*op.operands, *op.results}
-            for _, _, inside, _ in crossings(op) if op.call is not None else ():
-                values.update(inside)
+            for at in crossings(op) if op.call is not None else ():
+                values.update(at.entering, at.leaving)
             for v in values:
                 found[v].append(op)
         return found

@@ -18,11 +18,11 @@ from typing import Any
 from rhino_jax._compat import user_frames
 from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.regions import all_equations
+from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.program import (
     USERS_CONSTRAINT,
     Op,
     Program,
-    RegionKind,
     Source,
 )
 
@@ -149,9 +149,12 @@ def culprits_of(
         # XLA slices a loop's operands on the loop's own line.
         ops_on[str(op.source)].append(op)
         if op.call is not None:
-            for outer, inner in _borders(op):
-                came_from[inner].append(outer)
-                goes_to[outer].append(inner)
+            for at in crossings(op):
+                pairs = [(op.operands[i], v) for i in at.operands for v in at.entering]
+                pairs += [(v, op.results[i]) for i in at.results for v in at.leaving]
+                for before, after in pairs:
+                    came_from[after].append(before)
+                    goes_to[before].append(after)
             continue
         makers |= dict.fromkeys(op.results, op)
         for value in op.operands:
@@ -187,27 +190,3 @@ def _line(op: Op, eqn: Any) -> str:
     if own not in frames[:-1]:
         return own
     return f"{own}, from {frames[frames.index(own) + 1]}"
-
-
-def _borders(op: Op) -> list[tuple[int, int]]:
-    """Pair the values at the border of a loop, branch or call that hold the same data.
-
-    Pairs are (outer, inner) where data enters and (inner, outer) where it leaves: the
-    second holds what the first held.
-    """
-    assert op.call is not None
-    call = op.call
-    pairs: list[tuple[int, int]] = []
-    for i, region in enumerate(call.regions):
-        operands = op.operands
-        if call.kind is RegionKind.COND:
-            operands = operands[1:]
-        elif call.kind is RegionKind.WHILE:
-            head = call.num_cond_consts
-            carries = operands[head + call.num_consts :]
-            own = operands[:head] if i == 0 else operands[head : head + call.num_consts]
-            operands = (*own, *carries)
-        pairs += zip(operands, region.inputs, strict=True)
-        if call.kind is not RegionKind.WHILE or i == 1:
-            pairs += zip(region.outputs, op.results, strict=True)
-    return pairs
