@@ -244,28 +244,19 @@ def trace_call(
     )
 
 
-def check_same_program(
-    traced: Traced, fingerprint: str, before: str | None, what: str
-) -> None:
-    """Refuse a function whose trace differs from call to call.
+def another_program(traced: Traced, change: str, what: str) -> TraceError:
+    """Return the error on a function whose trace differs from call to call.
 
     Args:
-      traced: the new trace.
-      fingerprint: of its program.
-      before: fingerprint of an earlier trace of the same signature; None: there was
-        none.
+      traced: the new trace; the same signature gave another program before.
+      change: the first op that differs, as text; empty if unknown.
       what: the caller, for messages.
-
-    Raises:
-      TraceError: the same signature gave another program before.
     """
-    if before is None or before == fingerprint:
-        return
-    raise TraceError(
+    return TraceError(
         f"{what}: `{traced.name}` traces to another program than before, for the"
         " same arguments.",
         where=f"`{traced.name}`",
-        numbers=f"fingerprint {fingerprint[:12]}, was {before[:12]}",
+        numbers=change or "which op differs is not known",
         fix="take out what changes from call to call (a global counter, a list that"
         " grows, random shapes), or pass it as an argument.",
     )

@@ -23,9 +23,10 @@ from rhino_jax.errors import (
 )
 from rhino_jax.frontend.call import Call, Signature, split_call
 from rhino_jax.frontend.parameters import Parameters
-from rhino_jax.frontend.trace import Traced, check_same_program, trace_call
+from rhino_jax.frontend.trace import Traced, another_program, trace_call
 from rhino_jax.frontend.weak_types import compute_the_same, differ_in_weakness
 from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.outline import first_change, outline, outline_of
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.runtime.bound import Arguments, Bound
 from rhino_jax.runtime.constraints import auto_twin
@@ -84,6 +85,7 @@ class ShardedFunction(Generic[AnyPlan]):
         self._bounds: dict[tuple[Signature, Any], Bound[AnyPlan]] = {}
         self._plans: dict[tuple[str, Any], AnyPlan] = {}
         self._programs: dict[tuple[Signature, Any], str] = {}
+        self._cleared: dict[str, str] = {}
         self._plans_itself = plans
         self._has_warned = not plans
         self._has_told_ties = False
@@ -165,7 +167,11 @@ class ShardedFunction(Generic[AnyPlan]):
             traced = trace_call(self._parameters, call, mesh=twin, what=self._what)
             axes = () if mesh is None else axes_of_mesh(mesh)
             print_of = fingerprint(traced.program, axes)
-            check_same_program(traced, print_of, self._programs.get(key), self._what)
+            before_of = self._programs.get(key)
+            if before_of not in (None, print_of):
+                was = self._outlines().get(str(before_of), "")
+                change = first_change(was, outline(traced.program))
+                raise another_program(traced, change, self._what)
             twin = self._twin(key, traced)
             plan = self._plans.get((print_of, mesh)) if twin is None else twin.plan
             if plan is None:
@@ -298,9 +304,15 @@ class ShardedFunction(Generic[AnyPlan]):
 
     def clear_cache(self) -> None:
         """Clear all traces, plans and compiled programs."""
+        self._cleared = self._outlines()
         self._last = None
         self._bounds.clear()
         self._plans.clear()
+
+    def _outlines(self) -> dict[str, str]:
+        """Return outlines of planned programs by fingerprint, cleared ones too."""
+        planned = {name: outline_of(plan) for (name, _), plan in self._plans.items()}
+        return {**self._cleared, **planned}
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundMethod(self, instance)

@@ -144,6 +144,7 @@ def test_a_function_that_changes_from_trace_to_trace() -> None:
     step.clear_cache()
     with pytest.raises(TraceError, match="traces to another program") as caught:
         step(normal(0, 8, 8))
+    assert "`sin` -> float32[8,8]" in caught.value.numbers
     assert "counter" in caught.value.fix
 
 
