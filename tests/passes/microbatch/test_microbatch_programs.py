@@ -216,6 +216,23 @@ def test_sums_of_narrow_floats_are_kept_in_float32():
     check(step, args, (0, 1), (2, 4), rtol=2e-2)
 
 
+def test_the_batch_of_arguments_before_the_last():
+    """The last one is no data: a step that feeds nothing back has weights of classes
+    there."""
+
+    def step(w, x, labels, of_classes):
+        def loss(w):
+            picked = jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], 1)
+            return -jnp.mean(picked[:, 0] * of_classes[labels])
+
+        return jax.value_and_grad(loss)(w)
+
+    labels = jnp.arange(12) % 4
+    args = jnp.eye(4) / 2, jnp.sin(jnp.arange(48.0)).reshape(12, 4), labels, jnp.ones(4)
+    check(step, args, (), (3,))
+    assert cut_of(step, args).rows == 12
+
+
 def test_partial_sums_are_not_rounded_by_a_type_of_the_same_size():
     """bfloat16 has fewer digits than float16: 1000.5 is 1000 in it."""
 

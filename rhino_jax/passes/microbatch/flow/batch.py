@@ -30,8 +30,27 @@ def data_inputs(program: Program) -> list[int]:
         return [
             i for i in slots if i not in fed_back and not program.inputs[i].is_donated
         ]
-    roots = [re.split(r"[\[.]", program.inputs[i].path)[0] for i in slots]
+    roots = [_argument(program, i) for i in slots]
     return [i for i, root in zip(slots, roots, strict=True) if root == roots[-1]]
+
+
+def _argument(program: Program, i: int) -> str:
+    """Return the name of the argument that an input belongs to."""
+    return re.split(r"[\[.]", program.inputs[i].path)[0]
+
+
+def _other_data(program: Program) -> list[int]:
+    """Return positions of the inputs between the first argument and the last in a step
+    that feeds nothing back: data, where the last are weights of classes, say."""
+    if any(o.state_of is not None for o in program.outputs):
+        return []
+    slots = [
+        i
+        for i, e in enumerate(program.inputs)
+        if not e.is_const and program.values[e.value].rank
+    ]
+    ends = {_argument(program, i) for i in (*slots[:1], *slots[-1:])}
+    return [i for i in slots if _argument(program, i) not in ends]
 
 
 def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
@@ -71,8 +90,19 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
             ):
                 rows = RowsState(0, key.outer, key.inner, cheap=0)
                 found.setdefault(key, {})[value.id] = rows
-    order = sorted(found, key=lambda k: (k.dim, k.rank, -len(found[k]), -k.rows))
+    for i in _other_data(program):
+        value = program.values[program.inputs[i].value]
+        key = _Key(value.shape[0], _OTHER)
+        if _Key(key.rows) not in found:
+            found.setdefault(key, {})[value.id] = RowsState(0, cheap=0)
+    order = sorted(
+        found,
+        key=lambda k: (k.rank == _OTHER, k.dim, k.rank, -len(found[k]), -k.rows),
+    )
     return [(key.rows, found[key]) for key in order if key.rows >= least]
+
+
+_OTHER = 4
 
 
 class _Key(NamedTuple):
@@ -81,7 +111,8 @@ class _Key(NamedTuple):
     Attributes:
       rows: size of the batch.
       rank: order among candidates: 0 for a whole leading dim, 1 for the factor of it
-        that is mapped over, 2 and 3 for other factors.
+        that is mapped over, 2 and 3 for other factors, `_OTHER` for leading dims of
+        arguments before the last.
       dim: the dim that holds the batch.
       outer, inner: sizes of its major and minor factors next to the batch.
     """
