@@ -3,15 +3,16 @@ slices.
 
 A window is rewritten where it covers most of a dim, so that shards of the array and of
 the window exchange borders; so is a scatter to any position of an array that other ops
-shift, as the edges of a grid and sources in it: XLA turns a scatter to a constant
-position into an update of a slice, for which it gathers the array (8 H100, jax 0.10.2).
-A new token in a cache stays a dynamic update, which is done in place. Elements are the
-same; in an addition, -0.0 outside the window becomes 0.0.
+shift, as the edges of a grid and sources in it, or that an elementwise op makes, which
+then writes the window, too: XLA turns a scatter to a constant position into an update
+of a slice, for which it gathers the array (8 H100, jax 0.10.2). A new token in a cache
+stays a dynamic update, which is done in place. Elements are the same; in an addition,
+-0.0 outside the window becomes 0.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ Start = Sequence[int]
 
 
 def opened_window(
-    eqn: Any, values: Sequence[np.ndarray | None], grids: Collection[Shape]
+    eqn: Any, values: Sequence[np.ndarray | None], *, is_narrow: bool
 ) -> Callable[..., Any] | None:
     """Return a function of an equation's operands that does the same by pads and
     slices; None where it is no such window.
@@ -38,10 +39,10 @@ def opened_window(
     Args:
       eqn: the equation.
       values: integers that its operands hold; None where they are unknown.
-      grids: as in `shifted_shapes`.
+      is_narrow: whether a scatter is rewritten however narrow its window is.
     """
     if eqn.primitive.name in _COMBINE:
-        return _scatter(eqn, values, grids)
+        return _scatter(eqn, values, is_narrow)
     find = _WINDOWS.get(eqn.primitive.name)
     return None if find is None else find(eqn, values)
 
@@ -80,7 +81,7 @@ def _starts(shape: Sequence[int], index: np.ndarray, dims: Sequence[int]) -> lis
 
 
 def _scatter(
-    eqn: Any, values: Sequence[np.ndarray | None], grids: Collection[Shape]
+    eqn: Any, values: Sequence[np.ndarray | None], is_narrow: bool
 ) -> Callable[..., Any] | None:
     numbers, index = eqn.params["dimension_numbers"], values[1]
     shape = eqn.invars[0].aval.shape
@@ -91,8 +92,8 @@ def _scatter(
     window = list(eqn.invars[2].aval.shape)
     for d in sorted(inserted):
         window.insert(d, 1)
-    is_grid = shape in grids and _is_inside(start, tuple(window), shape)
-    if not is_grid and not _is_most(start, tuple(window), shape):
+    fits = _is_inside if is_narrow else _is_most
+    if not fits(start, tuple(window), shape):
         return None
     combine = _COMBINE[eqn.primitive.name]
 

@@ -8,7 +8,7 @@ slice instead, shards exchange borders.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,14 +25,19 @@ from rhino_jax._compat import (
     with_eqns,
 )
 from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind, with_jaxprs
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.tracing.constant_windows import opened_window, shifted_shapes
 from rhino_jax.frontend.tracing.rotations import Rotations
 from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.traits import OpKind
 
 
 _MAX_KNOWN = 16
 """Maximal number of elements of a constant that is tracked: window positions, one per
 dim."""
+
+
+_POINTWISE = (OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION)
 
 
 def with_open_moves(jaxpr: Any) -> Any:
@@ -61,24 +66,39 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
         if isinstance(const, np.ndarray) and _is_small(var):
             known[var] = const
     eqns: list[Any] = []
-    grids = shifted_shapes(jaxpr)
+    grids, computed = shifted_shapes(jaxpr), set[Any]()
     for eqn in inner.eqns:
         values = [_value(atom, known) for atom in eqn.invars]
         folded = _folded(eqn, values)
         if folded is not None:
             known[eqn.outvars[0]] = folded
         made = [_with_bodies(eqn, values)]
-        window, rotation = opened_window(eqn, values, grids), rotations.of(eqn)
+        is_narrow = _is_in(eqn, computed) or _shape(eqn) in grids
+        window = opened_window(eqn, values, is_narrow=is_narrow)
+        rotation = rotations.of(eqn)
         if window is not None:
             made = _spelled(eqn, eqn.invars, window, inner.debug_info)
         elif rotation is not None:
             made = _spelled(eqn, [rotation[1]], rotation[0], inner.debug_info)
         for one in made:
             rotations.see(one)
+            if traits_of(one.primitive.name).kind in _POINTWISE:
+                computed.update(one.outvars)
         eqns += made
     if len(eqns) == len(inner.eqns) and all(map(operator.is_, eqns, inner.eqns)):
         return jaxpr
     return with_eqns(jaxpr, eqns, list(inner.outvars))
+
+
+def _shape(eqn: Any) -> tuple[int, ...] | None:
+    """Return the shape of an equation's first operand; None where it has none."""
+    return getattr(eqn.invars[0].aval, "shape", None) if eqn.invars else None
+
+
+def _is_in(eqn: Any, some: Collection[Any]) -> bool:
+    """Whether an equation's first operand is one of some variables."""
+    first = eqn.invars[0] if eqn.invars else None
+    return first is not None and not is_literal(first) and first in some
 
 
 def _with_bodies(eqn: Any, values: Sequence[np.ndarray | None]) -> Any:

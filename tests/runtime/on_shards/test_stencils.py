@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conv_programs import HARDWARE
 from jax.sharding import PartitionSpec as P
-from stencils import BODIES, heat, padded, step_of, steps, upwind, window
+from stencils import BODIES, edged, heat, padded, step_of, steps, upwind, window
 
 import rhino_jax as rhino
 from tests.cases import covering
@@ -61,7 +61,9 @@ def test_values_and_gradients_are_those_of_one_device(
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * abs(want).max())
 
 
-@pytest.mark.parametrize("body", covering([heat, window, padded], [heat, window]))
+@pytest.mark.parametrize(
+    "body", covering([heat, window, padded, edged], [heat, window, edged])
+)
 def test_borders_alone_are_sent(body: Callable[[Any], Any]) -> None:
     def step(u: Any) -> Any:
         return steps(body, u)
