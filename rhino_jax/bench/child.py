@@ -27,6 +27,7 @@ from rhino_jax.bench.rows.calls import call_row
 from rhino_jax.bench.rows.clock import clock_row
 from rhino_jax.bench.rows.pipeline_run import plan_pipeline
 from rhino_jax.bench.rows.plan_run import time_row
+from rhino_jax.bench.rows.scale_run import scale_row
 from rhino_jax.bench.stages.run import run_stages
 from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import BenchRow, parse_suite
@@ -115,6 +116,11 @@ def _pipelines(job: Mapping[str, Any], row: BenchRow) -> None:
     write_json(Path(job["result"]), plan_pipeline(row))
 
 
+def _scale(job: Mapping[str, Any], row: BenchRow) -> None:
+    """Plan with nothing specified, and time every pass."""
+    write_json(Path(job["result"]), scale_row(row))
+
+
 def _stages(job: Mapping[str, Any], row: BenchRow) -> None:
     """Run a pipeline by every schedule, in one process and in several."""
     write_json(Path(job["result"]), run_stages(row, Path(job["result"])))
@@ -136,6 +142,7 @@ _TASKS = {
     "clock": _clock,
     "time": _time,
     "pipelines": _pipelines,
+    "scale": _scale,
     "stages": _stages,
     "calls": _calls,
 }

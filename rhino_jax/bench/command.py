@@ -23,6 +23,12 @@ from rhino_jax.bench.rows.pipeline_run import (
 )
 from rhino_jax.bench.rows.plan_run import plan_report, plan_task
 from rhino_jax.bench.rows.row_run import RowResult, RowTask, run_rows
+from rhino_jax.bench.rows.scale_run import (
+    scale_plot,
+    scale_report,
+    scale_summary,
+    scale_task,
+)
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.stages.report import stages_report, stages_summary, stages_task
 from rhino_jax.bench.store import Store, read_results, write_json
@@ -167,11 +173,13 @@ class _ByRow(NamedTuple):
       task: makes the task of a row.
       report: formats the results as Markdown.
       summary: formats the results as lines for the README.
+      plot: draws the results as SVG; None: no plot.
     """
 
     task: Callable[[], RowTask[Any]]
     report: Callable[..., str]
     summary: Callable[..., tuple[str, ...]]
+    plot: Callable[..., str] | None = None
 
 
 _BY_ROW = {
@@ -179,6 +187,7 @@ _BY_ROW = {
     "clock": _ByRow(clock_task, clock_report, clocked_summary),
     "plan": _ByRow(plan_task, plan_report, planned_summary),
     "pipelines": _ByRow(pipeline_task, pipeline_report, pipeline_summary),
+    "scale": _ByRow(scale_task, scale_report, scale_summary, scale_plot),
     "stages": _ByRow(stages_task, stages_report, stages_summary),
 }
 
@@ -194,12 +203,14 @@ def _run(suite: Suite, command: Command) -> int:
         earlier = read_results(command.against, f"`bench {suite.name} --against`")
     store = Store.open(command.out, suite.name, is_fresh=command.is_fresh)
     missing: dict[str, str] = {}
+    plot = ""
     values: dict[str, Any]
     if suite.kind in _BY_ROW:
         kind = _BY_ROW[suite.kind]
         rows = run_rows(suite, store, say, kind.task())
         text = kind.report(suite, rows, _words(command))
         summary = kind.summary(suite.name, rows)
+        plot = kind.plot(rows) if kind.plot else ""
         values = {"results": [_row_values(r) for r in rows]}
         failed = sum(r.found is None for r in rows)
     else:
@@ -219,10 +230,12 @@ def _run(suite: Suite, command: Command) -> int:
     head = {"suite": suite.name, "versions": versions()}
     write_json(store.folder / f"{suite.name}.json", head | values)
     (store.folder / f"{suite.name}.md").write_text(text, encoding="utf-8")
+    if plot:
+        (store.folder / f"{suite.name}.svg").write_text(plot, encoding="utf-8")
     print(text)
     say(f"written to {store.folder}")
     if command.readme is not None:
-        where = write_results(command.readme, suite.name, text, to_list(summary))
+        where = write_results(command.readme, suite.name, text, to_list(summary), plot)
         say(f"written to {where}")
     for target, error in missing.items():
         say(f"!!! NOT RUN: {target}: {error}")

@@ -2,7 +2,8 @@
 
     kind = "compile"          # or "clock": run on emulated CPU devices, and time steps;
                               # or "plan": plan only, and time it; "pipelines": plan
-                              # stages; or "stages": run them, simulated and measured;
+                              # stages; "scale": plan with nothing specified, and time
+                              # every pass; "stages": run them, simulated and measured;
                               # or "calls": call a step once, under jit and auto_shard
     timeout_s = 900           # limit of planning a row, and of compiling each plan
     methods = ["dp", "fsdp@matmul", "fast", "best"]     # default of rows without
@@ -11,7 +12,7 @@
     model = "gpt-1.3b"                        # of configs/models, bench/unseen, …
     overrides = {num_layers = 4, batch = 64}  # optional: keys of the model's file
     regime = "plenty"                         # or "little": batch per device
-    target = "v5e:4x4"
+    target = "v5e:4x4"                        # or a list: a row for each
     mesh = {data = 4, model = 4}              # optional: rhino chooses
     memory_share = 0.5                        # optional: budget is half of the peak of
                                               # the plan by "best" in all of the memory
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
 
 
-KINDS = ("compile", "clock", "plan", "pipelines", "stages", "calls")
+KINDS = ("compile", "clock", "plan", "pipelines", "scale", "stages", "calls")
 REGIMES = ("plenty", "little")
 
 
@@ -242,7 +243,7 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
     methods = table.get("methods")
     parsed = tuple(
         _parse_row(row, methods, FilePlace(file, f"row {i} of the suite"))
-        for i, row in enumerate(rows, start=1)
+        for i, row in enumerate(_each_target(rows), start=1)
     )
     seen: dict[str, int] = {}
     for i, row in enumerate(parsed, start=1):
@@ -256,6 +257,16 @@ def parse_suite(table: Mapping[str, Any], *, name: str, file: str) -> Suite:
             )
         seen[key] = i
     return Suite(name=name, kind=kind, timeout_s=float(timeout_s), rows=parsed)
+
+
+def _each_target(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield a row for every target of a list of them."""
+    for row in rows:
+        target = row.get("target")
+        for one in target if isinstance(target, list) else ():
+            yield {**row, "target": one}
+        if not isinstance(target, list):
+            yield row
 
 
 _ROW_KEYS = (

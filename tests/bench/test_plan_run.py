@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,6 +17,13 @@ from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.rows import row_run
 from rhino_jax.bench.rows.plan_run import plan_report, plan_task, time_row
 from rhino_jax.bench.rows.row_run import RowResult, run_rows
+from rhino_jax.bench.rows.scale_run import (
+    ScaledPlan,
+    layers_of,
+    scale_plot,
+    scale_report,
+    scale_row,
+)
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.errors import InfeasiblePlanError
@@ -143,3 +151,30 @@ def test_a_row_that_failed_keeps_its_place() -> None:
     text = plan_report(SUITE, [failed], "the command")
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert "died. why" in table[-1] and len({line.count("|") for line in table}) == 1
+
+
+def test_every_pass_of_a_large_cluster_is_timed_and_drawn() -> None:
+    row = {"model": "mlp-tiny", "regime": "plenty", "target": ["v5e:2x1", "h100:128x8"]}
+    deep = {**row, "target": "v5e:2x1", "overrides": {"depth": 2}}
+    suite = parse_suite(
+        {"kind": "scale", "methods": ["auto"], "rows": [row, deep]},
+        name="wide",
+        file="wide.toml",
+    )
+    assert [r.target for r in suite.rows] == ["v5e:2x1", "h100:128x8", "v5e:2x1"]
+    models = {"gpt-7b": 32, "unet-base": 8, "resnet-50": 16, "mlp-tiny": 0}
+    for model, layers in models.items():
+        assert layers_of(replace(suite.rows[0], model=model)) == layers
+    found = ScaledPlan(**scale_row(suite.rows[0]))
+    assert {"trace", "price", "solve", "read back", "other"} <= set(found.cpu_s)
+    assert min(found.cpu_s.values()) >= 0 and found.step_s > 0
+    slow = replace(found, cpu_s={"solve": 31.0})
+    results = [
+        RowResult(row=row, found=one)
+        for row, one in zip(suite.rows, (found, slow, found), strict=True)
+    ]
+    text = scale_report(suite, results, "the command")
+    assert "](wide.svg)" in text and "1 above 30" in text and "| 1,024 |" in text
+    plot = ElementTree.fromstring(scale_plot(results))
+    drawn = [line for line in plot.iter() if line.tag.endswith("polyline")]
+    assert len(drawn) == 3, "mlp-tiny on v5e and h100, and of another depth"

@@ -19,7 +19,9 @@ def marks_of(suite: str) -> tuple[str, str]:
     return f"<!-- bench:{suite} -->", f"<!-- /bench:{suite} -->"
 
 
-def write_results(readme: str | Path, suite: str, text: str, summary: str) -> str:
+def write_results(
+    readme: str | Path, suite: str, text: str, summary: str, plot: str = ""
+) -> str:
     """Write a suite's results, and its lines of the README.
 
     Args:
@@ -27,6 +29,7 @@ def write_results(readme: str | Path, suite: str, text: str, summary: str) -> st
       suite: name of the suite.
       text: text for the suite's section of `RESULTS`, which is added if it is missing.
       summary: text for the README, if that has a section for the suite.
+      plot: SVG that the text links to, written beside `RESULTS`; empty: none.
 
     Returns:
       Names of the written files, in words.
@@ -35,6 +38,8 @@ def write_results(readme: str | Path, suite: str, text: str, summary: str) -> st
       BenchError: a file cannot be read or written, or its marks do not match.
     """
     written = _written(Path(readme), suite, text, summary)
+    if plot:
+        written[(Path(readme).parent / RESULTS).with_name(f"{suite}.svg")] = plot
     for file, new in written.items():
         try:
             file.write_text(new, encoding="utf-8")

@@ -16,7 +16,10 @@ cvxpy. Where no mesh is given, `price` to `solve` run for every candidate mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
 
@@ -35,6 +38,22 @@ from rhino_jax.solver.problem import Labels
 
 P = ParamSpec("P")
 Form = TypeVar("Form")
+
+_SPENT: ContextVar[dict[str, float] | None] = ContextVar(
+    "seconds of passes", default=None
+)
+
+
+@contextmanager
+def measured_passes() -> Iterator[Mapping[str, float]]:
+    """Yield pass → CPU seconds of this process, for all passes that run
+    within; those of a pass that another one runs count for it alone."""
+    spent = dict[str, float]()
+    token = _SPENT.set(spent)
+    try:
+        yield spent
+    finally:
+        _SPENT.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +78,12 @@ class Pass(Generic[P, Form]):
 
     def run(self, watch: Watch | None, *args: P.args, **kwargs: P.kwargs) -> Form:
         """Apply the pass, and show its result to `watch`."""
+        spent = _SPENT.get()
+        started, inner_s = time.process_time(), sum((spent or {}).values())
         form = self.apply(*args, **kwargs)
+        if spent is not None:
+            took_s = time.process_time() - started - (sum(spent.values()) - inner_s)
+            spent[self.name] = spent.get(self.name, 0.0) + took_s
         if watch is not None:
             watch(self, form)
         return form

@@ -1,0 +1,269 @@
+"""Report of a suite of large clusters and deep models: CPU seconds of planning with
+nothing specified, by pass, against devices and layers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
+
+import rhino_jax as rhino
+from rhino_jax.bench.planning import trace_workload, workload_of
+from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
+from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
+from rhino_jax.bench.suite import BenchRow, Suite, model_of
+from rhino_jax.hardware.files import load_target
+from rhino_jax.planner.search.passes import PASSES, measured_passes
+from rhino_jax.units import format_seconds, format_share
+
+
+ALLOWED_S = 30.0
+"""CPU seconds that planning may take on any cluster, drawn as a line."""
+
+TRACE, *_ = (p.name for p in PASSES)
+
+_OTHER = "other"
+_WIDTH, _HEIGHT, _LEFT, _TOP, _PANEL = 960, 420, 60, 30, 320
+_COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6", "#994499")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledPlan:
+    """One plan of a row, with nothing specified but the hardware.
+
+    Attributes:
+      cpu_s: pass → CPU seconds, tracing included; `other` is all that is in no pass:
+        passes of the program, stage cuts and schedules.
+      step_s: predicted seconds of a step.
+      gap: proved limit of its relative distance to the optimum on its mesh.
+      mesh: mesh of all devices: axis → size.
+      stages, micro_batches: their numbers.
+      yardstick_s: CPU seconds of `yardstick`, measured before planning.
+    """
+
+    cpu_s: Mapping[str, float]
+    step_s: float
+    gap: float
+    mesh: Mapping[str, int]
+    stages: int
+    micro_batches: int
+    yardstick_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All CPU seconds."""
+        return math.fsum(self.cpu_s.values())
+
+
+def scale_task() -> RowTask[ScaledPlan]:
+    """Return the task that plans every row once, in a separate process."""
+    return RowTask(
+        name="scale",
+        samples=1,
+        is_by_method=False,
+        read=lambda samples: ScaledPlan(**samples[0]),
+        line=lambda found: (
+            f"{found.total_s:.1f} CPU s, step {format_seconds(found.step_s)}"
+        ),
+    )
+
+
+def scale_row(row: BenchRow) -> dict[str, Any]:
+    """Plan a row with nothing specified but the hardware; return the result as JSON."""
+    workload, beside_s = workload_of(row), yardstick_s()
+    sharded = rhino.auto_shard(
+        workload.step, hardware=row.target, donate_argnums=workload.donate_argnums
+    )
+    started = time.process_time()
+    traced = trace_workload(workload)
+    trace_s = time.process_time() - started
+    with measured_passes() as spent:
+        plan = sharded.wishes.plan(traced, None)
+    cpu_s = {TRACE: trace_s, **spent}
+    cpu_s[_OTHER] = time.process_time() - started - sum(cpu_s.values())
+    return {
+        "cpu_s": cpu_s,
+        "step_s": plan.predicted.step_time_s,
+        "gap": plan.search.gap,
+        "mesh": dict(plan.mesh_axes),
+        "stages": max(1, len(plan.places)),
+        "micro_batches": plan.microbatches,
+        "yardstick_s": beside_s,
+    }
+
+
+def layers_of(row: BenchRow) -> int:
+    """Return the number of layers or blocks of a row's model; 0: it has none."""
+    config = model_of(row.model, **dict(row.overrides)).config
+    named = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    found = [n for name, n in named.items() if name.endswith("_layers")]
+    blocks = named.get("blocks", 0)
+    levels = len(named.get("multipliers", (1,)))
+    found += [levels * blocks] if isinstance(blocks, int) else blocks
+    return sum(found)
+
+
+def devices_of(row: BenchRow) -> int:
+    """Return the number of devices of a row's target."""
+    count = load_target(row.target).num_devices
+    assert count is not None, "suites name whole topologies"
+    return count
+
+
+def scale_report(
+    suite: Suite, results: Sequence[RowResult[ScaledPlan]], command: str
+) -> str:
+    """Return the seconds as Markdown, a line per row, below their plot.
+
+    Args:
+      suite: the suite; its plot is in a file of its name beside the text.
+      results: results of all its rows.
+      command: the command that repeats the run.
+    """
+    passes = [p.name for p in PASSES] + [_OTHER]
+    header = ["workload", "target", "mesh", "layers", "devices", "stages", "m"]
+    header += ["step", "gap", *passes, "CPU s", "yardstick s"]
+
+    def cells(row: BenchRow, found: ScaledPlan) -> list[str]:
+        return [
+            row.workload,
+            row.target,
+            " × ".join(map(str, found.mesh.values())),
+            str(layers_of(row)),
+            f"{devices_of(row):,}",
+            str(found.stages),
+            str(found.micro_batches),
+            format_seconds(found.step_s),
+            format_share(found.gap),
+            *(f"{found.cpu_s.get(name, 0.0):.1f}" for name in passes),
+            f"{found.total_s:.1f}",
+            f"{found.yardstick_s:.2f}",
+        ]
+
+    parts = [
+        f"![CPU seconds of planning against devices and layers]({suite.name}.svg)",
+        *table_of_rows(suite, results, command, header, cells),
+        "Planned with nothing specified but the hardware, once each, in a process of"
+        " its own; CPU seconds of all its threads, by pass (those of all meshes, stages"
+        f" and variants together). The yardstick is what {ADDITIONS // 10**6} million"
+        " additions in a Python loop took just before.",
+        *(f"- {line}" for line in scale_summary(suite.name, results)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def scale_summary(
+    suite: str, results: Sequence[RowResult[ScaledPlan]]
+) -> tuple[str, ...]:
+    """Return a line on the CPU seconds of all rows."""
+    found = [(r.found.total_s, r.row) for r in results if r.found is not None]
+    if not found:
+        return ()
+    slow = sum(s > ALLOWED_S for s, _ in found)
+    most_s, row = max(found, key=lambda one: one[0])
+    devices = max(devices_of(row) for _, row in found)
+    return (
+        f"`{suite}`, {len(found)} plans of up to {devices:,} devices:"
+        f" {min(s for s, _ in found):.1f} to {most_s:.1f} CPU seconds"
+        f" ({row.workload} on {row.target}), {slow} above {ALLOWED_S:.0f}.",
+    )
+
+
+class _Curve(NamedTuple):
+    """A named line of points (x, y)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def scale_plot(results: Sequence[RowResult[ScaledPlan]]) -> str:
+    """Return an SVG: CPU seconds against devices, and against layers."""
+    by_devices: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_layers: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for r in results:
+        if r.found is None:
+            continue
+        kind, _, _ = r.row.target.partition(":")
+        deep = {k for k, _ in r.row.overrides} & {"num_layers"}
+        if deep:
+            own = (layers_of(r.row), r.found.total_s)
+            by_layers[f"{r.row.model}, {r.row.target}"].append(own)
+        else:
+            own = (devices_of(r.row), r.found.total_s)
+            by_devices[f"{r.row.workload}, {kind}"].append(own)
+    panels = [
+        _panel(_LEFT, "devices", _curves(by_devices)),
+        _panel(_LEFT + _WIDTH // 2, "layers", _curves(by_layers)),
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+        ' font-family="sans-serif" font-size="11">'
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
+        f"{''.join(panels)}</svg>\n"
+    )
+
+
+def _curves(found: Mapping[str, list[tuple[float, float]]]) -> list[_Curve]:
+    return [_Curve(name, sorted(points)) for name, points in found.items()]
+
+
+def _panel(left: int, name: str, curves: Sequence[_Curve]) -> str:
+    """Draw curves over a logarithmic axis, from the bottom to `ALLOWED_S` and more."""
+    xs = sorted({x for curve in curves for x, _ in curve.points if x > 0})
+    if not xs:
+        return ""
+    most = 1.1 * max(ALLOWED_S, *(y for curve in curves for _, y in curve.points))
+    low, high = math.log(xs[0]), math.log(max(xs[-1], 2 * xs[0]))
+    bottom, width = _TOP + _PANEL, _WIDTH // 2 - _LEFT - 40
+
+    def across(x: float) -> float:
+        return left + width * (math.log(x) - low) / (high - low)
+
+    def up(y: float) -> float:
+        return bottom - _PANEL * y / most
+
+    def drawn() -> Iterator[str]:
+        yield _line(left, bottom, left + width, bottom, "#888")
+        yield _line(left, up(ALLOWED_S), left + width, up(ALLOWED_S), "#c00")
+        for y in (0.0, ALLOWED_S / 3, 2 * ALLOWED_S / 3, ALLOWED_S):
+            yield _text(left - 8, up(y) + 4, f"{y:.0f}", "end")
+        for x in xs:
+            yield _text(across(x), bottom + 16, f"{x:,.0f}", "middle")
+        yield _text(left, _TOP - 12, f"CPU seconds of planning, over {name}", "start")
+        for k, curve in enumerate(curves):
+            colour = _COLOURS[k % len(_COLOURS)]
+            dash = ' stroke-dasharray="5 3"' if k >= len(_COLOURS) else ""
+            at = [f"{across(x):.1f},{up(y):.1f}" for x, y in curve.points]
+            yield (
+                f'<polyline points="{" ".join(at)}" fill="none" stroke="{colour}"'
+                f"{dash}><title>{escape(curve.name)}</title></polyline>"
+            )
+            for x, y in curve.points:
+                title = escape(f"{curve.name}: {x:,.0f} {name}, {y:.1f} CPU s")
+                yield (
+                    f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3"'
+                    f' fill="{colour}"><title>{title}</title></circle>'
+                )
+            row, column = divmod(k, 3)
+            x, y = left + column * width / 3, bottom + 32 + 12 * row
+            yield _text(x, y, curve.name, "start", colour)
+
+    return "".join(drawn())
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, colour: str) -> str:
+    return (
+        f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
+        f' stroke="{colour}"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str = "#333") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">'
+        f"{escape(text)}</text>"
+    )
