@@ -10,7 +10,7 @@ that may be better if their local search ended as far above.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -46,6 +46,10 @@ class Comparison:
       solved: the best few meshes, the best first.
       objectives: sizes of a mesh's axes → the shortest step found there, in seconds.
       limits: which meshes of three and more axes are tried.
+      after_axes: called with the number of axes and the best mesh so far, after all
+        meshes of that number; returns the seconds that others must be shorter than, or
+        raises where none can be.
+      worth_s: the seconds that a mesh must be shorter than to be searched in full.
     """
 
     analysis: ProgramAnalysis
@@ -54,6 +58,8 @@ class Comparison:
     limits: MoreAxes
     solved: list[SolvedMesh] = field(default_factory=list)
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
+    after_axes: Callable[[int, SolvedMesh], float] | None = None
+    worth_s: float = math.inf
 
     def run(self, meshes: Sequence[MeshAxes]) -> None:
         """Compare meshes, fewest axes first."""
@@ -76,6 +82,8 @@ class Comparison:
                     excess = told if math.isinf(excess) else max(excess, told)
                     self._take(searched)
             self._take(*brief)
+            if self.after_axes is not None and self.solved:
+                self.worth_s = self.after_axes(num_axes, self.solved[0])
 
     @property
     def in_order(self) -> tuple[tuple[tuple[int, ...], float], ...]:
@@ -84,7 +92,7 @@ class Comparison:
 
     @property
     def _best_s(self) -> float:
-        return min(self.objectives.values(), default=math.inf)
+        return min(self.worth_s, *self.objectives.values(), math.inf)
 
     def _briefly(self, axes: MeshAxes) -> SolvedMesh:
         """Run a local search on one mesh; a full search where memory binds, or no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
@@ -91,6 +91,7 @@ def find(
     progress: Progress | None = None,
     like: SearchResult | None = None,
     is_estimate: bool = False,
+    after_axes: Callable[[int, SearchResult], float] | None = None,
 ) -> SearchResult:
     """Search as `choose_plan` does, and read no plan back.
 
@@ -100,11 +101,25 @@ def find(
         search starts from there and from recipes, and proves nothing.
       is_estimate: where there are several meshes, stop at their comparison and do not
         search the best one further.
+      after_axes: see `Comparison`; it is called with the best mesh as a result.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
+
+    def result(num_axes: int, best: SolvedMesh) -> float:
+        assert after_axes is not None
+        own = SearchResult([best], (), [], target, request, started, best)
+        return after_axes(num_axes, own)
+
     solved, brief, compared, notes = _search(
-        program, meshes, target, request, progress, like, is_estimate=is_estimate
+        program,
+        meshes,
+        target,
+        request,
+        progress,
+        like,
+        is_estimate=is_estimate,
+        after_axes=None if after_axes is None else result,
     )
     return SearchResult(solved, compared, notes, target, request, started, brief)
 
@@ -226,6 +241,7 @@ def _search(
     like: SearchResult | None = None,
     *,
     is_estimate: bool = False,
+    after_axes: Callable[[int, SolvedMesh], float] | None = None,
 ) -> tuple[
     list[SolvedMesh],
     SolvedMesh,
@@ -248,7 +264,8 @@ def _search(
     if len(meshes) == 1:
         one, brief = _on_one_mesh(analysis, different[0], request, progress, like)
         return [one], brief, (), []
-    comparison = Comparison(analysis, request, progress, MoreAxes.of(request))
+    limits = MoreAxes.of(request)
+    comparison = Comparison(analysis, request, progress, limits, after_axes=after_axes)
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     notes = comparison.limits.notes()

@@ -192,13 +192,16 @@ class _Tried:
             self.seconds(places)
 
     def climb(self, counts: list[int]) -> None:
-        """Try more and fewer stages than at first, as long as steps get shorter."""
+        """Try more and fewer stages than at first, as long as steps get shorter; bounds
+        on those that are not fast enough, by as much as stages must gain."""
         at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
         for way in (1, -1):
             last = self.seconds((1,) * counts[at])
             for i in self._on(at, way, len(counts)):
                 took = self.seconds((1,) * counts[i])
-                if took >= last and math.isfinite(took + last):
+                is_bound = (1,) * counts[i] in self.bounds
+                least = (1 - MIN_GAIN) * last if is_bound else last
+                if took >= least and math.isfinite(took + last):
                     break
                 last = took
 

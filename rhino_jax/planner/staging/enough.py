@@ -34,11 +34,7 @@ class NotFaster(Exception):
 
 
 def check_any(
-    shapes: GroupMeshes,
-    rounds: Sequence[Sequence[int]],
-    enough_s: float,
-    *,
-    sends: bool = True,
+    shapes: GroupMeshes, rounds: Sequence[Sequence[int]], enough_s: float
 ) -> None:
     """Refuse a number of stages that is too slow in any number of micro-batches.
 
@@ -47,14 +43,9 @@ def check_any(
         number of micro-batches.
       rounds: numbers of micro-batches.
       enough_s: seconds that a step has to be shorter than.
-      sends: whether collectives count; without them the bound holds for other meshes
-        too, since more axes save collectives.
     Raises:
       NotFaster: no number of micro-batches makes a step fast enough.
     """
-    if not sends:
-        seconds = {n: {0: compute_s} for n, compute_s in shapes.compute_s.items()}
-        shapes = replace(shapes, seconds=seconds)
     searched, slower = rounds[0][0], list[NotFaster]()
     for count in chain.from_iterable(rounds):
         try:
@@ -64,6 +55,32 @@ def check_any(
         else:
             return
     raise min(slower, key=lambda refused: refused.step_s)
+
+
+def most_seconds(
+    shapes: GroupMeshes, rounds: Sequence[Sequence[int]], enough_s: float
+) -> float:
+    """Return the seconds of a micro-batch on a submesh from which on a step is too slow
+    in any number of micro-batches, on meshes of more axes: these save collectives, but
+    no compute.
+
+    Args:
+      shapes: equal submeshes of few axes; for the others, see `check_any`.
+    Raises:
+      NotFaster: compute alone takes too long.
+    """
+    (size,) = {*shapes.places}
+    compute_s = shapes.compute_s[size]
+    alone = replace(shapes, seconds={size: {0: compute_s}})
+    check_any(alone, rounds, enough_s)
+    searched = rounds[0][0]
+    sent_s = 0.0
+    for count in chain.from_iterable(rounds):
+        # A step is as long as its compute and a share of the sent seconds.
+        least_s = least_step_s(alone, searched, count)
+        each = least_s / compute_s * min(1.0, count / searched) if compute_s else 0.0
+        sent_s = max(sent_s, (enough_s - least_s) / each) if each else math.inf
+    return compute_s + sent_s
 
 
 def check_enough(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,9 +12,15 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
+from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.staging.costs import seconds_by_op
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.variant_search import Search
+
+
+FEW_AXES = 2
+"""Maximum number of axes of a submesh on which a step is bounded first, where more are
+allowed: meshes of three take ten times as long to search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +85,7 @@ def shapes_of(
     places: tuple[int, ...],
     meshes: Sequence[MeshAxes],
     finds: Finds,
+    after_axes: Callable[[GroupMeshes], float] | None = None,
 ) -> GroupMeshes:
     """Return the best mesh for a whole micro-batch on the largest submesh, and the
     seconds of its ops on every submesh.
@@ -89,6 +96,9 @@ def shapes_of(
       places: number of places of each submesh along the stage axis.
       meshes: candidate meshes of all devices.
       finds: results for other numbers of micro-batches.
+      after_axes: called after meshes of up to `FEW_AXES` axes with the best of them, as
+        if all submeshes were as large as the largest; returns the seconds of a
+        micro-batch that meshes of more axes must be shorter than, or raises.
     """
     asked = replace(
         search.request,
@@ -99,6 +109,20 @@ def shapes_of(
         level="fast",
         memory_budget_bytes=math.inf,
     )
+    of_few: dict[int, float] = {}
+
+    def after(num_axes: int, found: SearchResult) -> float:
+        # One of the axes is that of the stages.
+        if after_axes is None or num_axes < 1 + FEW_AXES:
+            return math.inf
+        if not of_few:
+            axes, size = meshes[0], max(places)
+            own = {size: seconds_by_op(found)}
+            brief = GroupMeshes.on(axes, (size,) * len(places), own, search.target)
+            brief = replace(brief, compute_s={size: found.compute_s})
+            of_few[size] = after_axes(brief)
+        return max(of_few.values())
+
     seconds: dict[int, dict[int, float]] = {}
     compute_s: dict[int, float] = {}
     good: tuple[MeshAxes, ...] = tuple(meshes)
@@ -106,7 +130,9 @@ def shapes_of(
         # Smaller submeshes use the mesh that is best for the largest.
         left = good[:1] if seconds else good
         own = [own_mesh(axes, size) for axes in left]
-        found = finds.find_whole(sides.program, own, search.target, asked)
+        found = finds.find_whole(
+            sides.program, own, search.target, asked, None if seconds else after
+        )
         seconds[size] = seconds_by_op(found)
         compute_s[size] = found.compute_s
         if not seconds.keys() - {size}:

@@ -6,11 +6,14 @@ import math
 
 import pytest
 
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.staging.auto import _Tried
 from rhino_jax.planner.staging.enough import (
     NEAR,
     NotFaster,
     check_any,
     least_step_s,
+    most_seconds,
 )
 from rhino_jax.planner.staging.shapes import GroupMeshes
 
@@ -61,5 +64,25 @@ def test_what_cannot_be_enough_says_what_it_takes_at_least():
     assert slower.value.step_s == least
     check_any(shapes(4.0, 1.0), rounds, least + 1e-9)
     check_any(shapes(4.0, 1.0), rounds, math.inf)
-    # Of other meshes, which may send less, only compute counts.
-    check_any(shapes(1.0, 99.0), rounds, 10.0, sends=False)
+
+
+def test_a_micro_batch_on_more_axes_has_to_beat_a_bound():
+    rounds, enough_s = [[16, 8], [64]], 10.0
+    # Meshes of more axes may send less: only compute counts.
+    most_s = most_seconds(shapes(1.0, 99.0), rounds, enough_s)
+    check_any(shapes(1.0, most_s - 1.0 - 1e-9), rounds, enough_s)
+    with pytest.raises(NotFaster):
+        check_any(shapes(1.0, most_s - 1.0 + 1e-9), rounds, enough_s)
+    with pytest.raises(NotFaster):
+        most_seconds(shapes(4.0, 0.0), rounds, enough_s)
+
+
+def test_numbers_of_stages_whose_bounds_hardly_fall_are_not_followed():
+    tried: list[int] = []
+
+    def plan_in(places: tuple[int, ...], enough_s: float) -> PlanData:
+        tried.append(len(places))
+        raise NotFaster(2.0 - 0.001 * len(places))
+
+    _Tried(plan_in, 1.0).climb([2, 4, 8, 16, 32, 64, 128])
+    assert tried == [8, 16, 4]

@@ -38,6 +38,7 @@ class Finds:
         meshes: Sequence[MeshAxes],
         target: Target,
         request: Request,
+        after_axes: Callable[[int, SearchResult], float] | None = None,
     ) -> SearchResult:
         """Search a whole micro-batch.
 
@@ -49,9 +50,18 @@ class Finds:
           meshes: candidate meshes of a submesh.
           target: all devices.
           request: the same for all searches but for the remaining time.
+          after_axes: see `rhino_jax.planner.search.driver.find`.
         """
         like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
-        found = find(program, meshes, target, request, like=like, is_estimate=True)
+        found = find(
+            program,
+            meshes,
+            target,
+            request,
+            like=like,
+            is_estimate=True,
+            after_axes=after_axes,
+        )
         # Only the best mesh's problem is cached.
         best = replace(found, solved=found.solved[:1])
         self.whole.setdefault(found.mesh_axes, best)

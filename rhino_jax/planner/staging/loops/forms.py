@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.layers import Layers, layers_of
@@ -15,16 +16,10 @@ from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.staging.costs import with_regions
 from rhino_jax.planner.staging.counts import data_of
 from rhino_jax.planner.staging.cuts import StagingRequest, worth_comparing
-from rhino_jax.planner.staging.enough import check_any
-from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.enough import check_any, most_seconds
 from rhino_jax.planner.staging.loops.parts import parts_of
 from rhino_jax.planner.staging.loops.rows import choices_of
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
-
-
-FEW_AXES = 2
-"""Maximum number of axes of a submesh on which a step is bounded first, where more are
-allowed: meshes of three take ten times as long to search."""
 
 
 def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
@@ -82,11 +77,10 @@ def _shapes(
       NotFaster: they are not.
     """
     search, shares, finds = whole.search, whole.shares, whole.finds
-    few = [axes for axes in meshes if len(axes) <= 1 + FEW_AXES]
-    if math.isfinite(whole.enough_s) and 0 < len(few) < len(meshes):
-        brief = shapes_of(search, sides, shares, few, Finds())
-        check_any(brief, rounds, whole.enough_s, sends=False)
-    shapes = shapes_of(search, sides, shares, meshes, finds)
+    after_axes = None
+    if math.isfinite(whole.enough_s):
+        after_axes = partial(most_seconds, rounds=rounds, enough_s=whole.enough_s)
+    shapes = shapes_of(search, sides, shares, meshes, finds, after_axes)
     check_any(shapes, rounds, whole.enough_s)
     return shapes
 
