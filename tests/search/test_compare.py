@@ -12,6 +12,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.models import registry
 from rhino_jax.planner.search.compare import COMPARED, Comparison
+from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.more_axes import MoreAxes
 from rhino_jax.planner.search.passes import SOLVE
@@ -59,4 +60,5 @@ def test_the_best_mesh_is_that_of_searches_on_all(name: str, fewer: bool) -> Non
         solved = SOLVE.run(None, mesh_problem, COMPARED, request, None, starts)
         found[mesh_problem.model.mesh.sizes] = solved.solution.objective
     chosen = comparison.solved[0].mesh_problem.model.mesh.sizes
-    assert found[chosen] <= 1.005 * min(found.values())
+    # An axis more has to gain `axis_gain`.
+    assert found[chosen] <= (1.005 + LIMITS.axis_gain) * min(found.values())

@@ -32,7 +32,10 @@ class SearchLimits:
       meshes_share: share of the time limit that they may take where there is one; the
         best of them is then searched to the end.
       axis_gain: share of the step time that meshes of one more axis must have gained
-        over those of fewer, before meshes of yet another axis are tried.
+        over those of fewer, before one of them is chosen, or meshes of yet another axis
+        are tried. GPT 7B on 1,024 H100 gained 0.4 % by a third axis in the comparison;
+        searched to the end, with its variants, the mesh of two is 2 % faster, and takes
+        a fifth of the time.
       recipes_share: share of the remaining time that recipes may take, where time is
         limited. The search starts from them, and finds plans that they exclude.
       prediction_error: error of the ratio of two plans' predicted step times against

@@ -9,6 +9,7 @@ import pytest
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.auto import _Tried
 from rhino_jax.planner.staging.enough import (
+    MAX_AXIS_GAIN,
     NEAR,
     NotFaster,
     check_any,
@@ -69,12 +70,13 @@ def test_what_cannot_be_enough_says_what_it_takes_at_least():
 def test_a_micro_batch_on_more_axes_has_to_beat_a_bound():
     rounds, enough_s = [[16, 8], [64]], 10.0
     # Meshes of more axes may send less: only compute counts.
-    most_s = most_seconds(shapes(1.0, 99.0), rounds, enough_s)
+    most_s = most_seconds(shapes(1.0, 1.0), rounds, enough_s)
     check_any(shapes(1.0, most_s - 1.0 - 1e-9), rounds, enough_s)
     with pytest.raises(NotFaster):
         check_any(shapes(1.0, most_s - 1.0 + 1e-9), rounds, enough_s)
-    with pytest.raises(NotFaster):
-        most_seconds(shapes(4.0, 0.0), rounds, enough_s)
+    for compute_s, sent_s in ((4.0, 0.0), (1.0, most_s / (1 - MAX_AXIS_GAIN))):
+        with pytest.raises(NotFaster):
+            most_seconds(shapes(compute_s, sent_s), rounds, enough_s)
 
 
 def test_numbers_of_stages_whose_bounds_hardly_fall_are_not_followed():
