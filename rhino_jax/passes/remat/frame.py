@@ -52,7 +52,8 @@ class Frame:
       reading: the op that runs now, if it is late; else None.
       last: the last value that a barrier can wait for; a late one if there is any.
       ties: late values that a barrier can wait for, in order of production.
-      matmuls: results of late matmuls that the next group of recomputed ops waits for.
+      matmuls: result of a late matmul that the next group of recomputed ops waits for →
+        the ops so far that only convert or move it, such as a gradient's transpose.
       hosted: value → its array in host memory.
     """
 
@@ -67,7 +68,7 @@ class Frame:
     reading: FlatOp | None = None
     last: int | None = None
     ties: list[Any] = field(default_factory=list)
-    matmuls: list[int] = field(default_factory=list)
+    matmuls: dict[int, list[FlatOp]] = field(default_factory=dict)
     hosted: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,10 +130,22 @@ class Frame:
                 self.hosted[v] = to_host(self.early[v])
             if is_late and can_tie(self.early[v]):
                 self.ties.append(self.early[v])
-                if self.decided.is_ordered and line.op.traits.is_contraction:
-                    self.matmuls.append(v)
+                if self.decided.is_ordered:
+                    self._order(line, v)
             if can_tie(self.early[v]) and (is_late or not self._has_late()):
                 self.last = v
+
+    def _order(self, line: FlatOp, value: int) -> None:
+        """Note a late matmul, or an op that passes the result of one on."""
+        if line.op.traits.is_contraction:
+            self.matmuls[value] = []
+        elif line.op.traits.keeps_data and len(line.operands) == 1:
+            for matmul, passing in self.matmuls.items():
+                if line.operands[0] in (
+                    matmul,
+                    *(v for p in passing for v in p.results),
+                ):
+                    passing.append(line)
 
     def _has_late(self) -> bool:
         return self.last is not None and not self.decided.halves.is_early(self.last)
@@ -146,17 +159,25 @@ class Frame:
         return self.last
 
     def barred(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the arrays behind a barrier on the current late value, see `tie`."""
+        """Return the arrays behind a barrier on the current late value, see `tie`.
+
+        A barrier waits only for values that are read behind it: what was computed
+        from a matmul's result before is computed from it behind the barrier instead.
+        """
         tie = self.tie()
         ties = [] if tie is None else [tie]
         ties += [v for v in self.matmuls if v != tie]
-        self.matmuls.clear()
         waits = [self.late.get(v, self.early[v]) for v in ties]
         with ExitStack() as stack:
             if self.reading is not None:
                 stack.enter_context(self.reading.context())
             found = list(lax.optimization_barrier([*arrays, *waits]))
         self.late.update(zip(ties, found[len(arrays) :], strict=True))
+        for passing in self.matmuls.values():
+            for line in passing:
+                again = line.bind([self.late[line.operands[0]]])
+                self.late.update(zip(line.results, again, strict=True))
+        self.matmuls.clear()
         return found[: len(arrays)]
 
 

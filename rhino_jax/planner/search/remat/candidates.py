@@ -7,7 +7,7 @@ of their operands, all of which recomputation repeats.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -88,24 +88,25 @@ class ResidualReader:
             for v in self._kept()
             if v not in kept and v not in self.stacks
         }
-        uses: dict[int, set[int]] = {v: self._late_times(v) for v in stored}
+        uses: dict[int, set[int]] = {v: set() for v in sources}
+        uses |= {v: self._late_times(v) for v in stored}
         for v, needs in followers.items():
             for need in needs:
                 if need in uses:
                     uses[need] |= self._late_times(v)
-        rows = [self._row(v, kept, uses.get(v, set())) for v in (*stored, *sources)]
+        rows = [self._row(v, kept, uses[v]) for v in (*stored, *sources)]
         rows += self._carried(rows)
         rows.sort(key=lambda row: row.place)
         index = {row.value: i for i, row in enumerate(rows)}
         found = tuple(row.candidate(index) for row in rows)
+        first = min((min(times) for times in uses.values() if times), default=0)
         return RematQuestion(
-            Question(
-                found, self._base(rows, found), min(map(min, uses.values()), default=0)
-            ),
+            Question(found, self._base(rows, found), first),
             tuple(row.value for row in rows),
+            frozenset(sources),
             self._loops(rows),
             {
-                v: tuple(index[n] for n in needs if n in index)
+                v: tuple(index[n] for n in (*needs, *_above(v, rows)) if n in index)
                 for v, needs in followers.items()
             },
             tuple(row.work for row in rows),
@@ -150,8 +151,32 @@ class ResidualReader:
         return [v for v in self.halves.late_uses if v not in self.bound]
 
     def _sources(self, stored: Collection[int]) -> list[int]:
-        """Return values that are only read to recompute others in the backward pass."""
-        return []
+        """Return results of matmuls that are live until the backward pass though none
+        of its ops reads them: residuals that are not stored are computed from them
+        there, such as the exponentials of a softmax from attention's scores."""
+        known = {*stored, *self.bound}
+        rest = (v for v in self._kept() if v not in known and v not in self.stacks)
+        return self._products(rest, known)
+
+    def _products(self, values: Iterable[int], known: Collection[int]) -> list[int]:
+        """Return the stored results of matmuls from which values are recomputed.
+
+        Args:
+          values: the values to recompute.
+          known: other values that are saved.
+        """
+        lines = {
+            k: self.block.ops[k]
+            for v in values
+            for k in self._again(v, {*known} - {v}).lines
+        }
+        return sorted(
+            made
+            for line in lines.values()
+            if line.op.traits.is_contraction
+            for made in line.results
+            if made not in known and self._is_stored(made)
+        )
 
     def _is_stored(self, value: int) -> bool:
         port = self.model.graph.held.get(value)
@@ -200,6 +225,7 @@ class ResidualReader:
             None,
             *self._layer(port.node),
             work=self._work(lines),
+            makes=remat.values,
         )
 
     def _stack_row(self, stack: ResidualStack, uses: set[int]) -> RematRow:
@@ -331,6 +357,11 @@ class ResidualReader:
         bounds = sorted(t for t in times if t < len(profile))
         most = np.maximum.reduceat(profile, bounds)
         return tuple(zip(bounds, np.ceil(most).astype(int).tolist(), strict=True))
+
+
+def _above(value: int, rows: list[RematRow]) -> list[int]:
+    """Return the candidates whose recomputation computes a value that is not stored."""
+    return [row.value for row in rows if value in row.makes]
 
 
 def _within(program: Program, op: Op) -> Iterator[Op]:

@@ -139,9 +139,15 @@ def choice_of(
     remat = [v for v, what in chosen if what == REMAKE]
     remat += [v for v, of in asked.followers.items() if not gone.isdisjoint(of)]
     sent = [v for v, what in chosen if what == OFFLOAD]
+    needed = {n for i in gone for n in asked.question.candidates[i].needs}
+    needed |= {
+        n for of in asked.followers.values() if not gone.isdisjoint(of) for n in of
+    }
     kept = [
         v
-        for (v, what), c in zip(chosen, asked.question.candidates, strict=True)
-        if what == KEEP and not c.uses
+        for i, ((v, what), c) in enumerate(
+            zip(chosen, asked.question.candidates, strict=True)
+        )
+        if what == KEEP and (not c.uses or (v in asked.sources and i in needed))
     ]
     return RematChoice(tuple(remat), tuple(kept), tuple(sent), first if gone else ())

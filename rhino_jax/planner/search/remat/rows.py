@@ -40,16 +40,21 @@ class RematQuestion:
       question: candidates that may be saved, and the rest of memory.
       values: the value id of each candidate: for a stack that of the loop's result, for
         a value that would have to be stacked that in the loop's body.
+      sources: values that no op of the backward pass reads, but that others are
+        recomputed from there.
       loops: forward loop → (trip count, candidates that it stacks).
       together_s: seconds to recompute the first values, given the second ones:
         equations that several need count once, where each candidate counts them.
       work: for each candidate, the work that recomputing it repeats: see `RerunWork`.
       followers: residual that is never stored, since compilers compute it where it is
-        read → candidates that it is computed from.
+        read → candidates with which it is recomputed: those that it is computed from,
+        and those computed from it. Read as saved by a recomputation, it would be stored
+        for it: a float32 exponential in place of a softmax in bfloat16.
     """
 
     question: Question
     values: tuple[int, ...]
+    sources: frozenset[int]
     loops: Mapping[int, tuple[int, tuple[int, ...]]]
     followers: Mapping[int, tuple[int, ...]]
     work: tuple[RerunWork, ...]
@@ -67,6 +72,7 @@ class RematRow:
       value: the value's id.
       needs: ids of the values that recomputing it reads.
       work: the work that recomputing it repeats.
+      makes: ids of all values that recomputing it computes.
     """
 
     place: tuple[int, int]
@@ -83,6 +89,7 @@ class RematRow:
     keep_s: float = 0.0
     work: RerunWork = RerunWork.SMALL
     link_s: float = 0.0
+    makes: frozenset[int] = frozenset()
 
     def candidate(self, index: Mapping[int, int]) -> SavedValue:
         """Return the candidate, with value ids mapped to positions by `index`."""

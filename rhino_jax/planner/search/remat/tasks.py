@@ -73,19 +73,8 @@ class AskingTasks(ResidualReader):
     def _sources(self, stored: Collection[int]) -> list[int]:
         """Return results of matmuls, which are in memory anyway: such as attention's
         scores, from which its exponentials are recomputed."""
-        known, found = {*stored, *self.bound}, dict[int, None]()
-        for v in stored:
-            if v not in self.free or v in self.stacks:
-                continue
-            lines = (self.block.ops[k] for k in self._again(v, known - {v}).lines)
-            found.update(
-                (made, None)
-                for line in lines
-                if line.op.traits.is_contraction
-                for made in line.results
-                if made not in known and self._is_stored(made)
-            )
-        return sorted(found)
+        free = (v for v in stored if v in self.free and v not in self.stacks)
+        return self._products(free, {*stored, *self.bound})
 
     @property
     def most_saved_s(self) -> float:
