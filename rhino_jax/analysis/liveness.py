@@ -174,7 +174,7 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
       Node id → time, for matmuls that run later than their position in the program.
     """
     loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
-    found: dict[int, int] = {}
+    needed, found = _needed_at(graph), dict[int, int]()
     for node in graph.nodes:
         if not node.is_matmul or slack.nodes[node.id] < Wait.LATER:
             continue
@@ -182,10 +182,23 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
         if around:
             found[node.id] = min(around)
             continue
-        needed = min((e.time for e in graph.outgoing[node.id]), default=graph.end)
-        behind = [end for start, end in loops if node.time < start and end <= needed]
+        needs = needed[node.id]
+        behind = [end for start, end in loops if node.time < start and end <= needs]
         if behind:
             found[node.id] = max(behind)
+    return found
+
+
+def _needed_at(graph: Graph) -> list[int]:
+    """Return [nodes], when the first op reads a node's results that does not fuse into
+    its readers: a gradient's conversion waits for the optimizer, which it fuses into.
+    """
+    found = [graph.end] * len(graph.nodes)
+    for node in reversed(graph.run_order):
+        for edge in graph.outgoing[node.id]:
+            is_fused = graph.nodes[edge.target].is_fusible
+            time = found[edge.target] if is_fused else edge.time
+            found[node.id] = min(found[node.id], time)
     return found
 
 

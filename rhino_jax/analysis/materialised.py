@@ -17,8 +17,9 @@ Such a fusion holds whole rows of a softmax. Where they are longer than it can h
 (`Observed.longest_row`), the matmul's own result is stored, and everything between it
 and the next matmul is recomputed by each reader, expensive or not.
 
-A constant's broadcast that a loop reads is sunk into the loop
-(xla/service/while_loop_constant_sinking.cc).
+A constant's broadcast that a loop reads, such as what masks attention's scores (JAX
+moves it out of a scan's body), is sunk into the loop by some compilers
+(`Device.sinks_broadcasts`); others store it until the loop ends.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Fusing:
       parts_columns: whether the readers of a reduction over other dims than the last
         run in another fusion (`Device.parts_columns`).
       masks_groups: see `masked_groups`.
+      sinks_broadcasts: as in `Device`.
     """
 
     with_matmuls: bool = False
@@ -56,6 +58,7 @@ class Fusing:
     hoists_conversions: bool = False
     parts_columns: bool = False
     masks_groups: bool = False
+    sinks_broadcasts: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -65,6 +68,7 @@ class Fusing:
             device.hoists_conversions,
             device.parts_columns,
             device.masks_groups,
+            device.sinks_broadcasts,
         )
 
 
@@ -301,7 +305,7 @@ class _MaterialisedFinder:
         small, or the border node of one."""
         if node.kind is NodeKind.CONST:
             return not any(self.materialised[p] for p in feeds)
-        if _kind(node) is not OpKind.BROADCAST:
+        if not self.fusing.sinks_broadcasts or _kind(node) is not OpKind.BROADCAST:
             return False
         readers = [self.graph.nodes[n] for n in self._readers_of(node)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(

@@ -20,6 +20,7 @@ calls_cudnn = false                 # optional, false; see `Device`
 parts_columns = false               # optional, false; see `Device`
 defers_gradients = false            # optional, false; see `Device`
 masks_groups = false                # optional, false; see `Device`
+sinks_broadcasts = true             # optional, false; see `Device`
 price_per_hour = 1.2                # optional, none: of one device; see `Device`
 recomputes = ["exp", "tanh.float32"] # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`
@@ -71,9 +72,9 @@ _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
-    "calls_cudnn", "parts_columns", "defers_gradients", "masks_groups", "recomputes",
-    "clock_hz", "systolic_array", "price_per_hour", "peak_flops_per_s", "memory",
-    "tiers", "links",
+    "calls_cudnn", "parts_columns", "defers_gradients", "masks_groups",
+    "sinks_broadcasts", "recomputes", "clock_hz", "systolic_array", "price_per_hour",
+    "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -146,6 +147,7 @@ def _parse_device(top: TomlTable) -> Device:
         parts_columns=top.flag("parts_columns"),
         defers_gradients=top.flag("defers_gradients"),
         masks_groups=top.flag("masks_groups"),
+        sinks_broadcasts=top.flag("sinks_broadcasts"),
         clock_hz=_rate(top, "clock_hz", "cycles"),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),

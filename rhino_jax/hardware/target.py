@@ -61,6 +61,9 @@ class Device:
       masks_groups: whether the compiler multiplies all rows of a product of ragged
         groups by the matrix of every group, and materializes the operands masked to the
         group's rows (see `rhino_jax.analysis.masked_groups`).
+      sinks_broadcasts: whether the compiler broadcasts in a loop's body what the body
+        reads broadcast, instead of before the loop: constants that mask attention's
+        scores then use no memory.
       host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
         if it is unknown, or the compiler does not support host offload.
       recomputes: names of costly elementwise ops that the compiler recomputes in the
@@ -95,6 +98,7 @@ class Device:
     parts_columns: bool = False
     defers_gradients: bool = False
     masks_groups: bool = False
+    sinks_broadcasts: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()

@@ -186,7 +186,7 @@ def test_long_rows_of_other_than_a_softmax_are_stored_as_short_ones() -> None:
     assert kept(2 * OBSERVED.longest_row) == kept(OBSERVED.longest_row)
 
 
-def test_a_loop_makes_its_broadcasts_itself() -> None:
+def test_a_loop_makes_its_broadcasts_itself_on_tpu() -> None:
     def masked(x: Any) -> Any:
         zeros = jnp.zeros((64, 64))
 
@@ -197,7 +197,8 @@ def test_a_loop_makes_its_broadcasts_itself() -> None:
 
     program = trace(masked, (X,), {}).program
     assert "broadcast_in_dim" in [op.name for op in program.ops]
-    assert "broadcast_in_dim" not in materialised(masked, X)
+    assert "broadcast_in_dim" not in materialised(masked, X, fusing=TPU)
+    assert "broadcast_in_dim" in materialised(masked, X, fusing=GPU)
 
 
 def scanned(weights: Any, x: Any) -> Any:
@@ -286,6 +287,28 @@ def test_a_weights_gradient_keeps_what_it_reads_to_the_loops_end() -> None:
     for edge in graph.edges:
         if edge.target == dot:
             assert live.last[edge.source.id] == late[dot]
+
+
+def test_a_weights_gradient_before_a_loop_runs_after_it_though_it_is_converted() -> (
+    None
+):
+    def loss(head: Any, weights: Any, x: Any) -> Any:
+        def body(y: Any, w: Any) -> Any:
+            return jnp.sin(y @ w.astype(y.dtype)), None
+
+        y, _ = jax.lax.scan(body, x, weights)
+        logits = (y @ head.astype(y.dtype)).astype(jnp.float32)
+        return jax.nn.logsumexp(logits, axis=-1).sum()
+
+    def step(head: Any, weights: Any, x: Any) -> Any:
+        grads = jax.grad(loss, (0, 1))(head, weights, x)
+        return head - grads[0], weights - grads[1]
+
+    args = X, STACK[0], X.astype(jnp.bfloat16)
+    graph = inline_regions(trace(step, args, {}).program)
+    late = find_late(graph, analyse(graph, PLAIN).slack)
+    outside = [n for n in late if n not in graph.loop_end and graph.nodes[n].count == 1]
+    assert [late[n] for n in outside] == [max(graph.loop_end.values())]
 
 
 def test_slices_that_several_read_and_values_stacked_beside_other_use_are_copied() -> (
