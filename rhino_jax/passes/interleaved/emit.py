@@ -10,14 +10,13 @@ from rhino_jax._compat import (
     bind_eqn,
     is_literal,
     jaxpr_consts,
-    like_jaxpr,
     open_jaxpr,
-    retrace,
     without_dead_code,
 )
 from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
     evaluate_ops,
+    rebuild_jaxpr,
     with_jaxprs,
 )
 from rhino_jax.ir.blocks import InterleavedOrder, from_text
@@ -191,12 +190,10 @@ class InterleavedEmitter:
         """Return the jaxpr of a region, retraced if a value in it is interleaved."""
         if not self.changes(region):
             return jaxpr
-        inner = open_jaxpr(jaxpr)
-        consts = jaxpr_consts(jaxpr)
-        new, gained = retrace(
-            lambda *args: self.region(region, inner, consts, args), inner
+        inner, consts = open_jaxpr(jaxpr), jaxpr_consts(jaxpr)
+        return rebuild_jaxpr(
+            lambda *args: self.region(region, inner, consts, args), jaxpr
         )
-        return like_jaxpr(jaxpr, new, gained)
 
     def changes(self, region: Region) -> bool:
         """Whether any value inside of a region is interleaved."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rhino_jax._compat import is_literal
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
@@ -83,11 +82,11 @@ def analyse(apart: Apart, piece: OpenedProgram, length: int) -> SliceAnalysis:
     masks = Masks()
     first: dict[int, State] = {**first_states(apart, piece, length, masks)}
     found = SliceAnalysis(piece, length, first, twins_of(apart, piece), masks=masks)
-    for i, eqn in enumerate(piece.eqns):
-        op = piece.op(i)
-        for v, atom in zip(op.operands, eqn.invars, strict=True):
-            if is_literal(atom):
-                bounds = found.masks.literal(atom.val)
+    for i, each in enumerate(piece.ops):
+        op, eqn = each.op, each.eqn
+        for v in each.operands:
+            if v in piece.flat.consts:
+                bounds = found.masks.literal(piece.flat.consts[v])
                 found.states[v] = WholeSequence(is_free=True, bounds=bounds)
         states = [found.states[v] for v in op.operands]
         run: SlicedOp | None = None
@@ -114,7 +113,7 @@ def _is_known(found: SliceAnalysis, op: Op) -> bool:
 def _walk(
     found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
 ) -> tuple[SlicedOp | None, Sequence[State]]:
-    op, run = found.piece.op(i), _run(found, i, eqn, states)
+    op, run = found.piece.ops[i].op, _run(found, i, eqn, states)
     if isinstance(run, SlicedOp):
         _check_known(found, op, states, run.is_backward)
         if op.name not in _RAISING and any(map(_may_be_extreme, states)):
@@ -155,7 +154,7 @@ def settle(found: SliceAnalysis) -> None:
     for i, run in enumerate(found.runs):
         if run is None or run.pair is None:
             continue
-        op = found.piece.op(i)
+        op = found.piece.ops[i].op
         if run.pair.row is None:
             run.pair.decide(0)  # nothing depends on which it is
         assert op.rule is not None
@@ -181,7 +180,7 @@ def _run(
     found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
 ) -> SlicedOp | Stuck | None:
     """Return how an equation runs slice by slice; None where no operand is sliced."""
-    op, is_backward = found.piece.op(i), found.piece.is_backward[i]
+    op, is_backward = found.piece.ops[i].op, found.piece.is_backward[i]
     if all(isinstance(s, WholeSequence) for s in states):
         at = _meeting(op, states)
         run = None if at is None else on_rows(op, at, is_backward)
@@ -202,7 +201,7 @@ def _run(
 def _done(
     found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
 ) -> SlicedOp | Stuck:
-    op, is_backward = found.piece.op(i), found.piece.is_backward[i]
+    op, is_backward = found.piece.ops[i].op, found.piece.is_backward[i]
     ats = ats_of(op, states)
     if isinstance(ats, Stuck):
         return ats

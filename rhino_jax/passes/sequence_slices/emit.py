@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import jax
 from jax import lax
 
-from rhino_jax._compat import bind_eqn, eqn_context, hide_frames, is_literal, tagged
+from rhino_jax._compat import bind_eqn, hide_frames, tagged
 from rhino_jax.errors import InternalError
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.passes.microbatch.emit.local import local_params
@@ -61,12 +60,9 @@ class SliceEmitter:
     parts: dict[int, list[Any]] = field(default_factory=dict)
     _cuts: dict[Any, Any] = field(default_factory=dict)
 
-    @cached_property
-    def makers(self) -> dict[int, int]:
-        """Value → position of the equation that computes it."""
-        piece = self.found.piece
-        count = range(len(piece.eqns))
-        return {v: i for i in count for v in piece.op(i).results}
+    @property
+    def _makers(self) -> dict[int, int]:
+        return self.found.piece.flat.top.maker
 
     def run(self, *arrays: Any) -> list[Any]:
         """Return the outputs of the micro-batch.
@@ -76,14 +72,11 @@ class SliceEmitter:
         """
         program = self.found.program
         self.whole.update(zip(program.body.inputs, arrays, strict=True))
-        for i, eqn in enumerate(self.found.piece.eqns):
-            op = self.found.piece.op(i)
-            for v, atom in zip(op.operands, eqn.invars, strict=True):
-                if is_literal(atom):
-                    self.whole[v] = atom.val
-            run = self.found.runs[i]
+        self.whole.update(self.found.piece.flat.consts)
+        for i, each in enumerate(self.found.piece.ops):
+            run, eqn = self.found.runs[i], each.eqn
             if i in self.found.known:
-                for v in op.results:
+                for v in each.results:
                     self.whole[v] = self.whole[self.found.twins[v]]
             elif run is None:
                 self._once(i, eqn)
@@ -97,7 +90,7 @@ class SliceEmitter:
         state = self.found.states[value]
         if isinstance(state, WholeSequence):
             return self.whole[value]
-        with self._tag(self._last(state.is_backward), self.makers[value]):
+        with self._tag(self._last(state.is_backward), self._makers[value]):
             return self._full(value)
 
     def _last(self, is_backward: bool) -> int:
@@ -114,12 +107,12 @@ class SliceEmitter:
         source = self.found.piece.sources[i]
         with (
             tagged(f"{'' if t is None else t},{source}"),
-            eqn_context(self.found.piece.eqns[i]),
+            self.found.piece.ops[i].context(),
         ):
             yield
 
     def _once(self, i: int, eqn: Any) -> None:
-        op = self.found.piece.op(i)
+        op = self.found.piece.ops[i].op
         states = [self.found.states[v] for v in op.operands]
         made = self.found.states[op.results[0]] if op.results else WholeSequence()
         assert isinstance(made, WholeSequence)
@@ -154,7 +147,7 @@ class SliceEmitter:
         return self._cuts[key]
 
     def _sliced(self, i: int, eqn: Any, run: SlicedOp) -> None:
-        op = self.found.piece.op(i)
+        op = self.found.piece.ops[i].op
         so_far: list[Any] | None = None
         made: list[list[Any]] = [[None] * self.slices.count for _ in op.results]
         for t in self.slices.order(run.is_backward):
@@ -196,7 +189,7 @@ class SliceEmitter:
 
     def _spans(self, i: int, operand: int, run: SlicedOp, t: int) -> list[Span]:
         """Return which tokens of an operand an equation reads in a slice."""
-        rule = self.found.piece.op(i).rule
+        rule = self.found.piece.ops[i].op.rule
         assert rule is not None
         return self._located(run, t, rule, rule.operands[operand])
 
@@ -218,7 +211,7 @@ class SliceEmitter:
         spans = self._spans(i, operand, run, t)
         if isinstance(state, WholeSequence):
             return self._cut(value, spans, i)
-        rule = self.found.piece.op(i).rule
+        rule = self.found.piece.ops[i].op.rule
         assert rule is not None and run.row is not None
         (mine,) = at_places(rule, rule.operands[operand], state)
         if mine == run.row:
@@ -278,10 +271,10 @@ class SliceEmitter:
 
         It reads only those tokens of its operands. None where it is not elementwise.
         """
-        i = self.makers.get(value, -1)
+        i = self._makers.get(value, -1)
         if i < 0:
             return None
-        op, eqn = self.found.piece.op(i), self.found.piece.eqns[i]
+        op, eqn = self.found.piece.ops[i].op, self.found.piece.ops[i].eqn
         if op.rule is None or op.traits.kind not in REMADE or len(op.results) != 1:
             return None
         ats = []
@@ -309,7 +302,7 @@ class SliceEmitter:
     def _bound(
         self, i: int, eqn: Any, run: SlicedOp, t: int, args: Sequence[Any]
     ) -> list[Any]:
-        op, params = self.found.piece.op(i), eqn.params
+        op, params = self.found.piece.ops[i].op, eqn.params
         assert op.rule is not None
         shapes = []
         for v, layout in zip(eqn.outvars, op.rule.results, strict=True):
@@ -334,7 +327,7 @@ class SliceEmitter:
 
     def _window(self, i: int, eqn: Any, run: SlicedOp) -> None:
         """Run a slice or pad of rows on every sequence slice."""
-        op = self.found.piece.op(i)
+        op = self.found.piece.ops[i].op
         (made,) = run.results
         read = self.found.states[op.operands[0]]
         assert isinstance(read, RowState) and isinstance(made, RowState)

@@ -32,10 +32,10 @@ from rhino_jax.frontend.regions import (
     inline_call,
     region_kind,
 )
-from rhino_jax.ir.program import Op, Program, RegionKind
+from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import sides_of
-from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, flatten
 from rhino_jax.rewrite.numbers import NumberTable, ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
 
@@ -54,25 +54,26 @@ class OpenedProgram:
     """A micro-batch with calls inlined.
 
     Attributes:
-      closed: closed jaxpr of the arguments and results of `Apart.piece`.
-      program: imported from it.
+      flat: the micro-batch, of the arguments and results of `Apart.piece`.
       sources: for every equation the equation of `Apart.piece` that it is a part of.
       is_backward: for every equation, whether it is in the backward pass.
       weights: positions of the inputs that depend on other arrays than the data.
     """
 
-    closed: Any
-    program: Program
+    flat: FlatProgram
     sources: tuple[int, ...]
     is_backward: tuple[bool, ...]
     weights: frozenset[int]
 
-    @cached_property
-    def eqns(self) -> tuple[Any, ...]:
-        return tuple(open_jaxpr(self.closed).eqns)
+    @property
+    def ops(self) -> tuple[FlatOp, ...]:
+        """The ops, with their equations."""
+        return self.flat.top.ops
 
-    def op(self, equation: int) -> Op:
-        return self.program.ops[self.program.body.ops[equation]]
+    @property
+    def program(self) -> Program:
+        """The program that ids refer to."""
+        return self.flat.program
 
 
 def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
@@ -97,8 +98,7 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
     )
     inputs = enumerate(sides.lines.inputs)
     return OpenedProgram(
-        closed,
-        program,
+        flatten(program, closed, lambda op: False),
         sources,
         tuple(sides.is_backward[i] for i in sources),
         frozenset(i for i, v in inputs if v in sides.parameters),
@@ -189,7 +189,7 @@ def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
       apart: the step; what it computes before the micro-batches is numbered, too.
       opened: its micro-batch, calls inlined.
     """
-    before, piece, table = open_jaxpr(apart.before), opened.program, NumberTable()
+    before, table = open_jaxpr(apart.before), NumberTable()
     of: dict[Any, int] = {}
 
     def number(atom: Any) -> int:
@@ -200,13 +200,12 @@ def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
     for eqn in before.eqns:
         results = table.results(eqn, [*map(number, eqn.invars)])
         of.update(zip(eqn.outvars, results, strict=True))
-    entering = zip(piece.inputs[1:], before.outvars, strict=False)
+    entering = zip(opened.program.inputs[1:], before.outvars, strict=False)
     given = {entry.value: number(v) for entry, v in entering}
-    flat = flatten(piece, opened.closed, lambda op: False)
-    numbers = ValueNumbers(flat, given, table, is_deep=False).of
+    numbers = ValueNumbers(opened.flat, given, table, is_deep=False).of
     forward: dict[int, int] = {}
     twins: dict[int, int] = {}
-    for each, is_backward in zip(flat.top.ops, opened.is_backward, strict=True):
+    for each, is_backward in zip(opened.ops, opened.is_backward, strict=True):
         for value in each.results:
             if not is_backward:
                 forward.setdefault(numbers[value], value)
