@@ -60,7 +60,20 @@ def twice(x):
     return layer(x, 2), layer(x, 3), layer(x, 2), 1 / signs, 1 / (x * 0.0)
 
 
-FUNCTIONS = [looped, branched, recomputed, twice]
+@jax.custom_batching.custom_vmap
+def doubled(x):
+    return 2 * x
+
+
+doubled.def_vmap(lambda size, batched, x: (2 * x, *batched))
+
+
+def batched(x):
+    """A call whose parameters name its body in a way of their own."""
+    return doubled(x), doubled(x), doubled(x + 1)
+
+
+FUNCTIONS = [looped, branched, recomputed, twice, batched]
 
 
 def traced_of(fn: Any) -> tuple[Traced, Any]:
@@ -99,7 +112,8 @@ def test_it_computes_the_same(fn: Any) -> None:
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_values_with_one_number_are_equal(fn: Any, is_deep: bool) -> None:
     traced, x = traced_of(fn)
-    flat = flatten(traced.program, traced.closed_jaxpr, all_calls())
+    calls = None if is_deep else all_calls()  # as un-remat and micro-batches do
+    flat = flatten(traced.program, traced.closed_jaxpr, calls)
     numbers = ValueNumbers(flat, is_deep=is_deep)
     first: dict[int, Any] = {}
     for value, array in arrays_of(flat, traced.closed_jaxpr, x).items():
