@@ -61,7 +61,7 @@ from rhino_jax.ir.program import (
     Value,
     WhileTrips,
 )
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.verifier import rule_fault
 from rhino_jax.ir.while_trips import with_while_trips
 from rhino_jax.utils.keywords import brief
@@ -209,6 +209,9 @@ class _ProgramBuilder:
         call = self.call(eqn, operands, source)
         rule, is_known = (None, True) if call else self.rules.of(eqn)
         manual = manual_of(eqn, source)
+        traits = (rule and rule.traits) or traits_of(name)
+        if eqn.effects and call is None:
+            traits = replace(traits, has_effects=True)
         self.ops[op_id] = Op(
             id=op_id,
             name=name,
@@ -217,7 +220,7 @@ class _ProgramBuilder:
             rule=self.rule(operands, rule) if rule else None,
             flops=float(rule.flops) if rule else 0.0,
             is_fusible=rule.is_fusible if rule else False,
-            traits=(rule and rule.traits) or Traits(),
+            traits=traits,
             is_known=is_known or manual is not None,
             call=call,
             source=source,

@@ -15,7 +15,8 @@ from jax.sharding import AxisType
 
 from rhino_jax._compat import is_literal, open_jaxpr, with_eqns
 from rhino_jax.frontend.regions import with_bodies
-from rhino_jax.frontend.rules.reduce import REDUCERS
+from rhino_jax.frontend.registry import traits_of
+from rhino_jax.ir.traits import OpKind
 
 
 def without_noops(jaxpr: Any) -> Any:
@@ -48,9 +49,11 @@ def without_noops(jaxpr: Any) -> Any:
 
 
 def _is_noop(eqn: Any) -> bool:
-    if eqn.primitive.name == "reshard":
+    if "dst_sharding" in eqn.params:
         return _says_nothing(eqn.params["dst_sharding"])
-    return eqn.primitive.name in REDUCERS and not eqn.params["axes"]
+    traits = traits_of(eqn.primitive.name)
+    is_reduction = traits.kind is OpKind.REDUCTION and traits.reducer
+    return bool(is_reduction and eqn.params.get(traits.dims_param) == ())
 
 
 def _says_nothing(sharding: Any) -> bool:

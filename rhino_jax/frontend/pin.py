@@ -19,7 +19,7 @@ from rhino_jax.errors import PinError
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.elementwise import passing
 from rhino_jax.ir.program import PIN, AxisNames, NamedMesh
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 from rhino_jax.utils.keywords import brief
 
 
@@ -140,7 +140,7 @@ def _batched(args: Any, at: Any, *, layout: Any, mesh_axes: Any) -> tuple[Any, A
 batching.primitive_batchers[_pin_p] = _batched
 
 
-@register(PIN, traits=Traits(OpKind.IDENTITY))
+@register(PIN, traits=Traits(OpKind.IDENTITY, moves=FROM_ALL, states_placement=True))
 def pinned(ctx: OpContext) -> OpRule:
     """Return the rule of the identity; the pin itself fixes the sharding."""
     return passing(ctx)

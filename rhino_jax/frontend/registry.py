@@ -7,7 +7,7 @@ theirs with `register_rule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,26 @@ REDUCERS = ("sum", "max", "min", "prod", "and", "or")
 
 RuleFn = Callable[[OpContext], OpRule]
 
+Shape = tuple[int, ...]
+
+LocalParams = Callable[
+    [Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]
+]
+"""Function (parameters, shapes of parts of the operands, and of the results) →
+parameters that differ on these parts."""
+
+PartFn = Callable[[Sequence[Any], Shape, Callable[[int, Any], Any]], Any]
+"""Function (operands, shape of a part of the result, function from a dim and an integer
+dtype to the positions of the part's elements in the whole) → that part; positions are
+None along a dim that is whole."""
+
 _RULES: dict[str, RuleFn] = {}
 
 _TRAITS: dict[str, Traits] = {}
+
+_LOCAL: dict[str, LocalParams] = {}
+
+_PARTS: dict[str, Callable[[Any], PartFn | None]] = {}
 
 _BUILT_IN: set[str] = set()
 """Primitives that have, or had, a built-in rule."""
@@ -76,21 +93,69 @@ _MET: set[str] = set()
 """Names that some op's rule was looked up under."""
 
 
-def register(*names: str, traits: Traits) -> Callable[[RuleFn], RuleFn]:
+def register(
+    *names: str,
+    traits: Traits | Callable[[str], Traits],
+    local: LocalParams | None = None,
+    part: Callable[[Any], PartFn | None] | None = None,
+) -> Callable[[RuleFn], RuleFn]:
     """Return a decorator that registers a function as the rule of the named primitives.
 
     Args:
       names: names of the primitives.
-      traits: their traits; a rule may override them for one op (`OpRule.traits`).
+      traits: their traits, or a function from each name to them; a rule may override
+        them for one op (`OpRule.traits`).
+      local: their parameters on a part of the dims; None: as on the whole.
+      part: for ops whose elements depend on their positions: function from an equation
+        to how a part of its result is generated.
     """
 
     def wrap(fn: RuleFn) -> RuleFn:
         for name in names:
-            _RULES[name], _TRAITS[name] = fn, traits
+            _RULES[name] = fn
+            _TRAITS[name] = traits if isinstance(traits, Traits) else traits(name)
             _BUILT_IN.add(name)
+            if local is not None:
+                _LOCAL[name] = local
+            if part is not None:
+                _PARTS[name] = part
         return fn
 
     return wrap
+
+
+def part_of(eqn: Any) -> PartFn | None:
+    """Return how a part of an equation's result is generated from positions.
+
+    None where a part of it is no simpler than the whole.
+    """
+    found = _PARTS.get(eqn.primitive.name)
+    return found(eqn) if found is not None else None
+
+
+def result_shape(key: str) -> LocalParams:
+    """Return the local parameters of an op whose parameter `key` is its result's
+    shape."""
+    return lambda params, ins, outs: {key: tuple(outs[0])}
+
+
+def register_traits(*names: str, traits: Traits) -> None:
+    """Register the traits of primitives that have no rule."""
+    _TRAITS.update(dict.fromkeys(names, traits))
+
+
+def local_params(
+    name: str, params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> dict[str, Any]:
+    """Return an op's parameters on a part of its dims, as a micro-batch or a shard.
+
+    Args:
+      name: name of the primitive.
+      params: its parameters on the whole.
+      ins, outs: shapes of the parts of its operands and results.
+    """
+    changed = _LOCAL[name](params, ins, outs) if name in _LOCAL else {}
+    return {**params, **changed}
 
 
 def lookup(name: str) -> RuleFn | None:
@@ -198,7 +263,10 @@ def register_rule(
                 numbers=f"operands {ctx.in_shapes}, results {ctx.out_shapes}",
                 fix=f"register a function: register_rule({name!r}, fn).",
             ) from None
-        return OpRule(parsed, flops(ctx) if flops else 0.0)
+        work = flops(ctx) if flops else 0.0
+        # An elementwise op is computed in its readers; a kernel is not.
+        is_fusible = ctx.primitive == name and traits_of(name).is_elementwise
+        return OpRule(parsed, work, is_fusible)
 
     _RULES[name] = from_text
     _USER_RULES.add(name)

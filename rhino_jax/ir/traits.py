@@ -8,7 +8,9 @@ Each rule states them for its primitives (`frontend/rules/`), users for theirs
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 
 
 class OpKind(enum.Enum):
@@ -48,9 +50,23 @@ class OpKind(enum.Enum):
     OTHER = "other"
 
 
+ELEMENTWISE_KINDS = frozenset(
+    {OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION}
+)
+
 _SAME_DATA = frozenset(
     {OpKind.IDENTITY, OpKind.CONVERSION, OpKind.BROADCAST, OpKind.MOVEMENT}
 )
+
+
+Groups = tuple[tuple[int | EllipsisType, ...], ...]
+"""Sets of positions of operands; `(1, ...)` are all operands from position 1 on."""
+
+EITHER: Groups = ((0,), (1,))
+"""Either of two operands, as of a product."""
+
+FROM_ALL: Groups = ((0, ...),)
+"""All operands, in one set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,25 @@ class Traits:
         convolution.
       kernel_dilation: for a convolution, number of taps over those that its kernel has,
         where zeros take the places between the elements of a dilated kernel.
+      moves: sets of operands of whose elements its results consist, moved, repeated or
+        left out, with all others fixed: the op commutes with sums, maxima and any other
+        elementwise reduction of all operands of one set.
+      linear: further sets of operands in which it is jointly linear, with all others
+        fixed, up to rounding: `a + b` in both, `((0, 1),)`; `a * b` in either,
+        `((0,), (1,))`.
+      zeros: further sets of operands: where those of one set are zero, so are the
+        results.
+      reducer: how it combines elements of its operands ("sum", "max", …): two operands
+        elementwise, the elements along dims, or updates with what they are written to.
+      accumulates: positions of the operands to which it adds (by `reducer`) the rest.
+      compares: the comparison of its two operands that it is, as "<=".
+      limit: where it increases: its limit for small operands, as 0 of `exp`.
+      is_bounded: its results are moderate, whatever its operands.
+      dims_param: name of the parameter that holds the dims of its operands, or the dim,
+        along which it works; it treats all other dims alike.
+      states_placement: it states how, or where, its operand is stored.
+      has_effects: it does more than return results, or hides what it does: it never
+        runs twice.
     """
 
     kind: OpKind = OpKind.OTHER
@@ -102,6 +137,47 @@ class Traits:
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False
+    moves: Groups = ()
+    linear: Groups = ()
+    zeros: Groups = ()
+    reducer: str = ""
+    accumulates: tuple[int, ...] = ()
+    compares: str = ""
+    limit: float | None = None
+    is_bounded: bool = False
+    dims_param: str = ""
+    states_placement: bool = False
+    has_effects: bool = False
+
+    def commutes_in(
+        self, operands: int, reducer: str = "sum"
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the sets of operands with whose elementwise reduction it commutes.
+
+        Args:
+          operands: number of its operands.
+          reducer: of the reduction; "sum" asks for the operands in which it is linear.
+        """
+        if reducer == "sum":
+            return positions(self.moves + self.linear, operands)
+        if reducer == self.reducer and self.kind is not OpKind.SCATTER:
+            return (tuple(range(operands)),)
+        return positions(self.moves, operands)
+
+    def keeps_zeros(self, zeros: Sequence[bool]) -> bool:
+        """Whether all results are zero, given whether each operand is."""
+        groups = positions(self.moves + self.linear + self.zeros, len(zeros))
+        return any(all(zeros[i] for i in group) for group in groups)
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it chooses, element by element, among its operands."""
+        return self.kind is OpKind.ELEMENTWISE and bool(self.moves)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether an element of its results depends on one of each operand alone."""
+        return self.kind in ELEMENTWISE_KINDS
 
     @property
     def is_contraction(self) -> bool:
@@ -113,3 +189,13 @@ class Traits:
         """Whether its result holds the data of its operand, and so is reported under
         that name."""
         return self.kind in _SAME_DATA
+
+
+def positions(groups: Groups, operands: int) -> tuple[tuple[int, ...], ...]:
+    """Return sets of operands, of an op that has so many, with `...` written out."""
+    found = []
+    for group in groups:
+        known = tuple(i for i in group if not isinstance(i, EllipsisType))
+        rest = range(known[-1] + 1, operands) if len(known) < len(group) else ()
+        found.append((*known, *rest))
+    return tuple(found)

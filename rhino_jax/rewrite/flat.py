@@ -338,18 +338,9 @@ def _is_array(program: Program, value: int) -> bool:
     return found.is_literal and found.rank > 0
 
 
-NEVER_AGAIN = frozenset({
-    "debug_callback", "debug_print", "io_callback", "pure_callback", "python_callback",
-    "get", "swap", "addupdate", "new_ref", "ref_set", "infeed", "outfeed", "run_state",
-    "run_scoped", "ref_get", "ref_swap", "ref_addupdate", "freeze", "core_call_ref",
-    "create_token", "after_all",
-})  # fmt: skip
-"""Primitives with side effects, or that hide what they do: they never run twice."""
-
-
 def may_run_again(program: Program, op: Op) -> bool:
     """Whether an op is pure: it may run twice with the same results."""
-    if op.name in NEVER_AGAIN:
+    if op.traits.has_effects:
         return False
     regions = op.call.regions if op.call is not None else ()
     return all(

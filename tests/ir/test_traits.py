@@ -32,13 +32,10 @@ WORDS = frozenset({
 
 TOLD_APART = {
     "frontend/check/indexed.py": "how an op that follows indices runs on one shard",
-    "frontend/check/local.py": "what an op's parameters are on one shard",
     "frontend/check/moved.py": "which part of a slice lies in a shard",
     "frontend/kernels.py": "in which parameter a kernel's name stands",
     "frontend/manual.py": "which kind of collective a primitive is",
-    "frontend/noops.py": "which parameter of a reshard says nothing",
     "frontend/provenance.py": "which parameters people want to read",
-    "frontend/split_dims": "what an op's parameters become when dims are split",
     "runtime/on_shards/merging.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
@@ -46,17 +43,10 @@ TOLD_APART = {
     "frontend/tracing/rotations.py": "which ops take a dim apart and join it again",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
-    "passes/interleaved": "which part of a dim an op takes",
-    "passes/microbatch": "in which operands ops are linear, and what becomes of"
-    " their parameters on a piece",
-    "passes/spmd_pipeline": "which ops combine what micro-batches leave, and products"
-    " in loops of a jaxpr, which has no traits",
-    "passes/deferred_reductions": "in which operands an op takes open sums",
-    "passes/staged/shared_sums.py": "in which operands ops are linear",
-    "passes/staged/loops.py": "products in loops of a jaxpr, which has no traits",
-    "passes/sequence_slices": "what is known of a mask, and what becomes of ops'"
-    " parameters on a slice",
-    "passes/remat": "which ops do more than give results",
+    "passes/interleaved/moves.py": "which part of a dim an op takes",
+    "passes/microbatch/flow/single.py": "sums that only differentiation makes",
+    "passes/sequence_slices/bounding.py": "NumPy's functions on bounds of masks",
+    "passes/sequence_slices/later.py": "bounds of quotients",
     "models/moe.py": "a field of a configuration is called top_k",
 }
 """Where names are needed, as what differs is not what an op is: file → what for."""

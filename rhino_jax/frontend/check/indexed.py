@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from jax.lax import GatherScatterMode
 
 from rhino_jax.frontend.check.op import Finish, LocalOp, Results
+from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.frontend.rules.scatter import REDUCERS
 from rhino_jax.ir.factor import FactorKind
 
@@ -139,24 +139,6 @@ def _dynamic_update_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
             return op, lambda results: [operand]
         starts[d] = np.asarray(index, np.int32)
     return op.with_operands(operand, update, *starts), _as_is
-
-
-def identity(reducer: str, dtype: Any) -> Any:
-    """Return the identity element of a reducer."""
-    if reducer in ("sum", "or", "xor"):
-        return np.zeros((), dtype)
-    if reducer == "prod":
-        return np.ones((), dtype)
-    if reducer == "and":
-        return ~np.zeros((), dtype)
-    assert reducer in ("max", "min"), f"{reducer} leaves nothing as it is"
-    is_max = reducer == "max"
-    if dtype == np.bool_:
-        return np.asarray(not is_max)
-    if np.issubdtype(dtype, np.integer):
-        info = np.iinfo(dtype)
-        return np.asarray(info.min if is_max else info.max, dtype)
-    return np.asarray(-np.inf if is_max else np.inf).astype(dtype)
 
 
 def _as_is(results: Results) -> Results:

@@ -8,7 +8,7 @@ partitioner rewrites them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from rhino_jax.frontend.check.indexed import INDEXED
 from rhino_jax.frontend.check.moved import MOVED
 from rhino_jax.frontend.check.op import Finish, LocalOp, Results
 from rhino_jax.frontend.check.shards import Shard, ShardMismatch, cut_operand
-from rhino_jax.frontend.pallas import grid_of, local_params
+from rhino_jax.frontend.pallas import grid_of, local_params as local_kernel
+from rhino_jax.frontend.registry import local_params, traits_of
 from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.traits import OpKind
 
 
 def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
@@ -29,12 +31,16 @@ def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
       The op with the operands and parameters to run its primitive with, and a function
       that turns the outcome into results of shapes `op.out_shapes`.
     """
-    if op.name in GENERATORS:
+    if _is_generator(op.name):
         return op, functools.partial(_keep_drawn, op)
     if op.name in INDEXED or op.name in MOVED:
         return {**INDEXED, **MOVED}[op.name](op)
-    if op.name in LOCALISERS:
-        op = LOCALISERS[op.name](op)
+    if traits_of(op.name).kind is OpKind.CONVOLUTION:
+        op = _conv(op)
+    elif "window_dimensions" in op.params:
+        op = _windows(op)
+    ins = [tuple(x.shape) for x in op.operands]
+    op = replace(op, params=local_params(op.name, op.params, ins, op.out_shapes))
     if "grid_mapping" in op.params:
         op = _on_part_of_grid(op)
     return op, lambda results: results
@@ -54,17 +60,16 @@ def _on_part_of_grid(op: LocalOp) -> LocalOp:
         for axis, size, part in zip(moves, *shapes, strict=True):
             if axis is not None:
                 pieces[axis] = size // part
-    return replace(op, params=local_params(op.params, grid, pieces))
+    return replace(op, params=local_kernel(op.params, grid, pieces))
 
 
-GENERATORS = frozenset({
-    "iota", "iota_2x32_shape", "random_bits", "random_gamma", "random_split",
-})  # fmt: skip
-"""Ops whose elements depend on their position in the whole, except for dims of keys.
+def _is_generator(name: str) -> bool:
+    """Whether elements depend on their position in the whole, except for dims of keys.
 
-A shard of them is by definition that part of the whole: partitioners compute it from
-global positions. Only the shapes in their rules can be wrong.
-"""
+    A shard is by definition that part of the whole: partitioners compute it from global
+    positions. Only the shapes in the rule can be wrong.
+    """
+    return traits_of(name).kind is OpKind.GENERATOR
 
 
 def cut_operands(
@@ -74,7 +79,7 @@ def cut_operands(
 
     Operands of generators are only sharded along the dims of their keys.
     """
-    if name in GENERATORS:
+    if _is_generator(name):
         shard = shard.only(_key_factors(shard))
     layouts = zip(operands, shard.rule.operands, strict=True)
     return tuple(
@@ -102,28 +107,7 @@ def _has_halo(name: str, operand: int) -> bool:
 
     A kernel's taps are sharded without halo, only the image needs borders.
     """
-    return name != "conv_general_dilated" or operand == 0
-
-
-def _result_shape(*keys: str) -> Callable[[LocalOp], LocalOp]:
-    def localise(op: LocalOp) -> LocalOp:
-        return op.with_params(**{key: op.out_shapes[0] for key in keys})
-
-    return localise
-
-
-def _reshape(op: LocalOp) -> LocalOp:
-    return op.with_params(new_sizes=op.out_shapes[0])
-
-
-def _split(op: LocalOp) -> LocalOp:
-    axis = op.params["axis"]
-    return op.with_params(sizes=tuple(shape[axis] for shape in op.out_shapes))
-
-
-def _tile(op: LocalOp) -> LocalOp:
-    shapes = zip(op.out_shapes[0], op.operands[0].shape, strict=True)
-    return op.with_params(reps=tuple(size // part for size, part in shapes))
+    return traits_of(name).kind is not OpKind.CONVOLUTION or operand == 0
 
 
 def _window_padding(
@@ -203,18 +187,3 @@ def _conv(op: LocalOp) -> LocalOp:
                 raise ShardMismatch(f"{params[key]} groups do not divide by {shards}")
             changed[key] = params[key] // shards
     return op.with_params(**changed)
-
-
-LOCALISERS: Mapping[str, Callable[[LocalOp], LocalOp]] = {
-    "broadcast_in_dim": _result_shape("shape"),
-    "reshape": _reshape,
-    "split": _split,
-    "tile": _tile,
-    "conv_general_dilated": _conv,
-    "reduce_window": _windows,
-    "reduce_window_sum": _windows,
-    "reduce_window_max": _windows,
-    "reduce_window_min": _windows,
-    "select_and_gather_add": _windows,
-}
-"""Primitive → function that rewrites its parameters and operands for a shard."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.ir.factor import parse_rule
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,10 @@ def _taps(window: _Window) -> int:
     return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
 
 
-@register("conv_general_dilated", traits=Traits(OpKind.CONVOLUTION, hosts_fusion=True))
+@register(
+    "conv_general_dilated",
+    traits=Traits(OpKind.CONVOLUTION, hosts_fusion=True, linear=EITHER),
+)
 def conv_general_dilated(ctx: OpContext) -> OpRule:
     """Return the rule of a convolution, with two FLOPs per multiply-add.
 
@@ -138,6 +141,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
     traits = Traits(
         OpKind.CONVOLUTION,
+        linear=EITHER,
         is_gathered=is_grouped,
         input_dilation=math.prod(ctx.params["lhs_dilation"]),
         kernel_dilation=zeros,

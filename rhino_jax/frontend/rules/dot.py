@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
 
 @register(
     "dot_general",
-    traits=Traits(OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True),
+    traits=Traits(
+        OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True, linear=EITHER
+    ),
 )
 def dot_general(ctx: OpContext) -> OpRule:
     """Return the rule: batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per
@@ -68,7 +70,9 @@ def _rule(
     return Rule(factors, layouts, (tuple(at[n] for n in out),))
 
 
-@register("ragged_dot_general", "ragged_dot", traits=Traits(OpKind.CONTRACTION))
+@register(
+    "ragged_dot_general", "ragged_dot", traits=Traits(OpKind.CONTRACTION, linear=EITHER)
+)
 def ragged_dot(ctx: OpContext) -> OpRule:
     """Return the rule of a grouped matmul: rows in groups, each with its own matrix.
 
@@ -105,6 +109,7 @@ def ragged_dot(ctx: OpContext) -> OpRule:
         flops,
         traits=Traits(
             OpKind.CONTRACTION,
+            linear=EITHER,
             groups=count,
             masked=(0,) if groups else (0, 1),
             is_turned=bool(groups) and contract[1][-1:] == (len(ctx.in_shapes[1]) - 1,),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import OpContext, OpRule, register, result_shape
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("dynamic_slice", traits=Traits(OpKind.MOVEMENT))
+@register(
+    "dynamic_slice",
+    traits=Traits(OpKind.MOVEMENT, moves=((0,),)),
+    local=result_shape("slice_sizes"),
+)
 def dynamic_slice(ctx: OpContext) -> OpRule:
     """Return the rule: dims taken in full are parallel; along sliced dims the operand
     is whole, and each device may take its own part of the slice."""
@@ -25,7 +29,10 @@ def dynamic_slice(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("dynamic_update_slice", traits=Traits(OpKind.UPDATE, fuses_operands=True))
+@register(
+    "dynamic_update_slice",
+    traits=Traits(OpKind.UPDATE, fuses_operands=True, moves=((0, 1),)),
+)
 def dynamic_update_slice(ctx: OpContext) -> OpRule:
     """Return the rule: dims updated in full are parallel, those of one-element updates
     INDEX.

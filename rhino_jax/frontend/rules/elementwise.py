@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
+
+import jax.numpy as jnp
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut, uncut_rule
 from rhino_jax.ir.factor import Dim, Rule
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.op import item_bytes
+from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 
 
 UNARY = (
@@ -29,6 +33,39 @@ BINARY = (
     "random_gamma_grad", "rem", "shift_left", "shift_right_arithmetic",
     "shift_right_logical", "sub", "xor", "zeta",
 )  # fmt: skip
+COMPARISONS = {
+    "eq": "==", "eq_to": "==", "ge": ">=", "gt": ">", "le": "<=", "le_to": "<=",
+    "lt": "<", "lt_to": "<", "ne": "!=",
+}  # fmt: skip
+"""Primitive → the comparison that it is."""
+
+_REDUCERS = {
+    "add": "sum", "add_any": "sum", "and": "and", "max": "max", "min": "min",
+    "mul": "prod", "or": "or",
+}  # fmt: skip
+"""Primitive → how it combines two operands."""
+
+_LINEAR = {
+    **dict.fromkeys(("conj", "imag", "neg", "real"), ((0,),)),
+    **dict.fromkeys(("add", "add_any", "complex", "sub"), ((0, 1),)),
+    "div": ((0,),),
+    "mul": ((0,), (1,)),
+}
+
+_ZEROS = {
+    **dict.fromkeys(
+        ("abs", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "erf", "expm1",
+         "floor", "log1p", "round", "sign", "sin", "sinh", "sqrt", "square", "tan",
+         "tanh"),
+        ((0,),),
+    ),
+    **dict.fromkeys(("max", "min", "or", "xor"), ((0, 1),)),
+    "and": ((0,), (1,)),
+}  # fmt: skip
+
+_LIMITS = {"erf": -1.0, "exp": 0.0, "exp2": 0.0, "logistic": 0.0, "tanh": -1.0}
+
+_BOUNDED = ("cos", "erf", "logistic", "sin", "tanh")
 
 NARY = (
     "clamp", "philox2x32", "philox4x32", "polynomial", "random_clone",
@@ -41,6 +78,11 @@ EXPONENTIAL = ("exp", "exp2")
 ANNOTATIONS = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
 """Ops with which a program itself states how a value is sharded."""
 
+PLACING = ANNOTATIONS | {
+    "device_put", "layout_constraint", "relayout", "with_memory_space_constraint",
+}  # fmt: skip
+"""Ops with which it states how, or where, a value is stored."""
+
 PASSING = (
     "copy", "copy_p", "device_put", "layout_constraint", "name",
     "optimization_barrier", "pbroadcast", "pvary", "reduced_vary_cast",
@@ -48,6 +90,11 @@ PASSING = (
     "stop_gradient", "with_memory_space_constraint",
 )  # fmt: skip
 
+
+_KINDS = {
+    "convert_element_type": OpKind.CONVERSION,
+    "reduce_precision": OpKind.IDENTITY,
+}
 
 EXPENSIVE = (
     "acos", "asin", "atan", "atan2", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
@@ -57,24 +104,57 @@ EXPENSIVE = (
 """Ops that XLA's `IsExpensive` names, in addition to the exponentials."""
 
 
-@register(
-    *{*UNARY, *BINARY, *NARY}.difference(
-        EXPENSIVE, EXPONENTIAL, ("convert_element_type", "reduce_precision")
-    ),
-    traits=Traits(OpKind.ELEMENTWISE),
-)
-@register(*EXPENSIVE, traits=Traits(OpKind.ELEMENTWISE, is_expensive=True))
-@register(*EXPONENTIAL, traits=Traits(OpKind.EXPONENTIAL, is_expensive=True))
-@register("reduce_precision", traits=Traits(OpKind.IDENTITY))
-@register("convert_element_type", traits=Traits(OpKind.CONVERSION))
+@functools.cache
+def _traits(name: str) -> Traits:
+    kind = OpKind.EXPONENTIAL if name in EXPONENTIAL else OpKind.ELEMENTWISE
+    return Traits(
+        _KINDS.get(name, kind),
+        is_expensive=name in EXPENSIVE or name in EXPONENTIAL,
+        moves=((1, ...),) if name == "select_n" else (),
+        linear=_LINEAR.get(name, ()),
+        zeros=_ZEROS.get(name, ()),
+        reducer="sum" if name == "sub" else _REDUCERS.get(name, ""),
+        accumulates=(0,) if name == "sub" else (0, 1) if name in _REDUCERS else (),
+        compares=COMPARISONS.get(name, ""),
+        limit=_LIMITS.get(name),
+        is_bounded=name in _BOUNDED,
+    )
+
+
+@register(*UNARY, *BINARY, *NARY, traits=_traits)
 def elementwise(ctx: OpContext) -> OpRule:
     """Return the rule, with one FLOP per element and result; scalars and dims of size
     one are broadcast."""
     flops = float(sum(math.prod(shape) for shape in ctx.out_shapes))
-    return OpRule(aligned_rule(ctx.in_shapes, ctx.out_shapes), flops, is_fusible=True)
+    rule = aligned_rule(ctx.in_shapes, ctx.out_shapes)
+    return OpRule(rule, flops, is_fusible=True, traits=_traits_of_call(ctx))
 
 
-@register("tie", traits=Traits(OpKind.IDENTITY))
+def _traits_of_call(ctx: OpContext) -> Traits | None:
+    """Return the traits that depend on types and parameters; None: there are none."""
+    traits = _traits(ctx.primitive)
+    if traits.kind is OpKind.CONVERSION and _is_exact(*ctx.in_dtypes, *ctx.out_dtypes):
+        return replace(traits, moves=((0,),))
+    if ctx.primitive == "div" and "int" in ctx.in_dtypes[0]:
+        return replace(traits, linear=())
+    if ctx.primitive == "integer_pow" and ctx.params["y"] > 0:
+        return replace(traits, zeros=((0,),))
+    return None
+
+
+def _is_exact(before: str, after: str) -> bool:
+    """Whether a conversion leaves of sums, and of numbers to be counted, all that is
+    needed."""
+    if before == after or "bool" in (before, after):
+        return before == after
+    if "float" in before and "float" in after:
+        old, new = jnp.finfo(before), jnp.finfo(after)
+        return bool(new.nmant >= old.nmant and new.maxexp >= old.maxexp)
+    is_widening = item_bytes(after) >= item_bytes(before)
+    return is_widening and not ("float" in before and "int" in after)
+
+
+@register("tie", traits=Traits(OpKind.IDENTITY, moves=((1,),)))
 def tie(ctx: OpContext) -> OpRule:
     """Return the rule of `tie`: its second operand, available once the first is."""
     (first, second), factors = ctx.in_shapes, FactorList()
@@ -82,7 +162,12 @@ def tie(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([[()] * len(first), layout], [layout]), is_fusible=True)
 
 
-@register(*PASSING, traits=Traits(OpKind.IDENTITY))
+@register(
+    *PASSING,
+    traits=lambda name: Traits(
+        OpKind.IDENTITY, moves=FROM_ALL, states_placement=name in PLACING
+    ),
+)
 def passing(ctx: OpContext) -> OpRule:
     """Return the rule of ops whose results are their operands: constraints, copies,
     barriers over many values."""

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rhino_jax.frontend.registry import OpContext, OpRule, Shape, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("gather", traits=Traits(OpKind.LOOKUP, masks_padding=True))
+def _local(
+    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> dict[str, Any]:
+    """Set slice sizes so that slices spanning a dim of the operand still span it."""
+    dims = params["dimension_numbers"]
+    gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
+    kept = [d for d in range(len(ins[0])) if d not in gone]
+    sizes = list(params["slice_sizes"])
+    for d, offset in zip(kept, dims.offset_dims, strict=True):
+        sizes[d] = outs[0][offset]
+    return {"slice_sizes": tuple(sizes)}
+
+
+@register(
+    "gather",
+    traits=Traits(OpKind.LOOKUP, masks_padding=True, moves=((0,),)),
+    local=_local,
+)
 def gather(ctx: OpContext) -> OpRule:
     """Return the factors of a gather with any dimension numbers.
 

@@ -8,6 +8,7 @@ Source: G. Golub, C. Van Loan, Matrix Computations, 4th ed., 2013, chapters 3 to
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
@@ -66,7 +67,12 @@ def factorisation(ctx: OpContext) -> OpRule:
     return OpRule(_batched(ctx, len(batch)), math.prod(batch) * flops)
 
 
-@register(*PRODUCT_COEFFICIENTS, traits=_ON_SHARDS)
+@register(
+    *PRODUCT_COEFFICIENTS,
+    traits=lambda name: replace(
+        _ON_SHARDS, linear=((1,),) if name == "triangular_solve" else ()
+    ),
+)
 def matrix_product(ctx: OpContext) -> OpRule:
     """Return the rule of solves and products of the first operand's columns with the
     last operand."""

@@ -9,8 +9,15 @@ themselves are elementwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax._compat import key_words, threefry_words
+from rhino_jax.frontend.registry import OpContext, OpRule, PartFn, Shape, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Dim
@@ -29,8 +36,41 @@ GAMMA_FLOPS = 2000.0
 """Operations per gamma sample: about 20 words (rejection, Marsaglia and Tsang)."""
 
 
-@register("random_bits", traits=Traits(OpKind.GENERATOR, is_expensive=True))
-@register("random_split", traits=Traits(OpKind.GENERATOR))
+def _local_bits(
+    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> dict[str, Any]:
+    return {"shape": tuple(outs[0][len(ins[0]) :])}
+
+
+def _part_of_bits(eqn: Any) -> PartFn | None:
+    """Return how bits are drawn by position; None where words are not functions of the
+    key and their position."""
+    key, drawn = eqn.invars[0].aval, eqn.outvars[0].aval
+    is_small = math.prod(drawn.shape) < 2**32
+    is_free = bool(jax.config.values["jax_threefry_partitionable"])
+    if not is_free or not is_small or key.shape or str(key.dtype) != "key<fry>":
+        return None
+
+    def part(operands: Sequence[Any], shape: Shape, positions: Any) -> Any:
+        at, step = jnp.zeros(shape, jnp.uint32), 1
+        for d in reversed(range(len(shape))):
+            along = positions(d, jnp.uint32)
+            along = lax.iota(jnp.uint32, shape[d]) if along is None else along
+            counted = along * jnp.asarray(step, jnp.uint32)
+            at = at + lax.broadcast_in_dim(counted, shape, (d,))
+            step *= drawn.shape[d]
+        return threefry_words(key_words(operands[0]), at, drawn.dtype)
+
+    return part
+
+
+@register(
+    "random_bits",
+    traits=Traits(OpKind.GENERATOR, is_expensive=True),
+    local=_local_bits,
+    part=_part_of_bits,
+)
+@register("random_split", traits=Traits(OpKind.GENERATOR), local=_local_bits)
 def bits(ctx: OpContext) -> OpRule:
     """Return the rule of drawn bits: dims of keys come first, the other dims are the
     result's alone."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
@@ -20,13 +24,52 @@ REDUCERS = {
     "reduce_or": "or",
 }
 
+COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "sum": lax.add,
+    "mean": lax.add,
+    "prod": lax.mul,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+}
+"""Reducer → its binary op; that of means is of parts weighted by their share."""
+
+
+def identity(reducer: str, dtype: Any) -> Any:
+    """Return the identity element of a reducer."""
+    if reducer in ("sum", "or", "xor"):
+        return np.zeros((), dtype)
+    if reducer == "prod":
+        return np.ones((), dtype)
+    if reducer == "and":
+        return ~np.zeros((), dtype)
+    assert reducer in ("max", "min"), f"{reducer} leaves nothing as it is"
+    is_max = reducer == "max"
+    if dtype == np.bool_:
+        return np.asarray(not is_max)
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        return np.asarray(info.min if is_max else info.max, dtype)
+    return np.asarray(-np.inf if is_max else np.inf).astype(dtype)
+
+
 POSITIONS = ("argmax", "argmin")
 
 
-@register(
-    *REDUCERS, *POSITIONS, "reduce_xor",
-    traits=Traits(OpKind.REDUCTION, fuses_operands=True, masks_padding=True),
-)  # fmt: skip
+def _traits(name: str) -> Traits:
+    return Traits(
+        OpKind.REDUCTION,
+        fuses_operands=True,
+        masks_padding=True,
+        linear=((0,),) if name == "reduce_sum" else (),
+        zeros=() if name in POSITIONS else ((0,),),
+        reducer=name.removeprefix("reduce_") if name not in POSITIONS else "",
+        dims_param="axes",
+    )
+
+
+@register(*REDUCERS, *POSITIONS, "reduce_xor", traits=_traits)
 def reduce_dims(ctx: OpContext) -> OpRule:
     """Return the rule of a reduction: reduced dims leave partial results, which a
     collective combines.
@@ -78,10 +121,10 @@ def _reduced(
     return OpRule(rule, float(math.prod(shape)))
 
 
+@register("cumsum", traits=Traits(linear=((0,),), dims_param="axis"))
 @register(
-    "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp",
-    traits=Traits(OpKind.OTHER),
-)  # fmt: skip
+    "cumprod", "cummax", "cummin", "cumlogsumexp", traits=Traits(dims_param="axis")
+)
 def cumulative(ctx: OpContext) -> OpRule:
     """Return the rule of a running sum: along its dim, a shard sends its last sum to
     those after it."""

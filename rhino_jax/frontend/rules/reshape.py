@@ -11,13 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import OpContext, OpRule, register, result_shape
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("reshape", traits=Traits(OpKind.MOVEMENT))
+@register(
+    "reshape",
+    traits=Traits(OpKind.MOVEMENT, moves=((0,),)),
+    local=result_shape("new_sizes"),
+)
 def reshape(ctx: OpContext) -> OpRule:
     """Return the rule of splits and merges of dims, after the permutation by
     `dimensions`."""

@@ -65,7 +65,14 @@ batching.primitive_batchers[_rotate_p] = _batched
 
 
 @register(
-    ROTATE, traits=Traits(OpKind.MOVEMENT, fuses_operands=True, masks_padding=True)
+    ROTATE,
+    traits=Traits(
+        OpKind.MOVEMENT,
+        fuses_operands=True,
+        masks_padding=True,
+        moves=((0,),),
+        dims_param="axis",
+    ),
 )
 def rotation(ctx: OpContext) -> OpRule:
     """Return the rule: the rotated dim is a shift in the shorter direction; elements

@@ -8,6 +8,7 @@ identity (zero for "sum", one for "prod", the extreme for "max", "min").
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
@@ -27,11 +28,22 @@ REDUCERS = {
 }
 """Primitive → how partial results of scatters with sharded updates combine."""
 
+_SUBTRACTING = ("scatter-sub", "scatter_sub")
 
-@register(
-    "scatter", "scatter-sub", "scatter_sub", *REDUCERS,
-    traits=Traits(OpKind.SCATTER, fuses_operands=True),
-)  # fmt: skip
+
+def _traits(name: str) -> Traits:
+    reducer = REDUCERS.get(name, "")
+    return Traits(
+        OpKind.SCATTER,
+        fuses_operands=True,
+        moves=((0, 2),) if name == "scatter" else (),
+        linear=((0, 2),) if reducer == "sum" or name in _SUBTRACTING else (),
+        reducer=reducer,
+        accumulates=(0,) if reducer else (),
+    )
+
+
+@register("scatter", *_SUBTRACTING, *REDUCERS, traits=_traits)
 def scatter(ctx: OpContext) -> OpRule:
     """Return the factors of a scatter with any dimension numbers.
 
@@ -81,4 +93,8 @@ def scatter(ctx: OpContext) -> OpRule:
         else:
             operand[d] = factors.whole(size)
     flops = float(math.prod(updates_shape)) if reducer else 0.0
-    return OpRule(factors.rule([operand, indices, updates], [operand]), flops)
+    rule = factors.rule([operand, indices, updates], [operand])
+    # `x.at[i].apply(fn)` is a scatter, too: of what `fn` makes of the elements.
+    applies = ctx.primitive == "scatter" and ctx.params.get("update_jaxpr") is not None
+    traits = replace(_traits(ctx.primitive), moves=()) if applies else None
+    return OpRule(rule, flops, traits=traits)

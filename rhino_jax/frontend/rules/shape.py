@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+import numpy as np
+from jax import lax
+
+from rhino_jax.frontend.registry import (
+    OpContext,
+    OpRule,
+    PartFn,
+    Shape,
+    register,
+    result_shape,
+)
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.factor import Dim
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 
 
-@register("broadcast_in_dim", traits=Traits(OpKind.BROADCAST))
+FROM_FIRST = Traits(OpKind.MOVEMENT, moves=((0,),))
+
+
+@register(
+    "broadcast_in_dim",
+    traits=Traits(OpKind.BROADCAST, moves=((0,),)),
+    local=result_shape("shape"),
+)
 def broadcast_in_dim(ctx: OpContext) -> OpRule:
     """Return the rule: new and expanded dims are factors of the result alone."""
     operand_shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
@@ -27,7 +46,21 @@ def broadcast_in_dim(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand, *sizes], [result]), is_fusible=True)
 
 
-@register("iota", "empty", "iota_2x32_shape", traits=Traits(OpKind.GENERATOR))
+def _part_of_iota(eqn: Any) -> PartFn:
+    dtype, dim = eqn.params["dtype"], eqn.params["dimension"]
+
+    def part(operands: Sequence[Any], shape: Shape, positions: Any) -> Any:
+        at = positions(dim, np.int32)
+        if at is None:
+            return lax.broadcasted_iota(dtype, shape, dim)
+        return lax.broadcast_in_dim(lax.convert_element_type(at, dtype), shape, (dim,))
+
+    return part
+
+
+@register("empty", traits=Traits(OpKind.GENERATOR), local=result_shape("shape"))
+@register("iota_2x32_shape", traits=Traits(OpKind.GENERATOR))
+@register("iota", traits=Traits(OpKind.GENERATOR), part=_part_of_iota)
 def made_of_nothing(ctx: OpContext) -> OpRule:
     """Return the rule of ops without array operands: every device generates its own
     part."""
@@ -38,7 +71,7 @@ def made_of_nothing(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("transpose", traits=Traits(OpKind.MOVEMENT))
+@register("transpose", traits=FROM_FIRST)
 def transpose(ctx: OpContext) -> OpRule:
     """Return the rule of a permutation of dims."""
     factors = FactorList()
@@ -47,7 +80,7 @@ def transpose(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("squeeze", traits=Traits(OpKind.MOVEMENT))
+@register("squeeze", traits=FROM_FIRST)
 def squeeze(ctx: OpContext) -> OpRule:
     """Return the rule that drops dims of size one."""
     (shape,) = ctx.in_shapes
@@ -58,7 +91,7 @@ def squeeze(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("expand_dims", traits=Traits(OpKind.MOVEMENT))
+@register("expand_dims", traits=FROM_FIRST)
 def expand_dims(ctx: OpContext) -> OpRule:
     """Return the rule that adds dims of size one."""
     (shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
@@ -72,7 +105,7 @@ def expand_dims(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
-@register("rev", traits=Traits(OpKind.MOVEMENT, is_reversal=True))
+@register("rev", traits=replace(FROM_FIRST, is_reversal=True, dims_param="dimensions"))
 def rev(ctx: OpContext) -> OpRule:
     """Return the rule: reversed dims are whole, since reversing them permutes
     shards."""
@@ -86,7 +119,22 @@ def rev(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([layout], [layout]), is_fusible=True)
 
 
-@register("slice", traits=Traits(OpKind.MOVEMENT))
+def _local_slice(
+    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> dict[str, Any]:
+    """Set limits so that dims with the part are taken in full; of size 0, nothing."""
+    strides = params["strides"] or (1,) * len(ins[0])
+    return {
+        "limit_indices": tuple(
+            start + max((size - 1) * stride + 1, 0)
+            for start, size, stride in zip(
+                params["start_indices"], outs[0], strides, strict=True
+            )
+        )
+    }
+
+
+@register("slice", traits=FROM_FIRST, local=_local_slice)
 def slice_(ctx: OpContext) -> OpRule:
     """Return the rule: dims taken in full are parallel, others are shifts; dims with
     strides are whole."""
@@ -99,7 +147,7 @@ def slice_(ctx: OpContext) -> OpRule:
     return _resized(ctx, places, can_sum)
 
 
-@register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True))
+@register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True, moves=((0, 1),)))
 def pad(ctx: OpContext) -> OpRule:
     """Return the rule: padded dims (negative padding, too) are shifts, or whole where
     padding comes between elements."""
@@ -137,7 +185,13 @@ def _resized(
 
 @register(
     "concatenate",
-    traits=Traits(OpKind.MOVEMENT, fuses_operands=True, masks_padding=True),
+    traits=Traits(
+        OpKind.MOVEMENT,
+        fuses_operands=True,
+        masks_padding=True,
+        moves=FROM_ALL,
+        dims_param="dimension",
+    ),
 )
 def concatenate(ctx: OpContext) -> OpRule:
     """Return the rule: the dim of concatenation is whole, unless one operand is most of
@@ -170,7 +224,13 @@ def concatenate(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule(operands, [shared]))
 
 
-@register("split", traits=Traits(OpKind.MOVEMENT))
+@register(
+    "split",
+    traits=replace(FROM_FIRST, dims_param="axis"),
+    local=lambda params, ins, outs: {
+        "sizes": tuple(shape[params["axis"]] for shape in outs)
+    },
+)
 def split(ctx: OpContext) -> OpRule:
     """Return the rule: the dim that is split is whole."""
     return OpRule(_joined(ctx, ctx.params["axis"]).rule, is_fusible=True)
@@ -195,7 +255,7 @@ def _joined(ctx: OpContext, axis: int) -> OpRule:
     return OpRule(factors.rule(layouts[:count], layouts[count:]))
 
 
-@register("stack", traits=Traits(OpKind.MOVEMENT))
+@register("stack", traits=Traits(OpKind.MOVEMENT, moves=FROM_ALL))
 def stack(ctx: OpContext) -> OpRule:
     """Return the rule: the new dim is whole."""
     (result_shape,) = ctx.out_shapes
@@ -209,7 +269,7 @@ def stack(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([operand] * len(ctx.in_shapes), [result]))
 
 
-@register("unstack", traits=Traits(OpKind.MOVEMENT))
+@register("unstack", traits=FROM_FIRST)
 def unstack(ctx: OpContext) -> OpRule:
     """Return the rule: the dim that is removed is whole."""
     (shape,) = ctx.in_shapes
@@ -224,7 +284,13 @@ def unstack(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("tile", traits=Traits(OpKind.MOVEMENT))
+@register(
+    "tile",
+    traits=FROM_FIRST,
+    local=lambda params, ins, outs: {
+        "reps": tuple(n // part for n, part in zip(outs[0], ins[0], strict=True))
+    },
+)
 def tile(ctx: OpContext) -> OpRule:
     """Return the rule: a repeated dim is (copies, dim), major first."""
     (shape,) = ctx.in_shapes

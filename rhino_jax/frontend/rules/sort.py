@@ -11,7 +11,7 @@ from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-@register("sort", traits=Traits(OpKind.OTHER))
+@register("sort", traits=Traits(OpKind.OTHER, dims_param="dimension"))
 def sort(ctx: OpContext) -> OpRule:
     """Return the rule: operands, sorted together by the first `num_keys`, have one
     shape."""
@@ -27,7 +27,7 @@ def sort(ctx: OpContext) -> OpRule:
 
 
 @register("approx_top_k", traits=Traits(OpKind.OTHER))
-@register("top_k", traits=Traits(OpKind.OTHER, is_gathered=True))
+@register("top_k", traits=Traits(OpKind.OTHER, is_gathered=True, dims_param="axis"))
 def top_k(ctx: OpContext) -> OpRule:
     """Return the rule of the k largest along one dim: values and their positions in the
     whole dim."""

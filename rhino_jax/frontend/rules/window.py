@@ -10,14 +10,24 @@ from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
 
+def _traits(name: str) -> Traits:
+    reducer = name.removeprefix("reduce_window").removeprefix("_")
+    return Traits(
+        OpKind.REDUCTION,
+        masks_padding=True,
+        linear=((0,),) if reducer == "sum" else (),
+        reducer=reducer,
+    )
+
+
 @register(
     "reduce_window",
     "reduce_window_sum",
     "reduce_window_max",
     "reduce_window_min",
-    traits=Traits(OpKind.REDUCTION, masks_padding=True),
+    traits=_traits,
 )
-@register("select_and_gather_add", traits=Traits(OpKind.REDUCTION))
+@register("select_and_gather_add", traits=Traits(OpKind.REDUCTION, linear=((0,),)))
 def reduce_window(ctx: OpContext) -> OpRule:
     """Return the rule: dims with windows of one element are parallel, others halo or
     whole.
@@ -73,7 +83,8 @@ def _window_dim(
     return factors.halo(length, low, max(extent - stride - low, 0)), ()
 
 
-@register("select_and_scatter_add", "select_and_scatter", traits=Traits(OpKind.SCATTER))
+@register("select_and_scatter", traits=Traits(OpKind.SCATTER))
+@register("select_and_scatter_add", traits=Traits(OpKind.SCATTER, linear=((0,),)))
 def select_and_scatter_add(ctx: OpContext) -> OpRule:
     """Return the rule of the gradient of max pooling: sharded where windows do not
     overlap.

@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rhino_jax.frontend.rules.elementwise import BINARY, UNARY
-from rhino_jax.frontend.rules.reduce import REDUCERS
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.reshape import reshape_rule
-from rhino_jax.frontend.rules.rotate import ROTATE
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
     DimParts,
@@ -29,33 +27,23 @@ from rhino_jax.frontend.split_dims.forms import (
     shape_of,
 )
 from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.traits import OpKind
 
 
 Speller = Callable[[Any, Sequence[Form], Groups | None], Spelled | None]
 
 _SPELLERS: dict[str, Speller] = {}
 
-ELEMENTWISE = (
-    *UNARY, *BINARY, "clamp", "copy", "copy_p", "name", "select_n", "stop_gradient",
-)  # fmt: skip
-
-_REDUCTIONS = (*REDUCERS, "reduce_xor")
-
-_ALONG = {
-    "argmax": "axes", "argmin": "axes", "cumlogsumexp": "axis", "cummax": "axis",
-    "cummin": "axis", "cumprod": "axis", "cumsum": "axis", "rev": "dimensions",
-    "sort": "dimension", "split": "axis", "top_k": "axis", "concatenate": "dimension",
-    ROTATE: "axis",
-}  # fmt: skip
-"""Ops that work along some dims and treat all others alike → the parameter that names
-these dims."""
+_STARTS: set[str] = set()
+"""Ops at which dims become split, or free."""
 
 
-def spells(*names: str) -> Callable[[Speller], Speller]:
+def spells(*names: str, starts: bool = False) -> Callable[[Speller], Speller]:
     """Return a decorator that registers a function for these primitives."""
 
     def register(speller: Speller) -> Speller:
         _SPELLERS.update(dict.fromkeys(names, speller))
+        _STARTS.update(names if starts else ())
         return speller
 
     return register
@@ -63,8 +51,18 @@ def spells(*names: str) -> Callable[[Speller], Speller]:
 
 _ONE = DimParts((1,))
 
-_STARTS = frozenset({"reshape", "broadcast_in_dim", "iota", "random_bits"})
-"""Ops at which dims become split, or free."""
+
+def _speller(name: str) -> Speller | None:
+    """Return the function of a primitive, or of what its traits say that it is."""
+    if name in _SPELLERS:
+        return _SPELLERS[name]
+    traits = traits_of(name)
+    is_passing = traits.kind is OpKind.IDENTITY and not traits.states_placement
+    if traits.is_elementwise or is_passing:
+        return elementwise
+    if traits.kind is OpKind.REDUCTION and traits.reducer and traits.dims_param:
+        return reduction
+    return along if traits.dims_param else None
 
 
 def spell(
@@ -83,7 +81,7 @@ def spell(
     name = eqn.primitive.name
     if name not in _STARTS and not any(f.is_apart or f.free for f in forms):
         return None
-    speller = _SPELLERS.get(name)
+    speller = _speller(name)
     said = {k: eqn.params.get(k) for k in ("sharding", "out_sharding")}
     if speller is None or any(s is not None and any(s.spec) for s in said.values()):
         return None
@@ -100,7 +98,7 @@ def array_shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
-@spells("reshape")
+@spells("reshape", starts=True)
 def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Split a reshaped dim into the factors that both shapes have in common."""
     (form,), shape = forms, array_shape(eqn.outvars[0])
@@ -132,7 +130,6 @@ def reshape(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled |
     return Spelled((form.groups,), (tuple(made),), params, tuple(used))
 
 
-@spells(*ELEMENTWISE)
 def elementwise(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Give all operands the same parts; scalars stay, and dims of size one are
     broadcast."""
@@ -172,7 +169,7 @@ def barrier(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     return Spelled(groups, groups, eqn.params)
 
 
-@spells("broadcast_in_dim")
+@spells("broadcast_in_dim", starts=True)
 def broadcast_in_dim(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
@@ -212,7 +209,7 @@ def broadcast_in_dim(
     return Spelled((tuple(read),), (made,), params, free=free)
 
 
-@spells("random_bits")
+@spells("random_bits", starts=True)
 def random_bits(
     eqn: Any, forms: Sequence[Form], target: Groups | None
 ) -> Spelled | None:
@@ -225,7 +222,7 @@ def random_bits(
     return Spelled(((),), (made,), params, free=frozenset(range(len(made))))
 
 
-@spells("iota")
+@spells("iota", starts=True)
 def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Leave all dims free except the one that is counted."""
     if forms:
@@ -241,7 +238,6 @@ def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | No
     return Spelled((), (made,), params, free=free)
 
 
-@spells(*_REDUCTIONS)
 def reduction(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Reduce all parts of a dim together."""
     if len(forms) != 1:
@@ -253,10 +249,9 @@ def reduction(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled
     return Spelled((form.groups,), (made,), params, used)
 
 
-@spells(*_ALONG)
 def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
     """Keep the dims that the op works along merged, and give all others any parts."""
-    name = _ALONG[eqn.primitive.name]
+    name = traits_of(eqn.primitive.name).dims_param
     if name not in eqn.params or any(not form.groups for form in forms):
         return None
     said = eqn.params[name]

@@ -92,6 +92,6 @@ def _mixed(program: Program, runs: Mapping[int, int]) -> Iterator[int]:
         op = program.ops[op_id]
         for entering, leaving, _ in carried(op) if op.call else ():
             adds = readers.get(entering, [])
-            is_sum = len(adds) == 1 and adds[0].name in ("add", "add_any", "sub")
+            is_sum = len(adds) == 1 and adds[0].traits.reducer == "sum"
             if not is_sum or adds[0].results[0] != leaving:
                 yield entering

@@ -24,6 +24,7 @@ from rhino_jax.frontend.regions import (
     evaluate_ops,
 )
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.deferred_reductions import loops, remats
 from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, from_text
 from rhino_jax.passes.deferred_reductions.linear import linear_ways
@@ -79,12 +80,6 @@ def _plain(array: Any, atom: Any) -> UnreducedValue:
     return UnreducedValue(atom.aval, array, is_zero=is_zero)
 
 
-_KEEPS_ZEROS = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
-)
-"""Ops whose result is zero if their operand is."""
-
-
 @dataclass(slots=True)
 class DeferredEmitter:
     """Emitter of a program's equations with unreduced values.
@@ -134,9 +129,9 @@ class DeferredEmitter:
             if op.id in self._made:
                 return [self.source(op, eqn, operands)]
             found = self.linear(op, eqn, operands)
-            return self.as_it_was(eqn, operands) if found is None else [found]
+            return self.as_it_was(op, eqn, operands) if found is None else [found]
         if not self.changes(op):
-            return self.as_it_was(eqn, operands)
+            return self.as_it_was(op, eqn, operands)
         name = eqn.primitive.name
         if name in PLAIN_CALLS:
             (body,) = closed_region_jaxprs(eqn)
@@ -147,7 +142,7 @@ class DeferredEmitter:
             return remats.run(self, op, eqn, operands)
         if op.call.kind is RegionKind.SCAN:
             return loops.run(self, op, eqn, operands)
-        return self.as_it_was(eqn, operands)
+        return self.as_it_was(op, eqn, operands)
 
     def changes(self, op: Op) -> bool:
         """Whether an op with regions has an unreduced result, or defers a sum
@@ -161,11 +156,11 @@ class DeferredEmitter:
         )
 
     def as_it_was(
-        self, eqn: Any, operands: Sequence[UnreducedValue]
+        self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
     ) -> list[UnreducedValue]:
         """Bind an equation to reduced operands."""
         results = bind_eqn(eqn, [v.closed() for v in operands], eqn.params)
-        is_zero = eqn.primitive.name in _KEEPS_ZEROS and operands[0].is_zero
+        is_zero = op.traits.keeps_zeros([v.is_zero for v in operands])
         return [
             UnreducedValue(var.aval, x, is_zero=is_zero)
             for x, var in zip(results, eqn.outvars, strict=True)
@@ -180,10 +175,10 @@ class DeferredEmitter:
         split, rule = group.made[op.id], op.rule
         assert rule is not None and can_split(rule, split, group.pieces), op.label
         if unsaid(eqn.params) is None:
-            return self.as_it_was(eqn, operands)[0]
+            return self.as_it_was(op, eqn, operands)[0]
         arrays = [v.closed() for v in operands]
         plain = None
-        if op.name == "scatter-add":
+        if op.traits.kind is OpKind.SCATTER:
             plain = None if operands[0].is_zero else arrays[0]
             arrays[0] = zeros(operands[0].aval, ())
         parts = in_pieces(eqn, rule, arrays, split, group.pieces)
@@ -220,11 +215,11 @@ class DeferredEmitter:
                 arrays = [
                     kept[i].open.get(g) if i in way else x for i, x in enumerate(others)
                 ]
-                opened[g] = self.part(eqn, kept, arrays, way, self.groups[g].pieces)
+                opened[g] = self.part(op, eqn, kept, arrays, way, self.groups[g].pieces)
         plain = None
         if any(kept[i].plain is not None and not kept[i].is_zero for i in way):
             arrays = [kept[i].plain if i in way else x for i, x in enumerate(others)]
-            plain = self.part(eqn, kept, arrays, way, ())
+            plain = self.part(op, eqn, kept, arrays, way, ())
         return UnreducedValue(eqn.outvars[0].aval, plain, opened, maker=eqn)
 
     def way(
@@ -246,6 +241,7 @@ class DeferredEmitter:
 
     def part(
         self,
+        op: Op,
         eqn: Any,
         operands: Sequence[UnreducedValue],
         arrays: list[Any],
@@ -255,7 +251,8 @@ class DeferredEmitter:
         """Compute the reduced part of a linear op's result, or that of one group.
 
         Args:
-          eqn: the equation.
+          op: the op.
+          eqn: its equation.
           operands: its operands.
           arrays: that part of each operand in `way`, None for zero; other operands
             reduced.
@@ -263,7 +260,7 @@ class DeferredEmitter:
           pieces: sizes of the leading dims; empty for the reduced part.
         """
         present = [i for i in way if arrays[i] is not None]
-        if eqn.primitive.name in ("add", "add_any") and len(present) == 1:
+        if len(present) == 1 and self.is_added_to(op, present[0]):
             return arrays[present[0]]
         is_open = [i in present and bool(pieces) for i in range(len(arrays))]
         for i in way:
@@ -273,3 +270,9 @@ class DeferredEmitter:
             return bind_eqn(eqn, arrays, eqn.params)[0]
         place = [0 if opened else None for opened in is_open]
         return batched(eqn, arrays, [place] * len(pieces))
+
+    def is_added_to(self, op: Op, operand: int) -> bool:
+        """Whether an op adds all else to an operand, element by element."""
+        traits = op.traits
+        is_sum = traits.is_elementwise and traits.reducer == "sum"
+        return is_sum and operand in traits.accumulates

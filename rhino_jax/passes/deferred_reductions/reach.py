@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rhino_jax.frontend.regions import PLAIN_CALLS, REMATS
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
-from rhino_jax.passes.deferred_reductions.linear import NEEDS_ALL, linear_ways
+from rhino_jax.passes.deferred_reductions.linear import linear_ways, needs_all
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def way_of(program: Program, op: Op, values: Mapping[int, int]) -> tuple[int, ..
     """
     for way in linear_ways(program, op):
         could = [op.operands[i] in values for i in way]
-        if all(could) if op.name in NEEDS_ALL else any(could):
+        if all(could) if needs_all(op) else any(could):
             return way
     return ()
 
@@ -174,7 +174,7 @@ def _read(program: Program, op: Op, found: Reach, *, is_source: bool) -> None:
         for i in way:
             if op.operands[i] in found.values:
                 found.passed.append((op.operands[i], op.results[0], op))
-                if op.name in NEEDS_ALL:
+                if needs_all(op):
                     found.together.append((op.operands[i], op.results[0]))
         open_ends = {i for i in range(len(op.operands)) if i not in way}
     elif not is_entered(op):

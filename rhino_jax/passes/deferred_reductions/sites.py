@@ -16,7 +16,7 @@ from typing import Protocol
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, Split
 from rhino_jax.passes.deferred_reductions.flow import FlowNetwork
-from rhino_jax.passes.deferred_reductions.linear import SUMS
+from rhino_jax.passes.deferred_reductions.linear import sums
 from rhino_jax.passes.deferred_reductions.pieces import can_split
 from rhino_jax.passes.deferred_reductions.reach import Reach, reach, visible
 
@@ -108,7 +108,7 @@ def _split(op: Op, prices: SitePrices) -> tuple[Axes, Split] | None:
       is not partial, or its sum cannot be deferred.
     """
     rule, cut = op.rule, prices.cuts.get(op.id)
-    if op.name not in SUMS or rule is None or cut is None or len(op.results) != 1:
+    if not sums(op) or rule is None or cut is None or len(op.results) != 1:
         return None
     over = [
         (axis, f)

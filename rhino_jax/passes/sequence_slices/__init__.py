@@ -5,7 +5,7 @@ Out: `sliced.SlicedBody`: the same micro-batch, slice by slice; or an error with
 line that lets a token see later ones.
 Order: `states` (whole, rows, pairs of tokens), `bounds` and `bounding` (interval
 analysis of masks), `corner` (masks by row and column), `later` (pairs whose column is
-after their row), `reduced`, `flow` (an op on rows), `pairs` (on pairs), `refused`,
-`opened` (layer scans unrolled; recomputed values), `inputs`, `analysis` (a
-whole micro-batch), `cuts` (slices of arrays), `emit`, `sliced`.
+after their row), `flow` (an op on rows), `pairs` (on pairs), `refused`, `opened`
+(layer scans unrolled; recomputed values), `inputs`, `analysis` (a whole micro-batch),
+`cuts` (slices of arrays), `emit`, `sliced`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.states import locate
 from rhino_jax.passes.sequence_slices import refused
 from rhino_jax.passes.sequence_slices.bounding import Masks
@@ -116,7 +118,7 @@ def _walk(
     op, run = found.piece.ops[i].op, _run(found, i, eqn, states)
     if isinstance(run, SlicedOp):
         _check_known(found, op, states, run.is_backward)
-        if op.name not in _RAISING and any(map(_may_be_extreme, states)):
+        if not _is_raising(op) and any(map(_may_be_extreme, states)):
             made = tuple(_extreme(s) for s in run.results)
             run = replace(run, results=made)
         return run, run.results
@@ -124,13 +126,13 @@ def _walk(
     return None, [_whole(found, op, eqn, states, k, run) for k in range(count)]
 
 
-_RAISING = frozenset({
-    "cos", "erf", "exp", "exp2", "logistic", "max", "reduce_max", "sin", "tanh",
-})  # fmt: skip
-"""Ops whose results are not as extreme as one of their operands may be.
+def _is_raising(op: Op) -> bool:
+    """Whether results are not as extreme as one of the operands may be.
 
-`reduce_max` runs only on pairs of which every row has a column that is not low.
-"""
+    `reduce_max` runs only on pairs of which every row has a column that is not low.
+    """
+    traits = op.traits
+    return traits.is_bounded or traits.limit is not None or traits.reducer == "max"
 
 
 def _may_be_extreme(state: State) -> bool:
@@ -293,16 +295,20 @@ def _place(
     places.discard(None)
     shape = found.program.values[op.results[result]].shape
     dims = [d for d, size in enumerate(shape) if size == found.length]
-    if not places and op.name in _RESIZING and len(dims) == 1:
+    if not places and _is_resizing(found.program, op) and len(dims) == 1:
         return SequenceDim(dims[0], 1, 1, 0, found.length)
     return places.pop() if len(places) == 1 else None
 
 
-_RESIZING = frozenset({"slice", "dynamic_slice", "concatenate", "pad", "gather"})
-"""Ops from a longer or shorter dim to one as long as the sequence.
+def _is_resizing(program: Program, op: Op) -> bool:
+    """Whether a dim of an op's result may be a longer or shorter one of its operand.
 
-So is text of which all but the last token is read, and all but the first predicted.
-"""
+    So is text of which all but the last token is read, and all but the first predicted.
+    """
+    if op.traits.kind is OpKind.MOVEMENT:
+        before, after = (program.values[v[0]].shape for v in (op.operands, op.results))
+        return math.prod(before) != math.prod(after)
+    return op.traits.kind is OpKind.LOOKUP
 
 
 def fitting(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax import lax
 
 from rhino_jax._compat import bind_eqn, hide_frames, tagged
 from rhino_jax.errors import InternalError
+from rhino_jax.frontend.registry import local_params
+from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.factor import FactorKind
-from rhino_jax.passes.microbatch.emit.local import local_params
 from rhino_jax.passes.microbatch.flow.generated import REMADE
 from rhino_jax.passes.microbatch.flow.states import locate
 from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
@@ -32,15 +32,6 @@ hide_frames(__file__)
 
 Span = tuple[SequenceDim, int, int]
 """Tokens of an array: its sequence dim, start, stop."""
-
-COMBINE = {
-    "sum": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-    "prod": lax.mul,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-}
 
 
 @dataclass(eq=False)

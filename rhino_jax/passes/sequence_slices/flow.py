@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.states import Spot, locate, placed
-from rhino_jax.passes.sequence_slices.reduced import reducer_of
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
     PairState,
@@ -164,15 +162,20 @@ def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
         )
         return SlicedOp((at,), None, rows, is_backward)
     factor = rule.factors[at.spot.factor]
-    is_chained = op.name in SCATTERS
-    how = SCATTERS.get(op.name) or reducer_of(op)
-    if any(places) or how is None or how != factor.reducer:
+    is_chained = op.traits.kind is OpKind.SCATTER
+    how = reducer_of(op)
+    if any(places) or not how or how != factor.reducer:
         return Stuck("needs all of the sequence")
     if is_chained and at.place(rule, rule.operands[0]) is not None:
         return Stuck("writes tokens at places of the sequence")
     cause = Cause(op.id, f"takes a {how} over the sequence")
     made = WholeSequence(end_of(is_backward), cause=cause)
     return SlicedOp((at,), None, (made,) * len(places), is_backward, how, is_chained)
+
+
+def reducer_of(op: Op) -> str:
+    """Return how an op combines elements, as "sum"; empty where it does not."""
+    return "sum" if op.traits.kind is OpKind.CONTRACTION else op.traits.reducer
 
 
 def on_window(

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from rhino_jax.ir.op import Op
+from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.passes.sequence_slices.bounds import MODERATE
 from rhino_jax.passes.sequence_slices.corner import Corner, low
 from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen
@@ -33,35 +35,37 @@ class PairOperand:
 ZERO = Later(Fill.ZERO)
 
 
-def made_by(eqn: Any, parts: Sequence[PairOperand]) -> Later:
+def made_by(op: Op, parts: Sequence[PairOperand]) -> Later:
     """Return what is known of pairs that an elementwise or linear op computes.
 
     Args:
-      eqn: its equation.
+      op: the op.
       parts: its operands.
     """
-    name = eqn.primitive.name
-    if name in _KEPT:
+    traits = op.traits
+    if len(parts) == 1 and _keeps_elements(traits):
         return parts[0].later
-    if name in _ODD or (name == "integer_pow" and eqn.params["y"] > 0):
-        return ZERO if _is_zero(parts[0]) else _plain(parts)
-    rule = _RULES.get(name)
-    return rule(parts) if rule is not None else _plain(parts)
+    if traits.is_choice:
+        return _chosen(parts)
+    if traits.compares:
+        return _compared(traits.compares, *parts)
+    if traits.limit == 0.0 and _is_low(parts[0]):
+        return ZERO
+    if traits.keeps_zeros([_is_zero(part) for part in parts]):
+        return ZERO
+    rule = _RULES.get((traits.reducer, len(traits.accumulates)))
+    if op.name == "div":
+        rule = _div
+    found = rule(*parts) if traits.is_elementwise and rule is not None else None
+    return _plain(parts) if found is None else found
 
 
-_KEPT = frozenset({
-    "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims", "name",
-    "reduce_max", "reduce_precision", "reshape", "sharding_constraint", "slice",
-    "squeeze", "stop_gradient", "transpose",
-})  # fmt: skip
-"""Ops whose results are elements of the operand, or the largest along another dim."""
-
-_ODD = frozenset({
-    "abs", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "conj", "erf", "expm1",
-    "floor", "imag", "log1p", "neg", "real", "reduce_or", "reduce_sum", "round",
-    "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
-})  # fmt: skip
-"""Ops that map zeros to zeros."""
+def _keeps_elements(traits: Traits) -> bool:
+    """Whether results are elements of the operand, or the largest along another dim."""
+    if traits.kind is OpKind.REDUCTION:
+        return traits.reducer == "max"
+    kinds = OpKind.CONVERSION, OpKind.IDENTITY
+    return bool(traits.moves) or traits.kind in kinds
 
 
 def _plain(parts: Sequence[PairOperand]) -> Later:
@@ -173,70 +177,53 @@ def _both_seen(a: PairOperand, b: PairOperand) -> Seen:
     return Seen.NONE
 
 
-def _add(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    if _is_zero(a) and _is_zero(b):
-        return ZERO
+def _add(a: PairOperand, b: PairOperand) -> Later:
     seen = _both_seen(a, b)
     if _is_low(a) or _is_low(b):
         return low(_most(a) + _most(b), seen)
-    return replace(either(p.later for p in parts), seen=seen)
+    return replace(either((a.later, b.later)), seen=seen)
 
 
-def _sub(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    if _is_zero(a) and _is_zero(b):
-        return ZERO
+def _sub(a: PairOperand, b: PairOperand) -> Later:
     seen = _both_seen(a, b)
     if _is_low(a):
         return low(a.later.most - _least(b), seen)
     x, y = a.later, b.later
     return replace(
-        _plain(parts),
+        _plain((a, b)),
         seen=seen,
         may_be_low=x.may_be_low or y.may_be_high,
         may_be_high=x.may_be_high or y.may_be_low,
     )
 
 
-def _mul(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    if _is_zero(a) or _is_zero(b):
-        return ZERO
+def _mul(a: PairOperand, b: PairOperand) -> Later | None:
     for x, by in ((a, b), (b, a)):
         if _is_low(x) and 0 < by.least <= by.most <= MODERATE:
             return low(x.later.most * by.least, x.later.seen)
-    return _plain(parts)
+    return None
 
 
-def _div(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    if _is_zero(a):
-        return ZERO
+def _div(a: PairOperand, b: PairOperand) -> Later | None:
     if _is_low(a) and 1 / MODERATE <= b.least <= b.most < math.inf:
         return low(a.later.most / b.most, a.later.seen)
-    return _plain(parts)
+    return None
 
 
-def _exp(parts: Sequence[PairOperand]) -> Later:
-    return ZERO if _is_low(parts[0]) else _plain(parts)
-
-
-def _any_zero(parts: Sequence[PairOperand]) -> Later:
-    return ZERO if any(map(_is_zero, parts)) else _plain(parts)
-
-
-def _all_zero(parts: Sequence[PairOperand]) -> Later:
-    return ZERO if all(map(_is_zero, parts)) else _plain(parts)
-
-
-def _max(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
+def _max(a: PairOperand, b: PairOperand) -> Later | None:
     if _is_low(a) and _is_low(b):
         return low(max(a.later.most, b.later.most), max(a.later.seen, b.later.seen))
     if (_is_low(a) and _is_zero(b)) or (_is_zero(a) and _is_low(b)):
         return ZERO
-    return _all_zero(parts)
+    return None
+
+
+def _compared(how: str, a: PairOperand, b: PairOperand) -> Later:
+    """Return the rule of comparisons: False where one operand is surely larger."""
+    is_false = (how in (">", ">=", "==") and _above(a, b)) or (
+        how in ("<", "<=", "==") and _above(b, a)
+    )
+    return ZERO if is_false else _plain((a, b))
 
 
 def _above(a: PairOperand, b: PairOperand) -> bool:
@@ -244,39 +231,10 @@ def _above(a: PairOperand, b: PairOperand) -> bool:
     return _is_low(a) and a.later.most < _least(b)
 
 
-def _greater(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    return ZERO if _above(a, b) else _plain(parts)
-
-
-def _less(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    return ZERO if _above(b, a) else _plain(parts)
-
-
-def _equal(parts: Sequence[PairOperand]) -> Later:
-    a, b = parts
-    return ZERO if _above(a, b) or _above(b, a) else _plain(parts)
-
-
-_RULES: Mapping[str, Callable[[Sequence[PairOperand]], Later]] = {
-    "select_n": _chosen,
-    "add": _add,
-    "add_any": _add,
-    "sub": _sub,
-    "mul": _mul,
-    "dot_general": _any_zero,
-    "div": _div,
-    "exp": _exp,
-    "exp2": _exp,
-    "logistic": _exp,
-    "and": _any_zero,
-    "or": _all_zero,
-    "max": _max,
-    "min": _all_zero,
-    "gt": _greater,
-    "ge": _greater,
-    "lt": _less,
-    "le": _less,
-    "eq": _equal,
+_RULES: Mapping[tuple[str, int], Callable[[PairOperand, PairOperand], Later | None]] = {
+    ("sum", 2): _add,
+    ("sum", 1): _sub,
+    ("prod", 2): _mul,
+    ("max", 2): _max,
 }
+"""Reducer, and number of operands that it accumulates to → rule."""

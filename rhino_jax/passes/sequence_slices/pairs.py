@@ -15,9 +15,9 @@ from rhino_jax.passes.sequence_slices.flow import (
     Stuck,
     at_places,
     end_of,
+    reducer_of,
 )
 from rhino_jax.passes.sequence_slices.later import PairOperand, either, made_by
-from rhino_jax.passes.sequence_slices.reduced import reducer_of
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
     Cross,
@@ -115,9 +115,9 @@ class OnPairs:
 
     def _made(self, row: int) -> Later:
         parts = tuple(self._part(i, row) for i in range(len(self.states)))
-        key = self.op.name, self.eqn.params.get("y"), parts
+        key = self.op.name, self.op.traits, parts
         if key not in self.corners.made:
-            self.corners.made[key] = made_by(self.eqn, parts)
+            self.corners.made[key] = made_by(self.op, parts)
         return self.corners.made[key]
 
     def _part(self, i: int, row: int) -> PairOperand:
@@ -156,7 +156,7 @@ class OnPairs:
         places = [at.place(self.op.rule, layout) for at in ats]
         if not all(place is None or place.is_plain for place in places):
             return None
-        if bounds.low.size == 1 == bounds.high.size and self.op.name != "select_n":
+        if bounds.low.size == 1 == bounds.high.size and not self.op.traits.is_choice:
             return None
         first, second = (None if place is None else place.dim for place in places)
         key = bounds, first, second, ats[0].first, ats[1].first, ats[0].count
@@ -173,7 +173,7 @@ class OnPairs:
         how, row = reducer_of(self.op), pair.row
         if row is None:
             return Stuck(_unmasked(later), is_refused=True)
-        if how is None:
+        if not how:
             return Stuck("needs all of the sequence")
         kept = places[row], places[1 - row]
         is_zero = later.fill is Fill.ZERO and how in ("sum", "or")

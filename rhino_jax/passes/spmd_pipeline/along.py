@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.equations import Equations
 
 
-CONSTRAINT = "sharding_constraint"
-BARRIER = "optimization_barrier"
-PLAIN = (CONSTRAINT, "convert_element_type", "copy")
+_PASSING = (OpKind.IDENTITY, OpKind.CONVERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def reads_along(
     if (found := plain(lines, i)) is not None or rule is None:
         return found
     operands = lines.operands[i]
-    if lines.eqns[i].primitive.name == BARRIER:
+    kind = traits_of(lines.eqns[i].primitive.name).kind
+    if kind is OpKind.IDENTITY and len(operands) == len(lines.makes[i]):
         same = tuple(0 if v in stacks else -1 for v in operands)
         return Stacked(same, same)
     known = {k: 0 for k, v in enumerate(operands) if v in stacks}
@@ -79,14 +81,19 @@ def makes_along(lines: Equations, rule: Rule | None, i: int) -> Stacked | None:
     found = _along(rule, rule.results[0][:1], {}, lines, i)
     if found is not None and 0 not in found.dims:
         # A result that depends on positions alone (an iota) differs on every stage.
-        return found if lines.eqns[i].primitive.name == "broadcast_in_dim" else None
+        kind = traits_of(lines.eqns[i].primitive.name).kind
+        return found if kind is OpKind.BROADCAST else None
     return found
 
 
 def plain(lines: Equations, i: int) -> Stacked | None:
-    if lines.eqns[i].primitive.name in PLAIN:
-        return Stacked((0,), (0,))
-    return None
+    return Stacked((0,), (0,)) if passes_on(lines.eqns[i]) else None
+
+
+def passes_on(eqn: Any) -> bool:
+    """Whether an equation's result is its operand, perhaps of another type."""
+    is_one = len(eqn.invars) == 1 == len(eqn.outvars)
+    return is_one and traits_of(eqn.primitive.name).kind in _PASSING
 
 
 def _along(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import sub_jaxprs
+from rhino_jax.frontend.registry import traits_of
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.equations import Equations
-
-
-PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def layer_loops(lines: Equations, consts: int) -> list[int]:
@@ -32,9 +33,15 @@ def layer_loops(lines: Equations, consts: int) -> list[int]:
                 stacks.update(lines.makes[i][carries:])
                 varies.update(lines.makes[i])
                 continue
-        if varies & set(reads) or eqn.primitive.name == "random_bits":
+        if varies & set(reads) or _draws(eqn):
             varies.update(lines.makes[i])
     return found
+
+
+def _draws(eqn: Any) -> bool:
+    """Whether an equation draws random numbers."""
+    traits = traits_of(eqn.primitive.name)
+    return traits.kind is OpKind.GENERATOR and traits.is_expensive
 
 
 def length_of(lines: Equations, loop: int) -> int:
@@ -42,10 +49,10 @@ def length_of(lines: Equations, loop: int) -> int:
     return int(lines.eqns[loop].params["length"])
 
 
-def _has_products(eqn: object) -> bool:
+def _has_products(eqn: Any) -> bool:
     jaxprs = map(open_jaxpr, sub_jaxprs(eqn))
     return any(
-        inner.primitive.name in PRODUCTS or _has_products(inner)
+        traits_of(inner.primitive.name).is_contraction or _has_products(inner)
         for jaxpr in jaxprs
         for inner in jaxpr.eqns
     )

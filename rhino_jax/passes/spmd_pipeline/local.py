@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, eqn_context, hide_frames
-from rhino_jax.passes.microbatch.emit.local import local_params
+from rhino_jax.frontend.registry import local_params
 from rhino_jax.passes.spmd_pipeline.along import Stacked
 
 

@@ -17,8 +17,7 @@ from rhino_jax._compat import (
     is_literal,
     scan_counts,
 )
-from rhino_jax.frontend.check.indexed import identity
-from rhino_jax.passes.microbatch.emit.outside import COMBINE
+from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody
 from rhino_jax.passes.spmd_pipeline.local import part, run_local
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key

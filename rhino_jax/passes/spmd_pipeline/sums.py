@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhino_jax.passes.microbatch.flow.accumulated import COMBINING
-from rhino_jax.passes.spmd_pipeline.along import PLAIN
+from rhino_jax.frontend.registry import traits_of
+from rhino_jax.passes.spmd_pipeline.along import passes_on
 from rhino_jax.rewrite.equations import Equations
 
 
@@ -41,17 +41,18 @@ def sum_of(lines: Equations, carry: int, position: int) -> Sum:
     result = value
     while (at := lines.maker.get(result)) is not None:
         eqn = lines.eqns[at]
-        name = eqn.primitive.name
-        if name in PLAIN:
+        if passes_on(eqn):
             steps.append(at)
             (result,) = lines.reads[at]
             continue
-        if name not in COMBINING or len(lines.reads[at]) != 2:
+        traits, reads = traits_of(eqn.primitive.name), lines.reads[at]
+        if not traits.is_elementwise or len(reads) != 2:
             break
-        for mine, part in (lines.reads[at], lines.reads[at][::-1]):
+        for k in traits.accumulates:
+            mine, part = reads[k], reads[1 - k]
             back = _back(lines, mine)
             if back is not None and back[0] == carry:
-                return Sum(part, COMBINING[name], (*steps, at, *back[1]))
+                return Sum(part, traits.reducer, (*steps, at, *back[1]))
         break
     return Sum(value, "unchanged", ())
 
@@ -65,7 +66,7 @@ def _back(lines: Equations, value: int) -> tuple[int, list[int]] | None:
     """
     steps = []
     while (at := lines.maker.get(value)) is not None:
-        if lines.eqns[at].primitive.name not in PLAIN:
+        if not passes_on(lines.eqns[at]):
             return None
         steps.append(at)
         (value,) = lines.reads[at]

@@ -27,12 +27,11 @@ from rhino_jax._compat import (
     without_dead_code,
 )
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
-from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.choice import KEPT, MicrobatchChoice
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
 from rhino_jax.passes.microbatch.cutting import find_cut
-from rhino_jax.passes.microbatch.emit.outside import COMBINE
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult

@@ -19,6 +19,7 @@ from rhino_jax._compat import (
     without_dead_code,
 )
 from rhino_jax.frontend.regions import REMATS
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.rewrite.emit import inline_body, scan_like
@@ -93,7 +94,7 @@ class _SplitScan:
     def is_worth_it(self) -> bool:
         """Whether the second scan has matmuls or convolutions."""
         names = {self.body.eqns[i].primitive.name for i in self.second}
-        return bool(names & {"dot_general", "conv_general_dilated"})
+        return any(traits_of(name).is_contraction for name in names)
 
     def _carry(self, position: int) -> int:
         return self.body.inputs[self.consts + position]

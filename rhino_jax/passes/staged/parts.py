@@ -18,11 +18,11 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, evaluate_ops
+from rhino_jax.frontend.registry import local_params
+from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.factor import FactorKind, Layout
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.emit.local import local_params
-from rhino_jax.passes.microbatch.emit.outside import COMBINE
 
 
 hide_frames(__file__)

@@ -21,6 +21,8 @@ from rhino_jax._compat import (
     untagged,
     without_dead_code,
 )
+from rhino_jax.frontend.registry import traits_of
+from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.passes.microbatch.cut import LoopCrossing
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
@@ -29,18 +31,6 @@ from rhino_jax.rewrite.retraced import traced_on
 
 
 hide_frames(__file__)
-
-ADDS = frozenset({"add", "add_any"})
-
-LINEAR = frozenset({
-    "convert_element_type", "copy", "div", "mul", "neg", "reshape", "reduce_sum",
-    "transpose",
-})  # fmt: skip
-"""Ops through which a sum may be split into terms.
-
-They are linear where all else that they read is the same in all micro-batches or free;
-`div` in its first operand.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +93,9 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
         # The number of forward ops must not change: stages were chosen for them.
         if not sides.is_backward[at]:
             return None
-        name, eqn = lines.eqns[at].primitive.name, lines.eqns[at]
-        if name in ADDS:
+        eqn = lines.eqns[at]
+        traits = traits_of(eqn.primitive.name)
+        if traits.reducer == "sum" and traits.accumulates == (0, 1):
             if any(map(is_literal, eqn.invars)):
                 return None
             made = [labels.made_at.get(v) for v in lines.reads[at]]
@@ -118,11 +109,22 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
             for i, v in enumerate(eqn.invars)
             if not is_literal(v) and lines.number(v) in labels.made_at
         ]
-        if name not in LINEAR or len(varying) != 1 or (name == "div" and varying[0]):
+        if len(varying) != 1 or not _may_split(traits, varying[0], len(eqn.invars)):
             return None
         chain.append((at, varying[0]))
         value = lines.number(eqn.invars[varying[0]])
     return None
+
+
+def _may_split(traits: Traits, operand: int, operands: int) -> bool:
+    """Whether a sum may be split into terms before an op that reads it.
+
+    It is linear where all else that it reads is the same in all micro-batches, or free.
+    """
+    if traits.is_contraction:
+        return False  # it would be computed twice
+    is_linear = (operand,) in traits.commutes_in(operands)
+    return is_linear or traits.kind is OpKind.CONVERSION
 
 
 def _piece(

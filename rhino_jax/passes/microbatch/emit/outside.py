@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from rhino_jax._compat import hide_frames
-from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
@@ -22,17 +22,6 @@ from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
 hide_frames(__file__)
-
-COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "sum": lax.add,
-    "mean": lax.add,
-    "prod": lax.mul,
-    "max": lax.max,
-    "min": lax.min,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-}
-"""Reduction of a `cut.LoopCrossing` → its binary op."""
 
 
 def emitted(

@@ -9,11 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import bind_eqn, hide_frames, key_words, threefry_words
+from rhino_jax._compat import bind_eqn, hide_frames
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.frontend.check.indexed import identity
+from rhino_jax.frontend.registry import local_params, part_of
+from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
-from rhino_jax.passes.microbatch.emit.local import local_params
 from rhino_jax.passes.microbatch.emit.pieces import Piece, positions
 from rhino_jax.passes.microbatch.emit.regions import REGIONS
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
@@ -215,10 +215,15 @@ class PieceEmitter:
         item = self.found.flat.maker[value]
         shape = self.shape(value, rows)
         with item.context():
-            if item.op.name == "iota":
-                return self.iota(item, shape, rows)
-            if item.op.name == "random_bits":
-                return self.bits(item, shape, rows)
+            if (part := part_of(item.eqn)) is not None:
+                whole = item.eqn.outvars[0].aval.shape
+
+                def along(dim: int, dtype: Any) -> Any:
+                    if dim != rows.dim:
+                        return None
+                    return positions(whole[dim], rows, self.piece, dtype)
+
+                return part([self.full(v) for v in item.operands], shape, along)
             spot = spot_of(item, value, rows, self.found.flow.sizes.rows)
             assert spot is not None
             arrays = [
@@ -229,37 +234,6 @@ class PieceEmitter:
             ]
             (result,) = self.bound(item, arrays, [shape])
             return result
-
-    def iota(self, item: FlatOp, shape: tuple[int, ...], rows: RowsState) -> Any:
-        """Return the micro-batch's rows of an `iota`."""
-        params = item.eqn.params
-        dtype, dim = params["dtype"], params["dimension"]
-        if dim != rows.dim:
-            return lax.broadcasted_iota(dtype, shape, dim)
-        size = item.eqn.outvars[0].aval.shape[dim]
-        at = positions(size, rows, self.piece, jnp.int32)
-        return lax.broadcast_in_dim(
-            lax.convert_element_type(at, dtype), shape, (rows.dim,)
-        )
-
-    def bits(self, item: FlatOp, shape: tuple[int, ...], rows: RowsState) -> Any:
-        """Return the micro-batch's rows of random bits.
-
-        Each word is a function of the key and its position in the full array.
-        """
-        whole = item.eqn.outvars[0].aval
-        at = jnp.zeros(shape, jnp.uint32)
-        step = 1
-        for d in reversed(range(len(shape))):
-            if d == rows.dim:
-                along = positions(whole.shape[d], rows, self.piece, jnp.uint32)
-            else:
-                along = lax.iota(jnp.uint32, shape[d])
-            part = along * jnp.asarray(step, jnp.uint32)
-            at = at + lax.broadcast_in_dim(part, shape, (d,))
-            step *= whole.shape[d]
-        words = key_words(self.full(item.operands[0]))
-        return threefry_words(words, at, whole.dtype)
 
 
 def _scaled(x: Any, by: float) -> Any:

@@ -10,22 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rhino_jax.frontend.rules.elementwise import PASSING
-from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
-from rhino_jax.ir.program import PIN, RegionKind
+from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
-
-COMBINING = {
-    "add": "sum",
-    "add_any": "sum",
-    "mul": "prod",
-    "max": "max",
-    "min": "min",
-    "and": "and",
-    "or": "or",
-}
-"""Ops that combine two operands → reducer."""
 
 UNCHANGED = ""
 """Reducer of a carry that is not combined with anything."""
@@ -118,20 +106,17 @@ def _combined(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
       item: the op.
       at: those among its operands, by position.
     """
-    name = item.op.name
+    traits, count = item.op.traits, len(item.operands)
     if item.regions:
         return _region(item, at)
-    is_cast = name == "convert_element_type" and _is_exact(item)
-    if is_cast or name == PIN or name in PASSING:
+    if traits.kind is OpKind.CONVERSION and _is_exact(item):
         return dict(at)
-    if name in COMBINING and len(at) == 1:
+    if traits.kind is OpKind.IDENTITY and traits.moves and count == len(item.results):
+        return dict(at)
+    if len(at) == 1 and at.keys() <= set(traits.accumulates):
         (carry,) = at.values()
-        return {0: carry.by(COMBINING[name], item)}
-    if name == "sub" and [*at] == [0]:
-        return {0: at[0].by("sum", item)}
-    if name in SCATTERS and [*at] == [0]:
-        return {0: at[0].by(SCATTERS[name], item)}
-    if name == "select_n" and [*at] == [*range(1, len(item.operands))]:
+        return {0: carry.by(traits.reducer, item)}
+    if traits.is_choice and tuple(at) in traits.commutes_in(count):
         return {0: _either([*at.values()], item)}
     raise NotAccumulated(item)
 

@@ -5,11 +5,9 @@ They are complete in the program, but a slice of them needs no slicing of an ope
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-import jax
-
+from rhino_jax.frontend.registry import part_of
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.states import RowsState, Spot, locate, placed
@@ -91,10 +89,8 @@ def _leaves(
     spot = spot_of(item, value, rows, size)
     if spot is None:
         return None
-    if item.op.name == "iota":
-        return frozenset()
-    if item.op.name == "random_bits":
-        return frozenset(item.operands) if _draws_by_position(item) else None
+    if part_of(item.eqn) is not None:
+        return frozenset(item.operands)
     if item.op.traits.kind not in REMADE or len(item.results) != 1:
         return None
     leaves: set[int] = set()
@@ -107,11 +103,3 @@ def _leaves(
             return None
         leaves |= more
     return frozenset(leaves)
-
-
-def _draws_by_position(item: FlatOp) -> bool:
-    """Whether each random word is a function of the key and its position."""
-    key, drawn = item.eqn.invars[0].aval, item.eqn.outvars[0].aval
-    is_small = math.prod(drawn.shape) < 2**32
-    is_free = bool(jax.config.values["jax_threefry_partitionable"])
-    return is_free and is_small and key.shape == () and str(key.dtype) == "key<fry>"

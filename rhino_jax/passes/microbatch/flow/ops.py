@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.frontend.rules.scatter import REDUCERS as SCATTERS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.linear import JOINING, groups_of, is_kept_zero
 from rhino_jax.passes.microbatch.flow.row_numbers import ByRows, by_rows
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
@@ -83,7 +81,7 @@ def run_plain(
     """
     if all(isinstance(s, WholeState) for s in states):
         return _whole(item, states)
-    if item.op.name in JOINING and len(states) == len(item.results):
+    if item.op.traits.kind is OpKind.IDENTITY and len(states) == len(item.results) > 1:
         phase = max(s.phase for s in states)
         passed = (
             WholeState(phase, s.is_zero, True, s.is_own)
@@ -128,7 +126,7 @@ def _whole(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
     if isinstance(made, tuple):
         return Needs(made, "it is used after the loop")
     zeros = [isinstance(s, WholeState) and s.is_zero for s in states]
-    if any(zeros) and is_kept_zero(item, zeros):
+    if any(zeros) and item.op.traits.keeps_zeros(zeros):
         made = WholeState(made.phase, True, made.is_inside)
     return Ran(tuple(states), (made,) * len(item.results))
 
@@ -148,12 +146,13 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
     alike = all(s.reducer == reducer and s.phase == phase for s in partials)
     what = {"sum": "a sum"}.get(reducer, f"a {reducer}") + " over the batch"
     if cuts:
-        if at == [0] and SCATTERS.get(item.op.name) == reducer:
+        traits = item.op.traits
+        if at == [0] and traits.kind is OpKind.SCATTER and traits.reducer == reducer:
             return None
         return Needs(tuple(at), f"what it does to each row needs {what}")
     if not alike:
         return Needs(tuple(at), "it combines sums that are known one after the other")
-    for group in groups_of(item, reducer):
+    for group in item.op.traits.commutes_in(len(states), reducer):
         if not set(at) <= set(group):
             continue
         rest = [s for i, s in enumerate(states) if i not in at]
@@ -268,7 +267,7 @@ def _at(item: FlatOp, states: Sequence[State], spot: Spot) -> Ran | Needs:
         else:
             at = tuple(i for i, s in enumerate(states) if isinstance(s, RowsState))
             return Needs(at, "it has a result without the batch")
-    if item.op.name in SCATTERS and isinstance(results[0], Partial):
+    if item.op.traits.kind is OpKind.SCATTER and isinstance(results[0], Partial):
         uses[0] = results[0]
     return Ran(tuple(uses), tuple(results))
 

@@ -123,7 +123,7 @@ class Flow:
         """
         at = [s for s in states if isinstance(s, Partial)]
         is_sum = bool(at) and all(s.reducer == "sum" for s in at)
-        if item.op.name in ("add", "add_any", "sub") and is_sum:
+        if item.op.traits.accumulates and item.op.traits.reducer == "sum" and is_sum:
             if all(isinstance(s, WholeState | Partial) for s in states):
                 return Ran((at[0],) * len(states), (at[0],))
         values = tuple(item.operands[i] for i in needs.operands)

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rhino_jax.frontend.rules.scatter import REDUCERS
+from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.traits import FROM_ALL, OpKind
 from rhino_jax.passes.microbatch.flow.states import RowsState, State, WholeState
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
-
-
-SCATTERS = frozenset({"scatter", "scatter-sub", "scatter_sub", *REDUCERS})
-"""Names of the scatter ops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +43,17 @@ def by_rows(flat: FlatProgram, item: FlatOp, states: Sequence[State]) -> ByRows 
     Returns:
       None where the op is no gather or scatter, or does not index by row number.
     """
-    if item.op.name != "gather" and item.op.name not in SCATTERS:
+    kind = item.op.traits.kind
+    if kind not in (OpKind.LOOKUP, OpKind.SCATTER) or len(states) < 2:
         return None
     if not all(isinstance(s, WholeState | RowsState) for s in states):
         return None
-    dims = item.eqn.params["dimension_numbers"]
+    dims = item.eqn.params.get("dimension_numbers")
+    if dims is None:
+        return None
     shape = item.eqn.invars[0].aval.shape
     indices = item.eqn.invars[1].aval.shape
-    is_gather = item.op.name == "gather"
+    is_gather = kind is OpKind.LOOKUP
     to = dims.start_index_map if is_gather else dims.scatter_dims_to_operand_dims
     gone = dims.collapsed_slice_dims if is_gather else dims.inserted_window_dims
     windows = dims.offset_dims if is_gather else dims.update_window_dims
@@ -96,46 +96,35 @@ def counts_along(
     item = flat.maker.get(value)
     if item is None or item.regions:
         return None
-    name, params = item.op.name, item.eqn.params
-    shapes = [v.aval.shape for v in item.eqn.invars]
-    shape = item.eqn.outvars[0].aval.shape
-    if name == "iota":
+    traits, rule, params = item.op.traits, item.op.rule, item.eqn.params
+    if traits.kind is OpKind.GENERATOR and "dimension" in params:
         return int(params["dimension"])
-    if name == "concatenate" and column is not None:
-        if params["dimension"] != len(shape) - 1:
+    is_joined = traits.moves == FROM_ALL and traits.kind is OpKind.MOVEMENT
+    if is_joined and traits.dims_param and column is not None:
+        if params[traits.dims_param] != len(item.eqn.outvars[0].aval.shape) - 1:
             return None
-        for operand, part in zip(item.operands, shapes, strict=True):
-            if column < part[-1]:
+        for operand, atom in zip(item.operands, item.eqn.invars, strict=True):
+            if column < atom.aval.shape[-1]:
                 return counts_along(flat, operand, column)
-            column -= part[-1]
+            column -= atom.aval.shape[-1]
         return None
-    if name == "select_n":
+    if traits.is_choice:
         return _wrapped(flat, item)
-    if name not in ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze"):
+    if len(item.operands) != 1 or not traits.keeps_data or rule is None:
         return None
     dim = counts_along(flat, item.operands[0])
-    if dim is None or name == "convert_element_type":
-        return dim
-    if name == "broadcast_in_dim":
-        made = int(params["broadcast_dimensions"][dim])
-        return made if shape[made] == shapes[0][dim] else None
-    return _same_dim(shapes[0], shape, dim)
-
-
-def _same_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
-    """Return the position of a dim after dims of size one were added or removed."""
-    kept = [[d for d, n in enumerate(s) if n != 1] for s in (before, after)]
-    if [before[d] for d in kept[0]] != [after[d] for d in kept[1]] or dim not in kept[
-        0
-    ]:
+    if dim is None or not rule.operands[0][dim]:
         return None
-    return kept[1][kept[0].index(dim)]
+    found = rule.operands[0][dim]
+    if any(rule.factors[f].kind is not FactorKind.PARALLEL for f in found):
+        return None
+    return rule.results[0].index(found) if found in rule.results[0] else None
 
 
 def _wrapped(flat: FlatProgram, item: FlatOp) -> int | None:
     """Return the counting dim of `select_n(x < 0, x, x + n)` with non-negative x."""
     test, same = flat.maker.get(item.operands[0]), item.operands[1]
-    if test is None or test.op.name != "lt" or len(item.operands) != 3:
+    if test is None or test.op.traits.compares != "<" or len(item.operands) != 3:
         return None
     bound = test.operands[1]
     zero = flat.consts.get(bound)
