@@ -118,7 +118,7 @@ def _walk(
     op, run = found.piece.ops[i].op, _run(found, i, eqn, states)
     if isinstance(run, SlicedOp):
         _check_known(found, op, states, run.is_backward)
-        if not _is_raising(op) and any(map(_may_be_extreme, states)):
+        if not _is_raising(op) and any(_may_be_extreme(s, op) for s in states):
             made = tuple(_extreme(s) for s in run.results)
             run = replace(run, results=made)
         return run, run.results
@@ -135,11 +135,20 @@ def _is_raising(op: Op) -> bool:
     return traits.is_bounded or traits.limit is not None or traits.reducer == "max"
 
 
-def _may_be_extreme(state: State) -> bool:
+def _may_be_extreme(state: State, op: Op) -> bool:
+    """Whether an operand may make the rows of an op as extreme as masked ones.
+
+    High ones that are added or chosen may; numbers of elements, by which means divide,
+    are as high.
+    """
     if isinstance(state, RowState):
         return state.may_be_extreme
     bounds = state.bounds if isinstance(state, WholeSequence) else None
-    return bounds is not None and bounds.may_be_extreme
+    if bounds is None:
+        return False
+    traits = op.traits
+    adds = traits.is_choice or (traits.is_elementwise and traits.reducer == "sum")
+    return bounds.may_be_low or (bounds.may_be_high and adds)
 
 
 def _extreme(state: State) -> State:

@@ -49,10 +49,14 @@ class Bounds:
         return float(np.max(self.high))
 
     @cached_property
-    def may_be_extreme(self) -> bool:
-        """Whether some may be less than any value of weights; of floats, or more."""
-        is_float = "float" in str(self.high.dtype)
-        return self.least < -MODERATE or (is_float and self.most > MODERATE)
+    def may_be_low(self) -> bool:
+        """Whether some elements may be less than any value of weights."""
+        return self.least < -MODERATE
+
+    @cached_property
+    def may_be_high(self) -> bool:
+        """Whether some floats may be more than any value of weights."""
+        return "float" in str(self.high.dtype) and self.most > MODERATE
 
 
 def exactly(x: Any) -> Bounds:

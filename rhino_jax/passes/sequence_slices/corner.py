@@ -39,7 +39,7 @@ class Corner:
         """Facts about the pairs, where the value is an operand of an op."""
         least = np.min(self.low, initial=np.inf, where=self.is_after)
         most = np.max(self.high, initial=-np.inf, where=self.is_after)
-        seen = self.seen(self.is_moderate)
+        seen = self.seen(self.low >= -MODERATE)
         if least == most == 0:
             return Later(Fill.ZERO, seen=seen)
         return low(float(most), seen, may_be_low=bool(least < -MODERATE))
@@ -84,7 +84,7 @@ def low(most: float, seen: Seen, *, may_be_low: bool = True) -> Later:
 
     Args:
       most: the upper bound.
-      seen: how many of the other columns are surely moderate.
+      seen: how many of the other columns are surely not low.
       may_be_low: whether some may be low where not all are.
     """
     if most <= LOW:

@@ -71,7 +71,10 @@ def _keeps_elements(traits: Traits) -> bool:
 def _plain(parts: Sequence[PairOperand]) -> Later:
     """Return what is known where nothing is known of later columns."""
     found = either(p.later for p in parts)
-    extreme = found.may_be_low or found.may_be_high
+    # Known high values do not count: numbers of elements are as high as masked ones.
+    extreme = found.may_be_low or any(
+        p.later.may_be_high and not math.isfinite(p.most) for p in parts
+    )
     return replace(found, may_be_low=extreme, may_be_high=extreme)
 
 
@@ -184,8 +187,15 @@ def _add(a: PairOperand, b: PairOperand) -> Later:
     return replace(either((a.later, b.later)), seen=seen)
 
 
+def _not_high(part: PairOperand) -> Seen:
+    """Return how many columns up to a row are surely not high in a known operand."""
+    if part.corner is not None:
+        return part.corner.seen(part.corner.high <= MODERATE)
+    return Seen.NONE if MODERATE < part.most < math.inf else Seen.ALL
+
+
 def _sub(a: PairOperand, b: PairOperand) -> Later:
-    seen = _both_seen(a, b)
+    seen = min(_both_seen(a, b), _not_high(b))
     if _is_low(a):
         return low(a.later.most - _least(b), seen)
     x, y = a.later, b.later

@@ -141,7 +141,7 @@ class OnPairs:
         least, most = bounds.least, bounds.most
         corner = self._corner(i, bounds, row)
         if corner is None:
-            seen = Seen.ALL if -MODERATE <= least <= most <= MODERATE else Seen.NONE
+            seen = Seen.ALL if least >= -MODERATE else Seen.NONE
             is_low = least < -MODERATE
             later = low(most, seen, may_be_low=is_low)
             if least == most == 0:

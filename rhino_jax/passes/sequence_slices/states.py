@@ -120,7 +120,7 @@ class Fill(Enum):
 
 
 class Seen(IntEnum):
-    """Number of columns up to a row that are surely moderate, neither low nor high.
+    """Number of columns up to a row that are surely not low.
 
     NONE: perhaps none. ONE: at least one in every row. ALL: all.
     """
@@ -137,7 +137,7 @@ class Later:
     Attributes:
       fill: elements whose column is after their row.
       most: for low ones, an upper bound.
-      seen: for the other columns, how many are surely moderate.
+      seen: for the other columns, how many are surely not low.
       leak: in words, what lets later pairs through.
       may_be_low, may_be_high: whether some later columns may be less, or more, than
         what weights and activations give.

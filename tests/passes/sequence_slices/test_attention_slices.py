@@ -63,6 +63,13 @@ def _padding_added_first(q, k, v, batch):
     return mixed(jax.nn.softmax(scores + jnp.where(TRIL, 0.0, -1e9)), v)
 
 
+def _wide(q, k, v, batch):
+    """Means over many elements divide by more than weights are."""
+    q = q * jax.lax.rsqrt((q * q).sum(-1, keepdims=True) / 4096 + 1) * 2048
+    scores = jnp.minimum(scores_of(q, k) / 2048, 1e4)
+    return mixed(jax.nn.softmax(scores + jnp.where(TRIL, 0.0, -1e9)), v)
+
+
 def _window(batch):
     place = jnp.arange(S)
     return TRIL & (place[:, None] - place < 3)
@@ -159,7 +166,7 @@ ATTENTION = {
             _without_maximum,
             _where_of_softmax, _with_bias, _grouped_queries, _mapped, _dropout,
             _capped, _sigmoid, _linear, _keys_first, _heads_in_the_batch,
-            _tokens_in_the_batch,
+            _tokens_in_the_batch, _wide,
         )
     },
 }  # fmt: skip
