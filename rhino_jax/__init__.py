@@ -147,7 +147,7 @@ from rhino_jax.hardware.emulated import widen_pool as _widen_pool
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.traits import OpKind, Traits
-from rhino_jax.plan.plans import Plans
+from rhino_jax.plan.shared import Plans
 from rhino_jax.planner.audit import audit
 from rhino_jax.planner.joint.together import plan_together
 from rhino_jax.runtime.sharded import ShardedFunction

@@ -76,7 +76,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("commands.checking", "commands.loading"): OPTAX,
     ("commands.exploring", "commands.loading"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,
-    ("commands.browsing", "commands.loading"): OPTAX,
+    ("commands.saved", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""
 

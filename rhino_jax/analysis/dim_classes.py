@@ -16,8 +16,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.utils.union_find import united
-from rhino_jax.utils.unique_ids import groups, number, number_rows
+from rhino_jax.utils.union_find import groups, number, number_rows, united
 
 
 Element = int

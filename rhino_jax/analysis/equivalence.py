@@ -10,7 +10,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.ir.program import Op
-from rhino_jax.utils.unique_ids import number
+from rhino_jax.utils.union_find import number
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,8 +23,7 @@ from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, copied_ports, read_ports
 from rhino_jax.analysis.views import are_views
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.utils.union_find import united
-from rhino_jax.utils.unique_ids import number_rows
+from rhino_jax.utils.union_find import number_rows, united
 
 
 @dataclass(frozen=True, slots=True, eq=False)

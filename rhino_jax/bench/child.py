@@ -18,11 +18,10 @@ from typing import Any
 
 import jax
 
-from rhino_jax.bench.compiling import Compiler
+from rhino_jax.bench.compiling import Compiler, ProgramStore
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
-from rhino_jax.bench.programs import ProgramStore
 from rhino_jax.bench.rows.calls import call_row
 from rhino_jax.bench.rows.clock import clock_row
 from rhino_jax.bench.rows.pipeline_run import plan_pipeline

@@ -15,7 +15,7 @@ from rhino_jax.bench.methods import ALPA, SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.rows.calls import calls_report, calls_summary, calls_task
-from rhino_jax.bench.rows.clock_run import clock_report, clock_task
+from rhino_jax.bench.rows.clock import clock_report, clock_task
 from rhino_jax.bench.rows.pipeline_run import (
     pipeline_report,
     pipeline_summary,
@@ -33,10 +33,10 @@ from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.stages.report import stages_report, stages_summary, stages_task
 from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import BenchRow, Suite, load_suite, suite_names
-from rhino_jax.bench.tables.changes import changes_text
 from rhino_jax.bench.tables.figures import figures_of
 from rhino_jax.bench.tables.readme import check_places, write_results
 from rhino_jax.bench.tables.summary import (
+    changes_text,
     clocked_summary,
     compiled_summary,
     planned_summary,

@@ -1,17 +1,29 @@
 """Compilation of a row's plans, and measures of the compiled programs.
 
-Two plans may be one program: it is compiled once (see `rhino_jax.bench.programs`).
+Two plans may be one program: it is compiled once (see `rhino_jax.bench.compiling`).
+
+Cache of compiled programs, by the hash of the program before compiling.
+
+Compiling is nearly all of a benchmark's time. A compiled program depends on the
+program, the compiler and the options, and not on the planner: when an edited planner
+produces the same plan, the program is not compiled again. Its measures are always read
+again.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from rhino_jax.bench.programs import ProgramStore
 from rhino_jax.bench.records import Measure
+from rhino_jax.bench.store import whole_file
+from rhino_jax.bench.versions import compiler_versions
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import PlanData
@@ -19,10 +31,58 @@ from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.lowering import lower
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.units import format_bytes
-from rhino_jax.verify.hlo.rates import Rates
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import Reading
+from rhino_jax.verify.hlo.records import (
+    Compilation,
+    MemoryUse,
+    OutOfMemory,
+    Rates,
+    Reading,
+)
 from rhino_jax.verify.places import place_of
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStore:
+    """A folder of compiled programs.
+
+    Attributes:
+      folder: the folder.
+    """
+
+    folder: Path
+
+    def read(self, program: str) -> Compilation | None:
+        """Return a program compiled with these compilers; None if not cached."""
+        try:
+            text = gzip.decompress(self._file(program).read_bytes())
+            values = json.loads(text)
+        except (OSError, EOFError, ValueError, zlib.error):
+            return None
+        if values["versions"] != compiler_versions():
+            return None
+        return _compilation(values["compilation"])
+
+    def write(self, program: str, compilation: Compilation) -> None:
+        """Save a compiled program atomically."""
+        axes = [None if x is None else sorted(x) for x in compilation.parameter_axes]
+        found = {**asdict(compilation), "parameter_axes": axes}
+        values = {"versions": compiler_versions(), "compilation": found}
+        packed = gzip.compress(json.dumps(values).encode())
+        with whole_file(self._file(program)) as file:
+            file.write_bytes(packed)
+
+    def _file(self, program: str) -> Path:
+        return self.folder / f"{program}.json.gz"
+
+
+def _compilation(values: dict[str, Any]) -> Compilation:
+    memory, out = values["memory"], values["out_of_memory"]
+    values["memory"] = memory and MemoryUse(**memory)
+    values["out_of_memory"] = out and OutOfMemory(**out)
+    axes = values.get("parameter_axes", ())
+    values["parameter_axes"] = tuple(None if x is None else frozenset(x) for x in axes)
+    return Compilation(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from rhino_jax.bench.methods import ShardingMethod
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.plan.records import Collective, Predicted
-from rhino_jax.verify.hlo.rates import Rates
+from rhino_jax.verify.hlo.records import Rates
 
 
 STATUSES = (

@@ -39,10 +39,16 @@ from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench import holdout, newcomers
-from rhino_jax.bench.checks import FilePlace, built, is_number, memory_of
+from rhino_jax.bench.checks import (
+    FilePlace,
+    PlanOutline,
+    built,
+    is_number,
+    memory_of,
+    parse_solution,
+)
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import ALPA, ShardingMethod, parse_method
-from rhino_jax.bench.solution import PlanOutline, parse_solution
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target
 from rhino_jax.models import registry

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from rhino_jax.bench.rates.measure import measure
-from rhino_jax.bench.rates.measured_file import hardware_file
+from rhino_jax.bench.measure import hardware_file, measure
 from rhino_jax.commands.words import positive, positive_int
 from rhino_jax.utils.atomic_write import check_folder, write_file
 
@@ -99,7 +98,7 @@ def _run_bench(args: argparse.Namespace) -> int:
 
 
 def _run_fit(args: argparse.Namespace) -> None:
-    from rhino_jax.bench.rates.fit import fit_results, to_text, write_fit
+    from rhino_jax.bench.fit import fit_results, to_text, write_fit
     from rhino_jax.bench.store import read_results
 
     fits = fit_results(read_results(args.results, "`fit`"))

@@ -30,7 +30,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.runtime.constraints import partition_spec
 from rhino_jax.runtime.meshes import axes_of_mesh
-from rhino_jax.verify.emulate import emulated_mesh
+from rhino_jax.verify.places import emulated_mesh
 from rhino_jax.verify.targets import compile_target
 
 

@@ -1,19 +1,147 @@
-"""The command `solve`: read, solve, check, write."""
+"""The command `solve`: read, solve, check, write.
+
+The independent checker: cost and memory of a choice, in exact integers.
+
+It shares nothing with the solver but the instance as read from the file.
+
+Solution of an instance: converted to a problem, reduced, solved, and checked.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rhino_jax.contest.engine import ContestSolution, solve_instance
-from rhino_jax.contest.errors import InstanceError
-from rhino_jax.contest.instance import Instance, read_instance
+from rhino_jax.contest.instance import FORBIDDEN, Instance, InstanceError, read_instance
 from rhino_jax.solver.errors import UnsatisfiedError
+from rhino_jax.solver.limited import Report
+from rhino_jax.solver.presolve.simplify import simplify
+from rhino_jax.solver.solve_limited import solve_limited
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Recomputed cost and memory of a choice.
+
+    Attributes:
+      objective: costs of nodes and edges together.
+      peak: largest memory in use at any time.
+      peak_time: the first time at which that much is in use.
+      forbidden: number of nodes and edges whose cost forbids the choice.
+      fits: whether the memory stays within the limit at every time, and nothing is
+        forbidden.
+    """
+
+    objective: int
+    peak: int
+    peak_time: int
+    forbidden: int
+    fits: bool
+
+
+def check(instance: Instance, choices: Sequence[int]) -> Checked:
+    """Recompute objective and memory.
+
+    Raises:
+      InstanceError: the choices are not one valid strategy of every node.
+    """
+    if len(choices) != len(instance.costs):
+        raise InstanceError(
+            "`check`: there is not one choice per node.",
+            numbers=f"{len(choices)} choices, {len(instance.costs)} nodes",
+            fix="give a list with one index per node.",
+        )
+    for i, k in enumerate(choices):
+        if not 0 <= k < len(instance.costs[i]):
+            raise InstanceError(
+                f"`check`: node {i} has no such strategy.",
+                numbers=f"choice {k}, {len(instance.costs[i])} strategies",
+                fix="strategies are counted from 0.",
+            )
+    paid = [cost[k] for cost, k in zip(instance.costs, choices, strict=True)]
+    for (i, j), table in zip(instance.edges, instance.tables, strict=True):
+        paid.append(table[choices[i] * len(instance.costs[j]) + choices[j]])
+    change: dict[int, int] = defaultdict(int)
+    for (start, stop), usage, k in zip(
+        instance.intervals, instance.usages, choices, strict=True
+    ):
+        if start < stop:
+            change[start] += usage[k]
+            change[stop] -= usage[k]
+    peak = peak_time = held = 0
+    for moment in sorted(change):
+        held += change[moment]
+        if held > peak:
+            peak, peak_time = held, moment
+    forbidden = sum(cost >= FORBIDDEN for cost in paid)
+    fits = peak <= instance.limit and not forbidden
+    return Checked(sum(paid), peak, peak_time, forbidden, fits)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContestSolution:
+    """The best choice found.
+
+    Attributes:
+      choices: index of a strategy of every node.
+      checked: its objective and memory, recomputed by the checker.
+      bound: proved lower bound of the objective.
+      is_optimal: whether the objective equals the bound.
+      num_nodes: number of nodes of the instance, and of the reduced core.
+    """
+
+    choices: list[int]
+    checked: Checked
+    bound: int
+    is_optimal: bool
+    num_nodes: tuple[int, int]
+
+
+def solve_instance(
+    instance: Instance,
+    *,
+    deadline: float,
+    workers: int = 2,
+    seed: int = 0,
+    report: Report = lambda seconds, objective, bound: None,
+) -> ContestSolution:
+    """Minimise an instance.
+
+    Args:
+      instance: the instance.
+      deadline: latest end, in seconds of `time.monotonic()`.
+      workers: number of CP-SAT workers.
+      seed: seed of all randomness.
+      report: called with every better choice.
+
+    Raises:
+      UnsatisfiedError: nothing satisfies it, or no feasible choice was found in time.
+    """
+    core = simplify(instance.problem())
+    found = solve_limited(
+        core, deadline=deadline, workers=workers, seed=seed, report=report
+    )
+    if found.best is None:
+        raise UnsatisfiedError(
+            "`solve`: no choice that satisfies the instance was found in time.",
+            numbers=f"{time.monotonic() - found.started:.1f} s, memory limit"
+            f" {instance.limit}",
+            fix="give it more time: --time-limit-s.",
+        )
+    chosen = dict(zip(core.costs, found.best.tolist(), strict=True))
+    choices = core.expand(chosen).tolist()
+    checked = check(instance, choices)
+    assert checked.fits, "the solver's choice does not hold up to the checker"
+    bound = min(math.ceil(found.bound - 1e-6), checked.objective)
+    sizes = len(instance.costs), len(core.costs)
+    return ContestSolution(choices, checked, bound, bound == checked.objective, sizes)
 
 
 GRACE_S = 1.0

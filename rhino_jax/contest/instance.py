@@ -5,6 +5,8 @@ JSON, gzipped or not: `problem.nodes` with `intervals` (half-open), `costs` and 
 (tables, the second node's strategy fastest), `problem.usage_limit`.
 
 Source: the ASPLOS 2025 / EuroSys 2025 contest, github.com/google/iopddl.
+
+The error of instances that cannot be read.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from rhino_jax.contest.errors import InstanceError
+from rhino_jax.errors import RhinoError
 from rhino_jax.solver.problem import NodeUsage, PairTable, Problem
+
+
+class InstanceError(RhinoError, ValueError):
+    """A malformed instance, or choices that do not belong to it."""
 
 
 FORBIDDEN = 10**18

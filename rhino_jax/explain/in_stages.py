@@ -12,15 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.errors import PinError
-from rhino_jax.explain.costs import CostTerms, Elsewhere, Line, cost_of
-from rhino_jax.explain.explaining import laid_out_nowhere, read, shown
-from rhino_jax.explain.forces import forces
+from rhino_jax.explain.explaining import forces, laid_out_nowhere, read, shown
 from rhino_jax.explain.holding import MAX_SOLVED, specs_now, specs_without_pins
 from rhino_jax.explain.laid import GroupLayouts, InStages, Laid, LaidGroup
 from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.where import Where
 from rhino_jax.explain.why import Why
-from rhino_jax.explain.words import answer, how_long
+from rhino_jax.explain.words import (
+    CostTerms,
+    Elsewhere,
+    Line,
+    answer,
+    cost_of,
+    how_long,
+)
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, axes_of, format_spec
 from rhino_jax.passes.staged.step import ValueKey, ValueKind

@@ -2,12 +2,11 @@
 
 In: a plan, and the function as it was traced (`Plan.traced`) where its lines matter.
 Out: `code.code_of`: a module's text; `patch.Patch`: a diff of the user's files.
-Order: `pytrees` (specs as literals), `cotangents` and `places` (values that a user's
-expression produces in the forward and backward pass), `chains` (their layouts),
+Order: `pytrees` (specs as literals), `places` (values that a user's expression
+produces in the forward and backward pass), `chains` (their layouts),
 `constraints` (constraints for these expressions), `patch` (a diff that adds them),
-`logical` (names of dims, rules), `parts`, `over_stages`, `styles` (one text per style),
-`code`.
+`logical` (names of dims, rules), `parts`, `over_stages`, `code` (one text per style).
 
-To add a style: one function in `styles`, and its name in `STYLES`; tests compile what
+To add a style: one function in `code`, and its name in `STYLES`; tests compile what
 it writes and compare collectives.
 """

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.export.cotangents import Read, is_transposed
-from rhino_jax.export.places import ExpressionPlace
+from rhino_jax.export.places import ExpressionPlace, Read, is_transposed
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind

@@ -10,8 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.export.chains import Chain, Finder
-from rhino_jax.export.cotangents import cotangents_of
-from rhino_jax.export.places import ExpressionPlace, Span, made_inside, places_of
+from rhino_jax.export.places import (
+    ExpressionPlace,
+    Span,
+    cotangents_of,
+    made_inside,
+    places_of,
+)
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.plan.decisions import Decisions
 

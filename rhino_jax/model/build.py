@@ -22,7 +22,7 @@ from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.reversals import apart_s, find_reversals, with_reversals
 from rhino_jax.model.sizes import LocalSizes, SpecTable
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
-from rhino_jax.utils.unique_ids import for_each, number_objects, number_rows
+from rhino_jax.utils.union_find import for_each, number_objects, number_rows
 
 
 Narrow = Callable[[OptionBuilder], tuple[list[Options], bool]]

@@ -41,7 +41,7 @@ from rhino_jax.model.strategies import (
     moves,
     strategies,
 )
-from rhino_jax.utils.unique_ids import for_each, number, number_rows
+from rhino_jax.utils.union_find import for_each, number, number_rows
 
 
 NodePin = tuple[tuple[int, OpenSpec], ...]

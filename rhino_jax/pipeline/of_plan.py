@@ -1,4 +1,7 @@
-"""The pipeline of a plan: its costs, its schedule, and its simulated step."""
+"""The pipeline of a plan: its costs, its schedule, and its simulated step.
+
+Orders of tasks as text, so that plans store searched schedules.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,34 @@ from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.jitter import Jittered, Noise, jittered
 from rhino_jax.pipeline.offload import with_offload
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Schedule, TransferLink
+from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph, TransferLink
 from rhino_jax.pipeline.ticks import in_ticks
 from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
-from rhino_jax.pipeline.written import read_order
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, StageCost
 from rhino_jax.utils.keywords import brief, real
+
+
+_KINDS = {kind.letter: kind for kind in PassKind}
+
+
+def written_orders(schedule: Schedule) -> tuple[str, ...]:
+    """Return each group's tasks: letter, chunk, micro-batch, as `F0.2 B1.0 U0.0`."""
+    words = [f"{t.kind.letter}{t.chunk}.{t.micro_batch}" for t in schedule.graph.tasks]
+    return tuple(" ".join(words[i] for i in order) for order in schedule.orders)
+
+
+def read_order(graph: TaskGraph, text: str) -> tuple[int, ...]:
+    """Parse a group's text of `written_orders` to positions in a graph."""
+
+    def position(word: str) -> int:
+        chunk, batch = map(int, word[1:].split("."))
+        return graph.find(_KINDS[word[0]], chunk, batch)
+
+    return tuple(map(position, text.split()))
 
 
 FORWARD_ONLY = "forward-only"

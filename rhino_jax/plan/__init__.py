@@ -2,10 +2,9 @@
 
 In: decisions and predictions from `rhino_jax.planner.search`, and the user's pins.
 Out: `plan.PlanData`, which can be saved, loaded, compared and cached.
-Order: `pins` (layouts fixed by the user), `decisions` and `records` (specs, and their
-cost), `while_loops`, `stages`, `plan`, `lines` (current source lines), `trees` (specs
-in the shape of the arguments), `fingerprint`, `outline` and `fits` (the program that a
-plan is for), `density` (how many values are annotated), `split_views` (values never
-annotated on TPU), `files` (saved and cached plans), `diff`, `kept` (layouts reused from
-another plan), `shared` and `plans` (plans of several programs).
+Order: `pins` (layouts fixed by the user), `decisions` (specs, and where they are
+annotated) and `records` (their cost), `while_loops`, `stages`, `plan`, `lines` (current
+source lines), `trees` (specs in the shape of the arguments), `fingerprint` and `fits`
+(the program that a plan is for), `files` (saved and cached plans), `diff`, `kept`
+(layouts reused from another plan), `shared` (plans of several programs).
 """

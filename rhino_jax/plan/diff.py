@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.spec import format_spec
-from rhino_jax.plan.outline import first_change, outline_of
+from rhino_jax.plan.fingerprint import first_change, outline_of
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.utils.keywords import brief

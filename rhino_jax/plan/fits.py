@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.files.schema import current_versions
-from rhino_jax.plan.outline import first_change, outline, outline_of
+from rhino_jax.plan.fingerprint import first_change, outline, outline_of
 from rhino_jax.plan.plan import PlanData
 
 

@@ -105,7 +105,7 @@ class PlanData:
         `rhino_jax.plan.lines`.
       versions: versions of the software that made the plan, as {"rhino_jax": …, "jax":
         …}; set when a plan is loaded from a file.
-      outline: the ops of the program (`rhino_jax.plan.outline`); set when a plan is
+      outline: the ops of the program (`rhino_jax.plan.fingerprint`); set when a plan is
         loaded from a file.
       cached: path of the cache file that it was read from; empty if it was searched.
         For a cached plan `search.seconds` is the time of the original search.

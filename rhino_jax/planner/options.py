@@ -18,10 +18,9 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.pipeline.schedules.table import TABLE
+from rhino_jax.pipeline.schedules.searched import TABLE
 from rhino_jax.plan import plan as data
-from rhino_jax.plan.files.cache import kept
-from rhino_jax.plan.files.cache_key import cache_key
+from rhino_jax.plan.files.cache import cache_key, kept
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins

@@ -18,14 +18,13 @@ from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.runtime.copies import copied, unshared
-from rhino_jax.runtime.donation import Donations
-from rhino_jax.runtime.executable import executable_of
+from rhino_jax.runtime.donation import Donations, copied, unshared
 from rhino_jax.runtime.feedback import Feedback
 from rhino_jax.runtime.meshes import not_runnable
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.runtime.processes.running import Running
+from rhino_jax.runtime.spmd import executable_of
 from rhino_jax.runtime.storage import Storage
 
 

@@ -25,13 +25,11 @@ from rhino_jax.frontend.call import Call, Signature, split_call
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.trace import Traced, another_program, trace_call
 from rhino_jax.frontend.weak_types import compute_the_same, differ_in_weakness
-from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.outline import first_change, outline, outline_of
+from rhino_jax.plan.fingerprint import fingerprint, first_change, outline, outline_of
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.runtime.bound import Arguments, Bound
 from rhino_jax.runtime.constraints import auto_twin
-from rhino_jax.runtime.difference import difference, kept_text
-from rhino_jax.runtime.feedback import tied, without
+from rhino_jax.runtime.feedback import difference, kept_text, tied, without
 from rhino_jax.runtime.lowering import Lowered, lower
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.processes.agree import agreed, attending, processes_of_mesh

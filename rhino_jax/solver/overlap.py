@@ -25,12 +25,7 @@ import numpy as np
 from rhino_jax.solver.problem import Labels, PairTable, Problem
 from rhino_jax.solver.slack import Slack, Wait
 from rhino_jax.utils.cache import Memo
-from rhino_jax.utils.unique_ids import (
-    for_each,
-    number,
-    number_objects,
-    number_rows,
-)
+from rhino_jax.utils.union_find import for_each, number, number_objects, number_rows
 
 
 Shares = Mapping[int, float]

@@ -2,9 +2,9 @@
 
 In: a function with example arguments, and a list of values for each varied option.
 Out: `table.Sweep`: a `point.Point` for every configuration, with its plan on request.
-Order: `configs` (lists → configurations), `batch` (another batch size: the function
-traced on other shapes), `evaluate` (configurations that share a model, `pending` until
-they are searched), `meshes` (the best mesh, within every budget), `whole` (passes
-chosen, too), `answers`, `child` and `children` (the same in other processes),
-`searching` (here or in processes), `running`, `point`, `work`, `table` (text), `sweep`.
+Order: `point` (lists → configurations, and what each costs), `batch` (another batch
+size: the function traced on other shapes), `evaluate` (configurations that share a
+model), `meshes` (the best mesh, within every budget), `whole` (passes chosen, too),
+`answers`, `child` and `children` (the same in other processes), `running` (here or in
+processes), `table` (text), `sweep`.
 """

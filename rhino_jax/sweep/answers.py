@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
+from rhino_jax.sweep.meshes import Best, BudgetJobs, Counts, Meshes
 from rhino_jax.sweep.point import why_not
 from rhino_jax.sweep.whole import BudgetSweep, Priced, of_bytes, prices
-from rhino_jax.sweep.work import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import Call
 from rhino_jax.frontend.parameters import Parameters
 from rhino_jax.frontend.trace import Traced, trace_call
-from rhino_jax.sweep.configs import WHAT
+from rhino_jax.sweep.point import WHAT
 
 
 def leading_dims(analysis: ProgramAnalysis) -> dict[int, int]:

@@ -1,4 +1,7 @@
-"""Cost of configurations; those that share a model are evaluated together."""
+"""Cost of configurations; those that share a model are evaluated together.
+
+Configurations that differ in their budgets alone, until they are searched.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,64 @@ from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.solver.problem import Labels
 from rhino_jax.sweep.answers import SearchOutcome
-from rhino_jax.sweep.configs import WHAT, SweepConfig
 from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
-from rhino_jax.sweep.pending import Pending
-from rhino_jax.sweep.point import Point, price_per_step, why_not
+from rhino_jax.sweep.point import (
+    WHAT,
+    Point,
+    SweepConfig,
+    format_stages,
+    price_per_step,
+    why_not,
+)
 from rhino_jax.sweep.whole import BudgetSweep, Priced
 from rhino_jax.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Configurations that differ in their budgets alone, until they are searched.
+
+    Attributes:
+      group: the configurations.
+      traced: the function.
+      wishes: options of every plan.
+      asked: the request to search or plan.
+      target: the hardware.
+      search: the search, if the passes are given; None if they are chosen, too.
+    """
+
+    group: tuple[SweepConfig, ...]
+    traced: Traced
+    wishes: Wishes
+    asked: BudgetJobs | BudgetSweep
+    target: Target
+    search: Search | None = None
+
+    def plan(self, made_for: int, budget: int) -> Plan:
+        """Return the plan made for one budget as a plan for another that it fits."""
+        assert isinstance(self.asked, BudgetSweep)
+        mesh = None if self.asked.mesh is None else make_mesh(self.asked.mesh, WHAT)
+        plan = self.asked.asking(made_for).plan_with(self.traced, mesh, None)
+        if made_for == budget:
+            return plan
+        origin = plan.origin
+        if origin is not None:
+            origin = replace(origin, wishes=self.asked.asking(budget), solved=None)
+        return replace(plan, memory_budget_bytes=budget, origin=origin)
+
+    @property
+    def title(self) -> str:
+        """Name of these configurations, for messages."""
+        first, target = self.group[0], self.target
+        devices = first.devices or target.num_devices
+        if first.mesh is not None:
+            devices = math.prod(n for _, n in first.mesh)
+        said = [f"{devices} devices of {target.name}"]
+        for name in ("batch", "stages", "microbatches"):
+            value = getattr(first, name)
+            if value not in (None, 1):
+                said.append(f"{name} {format_stages(value)}")
+        return ", ".join(said)
 
 
 MAX_AXES = 2

@@ -27,8 +27,7 @@ from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.options import Wishes
 from rhino_jax.runtime.meshes import make_mesh
-from rhino_jax.sweep.configs import WHAT
-from rhino_jax.sweep.point import why_not
+from rhino_jax.sweep.point import WHAT, why_not
 
 
 FITS = 0.99

@@ -2,11 +2,11 @@
 
 In: a plan or a hand-sharded function, and hardware to compile for.
 Out: `verification.VerificationData`, `by_hand.audit.AuditData`, `check.CheckData`.
-Order: `places` and `targets` (where to compile; `emulate` where devices are missing),
-`compile` (`in_child` for compile-only devices: an aborting compiler does not end the
-notebook), `hlo` (compiled text → collectives, memory, work), `matching` (predicted
-against compiled: differences and causes), `made` (one program, or the tasks of
-`stages`), `problems` (whether the plan holds), `verification`. `by_hand` audits code
-that its user sharded, `check` compares results with one device (`comparison`), `refine`
-compiles several plans and takes the fastest.
+Order: `places` and `targets` (where to compile; on emulated devices where there are
+none), `compile` (in a process of its own for compile-only devices: an aborting compiler
+does not end the notebook), `hlo` (compiled text → collectives, memory, work),
+`matching` (predicted against compiled, with causes), `stages` (one program, or the
+tasks of stages), `problems` (whether the plan holds), `verification`. `by_hand` audits
+code that its user sharded, `check` compares results with one device (`comparison`),
+`refine` compiles several plans and takes the fastest.
 """

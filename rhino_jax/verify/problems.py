@@ -1,4 +1,12 @@
-"""Check whether a plan holds: list what its compiled program does beyond the plan."""
+"""Check whether a plan holds: list what its compiled program does beyond the plan.
+
+Compute the differences between planned and compiled collectives.
+
+Collectives are matched by kind, axes, source line and size; then by kind and axes; then
+by identities (an all-reduce for a reduce-scatter and an all-gather). The cause of a
+difference is the simplest match that explains it; what no match explains is labelled as
+not in the plan, or eliminated.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +17,95 @@ from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import OutOfMemory
-from rhino_jax.verify.matching.differences import unexplained_bytes
-from rhino_jax.verify.matching.matcher import Difference
+from rhino_jax.verify.matching.identities import Identity, identities
+from rhino_jax.verify.matching.ledger import Evidence, Ledger, total
+from rhino_jax.verify.matching.matcher import Difference, Matcher
+
+
+def differences_of(
+    predicted: Iterable[Collective],
+    compiled: Iterable[Collective],
+    mesh_axes: Sequence[tuple[str, int]],
+    *,
+    platform: str,
+    evidence: Evidence | None = None,
+) -> tuple[Difference, ...]:
+    """Return all differences, those with the largest change of seconds first.
+
+    Bytes, runs and seconds of all differences add up to the difference of the totals of
+    both sides; collectives that match exactly appear in none.
+
+    Args:
+      predicted: the plan's collectives.
+      compiled: collectives of the compiled program, with seconds by the same cost
+        model.
+      mesh_axes: (name, size), major first.
+      platform: "cpu", "tpu" or "gpu".
+      evidence: evidence on causes; None: there is none.
+    """
+    predicted, compiled, sizes = tuple(predicted), tuple(compiled), dict(mesh_axes)
+    keys = {(c.kind, c.axes) for c in (*predicted, *compiled)}
+    known = identities(keys, sizes)
+
+    def explained(order: Iterable[Identity], may_retype: bool) -> list[Difference]:
+        planned, made = Ledger.of(predicted), Ledger.of(compiled)
+        matcher = Matcher(planned, made, platform, evidence or Evidence())
+        return _merged([
+            *matcher.same_runs(),
+            *matcher.windowed(),
+            *(matcher.retyped() if may_retype else ()),
+            *matcher.same_key(),
+            *matcher.by_identity(tuple(order)),
+            *matcher.instead(),
+            *matcher.extra(),
+            *matcher.missing(),
+        ])  # fmt: skip
+
+    # Several readings are possible: an all-reduce may stand for a reduce-scatter alone
+    # or with an all-gather, two gathers may have any order, half the bytes may be
+    # another dtype. The reading that leaves the fewest bytes unexplained is chosen.
+    simple_first = sorted(known, key=lambda i: len(i.planned) + len(i.compiled))
+    orders = (known, simple_first, known[::-1], simple_first[::-1])
+    readings = (explained(x, retype) for retype in (False, True) for x in orders)
+    best = min(readings, key=lambda d: (unexplained_bytes(d), len(d)))
+    return tuple(
+        sorted(
+            best,
+            key=lambda d: (-abs(d.seconds), -abs(d.bytes), d.kind, d.axes, d.label),
+        )
+    )
+
+
+def unexplained_bytes(differences: Iterable[Difference]) -> int:
+    """Return the sum of |bytes| of all differences that are not harmless."""
+    return sum(abs(d.bytes) for d in differences if not d.is_harmless)
+
+
+def _merged(found: Iterable[Difference]) -> list[Difference]:
+    """Merge differences that are equal in all but source lines and amounts."""
+    groups: dict[tuple[object, ...], list[Difference]] = {}
+    for d in found:
+        key = (d.kind, d.axes, d.became, d.label, d.cause, d.is_harmless)
+        groups.setdefault(key, []).append(d)
+    merged = []
+    for members in groups.values():
+        members.sort(key=lambda d: -max(d.predicted.bytes, d.compiled.bytes))
+        first = members[0]
+        lines = dict.fromkeys(s for d in members for s in d.sources)
+        merged.append(
+            Difference(
+                kind=first.kind,
+                axes=first.axes,
+                became=first.became,
+                predicted=total(d.predicted for d in members),
+                compiled=total(d.compiled for d in members),
+                sources=tuple(lines),
+                label=first.label,
+                cause=first.cause,
+                is_harmless=first.is_harmless,
+            )
+        )
+    return merged
 
 
 WIRE_TOLERANCE = 0.10

@@ -20,8 +20,7 @@ from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.runtime.sharded import ShardedFunction, unbound
 from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
-from rhino_jax.verify.hlo.pricing import priced
-from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.hlo.reading import priced, read_compiled
 from rhino_jax.verify.hlo.records import (
     Compilation,
     CompiledCollective,
@@ -29,13 +28,11 @@ from rhino_jax.verify.hlo.records import (
     OutOfMemory,
 )
 from rhino_jax.verify.in_child import CompileLimit
-from rhino_jax.verify.made import Made
-from rhino_jax.verify.matching.causes import evidence_of
-from rhino_jax.verify.matching.differences import differences_of
+from rhino_jax.verify.matching.ledger import evidence_of
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of
-from rhino_jax.verify.problems import problems_of
-from rhino_jax.verify.stages import compiled_stages
+from rhino_jax.verify.problems import differences_of, problems_of
+from rhino_jax.verify.stages import Made, compiled_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,14 @@ import pytest
 
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.rows import clock as clock_module, row_run
-from rhino_jax.bench.rows.clock import Clocked, call_overhead_s, clock_row, median_ratio
-from rhino_jax.bench.rows.clock_run import clock_report, clock_task
+from rhino_jax.bench.rows.clock import (
+    Clocked,
+    call_overhead_s,
+    clock_report,
+    clock_row,
+    clock_task,
+    median_ratio,
+)
 from rhino_jax.bench.rows.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rhino_jax.bench import cell, child, command as command_module
+from rhino_jax.bench import child, command as command_module, run
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import suite_names
@@ -85,7 +85,7 @@ def test_from_end_to_end_and_on(
     has_processes: bool,
 ) -> None:
     if not has_processes:
-        monkeypatch.setattr(cell, "run_job", run_here)
+        monkeypatch.setattr(run, "run_job", run_here)
         for name in ("_emulate", "keep_captured"):
             monkeypatch.setattr(child, name, lambda _: None)
     (tmp_path / "READ.md").write_text("<!-- bench:mine -->\n<!-- /bench:mine -->\n")

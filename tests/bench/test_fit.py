@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.rates.fit import fit_results, to_text, write_fit
+from rhino_jax.bench.fit import fit_results, to_text, write_fit
 from rhino_jax.bench.records import Measure, Result
 from rhino_jax.bench.store import read_results
 from rhino_jax.cli import main
 from rhino_jax.hardware.files import configs_dir, load_target
-from rhino_jax.verify.hlo.rates import Rates, rates_of
-from rhino_jax.verify.hlo.work.program import InstructionWork
+from rhino_jax.verify.hlo.records import Rates, rates_of
+from rhino_jax.verify.hlo.work import InstructionWork
 from tests.bench.samples import result
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.bench.rates import measure as m
-from rhino_jax.bench.rates.measured_file import hardware_file
+from rhino_jax.bench import measure as m
+from rhino_jax.bench.measure import hardware_file
 from rhino_jax.cli import main
 from rhino_jax.commands import benching
 from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s

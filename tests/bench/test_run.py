@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rhino_jax.bench import cell as cell_module, run as run_module
+from rhino_jax.bench import run as cell_module, run as run_module
 from rhino_jax.bench.command import Command, narrow, run_command
 from rhino_jax.bench.compiling import CompiledRow
 from rhino_jax.bench.errors import BenchError

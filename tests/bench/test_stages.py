@@ -11,8 +11,8 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import row_key
 from rhino_jax.bench.rows.row_run import RowResult
 from rhino_jax.bench.stages import run
-from rhino_jax.bench.stages.records import Case, Piped
 from rhino_jax.bench.stages.report import stages_report, stages_summary
+from rhino_jax.bench.stages.run import Case, Piped
 from rhino_jax.bench.suite import load_suite, parse_suite
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rhino_jax.commands.shapes import ShapesError, parse_shapes, read_shapes
+from rhino_jax.commands.loading import ShapesError, parse_shapes, read_shapes
 
 
 def parse(text: str):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rhino_jax.contest.check import check
+from rhino_jax.contest.command import check
 from rhino_jax.contest.instance import FORBIDDEN, Instance, parse_instance
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rhino_jax.contest.check import check
-from rhino_jax.contest.engine import solve_instance
+from rhino_jax.contest.command import check, solve_instance
 from rhino_jax.contest.instance import parse_instance
 from rhino_jax.solver import cpsat_memory, limited
 from rhino_jax.solver.bounds.time_prices import price_times

@@ -7,11 +7,8 @@ import json
 import pytest
 
 from rhino_jax.cli import main
-from rhino_jax.contest.check import Checked, check
-from rhino_jax.contest.command import summary
-from rhino_jax.contest.engine import ContestSolution
-from rhino_jax.contest.errors import InstanceError
-from rhino_jax.contest.instance import parse_instance, read_instance
+from rhino_jax.contest.command import Checked, ContestSolution, check, summary
+from rhino_jax.contest.instance import InstanceError, parse_instance, read_instance
 from rhino_jax.solver.limited import Limited
 from tests.contest.instances import best_by_trying, random_values, write
 

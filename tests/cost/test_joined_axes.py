@@ -21,7 +21,7 @@ from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
-from rhino_jax.verify.topologies import torus_of
+from rhino_jax.verify.targets import torus_of
 
 
 KINDS = (ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER)

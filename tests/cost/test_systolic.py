@@ -12,7 +12,7 @@ from rhino_jax.cost.systolic import array_paddings
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.factor import Rule, parse_rule
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work.program import read_work
+from rhino_jax.verify.hlo.work import read_work
 from tests.frontend.imported import program_of
 from tests.verify.extras import mesh_of_target
 

@@ -18,8 +18,8 @@ import pytest
 from jax.sharding import AxisType
 
 import rhino_jax as rhino
+from rhino_jax.export.code import STYLES
 from rhino_jax.export.patch import Words
-from rhino_jax.export.styles import STYLES
 from rhino_jax.models import registry
 from tests.export.run_code import compiled_traffic, traffic
 

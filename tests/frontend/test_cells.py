@@ -11,7 +11,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.frontend.cells import cell_of
-from rhino_jax.verify.hlo.locations import parse_frames
+from rhino_jax.verify.hlo.module import parse_frames
 
 
 FILE = "/tmp/ipykernel_4242/1825377899.py"

@@ -14,7 +14,7 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.split_dims.forms import LANES
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work.program import read_work
+from rhino_jax.verify.hlo.work import read_work
 from tests.verify.extras import mesh_of_target
 
 

@@ -12,7 +12,7 @@ from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.hardware.layout import lay_out, mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.hardware.target import Device, Target, Tier
-from rhino_jax.verify.topologies import torus_of
+from rhino_jax.verify.targets import torus_of
 
 
 NAMES = "xyzw"

@@ -18,7 +18,7 @@ from rhino_jax.frontend import registry
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind, Traits
-from rhino_jax.plan.files.cache_key import told_of
+from rhino_jax.plan.files.cache import told_of
 
 
 PACKAGE = Path(rhino.__file__).parent

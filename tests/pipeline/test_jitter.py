@@ -9,9 +9,8 @@ import pytest
 from ticks import by_ticks, random_schedule
 
 from rhino_jax.errors import RhinoError, ScheduleError
-from rhino_jax.pipeline.jitter import Delay, Noise, jittered
-from rhino_jax.pipeline.network import network_of
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.jitter import Delay, Noise, jittered, network_of
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import ChunkCost, chain

@@ -8,7 +8,7 @@ import pytest
 
 from rhino_jax.pipeline.jitter import Noise, jittered
 from rhino_jax.pipeline.offload import moved, with_offload
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import label
 from rhino_jax.pipeline.work import ChunkCost, chain

@@ -9,7 +9,7 @@ import pytest
 from ticks import by_ticks, most_held, random_schedule
 
 from rhino_jax.errors import DeadlockError
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.pipeline.work import ChunkCost, chain

@@ -9,7 +9,7 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind, TransferLink
 from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork, chain

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tera import slice_sequence
 from rhino_jax.pipeline.work import ChunkCost, chain

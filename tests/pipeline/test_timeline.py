@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import TransferLink

@@ -106,7 +106,7 @@ def test_whatever_is_asked_for_counts(folder: Path, change: str) -> None:
 def test_source_and_versions_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rhino_jax.plan.files import cache_key
+    from rhino_jax.plan.files import cache as cache_key
 
     planned()
     before = cache_key.made_with()

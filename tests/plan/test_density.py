@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.plan.density import only_around_matmuls
+from rhino_jax.plan.decisions import only_around_matmuls
 from rhino_jax.runtime.with_plan import jit_with_plan
 from tests.cases import covering
 from tests.runtime.programs import PROGRAMS, arguments

@@ -10,7 +10,7 @@ import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.program import Program
-from rhino_jax.plan.split_views import without_split_views
+from rhino_jax.plan.decisions import without_split_views
 from tests.runtime.stand_in import random_decisions
 
 

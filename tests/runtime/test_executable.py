@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from rhino_jax.frontend.trace import Traced, trace
-from rhino_jax.runtime.executable import Executable, executable_of
+from rhino_jax.runtime.spmd import Executable, executable_of
 from tests.runtime.stand_in import plan_of, random_decisions
 
 

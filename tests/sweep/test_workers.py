@@ -28,7 +28,7 @@ from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.rewrite.retraced import imported_again
 from rhino_jax.sweep.children import Children, _Searcher
 from rhino_jax.sweep.meshes import Meshes
-from rhino_jax.sweep.searching import Searching
+from rhino_jax.sweep.running import Searching
 from rhino_jax.sweep.whole import of_bytes, to_bytes
 from rhino_jax.utils.subprocess import environment_of_child
 from tests.cases import covering

@@ -11,7 +11,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.errors import RhinoError, WriteError
-from rhino_jax.pipeline import trace
+from rhino_jax.pipeline import simulation
 from rhino_jax.utils.atomic_write import check_folder, write_file
 from tests.plan.samples import sample_plan
 
@@ -30,8 +30,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRITERS = {
     "plan": lambda path: sample_plan().save(path),
-    "trace": lambda path: trace.write([], path),
-    "packed": lambda path: trace.write([{"ph": "M"}], Path(f"{path}.gz")),
+    "trace": lambda path: simulation.write([], path),
+    "packed": lambda path: simulation.write([{"ph": "M"}], Path(f"{path}.gz")),
     "page": lambda path: write_file("`--html`", path, "<p>é</p>"),
 }
 
@@ -70,7 +70,7 @@ def test_files_are_replaced_and_what_links_to_them_stays(tmp_path: Path) -> None
     write_file("`x`", link, "é")
     assert link.is_symlink() and file.read_bytes() == "é".encode()
     assert file.stat().st_mode & 0o777 == 0o640
-    trace.write([], tmp_path / "a.json.gz")
+    simulation.write([], tmp_path / "a.json.gz")
     assert b"traceEvents" in gzip.decompress((tmp_path / "a.json.gz").read_bytes())
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from rhino_jax.utils.subprocess import environment_of_child
-from rhino_jax.verify.hlo import locations
+from rhino_jax.verify.hlo import module
 
 
 def test_children_find_the_package() -> None:
@@ -15,4 +15,4 @@ def test_children_find_the_package() -> None:
 
 
 def test_lines_that_apply_plans_are_of_a_folder_that_is_there() -> None:
-    assert (Path(locations._RUNTIME) / "executable.py").is_file()
+    assert (Path(module._RUNTIME) / "executable.py").is_file()

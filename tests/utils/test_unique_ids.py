@@ -17,7 +17,7 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.model.build import build_model
 from rhino_jax.models import registry
-from rhino_jax.utils.unique_ids import for_each, groups, number, number_rows
+from rhino_jax.utils.union_find import for_each, groups, number, number_rows
 from tests.cases import covering
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from rhino_jax.plan.records import Collective
 from rhino_jax.verify.hlo.records import CompiledCollective
-from rhino_jax.verify.matching.causes import Evidence, evidence_of
-from rhino_jax.verify.matching.differences import differences_of, unexplained_bytes
+from rhino_jax.verify.matching.ledger import Evidence, evidence_of
 from rhino_jax.verify.matching.matcher import Difference
+from rhino_jax.verify.problems import differences_of, unexplained_bytes
 from tests.frontend.imported import program_of
 
 

@@ -18,9 +18,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.errors import MeshError
 from rhino_jax.models import registry
-from rhino_jax.verify import emulate
+from rhino_jax.verify import places
 from rhino_jax.verify.compile import compile_lowered
-from rhino_jax.verify.emulate import MAX_DEVICES, emulated_devices, emulated_mesh
+from rhino_jax.verify.places import MAX_DEVICES, emulated_devices, emulated_mesh
 from tests.cases import covering
 
 
@@ -69,7 +69,7 @@ def account(mesh: Mesh) -> dict[str, Any]:
 _ACCOUNT = """
 import json, sys
 import jax
-from rhino_jax.verify.emulate import emulated_mesh
+from rhino_jax.verify.places import emulated_mesh
 from tests.verify.test_emulate import account
 
 x, y, own = map(int, sys.argv[1:])
@@ -159,7 +159,7 @@ def test_more_devices_are_refused() -> None:
 
 
 def test_too_few_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulate, "_thread_room", lambda: 500)
+    monkeypatch.setattr(places, "_thread_room", lambda: 500)
     # A size that no other test makes.
     with pytest.raises(MeshError, match="not start enough threads") as info:
         emulated_mesh({"x": 1024})
@@ -168,4 +168,4 @@ def test_too_few_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_room_for_threads_here() -> None:
-    assert 0 < emulate._thread_room() < 2**31
+    assert 0 < places._thread_room() < 2**31

@@ -8,7 +8,7 @@ import pytest
 
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import load_target
-from rhino_jax.verify.topologies import devices_per_chip, topology_for, torus_of
+from rhino_jax.verify.targets import devices_per_chip, topology_for, torus_of
 from tests.verify.extras import mesh_of_target
 
 

@@ -15,8 +15,13 @@ from typing import Any
 import rhino_jax as rhino
 from rhino_jax.bench.methods import ALPA, SCHEDULES, ShardingMethod
 from rhino_jax.bench.planning import workload_of
-from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
-from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
+from rhino_jax.bench.rows.row_run import (
+    ADDITIONS,
+    RowResult,
+    RowTask,
+    table_of_rows,
+    yardstick_s,
+)
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import geometric_mean
 from rhino_jax.errors import InfeasiblePlanError, StageError

@@ -13,8 +13,13 @@ from typing import Any
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.progress import title_of
-from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
-from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
+from rhino_jax.bench.rows.row_run import (
+    ADDITIONS,
+    RowResult,
+    RowTask,
+    table_of_rows,
+    yardstick_s,
+)
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.units import format_bytes, format_seconds
 

@@ -1,7 +1,14 @@
-"""Runner of rows that are measured as a whole, each in a separate process."""
+"""Runner of rows that are measured as a whole, each in a separate process.
+
+Current speed of the machine, so that tables of different hours are comparable.
+
+Times of planning are those of Python and NumPy on one core, which on shared machines
+differ by a factor of two from one hour to the next.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +21,19 @@ from rhino_jax.bench.store import Store, read_json, write_json
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.table import markdown_table
 from rhino_jax.bench.versions import versions, versions_line
+
+
+ADDITIONS = 10_000_000
+"""Number of additions of the timed loop."""
+
+
+def yardstick_s() -> float:
+    """Return the CPU seconds of `ADDITIONS` additions in a Python loop."""
+    started = time.process_time()
+    total = 0
+    for i in range(ADDITIONS):
+        total += i
+    return time.process_time() - started
 
 
 T = TypeVar("T")

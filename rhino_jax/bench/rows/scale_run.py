@@ -13,8 +13,13 @@ from typing import Any, NamedTuple
 
 import rhino_jax as rhino
 from rhino_jax.bench.planning import trace_workload, workload_of
-from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
-from rhino_jax.bench.rows.yardstick import ADDITIONS, yardstick_s
+from rhino_jax.bench.rows.row_run import (
+    ADDITIONS,
+    RowResult,
+    RowTask,
+    table_of_rows,
+    yardstick_s,
+)
 from rhino_jax.bench.suite import BenchRow, Suite, model_of
 from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.search.passes import PASSES, measured_passes

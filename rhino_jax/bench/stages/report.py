@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
-from rhino_jax.bench.stages.records import Case, Piped
+from rhino_jax.bench.stages.run import Case, Piped
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import geometric_mean
 

@@ -2,8 +2,8 @@
 
 In: the data of `rhino_jax.plan` and `rhino_jax.verify`; nothing here computes.
 Out: one line, text and HTML.
-Order: `values`, `collectives` and `folding` (rows), `step` (the simulated step) and
-`step_trace` (for Perfetto), `story`, `verification`, `audit`,
+Order: `tables` (rows of values, collectives and source lines), `step` (the simulated
+step, also for Perfetto), `story`, `verification`, `audit`,
 `check` and `changes` (sections of one thing each), `section` (what sections are),
 `text` and `html` (sections → output), `line`.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.collectives import format_axes
 from rhino_jax.explain.report.html import sections_to_html
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.tables import format_axes, value_sections
 from rhino_jax.explain.report.text import sections_to_text
-from rhino_jax.explain.report.values import value_sections
 from rhino_jax.explain.report.verification import (
     out_of_memory_section,
     quantity_row,
@@ -30,7 +29,7 @@ from rhino_jax.units import (
 
 if TYPE_CHECKING:
     from rhino_jax.verify.by_hand.audit import AuditData
-    from rhino_jax.verify.by_hand.costs import SourceCost
+    from rhino_jax.verify.by_hand.culprits import SourceCost
 
 TOP_COSTS = 8
 

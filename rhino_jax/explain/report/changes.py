@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.collectives import format_axes
-from rhino_jax.explain.report.folding import fold
 from rhino_jax.explain.report.html import sections_to_html
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.tables import STATE_PREFIX, fold, format_axes
 from rhino_jax.explain.report.text import sections_to_text
-from rhino_jax.explain.report.values import STATE_PREFIX
 from rhino_jax.explain.report.views.bars import Bar, Quantity, bars, peak_of, step_of
 from rhino_jax.units import (
     format_bytes,

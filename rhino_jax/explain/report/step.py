@@ -6,6 +6,8 @@ FLOPs, each collective runs at the op that needs it, and the same share of each 
 hidden behind the preceding compute. Memory is that of the live values, by their specs,
 scaled to the predicted peak. The step's end and its totals are therefore the plan's;
 the order in between is an illustration.
+
+The predicted step in the format of Chrome's traces, which Perfetto reads.
 """
 
 from __future__ import annotations
@@ -14,15 +16,22 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING
 
+from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import share_of
+from rhino_jax.pipeline import simulation
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulation import Event, named
+from rhino_jax.pipeline.simulator import simulate
 
 
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
     from rhino_jax.plan.records import Collective
+
 
 _OP = re.compile(r" #(\d+)$")
 
@@ -239,3 +248,68 @@ def _held(plan: PlanData, program: Program) -> tuple[tuple[int, int], ...]:
     most = max((b for _, b in points), default=0.0)
     scale = plan.predicted.peak_bytes / most if most else 0.0
     return tuple((op, round(b * scale)) for op, b in points)
+
+
+_US = 1e6
+
+
+def save_trace(plan: PlanData, path: str | PathLike[str]) -> None:
+    """Write a plan's predicted step as a trace; for stages, the simulated pipeline.
+
+    Args:
+      plan: the plan.
+      path: ends in `.json`, or in `.json.gz` for a compressed file.
+    """
+    if plan.pipeline is not None:
+        simulation.save(simulate(schedule_of(plan.pipeline)), path)
+    else:
+        simulation.write(events(plan), path)
+
+
+def events(plan: PlanData) -> Iterator[Event]:
+    """Yield a track of compute, one of collectives per set of axes, and memory."""
+    step = step_of(plan)
+    yield named("process_name", 0, 0, f"{plan.program_name}, each device")
+    yield named("thread_name", 0, 0, "compute")
+    tracks = sorted({s.collective.axes for s in step.sent})
+    for i, axes in enumerate(tracks, 1):
+        yield named("thread_name", 0, i, f"collectives over {format_axes(axes)}")
+    for work in step.work:
+        if work.end_s > work.start_s:
+            yield {
+                "ph": "X",
+                "name": work.name,
+                "cat": "backward" if work.is_backward else "forward",
+                "pid": 0,
+                "tid": 0,
+                "ts": work.start_s * _US,
+                "dur": (work.end_s - work.start_s) * _US,
+                "args": {"ops": work.ops, "FLOPs": work.flops},
+            }
+    for sent in step.sent:
+        c = sent.collective
+        yield {
+            "ph": "X",
+            "name": c.kind,
+            "cat": "collective",
+            "pid": 0,
+            "tid": 1 + tracks.index(c.axes),
+            "ts": sent.start_s * _US,
+            "dur": (sent.end_s - sent.start_s) * _US,
+            "args": {
+                "bytes": c.bytes,
+                "count": c.count,
+                "hidden_us": sent.hidden_s * _US,
+                "source": c.source,
+                "reason": c.reason,
+            },
+        }
+    held = step.memory or ((0.0, plan.predicted.peak_bytes),)
+    for time, held_bytes in held:
+        yield {
+            "ph": "C",
+            "name": "bytes",
+            "pid": 0,
+            "ts": time * _US,
+            "args": {"held": held_bytes},
+        }

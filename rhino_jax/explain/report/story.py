@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.by_line import by_line, utilisation
-from rhino_jax.explain.report.collectives import collective_sections
 from rhino_jax.explain.report.line import format_mesh, num_devices
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.stages import stage_sections
-from rhino_jax.explain.report.values import value_sections
+from rhino_jax.explain.report.tables import (
+    by_line,
+    collective_sections,
+    utilisation,
+    value_sections,
+)
 from rhino_jax.units import (
     format_bytes,
     format_count,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.collectives import format_axes
 from rhino_jax.explain.report.html import sections_to_html
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.stages import compiled_stages_section
+from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.explain.report.text import sections_to_text
 from rhino_jax.explain.report.views.bars import bars, peak_of, step_of, wire_of
 from rhino_jax.plan.diff import traffic_of

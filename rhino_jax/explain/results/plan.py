@@ -12,7 +12,7 @@ from typing import Any
 
 from rhino_jax.explain.report.html import to_html
 from rhino_jax.explain.report.line import one_line
-from rhino_jax.explain.report.step_trace import save_trace
+from rhino_jax.explain.report.step import save_trace
 from rhino_jax.explain.report.text import to_text
 from rhino_jax.explain.results.check import Check
 from rhino_jax.explain.results.diff import PlanDiff, diff

@@ -2,8 +2,8 @@
 
 In: `ops.CutProblem`, a graph of ops with seconds and bytes, and the stages' devices.
 Out: `ops.StageCut`, a stage for every op, with its cost.
-Order: `ops`, `numbers` (the problem as integers), `price` (cost of any cut), `contract`
-(ops that stay in one stage), `order` and `fast` (intervals of orders of the ops),
+Order: `ops`, `numbers` (the problem as integers, and orders of the ops), `price` (cost
+of any cut), `contract` (ops that stay in one stage), `fast` (intervals of an order),
 `best` (the graph, by CP-SAT), `choose` (both, in turn), `as_work` (a cut as input of
 schedules).
 """

@@ -20,8 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.numbers import CutArrays
-from rhino_jax.pipeline.cut.order import ReadGraph
+from rhino_jax.pipeline.cut.numbers import CutArrays, ReadGraph
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,33 @@
-"""GPipe: all forward passes, then all backward passes."""
+"""GPipe: all forward passes, then all backward passes.
+
+Forward passes alone: inference and evaluation.
+"""
 
 from __future__ import annotations
 
 from rhino_jax.pipeline.schedules.family import backward, forward, in_order
 from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import StepWork
+
+
+def forward_only(work: StepWork) -> Schedule:
+    """Schedule forward passes of micro-batches one after another.
+
+    A group with several chunks runs as many micro-batches of each chunk in turn as
+    there are groups, so that no group waits for the first ones to come round.
+    """
+
+    def order(group: int) -> list[Key]:
+        return [
+            step
+            for start in range(0, work.micro_batches, work.groups)
+            for c in work.chunks_of[group]
+            for m in range(start, min(start + work.groups, work.micro_batches))
+            for step in forward(c, m, work.slices)
+        ]
+
+    orders = [order(g) for g in range(work.groups)]
+    return in_order("forward-only", work, orders, is_forward_only=True)
 
 
 def gpipe(work: StepWork) -> Schedule:

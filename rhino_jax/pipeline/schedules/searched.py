@@ -1,21 +1,69 @@
-"""A schedule searched for the tasks at hand."""
+"""A schedule searched for the tasks at hand.
+
+The families of schedules that have names.
+
+Schedules by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.check import check_memory
+from rhino_jax.errors import ScheduleError, nearest
+from rhino_jax.pipeline.check import check_complete, check_memory, checked
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.schedules.bound import bound_s
-from rhino_jax.pipeline.schedules.listed import PriorityRule, listed_graph
-from rhino_jax.pipeline.schedules.named import NAMED, TRAINING
+from rhino_jax.pipeline.schedules.family import Family
+from rhino_jax.pipeline.schedules.gpipe import forward_only, gpipe
+from rhino_jax.pipeline.schedules.interleaved import interleaved
+from rhino_jax.pipeline.schedules.listed import PriorityRule, bound_s, listed_graph
+from rhino_jax.pipeline.schedules.one_f_one_b import k_f_k_b, one_f_one_b
+from rhino_jax.pipeline.schedules.sequence_slices import token_slices
+from rhino_jax.pipeline.schedules.zero_bubble import zero_bubble, zero_bubble_v
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import StepWork
+
+
+NAMED: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family("gpipe", "all forward, then all backward", "arXiv 1811.06965", gpipe),
+        Family("1f1b", "one forward, one backward", "arXiv 2006.09503", one_f_one_b),
+        Family("kfkb", "k forward, k backward", "arXiv 2303.01675", k_f_k_b),
+        Family(
+            "interleaved",
+            "1F1B with several chunks in every group",
+            "arXiv 2104.04473",
+            interleaved,
+        ),
+        Family(
+            "zero-bubble",
+            "1F1B with gradients of weights put off (ZB-H1)",
+            "arXiv 2401.10241",
+            zero_bubble,
+        ),
+        Family(
+            "zero-bubble-v",
+            "two chunks in every group, there and back (ZB-V)",
+            "arXiv 2401.10241",
+            zero_bubble_v,
+        ),
+        Family(
+            "token-slices",
+            "slices of the sequence, one after another",
+            "arXiv 2102.07988",
+            token_slices,
+        ),
+        Family("forward-only", "no backward pass", "", forward_only),
+    )
+}
+
+TRAINING = tuple(name for name in NAMED if name != "forward-only")
+"""Families that run a whole training step, and so are interchangeable."""
 
 
 MAX_TASKS_OF_CPSAT = 300
@@ -189,3 +237,58 @@ def _exact(
             best = simulation
     bound = max(found.bound_s, best.step_time_s if is_proved else 0.0)
     return Searched(best, tuple(tried), bound)
+
+
+TABLE: Mapping[str, Family] = {
+    **NAMED,
+    "searched": Family("searched", "found for the tasks at hand", "", searched),
+}
+"""All families by name; a new one is a new line here, or in `named`."""
+
+
+def make(name: str, work: StepWork, **options: Any) -> Schedule:
+    """Build a schedule by name, and check it.
+
+    Args:
+      name: a key of `TABLE`.
+      work: costs of the stages.
+      **options: options of the family, as `k` of `kfkb`.
+    Raises:
+      ScheduleError: the name is unknown, or the family does not support these stages.
+      ScheduleMemoryError: it does not fit in memory.
+    """
+    if name not in TABLE:
+        raise ScheduleError(
+            f"There is no schedule {name!r}.{nearest(name, TABLE)}",
+            where="`schedule=`",
+            numbers=f"known: {', '.join(TABLE)}",
+            fix="take one of the known names.",
+        )
+    return checked(TABLE[name].build(work, **options))
+
+
+def fastest(work: StepWork, names: Iterable[str] = TRAINING) -> Simulation:
+    """Simulate named schedules; return the fastest that suits the stages and fits.
+
+    Raises:
+      ScheduleError: none does; the message tells why for each.
+    """
+    found: list[Simulation] = []
+    wrong: list[str] = []
+    for name in names:
+        try:
+            schedule = TABLE[name].build(work)
+            check_complete(schedule)
+            simulation = simulate(schedule)
+            check_memory(simulation)
+        except ScheduleError as error:
+            wrong.append(error.what)
+        else:
+            found.append(simulation)
+    if not found:
+        raise ScheduleError(
+            "No schedule suits these stages and fits.",
+            where=" ".join(wrong),
+            fix="try `searched`, smaller micro-batches, or more stages.",
+        )
+    return min(found, key=lambda simulation: simulation.step_time_s)

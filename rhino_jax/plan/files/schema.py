@@ -14,20 +14,21 @@ import jax
 
 from rhino_jax.cost.utilisation import ModelFlops
 from rhino_jax.ir.transform import Transform
-from rhino_jax.plan.files.record_json import (
-    floats,
-    number,
-    predicted_from_json,
-    record_to_json,
-)
 from rhino_jax.plan.files.stage_json import (
     pipeline_from_json,
     pipeline_to_json,
     stages_from_json,
     stages_to_json,
 )
-from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
-from rhino_jax.plan.outline import outline_of
+from rhino_jax.plan.files.tree_json import (
+    floats,
+    number,
+    predicted_from_json,
+    record_to_json,
+    tree_from_json,
+    tree_to_json,
+)
+from rhino_jax.plan.fingerprint import outline_of
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import (
     Collective,

@@ -8,7 +8,7 @@ from typing import Any
 from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.files.record_json import floats, predicted_from_json, record_to_json
+from rhino_jax.plan.files.tree_json import floats, predicted_from_json, record_to_json
 from rhino_jax.plan.stages import (
     Between,
     MadeAgain,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.explain.results.plan import Plan
 from rhino_jax.ir.spec import Spec, local_shape
-from rhino_jax.plan.plans import Plans
-from rhino_jax.plan.shared import Slot, shared_places, taken_with
+from rhino_jax.plan.shared import Plans, Slot, shared_places, taken_with
 from rhino_jax.planner.joint.layout import decided_layout
 from rhino_jax.planner.joint.programs import WHAT, JointPrograms
 from rhino_jax.planner.like import KeptSpecs

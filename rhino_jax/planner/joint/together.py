@@ -15,7 +15,7 @@ from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.target import Target
-from rhino_jax.plan.plans import Plans
+from rhino_jax.plan.shared import Plans
 from rhino_jax.planner.joint.programs import WHAT
 from rhino_jax.planner.joint.shared import Together
 from rhino_jax.planner.options import Wishes

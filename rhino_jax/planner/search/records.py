@@ -42,7 +42,7 @@ class Request:
         by all searches of a request.
       seed: seed of CP-SAT.
       density: which values of a program are annotated, and costed so: "all", "matmul"
-        or "batch"; see `rhino_jax.plan.density`.
+        or "batch"; see `rhino_jax.plan.decisions`.
       has_recipes: whether recipes are searched, for the plan's table; else only their
         first choices start the search, as for a variant of a planned program.
       names_pins: whether the error where nothing fits names the pins without which less

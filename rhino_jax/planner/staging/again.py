@@ -27,8 +27,7 @@ from rhino_jax.planner.staging.groups import plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.runtime.tasks.stacks import stacks_of
-from rhino_jax.runtime.tasks.steps import step_of
+from rhino_jax.runtime.tasks.executable import stacks_of, step_of
 from rhino_jax.units import format_bytes
 
 

@@ -19,7 +19,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.line_times import scaled, summed
+from rhino_jax.plan.lines import scaled, summed
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import LineTime, Predicted
 from rhino_jax.plan.stages import Pipeline, StagePlan, StageSend

@@ -26,7 +26,7 @@ from rhino_jax.planner.staging.costs import seconds_by_op
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.group.working import working_bytes
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.runtime.tasks.held import held_bytes, held_specs
+from rhino_jax.runtime.tasks.programs import held_bytes, held_specs
 from rhino_jax.units import format_bytes
 
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of
-from rhino_jax.pipeline.schedules.searched import searched
-from rhino_jax.pipeline.schedules.table import TABLE, fastest
+from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of, written_orders
+from rhino_jax.pipeline.schedules.searched import TABLE, fastest, searched
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import ChunkCost, StepWork
-from rhino_jax.pipeline.written import written_orders
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.meshes import AUTO
 from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES

@@ -7,32 +7,188 @@ devices, replicas included; with channels on another axis, results and all gradi
 wrong; for some grouped ones its checks abort the process (jaxlib 0.10.2 to 0.12.0.1;
 the same replica groups are compiled for v5e:2x4 and 8 H100). So `shard_map` runs these,
 with halos from neighbours, and all-reduces or reduce-scatters partial sums.
+
+Reduce-scatter and all-reduce partial sums of shards, inside `shard_map`.
+
+Merge top-k, arg-max and cumulative results of shards along a dim, in `shard_map`.
+
+Each shard computes a few results of its own, all-gathers those of the others, and
+merges them. XLA gathers the whole dim for most of these ops.
+
+Shards are merged in the order of their positions, so that of equal elements the first
+counts, as on one device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AxisType
 
 from rhino_jax._compat import bind_eqn
-from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.runtime.constraints import partition_spec
-from rhino_jax.runtime.on_shards.cuts import Cuts, find_cuts, spec_under
-from rhino_jax.runtime.on_shards.merging import MERGED, merged_axes
-from rhino_jax.runtime.on_shards.sums import (
-    Scatter,
-    partial_axes,
-    scatters_along,
-    summed,
+from rhino_jax.runtime.on_shards.windows import (
+    Cuts,
+    Shards,
+    find_cuts,
+    on_shard,
+    spec_under,
 )
-from rhino_jax.runtime.on_shards.windows import on_shard
+
+
+Scatter = tuple[int, tuple[int, ...]]
+"""A dim, and the mesh axes over which partial sums are reduce-scattered onto it."""
+
+
+def partial_axes(rule: Rule, cuts: Cuts) -> tuple[int, ...]:
+    """Return the mesh axes over which the only result of an op is a partial sum."""
+    summed_factors = [f for f in cuts if rule.partial_results(f)]
+    return tuple(sorted(axis for f in summed_factors for axis in cuts[f]))
+
+
+def scatters_along(
+    made: Spec, route: Sequence[Spec], partial: Sequence[int]
+) -> tuple[list[Scatter], Spec]:
+    """Return the reduce-scatters that take partial sums along a route of specs.
+
+    Args:
+      made: spec of the partial sums.
+      route: specs that they pass through; the last is the spec of the result.
+      partial: mesh axes over which they are partial.
+    Returns:
+      The reduce-scatters in order, and the spec of the result after them: the last of
+      the route, or `made`, without any, where the route shards over other axes than
+      those of the sum.
+    """
+    now, found = made, []
+    for spec in route:
+        for dim, (before, after) in enumerate(zip(now, spec, strict=True)):
+            added = after[len(before) :]
+            if after[: len(before)] != before or not set(added) <= set(partial):
+                return [], made
+            if added:
+                found.append((dim, added))
+        now = spec
+    return found, now
+
+
+def summed(
+    x: Any, scatters: Sequence[Scatter], partial: Sequence[int], names: Sequence[str]
+) -> Any:
+    """Reduce-scatter a partial sum, and all-reduce it over the axes that remain.
+
+    Args:
+      x: a device's partial sum.
+      scatters: reduce-scatters of `scatters_along`.
+      partial: mesh axes over which it is partial.
+      names: names of the mesh axes.
+    """
+    left = set(partial)
+    for dim, axes in scatters:
+        over = tuple(names[a] for a in axes)
+        x = lax.psum_scatter(x, over, scatter_dimension=dim, tiled=True)
+        left -= set(axes)
+    return lax.psum(x, tuple(names[a] for a in sorted(left))) if left else x
+
+
+Merged = Callable[[Any, int, Sequence[str], Any], list[Any]]
+"""Function of (equation, dim, names of the mesh axes that shard it, shard): results."""
+
+_RECALLED_OF = "reduction_input_size_override"
+"""Parameter of an approximate top-k: size that its recall is of; negative: its own."""
+
+
+def merged_axes(rule: Rule, cuts: Cuts) -> tuple[int, tuple[int, ...]] | None:
+    """Return the first operand's dim that is merged, and the mesh axes that shard it.
+
+    None where no such dim is sharded.
+    """
+    for d, dim in enumerate(rule.operands[0] if rule.operands else ()):
+        for f in dim:
+            if rule.factors[f].kind is FactorKind.MERGE and f in cuts:
+                return d, cuts[f]
+    return None
+
+
+def _top_k(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
+    """Return the top-k of all shards' top-k."""
+    k, width = eqn.params["k"], x.shape[dim]
+    params = {**eqn.params, "k": min(k, width)}
+    if params.get(_RECALLED_OF, 0) < 0:
+        params[_RECALLED_OF] = width * Shards(names).count
+    best, at = bind_eqn(eqn, [x], params)
+    best, at = _candidates(best, at, dim, names, width)
+    if params.get("is_max_k", True):
+        order = lax.top_k(best, k, axis=dim)[1]
+    else:
+        order = lax.slice_in_dim(jnp.argsort(best, axis=dim), 0, k, axis=dim)
+    return [jnp.take_along_axis(y, order, dim) for y in (best, at)]
+
+
+def _position(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
+    """Return the arg-max (or arg-min) of all shards' best elements."""
+    find, best_of = {
+        "argmax": (jnp.argmax, jnp.max),
+        "argmin": (jnp.argmin, jnp.min),
+    }[eqn.primitive.name]
+    (at,) = bind_eqn(eqn, [x], eqn.params)
+    best = jnp.expand_dims(best_of(x, dim), dim)
+    best, at = _candidates(best, jnp.expand_dims(at, dim), dim, names, x.shape[dim])
+    first = find(best, dim, keepdims=True)
+    return [jnp.squeeze(jnp.take_along_axis(at, first, dim), dim)]
+
+
+def _candidates(
+    best: Any, at: Any, dim: int, names: Sequence[str], width: int
+) -> tuple[Any, Any]:
+    """Return the best elements of all shards along `dim` and their global positions."""
+    at = at + (Shards(names).position() * width).astype(at.dtype)
+    return _gathered(best, dim, names), _gathered(at, dim, names)
+
+
+def _running(eqn: Any, dim: int, names: Sequence[str], x: Any) -> list[Any]:
+    """Return a shard's cumulative results, continued from the shards before it."""
+    is_reversed, shards = eqn.params["reverse"], Shards(names)
+    (own,) = bind_eqn(eqn, [x], eqn.params)
+    end = 0 if is_reversed else own.shape[dim] - 1
+    last = _gathered(lax.slice_in_dim(own, end, end + 1, axis=dim), dim, names)
+    (total,) = bind_eqn(eqn, [last], eqn.params)
+    position = shards.position()
+    before = position + 1 if is_reversed else position - 1
+    at = jnp.clip(before, 0, shards.count - 1)
+    found = lax.dynamic_slice_in_dim(total, at, 1, axis=dim)
+    return [jnp.where(before == at, _ADDED[eqn.primitive.name](own, found), own)]
+
+
+def _gathered(x: Any, dim: int, names: Sequence[str]) -> Any:
+    return lax.all_gather(x, tuple(names), axis=dim, tiled=True)
+
+
+_ADDED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "cumsum": jnp.add,
+    "cumprod": jnp.multiply,
+    "cummax": jnp.maximum,
+    "cummin": jnp.minimum,
+    "cumlogsumexp": jnp.logaddexp,
+}
+
+MERGED: Mapping[str, Merged] = {
+    "top_k": _top_k,
+    "approx_top_k": _top_k,
+    "argmax": _position,
+    "argmin": _position,
+    **dict.fromkeys(_ADDED, _running),
+}
+"""Primitive → the function that merges shards of a MERGE factor."""
 
 
 def run_each_part(

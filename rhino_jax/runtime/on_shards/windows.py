@@ -9,20 +9,208 @@ so each device convolves its shard of the image, with halos from its neighbours.
 Elements that negative padding leaves out are sliced off: where the padding of every dim
 sums to zero, as (-1, 1) does, XLA:CPU convolves as without any (JAX 0.10.2, on one
 device too).
+
+Exchange halos between neighbouring shards of a dim, as stencils and windows read.
+
+A halo has the elements beyond its own shard that a stencil, window, pad or roll reads.
+Inside `shard_map`. A dim of `n · width` elements has `n` shards along one or several
+mesh axes. A shard receives as many elements of the shards before and after it as it
+reads, with one `ppermute` per neighbour, and no more than that is sent.
+
+Find the mesh axes that shard the factors of an op, from its operands' specs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.runtime.on_shards.cuts import Cuts
-from rhino_jax.runtime.on_shards.halo import with_halo
+from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
+from rhino_jax.ir.spec import Spec
+
+
+def with_halo(
+    x: jax.Array,
+    dim: int,
+    lower: int,
+    upper: int,
+    axes: Sequence[str],
+    *,
+    edge: Any = None,
+    wraps: bool = False,
+) -> jax.Array:
+    """Return a shard with its halo: elements of its neighbours before and after.
+
+    Args:
+      x: this device's shard, of `width` elements along `dim`.
+      dim: the sharded dim.
+      lower, upper: halo sizes before the first and after the last element; more than
+        `width` come from several neighbours.
+      axes: names of the mesh axes that shard the dim, major first.
+      edge: scalar beyond the ends of the whole dim; None for zero.
+      wraps: whether the first shard follows the last, as in a roll; `edge` is not used
+        then.
+    Returns:
+      `x`, with `lower + width + upper` elements along `dim`.
+    """
+    shards = Shards(axes)
+    below = _received(x, dim, lower, 1, shards, edge, wraps)
+    above = _received(x, dim, upper, -1, shards, edge, wraps)
+    parts = [*reversed(below), x, *above]
+    return lax.concatenate(parts, dim) if len(parts) > 1 else x
+
+
+class Shards:
+    """The devices along which a dim is sharded, by the position of their shards.
+
+    Args:
+      axes: names of the mesh axes, major first.
+    """
+
+    def __init__(self, axes: Sequence[str]) -> None:
+        self.axes = tuple(axes)
+        self.sizes = [lax.axis_size(name) for name in self.axes]
+        self.count = math.prod(self.sizes)
+        # JAX 0.10.2's `ppermute` numbers devices in the order of the mesh, whatever the
+        # order of its axis names.
+        names = jax.sharding.get_abstract_mesh().axis_names
+        self._in_mesh = sorted(
+            range(len(self.axes)), key=lambda i: names.index(axes[i])
+        )
+
+    def position(self) -> jax.Array:
+        """Return the position of this device's shard."""
+        found: Any = 0
+        for name, size in zip(self.axes, self.sizes, strict=True):
+            found = found * size + lax.axis_index(name)
+        return found
+
+    def shifted(self, x: jax.Array, by: int, *, wraps: bool = False) -> jax.Array:
+        """Return the array of the device whose shard is `by` positions before this one.
+
+        Zeros where there is none, unless `wraps`.
+        """
+        pairs = [
+            (self._device(i), self._device((i + by) % self.count))
+            for i in range(self.count)
+            if wraps or 0 <= i + by < self.count
+        ]
+        names = tuple(self.axes[i] for i in self._in_mesh)
+        return lax.ppermute(x, names, pairs) if pairs else jnp.zeros_like(x)
+
+    def _device(self, position: int) -> int:
+        """Return the position of a shard's device in the order of the mesh."""
+        at: list[int] = []
+        for size in reversed(self.sizes):
+            position, place = divmod(position, size)
+            at.insert(0, place)
+        number = 0
+        for i in self._in_mesh:
+            number = number * self.sizes[i] + at[i]
+        return number
+
+
+def _received(
+    x: jax.Array,
+    dim: int,
+    count: int,
+    direction: int,
+    shards: Shards,
+    edge: Any,
+    wraps: bool,
+) -> list[jax.Array]:
+    """Return the halo parts of the neighbours on one side, nearest first.
+
+    Args:
+      x, dim, edge, wraps: as for `with_halo`.
+      count: number of halo elements.
+      direction: 1 from shards before this one, -1 from those after it.
+      shards: the devices of the sharded dim.
+    """
+    parts, width, distance = [], x.shape[dim], 0
+    while count > 0:
+        distance += 1
+        taken = min(count, width)
+        count -= taken
+        start = width - taken if direction > 0 else 0
+        border = lax.slice_in_dim(x, start, start + taken, axis=dim)
+        border = shards.shifted(border, direction * distance, wraps=wraps)
+        if edge is not None and not wraps:
+            source = shards.position() - direction * distance
+            is_inside = (source >= 0) & (source < shards.count)
+            border = jnp.where(is_inside, border, jnp.asarray(edge, x.dtype))
+        parts.append(border)
+    return parts
+
+
+Cuts = dict[int, tuple[int, ...]]
+"""Factor → the mesh axes that shard it, major first; without unsharded factors."""
+
+
+def find_cuts(
+    rule: Rule,
+    specs: Sequence[Spec | None],
+    sizes: Sequence[int],
+    kinds: Collection[FactorKind],
+) -> Cuts:
+    """Return the mesh axes that shard each factor.
+
+    Args:
+      rule: rule of the op.
+      specs: specs of its operands; None is replicated.
+      sizes: sizes of the mesh axes.
+      kinds: kinds of factors that may be sharded.
+    Returns:
+      Cuts with equal shards; empty where operands disagree, where an axis shards two
+      factors, or where shards would differ in size.
+    """
+    cuts: Cuts = {}
+    for layout, spec in zip(rule.operands, specs, strict=True):
+        if spec is None:
+            continue
+        for dim, axes in zip(layout, spec, strict=True):
+            if any(rule.factors[f].kind not in kinds for f in dim):
+                continue
+            for factor, own in zip(dim, _of_dim(rule, dim, axes, sizes), strict=True):
+                if cuts.setdefault(factor, own) != own:
+                    return {}
+    found = {f: axes for f, axes in cuts.items() if axes}
+    used = [axis for axes in found.values() for axis in axes]
+    is_even = all(
+        size % math.prod(sizes[a] for a in axes) == 0
+        for f, axes in found.items()
+        for size in (rule.factors[f].size, rule.factors[f].slides_over or 0)
+    )
+    return found if is_even and len(used) == len(set(used)) else {}
+
+
+def _of_dim(
+    rule: Rule, dim: Dim, axes: tuple[int, ...], sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Return the axes of each factor of a dim, major first.
+
+    A minor factor is sharded only where those before it have shards of one index.
+    """
+    found: list[tuple[int, ...]] = []
+    for factor in dim[:-1]:
+        count, size = 0, rule.factors[factor].size
+        while count < len(axes) and size % sizes[axes[count]] == 0:
+            size //= sizes[axes[count]]
+            count += 1
+        found.append(axes[:count])
+        axes = axes[count:]
+    return [*found, axes] if dim else []
+
+
+def spec_under(layout: Layout, cuts: Cuts) -> Spec:
+    """Return the spec of an operand, or of a result before partial sums are reduced."""
+    return tuple(tuple(a for f in dim for a in cuts.get(f, ())) for dim in layout)
 
 
 @dataclass(frozen=True, slots=True)

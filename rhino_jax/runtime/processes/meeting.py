@@ -15,7 +15,6 @@ import jax
 
 from rhino_jax import errors
 from rhino_jax.errors import ProcessError, RhinoError
-from rhino_jax.runtime.processes.leaving import of_lost
 from rhino_jax.runtime.processes.listing import (
     AgreedItem,
     digest,
@@ -23,7 +22,7 @@ from rhino_jax.runtime.processes.listing import (
     from_bytes,
     to_bytes,
 )
-from rhino_jax.runtime.processes.service import Service
+from rhino_jax.runtime.processes.service import Service, of_lost
 from rhino_jax.runtime.processes.signs import ProcessWatch, lost_after_s
 
 

@@ -23,9 +23,8 @@ from typing import Any
 import jax
 
 from rhino_jax.errors import ProcessError
-from rhino_jax.runtime.processes.leaving import of_lost, watch_exit
 from rhino_jax.runtime.processes.meeting import POLL_S
-from rhino_jax.runtime.processes.service import Service
+from rhino_jax.runtime.processes.service import Service, of_lost, watch_exit
 from rhino_jax.runtime.processes.signs import BEAT_S, arrive_within_s, lost_after_s
 
 

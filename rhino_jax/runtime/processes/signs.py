@@ -25,8 +25,7 @@ from typing import Any
 import jax
 
 from rhino_jax.errors import ProcessError
-from rhino_jax.runtime.processes.leaving import of_lost
-from rhino_jax.runtime.processes.service import Service
+from rhino_jax.runtime.processes.service import Service, of_lost
 
 
 BEAT_S = 1.0

@@ -2,9 +2,9 @@
 
 In: a plan with a pipeline, and the traced function.
 Out: `executable.TaskExecutable`.
-Order: `held` (shardings of values between tasks), `donated` (buffers that tasks reuse),
-`programs` (compiled tasks of a submesh), `moves` (transfers between submeshes),
-`offload` (residuals in host memory), `controller` (dispatch order), `stacks` (arrays
-over all stages, and their parts), `steps` (a plan's tasks); over several processes
-`transfers`, `exchange`, `processes` and `joining`; `executable`.
+Order: `programs` (compiled tasks of a submesh; shardings of values between tasks, and
+buffers that they reuse), `moves` (transfers between submeshes, and residuals in host
+memory), `controller` (dispatch order); over several processes `transfers`, `exchange`
+and `processes`; `executable` (a plan's tasks; arrays over all stages, and their
+parts).
 """

@@ -20,10 +20,13 @@ from rhino_jax.passes.staged.step import (
 )
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind as Work, Schedule
-from rhino_jax.runtime.tasks.moves import MeshMove, Relaid, in_mesh, leaving
-from rhino_jax.runtime.tasks.offload import (
+from rhino_jax.runtime.tasks.moves import (
     STAYS,
+    MeshMove,
+    Relaid,
     Trips,
+    in_mesh,
+    leaving,
     moved_to,
     on_host,
     trips_of,

@@ -1,8 +1,15 @@
-"""Run a plan of several stages as an executable."""
+"""Run a plan of several stages as an executable.
+
+Split a step into the tasks of its plan.
+
+Convert layer stacks between one array over all stages and parts, without copies.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,20 +20,153 @@ from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.group import group_program
-from rhino_jax.passes.staged.stacks import Unstacked
-from rhino_jax.passes.staged.step import StagedStep
+from rhino_jax.passes.staged.in_slices import staged_in_slices
+from rhino_jax.passes.staged.remat import StagedRemat
+from rhino_jax.passes.staged.sides import apart_as_planned
+from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
+from rhino_jax.passes.staged.staging import staged
+from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.plan.plan import Leaf, PlanData
+from rhino_jax.plan.stages import Pipeline
 from rhino_jax.plan.trees import mesh_of_stages, stage_mesh
 from rhino_jax.runtime.constraints import check_divides, partition_spec
-from rhino_jax.runtime.processes.across import placed
+from rhino_jax.runtime.processes.across import assembled, here, placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.runtime.tasks.controller import Controller, order_of
-from rhino_jax.runtime.tasks.joining import join, shown_results
+from rhino_jax.runtime.tasks.processes import join, shown_results
 from rhino_jax.runtime.tasks.programs import GroupPrograms
-from rhino_jax.runtime.tasks.stacks import Stacks, stacks_of
-from rhino_jax.runtime.tasks.steps import step_of
+
+
+def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
+    """Return the tasks of a plan.
+
+    Args:
+      of_step: the function, with layer stacks split as planned.
+      pipeline: pipeline of its plan.
+    Raises:
+      PlanFileError: the plan is of a version that splits micro-batches otherwise.
+    """
+    step = of_step.closed, of_step.program
+    count, places = pipeline.micro_batches, pipeline.per_microbatch
+    remat = StagedRemat.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
+    if pipeline.slices:
+        groups = pipeline.groups
+        return staged_in_slices(
+            take_apart(*step, count, places),
+            pipeline.stage_of,
+            groups[: len(groups) // len(pipeline.slices)],
+            pipeline.slices,
+            remat=remat,
+            together=of_step.together,
+        )
+    planned = len(pipeline.stage_of), bool(pipeline.between)
+    return staged(
+        apart_as_planned(*step, count, places, planned),
+        pipeline.stage_of,
+        pipeline.group_of,
+        is_split=pipeline.is_split,
+        remat=remat,
+        is_twice=pipeline.is_twice,
+        together=of_step.together,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Stacks:
+    """Splits stacked inputs into parts per stage, and joins stacked results.
+
+    Attributes:
+      of_step: the function with stacks split: which inputs and results are parts of
+        which array.
+      step: its tasks.
+      programs: programs of every submesh.
+      out_shardings: shardings of the whole results.
+    """
+
+    of_step: Unstacked
+    step: StagedStep
+    programs: Sequence[GroupPrograms]
+    out_shardings: Sequence[NamedSharding]
+    # Parts of results that are alive: the next step reads them again, and splitting
+    # arrays costs as much time as dispatching tasks.
+    _made: dict[int, tuple[Any, dict[int, Any]]] = field(default_factory=dict)
+
+    def parts(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the arrays with stacks split into parts, which share their buffers."""
+        shards: dict[int, dict[Any, Any]] = {}
+        found = []
+        for i, end in enumerate(self.of_step.inputs):
+            x = arrays[end.whole]
+            if end.part is None:
+                found.append(x)
+                continue
+            key = ValueKey(ValueKind.INPUT, i)
+            sharding = self.programs[self.step.home[i]].shardings[key]
+            part = self._part_of(x, end.part)
+            if part is not None and part.sharding == sharding:
+                found.append(part)
+                continue
+            if end.whole not in shards:
+                shards[end.whole] = {s.device: s.data for s in x.addressable_shards}
+            mine = shards[end.whole]
+            like = self.step.types[key]
+            found.append(assembled(like, sharding, [mine[d] for d in here(sharding)]))
+        return found
+
+    def delete_donated(self, arrays: Sequence[Any], parts: Sequence[Any]) -> None:
+        """Delete stacks whose parts were donated: their buffers are gone."""
+        for end, part in zip(self.of_step.inputs, parts, strict=True):
+            if end.part is not None and part.is_deleted():
+                arrays[end.whole].delete()
+
+    def whole(self, results: Sequence[Any]) -> list[Any]:
+        """Return the results with the parts of each stack joined into one array."""
+        parts: dict[int, list[Any]] = {}
+        for end, x in zip(self.of_step.outputs, results, strict=True):
+            parts.setdefault(end.whole, []).append((end.part, x))
+        found = []
+        for i, sharding in enumerate(self.out_shardings):
+            if parts[i][0][0] is None:
+                found.append(parts[i][0][1])
+                continue
+            of_part = dict(parts[i])
+            arrays = [*of_part.values()]
+            shards = {s.device: s.data for x in arrays for s in x.addressable_shards}
+            length = sum(x.shape[0] for x in arrays)
+            shape = (length, *arrays[0].shape[1:])
+            like = jax.ShapeDtypeStruct(shape, arrays[0].dtype)
+            x = assembled(like, sharding, [shards[d] for d in here(sharding)])
+            self._remember(x, of_part)
+            found.append(x)
+        return found
+
+    def _remember(self, whole: Any, parts: dict[int, Any]) -> None:
+        at = id(whole)
+        dropped = weakref.ref(whole, lambda _: self._made.pop(at, None))
+        self._made[at] = dropped, parts
+
+    def _part_of(self, whole: Any, part: int) -> Any:
+        """Return a remembered part of a result of an earlier step, or None."""
+        of, parts = self._made.get(id(whole), (None, {}))
+        return parts.get(part) if of is not None and of() is whole else None
+
+
+def stacks_of(plan: PlanData) -> list[LayerStack]:
+    """Return the layer stacks among a plan's arguments: those split over stages."""
+    found: dict[tuple[int, int, int], set[int]] = {}
+    for i, leaf in enumerate(plan.inputs):
+        if leaf.num_stages > 1:
+            at = leaf.stage, leaf.num_stages, leaf.shape[0]
+            found.setdefault(at, set()).add(i)
+    stacks = []
+    for (first, count, length), slots in found.items():
+        places = plan.places[first : first + count]
+        sizes = tuple(length // sum(places) * n for n in places)
+        stacks.append(LayerStack(frozenset(slots), sizes, first))
+    return stacks
 
 
 class TaskExecutable:

@@ -1,7 +1,13 @@
-"""The programs of one submesh: each task with the plan's constraints, jitted."""
+"""The programs of one submesh: each task with the plan's constraints, jitted.
+
+Choose the arrays that a task donates, and the results that take their buffers.
+
+Shardings and sizes of the values that a submesh holds between its tasks.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +16,92 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rhino_jax.ir.spec import Spec
+from rhino_jax.cost.tiles import tile_padding
+from rhino_jax.ir.spec import Spec, local_shape, replicated
 from rhino_jax.passes.staged.group import GroupProgram
-from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
+from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
+from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.runtime.constraints import partition_spec
 from rhino_jax.runtime.interpret import constrained_call
-from rhino_jax.runtime.tasks.donated import donated
-from rhino_jax.runtime.tasks.held import held_bytes, held_specs
+
+
+def donated(
+    step: StagedStep, of: GroupProgram, task: StagedTask
+) -> dict[int, ValueKey]:
+    """Return the donated inputs of a task: accumulated sums and replaced state.
+
+    Args:
+      step: all tasks of all submeshes.
+      of: program of the submesh's tasks.
+      task: one of these tasks.
+    Returns:
+      Position among the arrays that the task reads → the result that takes its buffer.
+    """
+    replaced = {
+        of.arguments[end.state_of]: key
+        for key, end in zip(of.results, of.program.outputs, strict=True)
+        if end.state_of is not None
+    }
+    found: dict[int, ValueKey] = {}
+    for i, key in enumerate(task.reads):
+        made = key if key.kind is ValueKind.SUM else replaced.get(key)
+        if made not in task.makes:
+            continue
+        if key.kind is ValueKind.SUM or _is_free(step, of, task, key):
+            found[i] = made
+    return found
+
+
+def _is_free(
+    step: StagedStep, of: GroupProgram, task: StagedTask, key: ValueKey
+) -> bool:
+    """Whether the user donates an input, and nothing reads it later."""
+    if key.kind is not ValueKind.INPUT:
+        return False
+    later = of.tasks[of.tasks.index(task) + 1 :]
+    given = any(isinstance(o, tuple) and o[1] == key for o in step.outputs)
+    is_read = given or any(key in other.reads for other in later)
+    return of.program.inputs[of.arguments.index(key)].is_donated and not is_read
+
+
+def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
+    """Return the specs of a submesh's arguments, and of all results of its tasks.
+
+    Args:
+      of: the submesh's tasks as one program.
+      decisions: decisions of a plan of that program.
+    """
+    program = of.program
+    values = dict(
+        zip(of.arguments, (entry.value for entry in program.inputs), strict=True)
+    )
+    for task, op_id in zip(of.tasks, program.body.ops, strict=True):
+        values.update(zip(task.makes, program.ops[op_id].results, strict=True))
+    found = {}
+    for key, value in values.items():
+        rank, spec = program.values[value].rank, decisions.values.get(value)
+        is_said = spec is not None and len(spec) == rank
+        found[key] = spec if is_said and spec is not None else replicated(rank)
+    # Results of the program have the plan's output specs.
+    found.update(zip(of.results, decisions.outputs, strict=True))
+    return found
+
+
+def held_bytes(
+    aval: Any, spec: Spec, sizes: Sequence[int], tile: tuple[int, ...] = ()
+) -> int:
+    """Return the bytes of a value on one device.
+
+    Args:
+      aval: shape and dtype of the value.
+      spec: spec of the value.
+      sizes: sizes of the mesh axes.
+      tile: memory tile of the device, for padding; see `hardware.target.Device`.
+    """
+    item = getattr(aval.dtype, "itemsize", 4)
+    shard = local_shape(spec, aval.shape, sizes)
+    return math.ceil(math.prod(shard) * item * tile_padding(shard, item, tile))
 
 
 @dataclass(eq=False)

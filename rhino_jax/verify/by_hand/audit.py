@@ -22,14 +22,19 @@ from rhino_jax.plan.records import Predicted
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.runtime.sharded import BoundMethod, Planner, ShardedFunction
 from rhino_jax.runtime.with_plan import sharded_by
-from rhino_jax.verify.by_hand.costs import SourceCost, costs_of
-from rhino_jax.verify.by_hand.culprits import Culprits, culprits_of
+from rhino_jax.verify.by_hand.culprits import (
+    Culprits,
+    SourceCost,
+    costs_of,
+    culprits_of,
+)
 from rhino_jax.verify.by_hand.hand_sharded import (
     HandSharded,
     axes_in,
     read_by_hand,
+    sharded_ops,
+    without_constraints,
 )
-from rhino_jax.verify.by_hand.unpinned import sharded_ops, without_constraints
 from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory

@@ -2,7 +2,7 @@
 
 In: `records.Compilation`, with the text of a compiled program, and a `Target`.
 Out: `records.Reading`: collectives, memory and predicted seconds of what was compiled.
-Order: `locations` (the user's lines) and `module` (text → instructions), `loops` (how
-often they run), `collectives` (what is sent), `work` (what is computed), `schedule` and
-`timing` (seconds), `rates` (how near the peak), `pricing`, `reading` (all of it).
+Order: `module` (text → instructions and the user's lines), `loops` (how often they
+run), `collectives` (what is sent), `flops`, `traffic` and `work` (what is computed),
+`timing` (schedule and seconds), `records`, `reading` (all of it).
 """

@@ -11,21 +11,129 @@ XLA:GPU and XLA:CPU start and await collectives in the printed order, which is s
 their own: synchronous ones add to the compute, the others overlap with any of it,
 
     step = max(compute + synchronous collectives, all collectives)
+
+Simulate a compiled program in its scheduled order.
+
+Two resources work at a time: the device computes, and its links run one collective
+after another. A synchronous collective blocks both. An asynchronous one starts when it
+is reached and the links are free, and its `-done` waits for it; so it overlaps with the
+compute between its start and its end, and with no other. A loop's body is simulated
+once and takes trips times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rhino_jax.cost.compute import op_s
 from rhino_jax.hardware.target import Target
-from rhino_jax.verify.hlo.module import Module
+from rhino_jax.verify.hlo.loops import trips_of
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module
 from rhino_jax.verify.hlo.records import CompiledCollective
-from rhino_jax.verify.hlo.schedule import CollectiveSeconds, played_s
-from rhino_jax.verify.hlo.work.program import InstructionWork, ProgramWork, work_reader
+from rhino_jax.verify.hlo.work import (
+    InstructionWork,
+    ProgramWork,
+    WorkReader,
+    branches_of,
+    work_reader,
+)
+
+
+CollectiveSeconds = Callable[[Computation, Instruction], float]
+"""Seconds of one run of a collective (of the start of an asynchronous one)."""
+
+
+def played_s(
+    module: Module, reader: WorkReader, collective_s: CollectiveSeconds
+) -> float:
+    """Return the seconds from the first instruction to the last.
+
+    Args:
+      module: a scheduled program.
+      reader: reads the program's work; its `seconds_of` gives the time.
+      collective_s: returns the seconds of one run of a collective.
+    """
+    return _Player(module, reader, collective_s).run(module.entry)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """The simulated time, in seconds.
+
+    Attributes:
+      now_s: time of the compute.
+      links_s: time at which the links are free again.
+      ends_s: asynchronous start → end time of its transfer.
+    """
+
+    now_s: float = 0.0
+    links_s: float = 0.0
+    ends_s: dict[str, float] = field(default_factory=dict)
+
+    def transfer(self, seconds: float) -> float:
+        """Start a transfer as soon as the links are free; return its end time."""
+        self.links_s = max(self.now_s, self.links_s) + seconds
+        return self.links_s
+
+    def wait(self, end_s: float) -> None:
+        self.now_s = max(self.now_s, end_s)
+
+    def follow(self, instruction: Instruction) -> None:
+        """Wait for the transfer that a `-done` ends; an `-update` only forwards it."""
+        for operand in instruction.operands:
+            if operand in self.ends_s:
+                if instruction.opcode.endswith("-done"):
+                    self.wait(self.ends_s[operand])
+                else:
+                    self.ends_s[instruction.name] = self.ends_s[operand]
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    module: Module
+    reader: WorkReader
+    collective_s: CollectiveSeconds
+    played: dict[str, float] = field(default_factory=dict)
+
+    def run(self, name: str) -> float:
+        """Return the seconds of one run of a computation."""
+        if name not in self.played:
+            clock = _Clock()
+            computation = self.module.computations[name]
+            for instruction in computation:
+                self._play(clock, computation, instruction)
+            self.played[name] = max(clock.now_s, clock.links_s)
+        return self.played[name]
+
+    def _play(
+        self, clock: _Clock, computation: Computation, instruction: Instruction
+    ) -> None:
+        opcode = instruction.opcode
+        if self.reader.is_transfer(instruction):
+            end_s = clock.transfer(self.collective_s(computation, instruction))
+            if opcode.endswith("-start"):
+                clock.ends_s[instruction.name] = end_s
+            else:
+                clock.wait(end_s)
+        elif opcode.endswith(("-done", "-update")):
+            clock.follow(instruction)
+        elif opcode == "while":
+            trips, _ = trips_of(self.module, computation, instruction)
+            once_s = sum(self.run(instruction.attribute(x)) for x in _LOOP)
+            clock.now_s += once_s * trips
+        elif opcode == "conditional":
+            clock.now_s += max(self.run(name) for name in branches_of(instruction))
+        elif opcode == "call":
+            clock.now_s += self.run(instruction.attribute("to_apply"))
+        else:
+            for work in self.reader.read_one(computation, instruction):
+                clock.now_s += work.count * self.reader.seconds_of(work)
+
+
+_LOOP = ("condition", "body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rhino_jax.plan.diff import Traffic
-from rhino_jax.verify.matching import causes
-from rhino_jax.verify.matching.causes import Evidence
+from rhino_jax.verify.matching import ledger as causes
 from rhino_jax.verify.matching.identities import Identity
-from rhino_jax.verify.matching.ledger import Entry, Key, Ledger, total
+from rhino_jax.verify.matching.ledger import Entry, Evidence, Key, Ledger, total
 
 
 COMBINED = "combined"

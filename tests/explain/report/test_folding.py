@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rhino_jax.explain.report.folding import fold
+from rhino_jax.explain.report.tables import fold
 
 
 def labels(*paths: str) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.explain.report.views import pipeline as view
+from rhino_jax.explain.report import stages as view
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 

@@ -19,7 +19,7 @@ from rhino_jax.pipeline.cut.ops import (
     GroupHop,
     StageDevices,
 )
-from rhino_jax.pipeline.schedules.table import make
+from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 
 

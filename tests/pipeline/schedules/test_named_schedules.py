@@ -9,8 +9,7 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.schedules.named import NAMED
-from rhino_jax.pipeline.schedules.table import TABLE, fastest, make
+from rhino_jax.pipeline.schedules.searched import NAMED, TABLE, fastest, make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import ChunkCost, StepWork, chain

@@ -10,11 +10,15 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_complete
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.schedules.bound import bound_s, ways_to, ways_to_end
 from rhino_jax.pipeline.schedules.cpsat import common_unit, reorder
-from rhino_jax.pipeline.schedules.listed import PriorityRule, listed
-from rhino_jax.pipeline.schedules.searched import search
-from rhino_jax.pipeline.schedules.table import fastest, make
+from rhino_jax.pipeline.schedules.listed import (
+    PriorityRule,
+    bound_s,
+    listed,
+    ways_to,
+    ways_to_end,
+)
+from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind, Schedule, TransferLink
 from rhino_jax.pipeline.work import ChunkCost, StepWork, chain

@@ -16,7 +16,7 @@ from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.plan.stages import MadeAgain
-from rhino_jax.runtime.tasks import controller as running, offload
+from rhino_jax.runtime.tasks import controller as running, moves
 from tests.cases import covering
 
 
@@ -63,7 +63,7 @@ def two_steps(step, make=arguments):
 @pytest.fixture
 def moved(monkeypatch):
     """Kinds of memory that values were moved to."""
-    found, as_it_was = [], offload.moved_to
+    found, as_it_was = [], moves.moved_to
 
     def moved_to(arrays, shardings):
         there = as_it_was(arrays, shardings)
@@ -75,10 +75,10 @@ def moved(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kinds", covering([offload.HOST_KINDS, ("none of these",)], each=True), ids=str
+    "kinds", covering([moves.HOST_KINDS, ("none of these",)], each=True), ids=str
 )
 def test_two_steps_are_those_of_one_device(kinds, moved, monkeypatch):
-    monkeypatch.setattr(offload, "HOST_KINDS", kinds)
+    monkeypatch.setattr(moves, "HOST_KINDS", kinds)
     mesh = jax.make_mesh((2, 2), ("stage", "data"))
     options = {"mesh": mesh, "microbatches": 4, "schedule": "gpipe", **DONATED}
     plan = told(rhino.plan(train_step, *arguments(), **options))

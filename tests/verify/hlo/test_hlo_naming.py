@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rhino_jax.verify.hlo.collectives.naming import name_of
+from rhino_jax.verify.hlo.collectives.read import name_of
 from rhino_jax.verify.hlo.module import parse_module
 from tests.verify.hlo.test_hlo_compiled import EXACT, HLO, read
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
-from rhino_jax.verify.hlo.schedule import played_s
-from rhino_jax.verify.hlo.work.program import InstructionWork, work_reader
+from rhino_jax.verify.hlo.timing import played_s
+from rhino_jax.verify.hlo.work import InstructionWork, work_reader
 
 
 HEAD = """HloModule m, is_scheduled=true

@@ -9,7 +9,7 @@ from rhino_jax.hardware.target import AxisLink, Device, Target
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.timing import step_time, work_s
-from rhino_jax.verify.hlo.work.program import InstructionWork
+from rhino_jax.verify.hlo.work import InstructionWork
 
 
 def _target(clock_hz: float | None = None, launch_s: float = 0.0) -> Target:

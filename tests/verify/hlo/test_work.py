@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work.program import InstructionWork, ProgramWork, read_work
+from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, read_work
 
 
 HLO = Path(__file__).parent

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.verify.hlo.module import Module, parse_module
-from rhino_jax.verify.hlo.work.program import InstructionWork, ProgramWork, read_work
+from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, read_work
 
 
 HLO = Path(__file__).parent

@@ -5,8 +5,8 @@ none works in Lab, classic, VS Code and a file alike; a few hundred lines of box
 
 In: a plan; or quantities of several, or many points, to compare.
 Out: `views.views_of`: sections with drawings for a report; `bars`, `scatter`.
-Order: `boxes` (colours, bars, escaping), `timeline`, `memory`, `treemap`, `regions` and
-`network` (one drawing of a plan each), `pipeline` (of one in stages), `bars`
-(verification, audit, diff), `scatter` (sweep), `script` (sorting, filtering, copying:
-of files alone, notebooks run none), `views`, `page` (all of it as one file).
+Order: `boxes` (colours, bars, escaping), `views` (timeline, memory, network), `treemap`
+(values and regions), `bars` (verification, audit, diff), `scatter` (sweep), `page` (all
+of it as one file, with a script for sorting, filtering and copying: notebooks run
+none).
 """

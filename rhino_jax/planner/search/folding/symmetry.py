@@ -36,7 +36,7 @@ from rhino_jax.solver.problem import (
 )
 from rhino_jax.solver.slack import Slack
 from rhino_jax.utils.cache import Memo
-from rhino_jax.utils.unique_ids import groups, number, number_objects, number_rows
+from rhino_jax.utils.union_find import groups, number, number_objects, number_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

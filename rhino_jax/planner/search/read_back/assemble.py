@@ -12,12 +12,15 @@ from rhino_jax.ir.coverage import coverage_shares
 from rhino_jax.ir.program import Program, item_bytes
 from rhino_jax.ir.spec import Spec, format_spec, local_shape
 from rhino_jax.model.build import MeshModel
-from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.density import only_around_matmuls, only_the_batch
+from rhino_jax.plan.decisions import (
+    Decisions,
+    only_around_matmuls,
+    only_the_batch,
+    without_split_views,
+)
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective, Coverage, Predicted, SearchReport
-from rhino_jax.plan.split_views import without_split_views
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.planner.search.read_back.extract import (
     decisions_of,

@@ -8,7 +8,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Node
 from rhino_jax.model.build import MeshModel
-from rhino_jax.plan.line_times import sent, summed
+from rhino_jax.plan.lines import sent, summed
 from rhino_jax.plan.records import Collective, LineTime, Predicted
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.solver.problem import Labels

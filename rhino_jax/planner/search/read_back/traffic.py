@@ -24,7 +24,7 @@ from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.read_back.reasons import Reasons
 from rhino_jax.solver.lookups import Lookups
 from rhino_jax.solver.problem import Labels
-from rhino_jax.utils.unique_ids import groups, number_objects, number_rows
+from rhino_jax.utils.union_find import groups, number_objects, number_rows
 
 
 class PricedStep(NamedTuple):

@@ -20,7 +20,7 @@ from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.holding import TaskResiduals, earlier_results
 from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.runtime.tasks.donated import donated
+from rhino_jax.runtime.tasks.programs import donated
 
 
 def working_bytes(

@@ -27,7 +27,7 @@ from rhino_jax.ir.spec import Spec, format_spec, share_of, without
 from rhino_jax.ir.transform import RECOMPUTE
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.plan.decisions import Decisions
-from rhino_jax.plan.line_times import sent as lines_of, summed
+from rhino_jax.plan.lines import sent as lines_of, summed
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import Collective
 from rhino_jax.plan.stages import STAGE_AXIS, Pipeline

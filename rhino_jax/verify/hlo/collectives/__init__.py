@@ -2,9 +2,8 @@
 
 In: a `rhino_jax.verify.hlo.module.Module` and the axes of its mesh.
 Out: `rhino_jax.verify.hlo.records.CompiledCollective`s.
-Order: `groups` (devices → mesh axes), `slices` (transfers between TPU slices),
-`payload` (kind and bytes), `calls` (which computations run), `asynchronous` (started
-here, finished there), `permutes`, `unrolled` and `windowed` (windowed einsums, made of
-permutes), `naming` (which operation it belongs to), `read` (all of them);
-`replication` (which values are replicated), `repeated_sums` (wrong sums).
+Order: `groups` (devices → mesh axes; which values are replicated), `payload` (kind and
+bytes; transfers between TPU slices; started here, finished there), `windowed` (windowed
+einsums, made of permutes), `read` (all of them, by the operation that they belong to),
+`repeated_sums` (wrong sums).
 """

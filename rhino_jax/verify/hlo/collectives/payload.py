@@ -1,12 +1,198 @@
-"""Classify a collective instruction, and compute the bytes that one device sends."""
+"""Classify a collective instruction, and compute the bytes that one device sends.
+
+Read transfers between TPU slices, which go through the hosts.
+
+A program for several slices is compiled for one of them; a transfer between slices is a
+`send` and a `recv` that name its kind and its participants, in one of these ways:
+
+    "{1,2}x{0:7}"                           slices 1 and 2, each device with its peer
+    {{100000,200000},{100001,200001}}       groups of ids, 100000 × slice + device
+    {{100000->200000},{200000->100000}}     (source, target) pairs
+
+Source: compiled programs (libtpu 0.0.51, two slices of v5e:2x4).
+
+Analyse asynchronous transfers: started in one place and finished in another.
+
+The three compilers write them in these ways:
+
+    a-start, a-done                 a pair of instructions
+    async-start, async-done         likewise around a computation that contains `a`
+    custom-call-start, …            likewise on another core (XLA:TPU)
+    send, recv, recv-done           between slices (XLA:TPU)
+    a chain of fusions (XLA:TPU)    each contains `a` once more: the first passes it to
+                                    `AsyncCollectiveStart`, the last to
+                                    `AsyncCollectiveDone`, and those between,
+                                    `async_collective_fusion`s, continue it while they
+                                    compute, in loops too
+
+A chain is one transfer: it counts where its first fusion runs. Its members share a
+`chain_id` (ids are reused in other computations). Channel ids do not identify it: the
+collectives of `shard_map` may all have the same.
+
+The call graph of a module, restricted to computations with collectives.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from rhino_jax.verify.hlo.collectives.slices import slice_kind
-from rhino_jax.verify.hlo.module import Computation, Instruction, type_bytes
+from rhino_jax.verify.hlo.collectives.groups import Groups
+from rhino_jax.verify.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    called_names,
+    type_bytes,
+)
+
+
+_SLICE_KINDS = {
+    "ALL_REDUCE": "all-reduce",
+    "ALL_GATHER": "all-gather",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+}
+_TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_PRODUCT = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{')
+_LISTS = re.compile(r"_xla_megascale_target=\{((?:\{[\d,>\-]*\},?)*)\}")
+_IDS_PER_SLICE = 100_000
+
+
+def slice_kind(instruction: Instruction) -> str:
+    """Return the kind of transfer that a `send` between slices starts, or empty."""
+    found = _TYPE.search(instruction.attributes)
+    if instruction.opcode != "send" or found is None:
+        return ""
+    return _SLICE_KINDS.get(found.group(1), "")
+
+
+def rendezvous(instruction: Instruction) -> str:
+    """Return the name that a `send` shares with its `recv`, or empty."""
+    found = _RENDEZVOUS.search(instruction.attributes)
+    return found.group(1) if found else ""
+
+
+def slice_groups(instruction: Instruction, num_partitions: int) -> Groups:
+    """Return the groups of participants, as positions among all slices' devices.
+
+    Args:
+      instruction: the `send`.
+      num_partitions: number of devices of one slice.
+    Raises:
+      ValueError: the participants are written in an unknown way.
+    """
+    product = _PRODUCT.search(instruction.attributes)
+    if product is not None:
+        slices = [int(x) - 1 for x in product.group(1).split(",")]
+        return tuple(
+            tuple(s * num_partitions + device for s in slices)
+            for device in range(num_partitions)
+        )
+    lists = _LISTS.search(instruction.attributes)
+    if lists is None:
+        raise ValueError(f"cannot read the slices in {instruction.attributes[:200]!r}")
+    return tuple(
+        tuple(_position(int(x), num_partitions) for x in re.findall(r"\d+", group))
+        for group in re.findall(r"\{([^{}]*)\}", lists.group(1))
+    )
+
+
+def _position(device_id: int, num_partitions: int) -> int:
+    slice_number, device = divmod(device_id, _IDS_PER_SLICE)
+    return (slice_number - 1) * num_partitions + device
+
+
+Users = Mapping[str, Sequence[Instruction]]
+
+_CHAIN = re.compile(r'\bchain_id="')
+_SYNC = re.compile(r'"is_sync":\s*true')
+# Instructions that forward, start or await something, and take no time of their own.
+_IDLE = frozenset(
+    "add-dependency after-all bitcast constant get-tuple-element iota"
+    " opt-barrier parameter partition-id replica-id tuple".split()
+)
+_COLLECTIVE = re.compile(
+    r"^(?:all-|reduce-scatter|collective-|ragged-all-to-all|send|recv)"
+)
+# Loop counters and offsets: computing them overlaps with nothing.
+_SCALAR_BYTES = 16
+
+
+def is_in_chain(computation: Computation, instruction: Instruction) -> bool:
+    """Whether a collective is one occurrence in a chain of fusions."""
+    return _CHAIN.search(
+        instruction.attributes
+    ) is not None or computation.name.startswith("async_collective_fusion")
+
+
+def starts_chain(instruction: Instruction, users: Users) -> bool:
+    """Whether a collective of a chain is the occurrence that starts the transfer."""
+    return _reaches(instruction, users, '"AsyncCollectiveStart"')
+
+
+def _reaches(instruction: Instruction, users: Users, target: str) -> bool:
+    """Whether a result flows into a custom call, through slices and the like."""
+    todo = [instruction.name]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        for user in users[name]:
+            if user.opcode == "custom-call":
+                if target in user.attributes:
+                    return True
+            elif user.name not in seen:
+                seen.add(user.name)
+                todo.append(user.name)
+    return False
+
+
+def is_overlapped(
+    computation: Computation, instruction: Instruction, *, is_scheduled: bool
+) -> bool:
+    """Whether compute runs between a start and its done, here or elsewhere.
+
+    Args:
+      computation: the computation in which the transfer starts.
+      instruction: the start (`all-gather-start`, `async-start`).
+      is_scheduled: whether the printed order is the run order; if it is not, any
+        start counts as overlapped.
+    """
+    if not (instruction.opcode.endswith("-start") or instruction.opcode == "send"):
+        return False
+    if _SYNC.search(instruction.attributes):
+        return False
+    if not is_scheduled:
+        return True
+    parts = {instruction.name}
+    # XLA:TPU prepares some transfers first; the data then goes into an update.
+    is_running = bool(instruction.operands)
+    started = itertools.dropwhile(lambda x: x is not instruction, computation)
+    for other in itertools.islice(started, 1, None):
+        if other.opcode == "recv" and rendezvous(other) == rendezvous(instruction):
+            parts.add(other.name)
+        elif parts.intersection(other.operands):
+            if other.opcode.endswith("-done") and other.opcode != "send-done":
+                return False
+            parts.add(other.name)
+            is_running = is_running or other.opcode.endswith("-update")
+        elif is_running and _works(other):
+            return True
+    return True
+
+
+def _works(instruction: Instruction) -> bool:
+    return not (
+        instruction.opcode in _IDLE
+        or instruction.opcode.endswith(("-start", "-done", "-update"))
+        or _COLLECTIVE.match(instruction.opcode)
+        or instruction.bytes <= _SCALAR_BYTES
+    )
 
 
 _KINDS = {
@@ -55,3 +241,40 @@ def wire_bytes(kind: str, operand_bytes: int, size: int) -> int:
     if kind in ("collective-broadcast", "collective-permute"):
         return operand_bytes
     return round((size - 1) * operand_bytes / size)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The call graph of a module, restricted to computations with collectives.
+
+    Attributes:
+      module: the program.
+      memo: cache: computation → whether it, or a callee, has a collective.
+    """
+
+    module: Module
+    memo: dict[str, bool] = field(default_factory=dict)
+
+    def moving(self, instruction: Instruction) -> tuple[Computation, ...]:
+        """Return the computations with collectives that an instruction calls.
+
+        The computation of an asynchronous operation counts where it starts.
+        """
+        if instruction.opcode.endswith(("-done", "-update")):
+            return ()
+        return tuple(
+            self.module.computations[name]
+            for name in called_names(instruction)
+            if self._is_moving(name)
+        )
+
+    def _is_moving(self, name: str) -> bool:
+        if name not in self.module.computations:
+            return False
+        if name not in self.memo:
+            self.memo[name] = any(
+                collective_kind(instruction)
+                or any(self._is_moving(x) for x in called_names(instruction))
+                for instruction in self.module.computations[name]
+            )
+        return self.memo[name]

@@ -14,22 +14,22 @@ collective are one collective. A collective inside loops counts once per trip. O
 branches of a conditional, the one with the most bytes counts. Permutes of a windowed
 einsum (`windowed`) count as the all-gather or reduce-scatter that they implement, with
 their own bytes.
+
+Find the user's operation that a collective belongs to.
+
+Most collectives carry its name. Some that the compiler combined, moved or wrapped do
+not; then their callers, the definition of their operand or the users of their result
+tell.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.plan.diff import Traffic, traffic_of
 from rhino_jax.plan.records import Collective
-from rhino_jax.verify.hlo.collectives.asynchronous import (
-    Users,
-    is_in_chain,
-    is_overlapped,
-    starts_chain,
-)
-from rhino_jax.verify.hlo.collectives.calls import Calls
 from rhino_jax.verify.hlo.collectives.groups import (
     Groups,
     MeshMap,
@@ -37,22 +37,89 @@ from rhino_jax.verify.hlo.collectives.groups import (
     parse_groups,
     parse_pairs,
 )
-from rhino_jax.verify.hlo.collectives.naming import Place, name_of
 from rhino_jax.verify.hlo.collectives.payload import (
+    Calls,
+    Users,
     collective_kind,
+    is_in_chain,
+    is_overlapped,
     payload_bytes,
+    slice_groups,
+    slice_kind,
+    starts_chain,
     wire_bytes,
 )
-from rhino_jax.verify.hlo.collectives.slices import slice_groups, slice_kind
 from rhino_jax.verify.hlo.collectives.windowed import Window, find_windows
 from rhino_jax.verify.hlo.loops import trips_of
-from rhino_jax.verify.hlo.module import (
-    Computation,
-    Instruction,
-    Module,
-    parse_module,
-)
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
+
+
+_REDUCTIONS = ("all-reduce", "reduce-scatter")
+_MAX_STEPS = 10
+
+
+Place = tuple[Computation, Instruction]
+
+
+def name_of(kind: str, *places: Place) -> tuple[str, str]:
+    """Return JAX's op name and the user's source line of a collective.
+
+    Args:
+      kind: kind of the collective. Without a name of its own, a reduction is named by
+        its operand's definition, any other kind by the users of its result.
+      places: the collective, or its start, and the callers of its computation (a
+        fusion, an asynchronous start), innermost first.
+    Returns:
+      Op name, or the instruction's name where nothing near has one; source line, or
+      empty.
+    """
+    near = itertools.chain(
+        (instruction for _, instruction in places),
+        *(_around(kind, *place) for place in places),
+    )
+    op = source = ""
+    for instruction in near:
+        op, source = op or instruction.op_name, source or instruction.source
+        if op and source:
+            break
+    return op or places[0][1].name, source
+
+
+def _around(
+    kind: str, computation: Computation, instruction: Instruction
+) -> Iterator[Instruction]:
+    users = computation.users()
+    makers = _makers(computation, instruction, users)
+    # Users of a fusion that starts a transfer only compute while it runs.
+    readers = () if instruction.opcode == "fusion" else _readers(instruction, users)
+    first, second = (makers, readers) if kind in _REDUCTIONS else (readers, makers)
+    yield from first
+    yield from second
+
+
+def _makers(
+    computation: Computation, instruction: Instruction, users: Users
+) -> Iterator[Instruction]:
+    at = instruction
+    for _ in range(_MAX_STEPS):
+        names = at.operands
+        if not names and users[at.name]:
+            # Some transfers are prepared first, and receive their data in an update.
+            names = users[at.name][0].operands[1:]
+        if not names or names[0] not in users:
+            return
+        at = computation.instructions[names[0]]
+        yield at
+
+
+def _readers(instruction: Instruction, users: Users) -> Iterator[Instruction]:
+    at = instruction
+    for _ in range(_MAX_STEPS):
+        if not users[at.name]:
+            return
+        at = users[at.name][0]
+        yield at
 
 
 def read_collectives(

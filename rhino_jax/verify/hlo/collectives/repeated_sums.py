@@ -18,19 +18,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino_jax.verify.hlo.collectives.groups import (
-    MeshMap,
-    parse_groups,
-    parse_pairs,
-)
-from rhino_jax.verify.hlo.collectives.replication import (
     NONE,
     Axes,
     Known,
+    MeshMap,
     State,
     axes_of_sharding,
     both,
     meet,
     moved_along,
+    parse_groups,
+    parse_pairs,
     part,
     same_along,
     within,

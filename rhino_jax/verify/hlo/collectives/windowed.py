@@ -8,6 +8,15 @@ after the loop where it uses both ring directions. A loop with a single trip is 
 and leaves the permutes alone (`unrolled`).
 
 Source: XLA, xla/service/spmd/dot_handler.cc.
+
+Recognise collective-permutes in which every device sends along a ring.
+
+Recognise unrolled windowed einsums by the dataflow of their permutes.
+
+Of an unrolled "windowed dot general" only the permutes are left, all of the same
+operation. If they pass one value on unchanged until every device has seen that of every
+other one, they are an all-gather. If something is added to a value before it is sent
+on, they are a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -16,14 +25,163 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.verify.hlo.collectives.permutes import (
-    Permute,
-    is_of_product,
-    origin,
-    ring_permute,
-)
-from rhino_jax.verify.hlo.collectives.unrolled import find_gathers, find_scatters
+from rhino_jax.verify.hlo.collectives.groups import parse_pairs
+from rhino_jax.verify.hlo.collectives.payload import payload_bytes
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
+
+
+# Op names of the partitioner's permutes; a user's `ppermute` has its own name.
+_PRODUCT = re.compile(r"(?:^|/)(?:dot_general|conv_general_dilated)$")
+_PERMUTES = ("collective-permute", "collective-permute-start")
+_PASSES = frozenset(
+    "bitcast collective-permute-done copy copy-done copy-start get-tuple-element"
+    " reshape transpose".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """A collective-permute around a ring.
+
+    Attributes:
+      computation: the computation that contains it.
+      instruction: the permute, or its start.
+      shift: device → the device that it sends to.
+      bytes: bytes that one device sends.
+      ring_size: number of devices of each ring.
+      skips_last: whether the last trip of the loop around it skips it.
+    """
+
+    computation: Computation
+    instruction: Instruction
+    shift: Mapping[int, int]
+    bytes: int
+    ring_size: int
+    skips_last: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.instruction.name
+
+    @property
+    def source(self) -> Instruction:
+        """The instruction that defines the value that is sent."""
+        return origin(self.computation, self.instruction.operands[0])
+
+
+def ring_permute(
+    computation: Computation,
+    instruction: Instruction,
+    num_devices: int,
+    *,
+    skips_last: bool = False,
+) -> Permute | None:
+    """Return the ring permute that an instruction is, or None.
+
+    None, too, where some device does not take part, or rings differ in size.
+    """
+    if instruction.opcode not in _PERMUTES:
+        return None
+    shift = dict(parse_pairs(instruction.attributes))
+    size = _ring_size(shift)
+    if size < 2 or len(shift) != num_devices:
+        return None
+    sent_bytes = payload_bytes(computation, instruction)
+    return Permute(computation, instruction, shift, sent_bytes, size, skips_last)
+
+
+def _ring_size(shift: Mapping[int, int]) -> int:
+    """Return the number of devices of a ring; 0 without one, or where sizes differ."""
+    if set(shift) != set(shift.values()):
+        return 0
+    sizes = set()
+    left = set(shift)
+    while left:
+        start = at = left.pop()
+        size = 1
+        while (at := shift[at]) != start:
+            left.discard(at)
+            size += 1
+        sizes.add(size)
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def origin(computation: Computation, name: str) -> Instruction:
+    """Return the instruction that defines a value, looking through copies and such."""
+    instruction = computation.instructions[name]
+    while instruction.opcode in _PASSES:
+        instruction = computation.instructions[instruction.operands[0]]
+    return instruction
+
+
+def is_of_product(instruction: Instruction) -> bool:
+    """Whether an instruction derives from a matmul or a convolution."""
+    return _PRODUCT.search(instruction.op_name) is not None
+
+
+_COMPUTES = ("convolution", "custom-call", "dot", "fusion")
+_SUMS = ("add", "fusion")
+_FILLS = ("broadcast", "constant")
+
+
+def find_gathers(group: Sequence[Permute]) -> tuple[int, list[Permute]]:
+    """Return the number of all-gathers among equivalent permutes, and the rest."""
+    by_name = {permute.name: permute for permute in group}
+    trees: dict[str, list[Permute]] = {}
+    shown: dict[str, list[tuple[int, ...]]] = {}
+    roots: dict[str, Instruction] = {}
+    for permute in group:
+        path = [permute]
+        while (source := path[-1].source).name in by_name:
+            path.append(by_name[source.name])
+        roots[source.name] = source
+        trees.setdefault(source.name, []).append(permute)
+        shown.setdefault(source.name, []).append(_comes_from(path))
+    found = [name for name in roots if _is_gather(roots[name], shown[name], group[0])]
+    used = {permute.name for name in found for permute in trees[name]}
+    return len(found), [permute for permute in group if permute.name not in used]
+
+
+def _comes_from(path: Sequence[Permute]) -> tuple[int, ...]:
+    """Return the device whose value each device has at the start of a path.
+
+    `path` has the last permute first.
+    """
+    whose = {device: device for device in path[0].shift}
+    for permute in reversed(path):
+        whose = {target: whose[source] for source, target in permute.shift.items()}
+    return tuple(whose[device] for device in sorted(whose))
+
+
+def _is_gather(
+    root: Instruction, shown: Sequence[tuple[int, ...]], permute: Permute
+) -> bool:
+    """Whether each device sees the root's value of every other one, once."""
+    if root.opcode in _FILLS or (is_of_product(root) and root.opcode in _COMPUTES):
+        return False
+    own = tuple(sorted(permute.shift))
+    others = {x for x in shown if all(a != b for a, b in zip(x, own, strict=True))}
+    return len(others) == len(shown) == permute.ring_size - 1
+
+
+def find_scatters(group: Sequence[Permute]) -> int:
+    """Return the number of reduce-scatters that equivalent permutes implement, or 0."""
+    names = {permute.name for permute in group}
+    ends = set(names)
+    for permute in group:
+        source = permute.source
+        if source.name in names:
+            return 0
+        if source.opcode in _SUMS:
+            for operand in source.operands:
+                ends.discard(origin(permute.computation, operand).name)
+    # With both ring directions, each collective ends with one permute per direction.
+    ways = len({tuple(permute.shift.items()) for permute in group})
+    count, rest = divmod(len(ends), ways) if ways else (0, 0)
+    # Sums that start from zeros may send these first, in both directions.
+    size = group[0].ring_size if group else 0
+    is_scatter = count * (size - 1) <= len(group) <= count * (size + 1)
+    return count if is_scatter and not rest else 0
 
 
 _BODY = re.compile(r"windowed_dot_general_body_(ag|rs)")

@@ -1,4 +1,11 @@
-"""Read the work of a compiled program: its instructions in run order, with trip counts.
+"""Work of a compiled program: FLOPs and memory traffic, in run order.
+
+In: a `rhino_jax.verify.hlo.module.Module`.
+Out: `program.ProgramWork`.
+Order: `arrays` (types as HLO writes them), `flops` and `traffic` (of one instruction),
+`program` (of all, with trip counts).
+
+Read the work of a compiled program: its instructions in run order, with trip counts.
 
 The unit is an instruction of the control flow: of the entry, of loop bodies, of the
 longest branch of a conditional, of called computations. The body of a fusion belongs to
@@ -20,16 +27,17 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.verify.hlo.loops import trips_of
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
-from rhino_jax.verify.hlo.work.arrays import arrays_of, dtype_name
-from rhino_jax.verify.hlo.work.flops import (
+from rhino_jax.verify.hlo.flops import (
     Arithmetic,
     arithmetic_of,
+    arrays_of,
     custom_call_target,
+    dtype_name,
     skipped_groups,
 )
-from rhino_jax.verify.hlo.work.traffic import MemoryTraffic
+from rhino_jax.verify.hlo.loops import trips_of
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
+from rhino_jax.verify.hlo.traffic import MemoryTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rhino_jax.verify.hlo.flops import arrays_of, custom_call_target
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module
-from rhino_jax.verify.hlo.work.arrays import arrays_of
-from rhino_jax.verify.hlo.work.flops import custom_call_target
 
 
 _TAKES = frozenset(("slice", "dynamic-slice", "gather"))

@@ -20,7 +20,7 @@ import numpy as np
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import Result
 from rhino_jax.hardware.files import configs_dir
-from rhino_jax.verify.hlo.rates import Rates
+from rhino_jax.verify.hlo.records import Rates
 
 
 MIN_PROGRAMS = 3
