@@ -115,7 +115,7 @@ direction; `runtime.tasks` runs them in this order. (staged.simulate().table())
 
 from __future__ import annotations
 
-from rhino_jax.api import auto_shard, load_plan, plan
+from rhino_jax.api import audit, auto_shard, load_plan, plan, plan_together
 from rhino_jax.errors import (
     HardwareError,
     InfeasiblePlanError,
@@ -148,8 +148,6 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.plan.shared import Plans
-from rhino_jax.planner.audit import audit
-from rhino_jax.planner.joint.together import plan_together
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.sweep.sweep import sweep
 from rhino_jax.verify.targets import compile_target

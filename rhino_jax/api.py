@@ -1,15 +1,17 @@
-"""The entry points: `auto_shard`, `plan` and `load_plan`."""
+"""The entry points: `auto_shard`, `plan`, `plan_together`, `audit`, `load_plan`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import AbstractMesh, Mesh
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.explain.results.audit import Audit
 from rhino_jax.explain.results.plan import Plan
 from rhino_jax.frontend.parameters import (
     CALLING,
@@ -17,14 +19,19 @@ from rhino_jax.frontend.parameters import (
     check_misspelt,
     read_parameters,
 )
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.files.store import load_plan as load
 from rhino_jax.plan.pins.trees import check_pins
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.shared import Plans
+from rhino_jax.planner.joint.together import planned_together
 from rhino_jax.planner.like import hardware_of_like
 from rhino_jax.planner.options import Wishes
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
+from rhino_jax.verify.by_hand.audit import audit as audited
 
 
 def auto_shard(
@@ -181,7 +188,11 @@ def auto_shard(
         mesh = mesh if is_elsewhere else fn.mesh
         wishes = wishes.beside(fn.wishes, is_elsewhere)
     parameters = _parameters(fn, calling, what)
-    sharded = ShardedFunction(parameters, wishes.plan, read_mesh(mesh, what), what)
+
+    def planner(traced: Traced, mesh: Any, before: PlanData | None) -> Plan:
+        return Plan.of(wishes.plan(traced, mesh, before))
+
+    sharded = ShardedFunction(parameters, planner, read_mesh(mesh, what), what)
     sharded.wishes = wishes
     sharded.shows_progress = wishes.progress is True
     sharded.hardware = wishes.hardware
@@ -257,3 +268,120 @@ def load_plan(path: str | PathLike[str]) -> Plan:
       PlanFileError: the file is missing, damaged, or of another version.
     """
     return Plan.of(load(path))
+
+
+def plan_together(
+    programs: Mapping[str, Sequence[Any]],
+    *,
+    weights: Mapping[str, float] | None = None,
+    mesh: Any = None,
+    hardware: str | Path | Target | None = None,
+    memory_budget_bytes: int | str | None = None,
+    pins: Mapping[str, Any] | None = None,
+    level: str = "best",
+    time_limit_s: float | str | None = None,
+    seed: int = 0,
+    progress: bool | Callable[[float | None, float | None], None] = True,
+) -> Plans[Plan]:
+    """Plan programs that share state as one problem; allocates and runs nothing.
+
+    Arguments of equal tree path and shape (or of equal structure, where that is
+    unambiguous) have one sharding in all programs, and there is one mesh. The objective
+    is the weighted sum of the programs' step times. While one program runs, the state
+    that the others need later stays allocated: all but the last argument of each,
+    unless it is fed back. Where no mesh is given, meshes of one and two axes are
+    compared.
+
+    Args:
+      programs: name → (function, args) or (function, args, kwargs), arrays or
+        `jax.ShapeDtypeStruct`s. Donated and static arguments are declared by `jax.jit`
+        or `auto_shard` around the function; all other options of `auto_shard` (mesh,
+        pins, budget) are given here instead.
+      weights: name → how often it runs, relative to the others; 1 where a name is
+        absent.
+      pins: name → pins of that program, as for `auto_shard`.
+      Others: see `auto_shard`.
+    Returns:
+      A mapping of name to `Plan`; `print` it to read it.
+    Raises:
+      RhinoError: `programs` or `weights` are not understood.
+      MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
+    Example:
+      >>> plans = rhino.plan_together(
+      ...     {"train": (train_step, (params, opt_state, batch)),
+      ...      "eval": (evaluate, (params, batch))},
+      ...     weights={"train": 10, "eval": 1})
+      >>> evaluate = plans["eval"].jit(evaluate)
+    """
+    options = {k: v for k, v in locals().items() if k != "programs"}
+    found = planned_together(programs, **options)
+    plans = {name: Plan.of(data) for name, data in found.items()}
+    return cast("Plans[Plan]", replace(found, plans=plans))
+
+
+def audit(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: Any = None,
+    hardware: str | Path | Target | None = None,
+    memory_budget_bytes: float | str | None = None,
+    pins: Any = None,
+    level: str = "best",
+    time_limit_s: float | str | None = None,
+    seed: int = 0,
+    refine: int = 0,
+    microbatches: int | str = "auto",
+    per_microbatch: str | Sequence[str] = (),
+    recompute: str = "auto",
+    while_trips: int | Mapping[str, int] | None = None,
+    donate_argnums: int | Iterable[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    progress: bool | Callable[[float | None, float | None], None] = True,
+    **kwargs: Any,
+) -> Audit:
+    """Compare a program that its user sharded by hand with rhino's plan of it.
+
+    Compiles `fn(*args, **kwargs)` as it is and reads the HLO back: every collective
+    with its source line, and the cost of each line. Then plans the same function,
+    without its user's sharding annotations, for the same mesh, and compiles that too.
+    Allocates and runs nothing; the hardware need not be there (`rhino.compile_target`).
+
+    Args:
+      fn: a `jax.jit` object, or a function. Constraints and `shard_map` inside are
+        compiled as they are; in rhino's plan the constraints are left out.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them, with
+        `NamedSharding`s.
+      mesh: a mesh with devices, or a compile-only one; set as the mesh in context while
+        `fn` is traced, and arguments that are sharded over a mesh with the same axes
+        are moved to it. None: the mesh of the arguments, of `in_shardings`, or in
+        context.
+      donate_argnums, donate_argnames, static_argnums, static_argnames: as in `jax.jit`;
+        a `jax.jit` object has its own.
+      Others: options of rhino's plan, see `auto_shard`.
+    Returns:
+      The audit. A program that does not fit is a result too.
+    Raises:
+      MeshError: there is no mesh, or there are several.
+      RhinoError: `fn` is sharded by rhino.
+    Example:
+      >>> found = rhino.audit(train_step, params, batch)  # doctest: +SKIP
+      >>> found.costs[0].source, found.gain  # doctest: +SKIP
+    """
+    said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
+    mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
+    wishes = Wishes(what="`rhino.audit`", **said)
+    budget = wishes.memory_budget_bytes
+    return Audit.of(
+        audited(
+            fn,
+            args,
+            kwargs,
+            wishes.plan,
+            mesh=mesh,
+            hardware=hardware,
+            memory_budget_bytes=budget,
+            **calling,
+        )
+    )

@@ -17,8 +17,8 @@ ORDER = (
     "errors", "units", "version", "utils", "_compat",
     "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite", "passes",
     "analysis", "model", "recipes", "plan", "pipeline", "planner.search",
-    "runtime.processes", "runtime", "export", "verify", "explain.report", "explain",
-    "explain.results", "planner", "sweep", "api", "rhino_jax", "models", "bench",
+    "runtime.processes", "runtime", "export", "verify", "planner", "explain.report",
+    "explain", "explain.results", "sweep", "api", "rhino_jax", "models", "bench",
     "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports. A package
@@ -50,10 +50,8 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planner.options", "planner.searched"): AT_START,
     ("planner.origin", "planner.variant_search"): AT_START,
     ("planner.origin", "planner.storage"): AT_START,
-    ("planner.origin", "explain.holding"): AT_START,
-    ("planner.origin", "explain.recipe"): AT_START,
-    ("planner.origin", "explain.explaining"): AT_START,
-    ("planner.origin", "explain.in_stages"): AT_START,
+    ("explain.results.explored", "explain.questions"): AT_START,
+    ("explain.results.diff", "explain.questions"): AT_START,
     ("planner.origin", "planner.cuts"): AT_START,
     ("planner.origin", "planner.staging.again"): AT_START,
     ("planner.origin", "planner.staging.spmd_pipeline"): AT_START,

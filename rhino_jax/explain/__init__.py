@@ -6,7 +6,7 @@ Out: `why.Why`, which shows itself; plans of recipes.
 Order: `place` (key → values of the program), `holding` (values fixed to one layout, the
 rest solved again), `words` (cost of a solution by axes and source lines, and
 sentences), `explaining` (constraints on a layout, and all of these for every layout),
-`why` (the result as data, and as a table); of several stages `laid` (layouts of all
-stages), `where` (the stage of a value, and its reason) and `in_stages` (stage by
-stage); `recipe` (an expert's recipe as a plan).
+`why` (the result as data, and as a table); of several stages `where` (the stage
+of a value, and its reason) and `in_stages` (stage by stage); `questions` (all of it
+from a plan, and experts' recipes as plans).
 """

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from rhino_jax.errors import PinError
 from rhino_jax.explain.explaining import forces, laid_out_nowhere, read, shown
 from rhino_jax.explain.holding import MAX_SOLVED, specs_now, specs_without_pins
-from rhino_jax.explain.laid import GroupLayouts, InStages, Laid, LaidGroup
 from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.where import Where
 from rhino_jax.explain.why import Why
@@ -31,6 +32,12 @@ from rhino_jax.ir.spec import Spec, axes_of, format_spec
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.staging.again import Laid, SolvedStages
+from rhino_jax.planner.staging.groups import GroupLayouts
+from rhino_jax.planner.staging.planned import PlannedGroup
+from rhino_jax.planner.staging.spmd_pipeline.whole import WholePipeline
 from rhino_jax.units import format_seconds
 
 
@@ -68,7 +75,7 @@ class StagedQuestion:
       tried: evaluated candidates, by the name of their constraints.
     """
 
-    solved: InStages
+    solved: SolvedStages
     program: Program
     level: str
     pins: Mapping[str, int]
@@ -262,7 +269,7 @@ class StagedQuestion:
         return GroupLayouts(inputs, outputs, handed, {stage: pins} if pins else {})
 
 
-def _as_called(cost: CostTerms, group: LaidGroup) -> CostTerms:
+def _as_called(cost: CostTerms, group: PlannedGroup) -> CostTerms:
     """Return a cost with argument paths renamed to those of this submesh.
 
     Equivalent submeshes are searched once, with the paths of the first.
@@ -323,3 +330,52 @@ def moved(plan: PlanData, key: str, stage: int, other: PlanData, seconds: float)
         before,
         seconds,
     )
+
+
+ONLY_STACKS = "over the stages of one program only stacks of layers lie, by dim 0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineView:
+    """Map one stage's values in an SPMD pipeline to those of the whole step
+    (`explain.explaining.View`)."""
+
+    of: WholePipeline
+
+    def sent_s(self, found: SearchResult) -> float:
+        """Return the seconds of transfers between stages."""
+        step_s = self.of.step_s(found)
+        return step_s - found.step_s if math.isfinite(step_s) else 0.0
+
+    def shape(self, place: PlacedValues) -> tuple[int, ...]:
+        """Return the shape of a value in the whole step."""
+        if not self._is_stack(place):
+            return place.shape
+        return place.shape[0] * self.of.stages, *place.shape[1:]
+
+    def shown(self, place: PlacedValues, spec: Spec) -> Spec:
+        """Return the spec of a value in the whole step."""
+        if not self._is_stack(place):
+            return spec
+        return (self.of.axis, *spec[0]), *spec[1:]
+
+    def refused(self, place: PlacedValues, asked: Any) -> str:
+        """Return why a value of the whole step cannot have a spec; empty: it can."""
+        if type(asked) is int:
+            return "stages of one program have equal parts of all layers"
+        if not isinstance(asked, PartitionSpec):
+            return ""
+        over = [i for i, d in enumerate(asked) if STAGE_AXIS in (d, *_listed(d))]
+        return "" if over in ([], [0] if self._is_stack(place) else []) else ONLY_STACKS
+
+    def _is_stack(self, place: PlacedValues) -> bool:
+        """Whether a stage has a part of everything at the place."""
+        whole, own = self.of.search.traced.program, self.of.of_stage
+        ends = [(whole.inputs[i].value, own.inputs[i].value) for i in place.inputs]
+        ends += [(whole.outputs[i].value, own.outputs[i].value) for i in place.outputs]
+        are_parts = [whole.values[a].shape != own.values[b].shape for a, b in ends]
+        return bool(ends) and not place.values and all(are_parts)
+
+
+def _listed(dim: Any) -> tuple[Any, ...]:
+    return dim if isinstance(dim, tuple) else ()

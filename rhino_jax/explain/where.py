@@ -11,13 +11,13 @@ from itertools import accumulate
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.explain.holding import nodes_of
-from rhino_jax.explain.laid import InStages
 from rhino_jax.explain.place import PlacedValues
 from rhino_jax.ir.op import Source
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.passes.staged.step import TaskKind, TaskSend, ValueKey, ValueKind
+from rhino_jax.planner.staging.again import SolvedStages
 from rhino_jax.units import format_bytes, format_seconds
 
 
@@ -36,7 +36,7 @@ class Where:
       place: the values on it.
     """
 
-    solved: InStages
+    solved: SolvedStages
     pins: Mapping[str, int]
     stage: int
     place: PlacedValues

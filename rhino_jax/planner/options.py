@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from rhino_jax.cost.utilisation import model_flops
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.results.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
@@ -158,8 +157,8 @@ class Wishes:
         return bool(value) if is_many else value is not None
 
     def plan(
-        self, traced: Traced, mesh: Any | None, before: Plan | None = None
-    ) -> Plan:
+        self, traced: Traced, mesh: Any | None, before: data.PlanData | None = None
+    ) -> data.PlanData:
         """Plan a traced function, on this mesh or on the best that rhino finds.
 
         Args:
@@ -193,7 +192,7 @@ class Wishes:
         mesh: Any | None,
         basis: KeptSpecs | None,
         before: tuple[int, ...] = (),
-    ) -> Plan:
+    ) -> data.PlanData:
         """Plan a traced function on a mesh, with the specs of another plan.
 
         Args:
@@ -208,7 +207,7 @@ class Wishes:
             mesh = make_mesh(found.mesh_axes, self.what)
         if basis is not None:
             found = basis.told_in(found, traced.program)
-        made = with_trees(Plan.of(found), traced, mesh)
+        made = with_trees(found, traced, mesh)
         return with_origin(made, self, traced, given, basis)
 
     def found_with(

@@ -1,4 +1,4 @@
-"""The origin of a plan, for `plan.with_`, `plan.recipe` and `plan.why`.
+"""The origin of a plan, for `plan.with_`, and for `rhino_jax.explain.questions`.
 
 A plan made in this process refers to its traced function and to the options that it was
 requested with. The most recent solved problems are cached as well (`MAX_KEPT`, since
@@ -9,19 +9,14 @@ no origin.
 
 from __future__ import annotations
 
-import math
 import operator
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rhino_jax.errors import StageError
-from rhino_jax.explain.results.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
@@ -35,8 +30,7 @@ from rhino_jax.utils.progress import shown
 
 
 if TYPE_CHECKING:
-    from rhino_jax.explain.why import Why
-    from rhino_jax.planner.variant_search import Search
+    pass
 
 
 MAX_KEPT = 2
@@ -66,7 +60,7 @@ class PlanOrigin:
     basis: KeptSpecs | None
     solved: Any = None
 
-    def with_(self, plan: data.PlanData, changes: Mapping[str, Any]) -> Plan:
+    def with_(self, plan: data.PlanData, changes: Mapping[str, Any]) -> data.PlanData:
         """See `Plan.with_`."""
         changes = {k: v for k, v in changes.items() if v is not None}
         wishes, mesh = self.wishes, changes.pop("mesh", None)
@@ -93,53 +87,7 @@ class PlanOrigin:
             given = self.mesh if is_anew else plan.mesh
             basis, places = (None, ()) if is_anew else (self.basis, plan.places)
             found = wishes.plan_with(self.traced, given, basis, places)
-        assert isinstance(found, Plan)
         return found
-
-    def recipe(self, plan: data.PlanData, name: str) -> Plan:
-        """See `Plan.recipe`."""
-        from rhino_jax.explain.recipe import plan_of_recipe
-
-        _check_one_mesh(plan, "recipe")
-        solved = self.solved_for(plan)
-        search = _now(solved.typed_search)
-        found = plan_of_recipe(solved.typed, search.request, name)
-        return self._finished(search.told(found), plan, self.wishes, None)
-
-    def why(self, plan: data.PlanData, key: str, spec: Any = None) -> Why:
-        """See `Plan.why` and `Plan.why_not`."""
-        from rhino_jax.explain.explaining import explain
-
-        if plan.has_tasks:
-            return self._why_in_stages(plan, key, spec)
-        solved = self.solved_for(plan)
-        with shown(self.wishes.progress) as report:
-            if plan.is_one_program:
-                found: Why = solved.why(plan, key, spec, report)
-                return found
-            request = _now(solved.search).request
-            return explain(solved.found, request, plan, key, spec, report)
-
-    def _why_in_stages(self, plan: data.PlanData, key: str, spec: Any) -> Why:
-        from rhino_jax.explain.in_stages import StagedQuestion, moved
-
-        if type(spec) is int:
-            started = time.monotonic()
-            other = self.with_(plan, {"pins": {key: spec}})
-            return moved(plan, key, spec, other, time.monotonic() - started)
-        solved, pins = self.solved_for(plan), self._stage_pins(self.wishes, plan)
-        asking = StagedQuestion(solved, self.traced.program, self.wishes.level, pins)
-        return asking.why(key, spec)
-
-    def worth(self, plan: data.PlanData, held: Mapping[str, Spec]) -> dict[str, float]:
-        """Return the change of the step time, in seconds, with one argument fixed to
-        another layout and everything else solved again; one entry for each path, each
-        on its own."""
-        from rhino_jax.explain.holding import steps_held
-
-        solved = self.solved_for(plan)
-        with shown(self.wishes.progress) as report:
-            return steps_held(solved.found, _now(solved.search).request, held, report)
 
     def solved_for(self, plan: data.PlanData) -> Any:
         """Return the problem that gave a plan, solved again if it is not cached."""
@@ -213,7 +161,7 @@ class PlanOrigin:
             pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
         return pins, pinned
 
-    def _again(self, plan: data.PlanData, wishes: Any) -> Plan | None:
+    def _again(self, plan: data.PlanData, wishes: Any) -> data.PlanData | None:
         """Plan with other pins or another budget, with the passes of the plan
         unchanged; None where nothing fits."""
         if wishes.processes(plan.mesh, []):
@@ -236,9 +184,9 @@ class PlanOrigin:
         from rhino_jax.planner.variant_search import Solved
 
         again = Solved(search, found, solved.typed_search, solved.typed).alone()
-        return self._finished(made, plan, wishes, again)
+        return self.finished(made, plan, wishes, again)
 
-    def _again_in_one(self, plan: data.PlanData, wishes: Any) -> Plan | None:
+    def _again_in_one(self, plan: data.PlanData, wishes: Any) -> data.PlanData | None:
         """Plan an SPMD pipeline with other pins or another budget, with its passes
         unchanged; None where nothing fits."""
         if wishes.processes(plan.mesh, []):
@@ -250,13 +198,15 @@ class PlanOrigin:
         search = replace(written, request=request, pinned=pinned)
         with shown(wishes.progress) as report:
             found = solved.planned_with(search, report)
-        return found and self._finished(found[0], plan, wishes, found[1])
+        return found and self.finished(found[0], plan, wishes, found[1])
 
-    def _again_in_stages(self, plan: data.PlanData, wishes: Any) -> Plan | None:
+    def _again_in_stages(
+        self, plan: data.PlanData, wishes: Any
+    ) -> data.PlanData | None:
         """Plan pipeline stages with other layout pins and the same stage cuts; None
         where the budget or stage pins differ, so that other cuts may be better."""
         said = (w.memory_budget_bytes for w in (wishes, self.wishes))
-        stages = (self._stage_pins(w, plan) for w in (wishes, self.wishes))
+        stages = (self.stage_pins(w, plan) for w in (wishes, self.wishes))
         is_cut_alike = len(set(said)) == 1 and operator.eq(*stages)
         if not is_cut_alike or wishes.processes(plan.mesh, []):
             return None
@@ -266,15 +216,16 @@ class PlanOrigin:
         request = wishes.request_of(solved.search.target, pins)
         search = replace(solved.search, request=request, pinned=pinned)
         found = solved.planned_with(search)
-        return found and self._finished(found[0], plan, wishes, found[1])
+        return found and self.finished(found[0], plan, wishes, found[1])
 
-    def _stage_pins(self, wishes: Any, plan: data.PlanData) -> dict[str, int]:
+    def stage_pins(self, wishes: Any, plan: data.PlanData) -> dict[str, int]:
+        """Return the pinned stages of a request: key → stage."""
         pinned = expand_pins(wishes.pins, self.traced)
         return without_stages(pinned, plan.num_stages)[1]
 
-    def _finished(
+    def finished(
         self, made: data.PlanData, plan: data.PlanData, wishes: Any, solved: Any
-    ) -> Plan:
+    ) -> data.PlanData:
         """Return the `Plan` of a plan derived from the solved problem, with the notes
         and trees that the planner gives to every plan."""
         from rhino_jax.planner.storage import told_of_storage
@@ -284,15 +235,15 @@ class PlanOrigin:
         notes = notes_of_arguments(program, made) + notes + notes_of_rules(program)
         made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
         made = replace(made, model_flops=plan.model_flops)
-        found = with_trees(Plan.of(made), self.traced, plan.mesh)
+        found = with_trees(made, self.traced, plan.mesh)
         origin = PlanOrigin(wishes, self.traced, self.mesh, self.basis, solved)
         _keep(origin)
         return replace(found, origin=origin)
 
 
 def with_origin(
-    plan: Plan, wishes: Any, traced: Traced, mesh: Any, basis: KeptSpecs | None
-) -> Plan:
+    plan: data.PlanData, wishes: Any, traced: Traced, mesh: Any, basis: KeptSpecs | None
+) -> data.PlanData:
     """Attach an origin to a plan; a function that lives in an outer trace gets none,
     since its tracers must not outlive that trace.
 
@@ -307,24 +258,6 @@ def with_origin(
     return replace(plan, origin=origin)
 
 
-def _check_one_mesh(plan: data.PlanData, what: str) -> None:
-    """Refuse a plan with several stages.
-
-    Raises:
-      StageError: the plan has several stages, each a program of its own.
-    """
-    if not plan.is_one_mesh:
-        raise StageError(
-            f"`plan.{what}`: a plan of several stages cannot be asked.",
-            where=f"the plan of `{plan.program_name}`",
-            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
-            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
-            " the axis `stage`."
-            + " `plan.code('specs')` says what each stage holds, and how."
-            * plan.is_one_program,
-        )
-
-
 def _keep(origin: PlanOrigin) -> None:
     """Cache a solved problem, and evict the least recently used beyond `MAX_KEPT`."""
     if origin.solved is None:
@@ -334,9 +267,3 @@ def _keep(origin: PlanOrigin) -> None:
     _SOLVED.append(origin)
     while len(_SOLVED) > MAX_KEPT:
         _SOLVED.popleft().solved = None
-
-
-def _now(search: Search) -> Search:
-    """Return the search with its time limit counted from now."""
-    limit = search.request.time_limit_s or math.inf
-    return search.asking(deadline=time.monotonic() + limit)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.sweep.meshes import Best, BudgetJobs, Counts, Meshes
-from rhino_jax.sweep.point import why_not
+from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
+from rhino_jax.sweep.point import Counts, why_not
 from rhino_jax.sweep.whole import BudgetSweep, Priced, of_bytes, prices
 
 

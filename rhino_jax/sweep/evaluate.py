@@ -72,7 +72,7 @@ class Pending:
         """Return the plan made for one budget as a plan for another that it fits."""
         assert isinstance(self.asked, BudgetSweep)
         mesh = None if self.asked.mesh is None else make_mesh(self.asked.mesh, WHAT)
-        plan = self.asked.asking(made_for).plan_with(self.traced, mesh, None)
+        plan = Plan.of(self.asked.asking(made_for).plan_with(self.traced, mesh, None))
         if made_for == budget:
             return plan
         origin = plan.origin
@@ -282,8 +282,8 @@ class Evaluator:
         solved = [SolvedMesh(problem, solution)]
         found = SearchResult(solved, (), [], search.target, search.request, started)
         mesh = make_mesh(axes, WHAT)
-        plan = with_trees(Plan.of(search.plan(found)), search.traced, mesh)
-        return with_origin(plan, wishes, search.traced, mesh, None)
+        plan = with_trees(search.plan(found), search.traced, mesh)
+        return Plan.of(with_origin(plan, wishes, search.traced, mesh, None))
 
 
 def refused(group: Sequence[SweepConfig], why: str) -> list[Point]:

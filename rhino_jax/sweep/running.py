@@ -16,8 +16,16 @@ from rhino_jax.ir.program import Program
 from rhino_jax.sweep.answers import SearchOutcome
 from rhino_jax.sweep.children import Answered, Children
 from rhino_jax.sweep.evaluate import Evaluator, Pending, refused
-from rhino_jax.sweep.meshes import Counts, Meshes, Started, SweepWork
-from rhino_jax.sweep.point import WHAT, Point, SweepConfig, why_not
+from rhino_jax.sweep.meshes import Meshes
+from rhino_jax.sweep.point import (
+    WHAT,
+    Counts,
+    Point,
+    Started,
+    SweepConfig,
+    SweepWork,
+    why_not,
+)
 from rhino_jax.sweep.table import best_of
 from rhino_jax.sweep.whole import BudgetSweep, prices, to_bytes
 

@@ -13,8 +13,7 @@ from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.options import Wishes
 from rhino_jax.runtime.sharded import ShardedFunction
-from rhino_jax.sweep.meshes import Started
-from rhino_jax.sweep.point import NAMES, WHAT, Point, configurations
+from rhino_jax.sweep.point import NAMES, WHAT, Point, Started, configurations
 from rhino_jax.sweep.table import Sweep
 from rhino_jax.units import format_seconds
 from rhino_jax.utils.keywords import read_count

@@ -14,8 +14,7 @@ from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.text import sections_to_text
 from rhino_jax.explain.report.views.scatter import Dot, PlotAxis, scatter
-from rhino_jax.sweep.meshes import SweepWork
-from rhino_jax.sweep.point import Point, format_price, format_stages
+from rhino_jax.sweep.point import Point, SweepWork, format_price, format_stages
 from rhino_jax.units import format_bytes, format_seconds
 
 

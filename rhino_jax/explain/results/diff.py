@@ -60,9 +60,11 @@ def diff(a: PlanData, b: PlanData, *, worth: bool = True) -> PlanDiff:
 def _with_worth(
     found: data.PlanDiffData, a: PlanData, b: PlanData
 ) -> data.PlanDiffData:
+    from rhino_jax.explain.questions import worth_of
+
     inputs = {leaf.path: leaf.spec for leaf in a.inputs}
     asked = [c.path for c in found.specs if c.side == "input" and c.path in inputs]
-    worth = b.origin.worth(b, {path: inputs[path] for path in asked[:MAX_WORTH]})
+    worth = worth_of(b, {path: inputs[path] for path in asked[:MAX_WORTH]})
     specs = tuple(
         replace(c, worth_s=worth.get(c.path)) if c.side == "input" else c
         for c in found.specs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rhino_jax.errors import PlanFileError
+from rhino_jax.explain.results.dress import dressed
 from rhino_jax.explain.why import Why
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.plan import AnyPlan
@@ -13,7 +14,8 @@ from rhino_jax.plan.plan import AnyPlan
 class Explored(data.PlanData):
     """A plan that can be planned again, starting from itself.
 
-    The implementation is in `rhino_jax.planner.origin` and `rhino_jax.explain`.
+    The implementation is in `rhino_jax.planner.origin` and
+    `rhino_jax.explain.questions`.
     """
 
     def with_(
@@ -55,7 +57,7 @@ class Explored(data.PlanData):
             "stages": stages,
             "schedule": schedule,
         }
-        return _origin(self, "with_").with_(self, changes)
+        return dressed(type(self), _origin(self, "with_").with_(self, changes))
 
     def recipe(self: AnyPlan, name: str) -> AnyPlan:
         """Return an expert's recipe at its best, as a plan: to run, verify and compare.
@@ -69,7 +71,10 @@ class Explored(data.PlanData):
           RhinoError: there is no such recipe, or the program does not allow it.
           PlanFileError: as `with_`.
         """
-        return _origin(self, "recipe").recipe(self, name)
+        from rhino_jax.explain.questions import recipe
+
+        _origin(self, "recipe")
+        return dressed(type(self), recipe(self, name))
 
     def why(self, key: str) -> Why:
         """Explain why a value has its layout, and what each alternative would cost.
@@ -91,7 +96,10 @@ class Explored(data.PlanData):
           RhinoError: the key names nothing.
           PlanFileError: as `with_`.
         """
-        return _origin(self, "why").why(self, key)
+        from rhino_jax.explain.questions import why
+
+        _origin(self, "why")
+        return why(self, key)
 
     def why_not(self, key: str, spec: Any) -> Why:
         """Explain what one layout of a value would cost, or why it is impossible.
@@ -101,7 +109,10 @@ class Explored(data.PlanData):
           spec: a PartitionSpec; for a plan in stages also the number of a stage: the
             cost of placing the value there, with everything cut and planned again.
         """
-        return _origin(self, "why_not").why(self, key, spec)
+        from rhino_jax.explain.questions import why
+
+        _origin(self, "why_not")
+        return why(self, key, spec)
 
 
 def _origin(plan: data.PlanData, what: str) -> Any:

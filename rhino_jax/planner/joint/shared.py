@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.results.plan import Plan
 from rhino_jax.ir.spec import Spec, local_shape
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans, Slot, shared_places, taken_with
 from rhino_jax.planner.joint.layout import decided_layout
 from rhino_jax.planner.joint.programs import WHAT, JointPrograms
@@ -31,7 +31,7 @@ GOOD_ENOUGH = 1e-3
 class Together(JointPrograms):
     """Programs that share state, and their plans."""
 
-    def plans(self) -> Plans[Plan]:
+    def plans(self) -> Plans[PlanData]:
         """Return a plan of each program, with one layout of the shared state."""
         wishes = next(iter(self.wishes.values()))
         target = wishes.target_of(self.mesh)
@@ -58,7 +58,7 @@ class Together(JointPrograms):
             alone_s=alone,
         )
 
-    def _sum_s(self, plans: Mapping[str, Plan]) -> float:
+    def _sum_s(self, plans: Mapping[str, PlanData]) -> float:
         return sum(self.weights[n] * p.predicted.step_time_s for n, p in plans.items())
 
     def _held_bytes(
@@ -89,8 +89,8 @@ class Together(JointPrograms):
         held: Mapping[str, int],
         mesh: Any,
         shared: list[list[Slot]],
-        known: Mapping[str, Plan] | None = None,
-    ) -> dict[str, Plan]:
+        known: Mapping[str, PlanData] | None = None,
+    ) -> dict[str, PlanData]:
         """Return a plan of each program, with the given layout of the shared state."""
         found = {}
         for m, (name, traced) in enumerate(self.traced.items()):
@@ -121,14 +121,14 @@ class Together(JointPrograms):
 
     def _compared(
         self,
-        found: dict[str, Plan],
+        found: dict[str, PlanData],
         held: dict[str, int],
         mesh: Any,
         shared: list[list[Slot]],
         members: Sequence[Member],
-    ) -> tuple[dict[str, Plan], dict[str, int], dict[str, float | None]]:
+    ) -> tuple[dict[str, PlanData], dict[str, int], dict[str, float | None]]:
         """Return the better of the joint layout and each program's own best layout."""
-        alone: dict[str, Plan] = {}
+        alone: dict[str, PlanData] = {}
         for name, traced in self.traced.items():
             try:
                 within = self._wishes_within(name, held)
@@ -151,11 +151,11 @@ class Together(JointPrograms):
     def _like(
         self,
         name: str,
-        plan: Plan,
+        plan: PlanData,
         mesh: Any,
         shared: list[list[Slot]],
         members: Sequence[Member],
-    ) -> tuple[dict[str, Plan], dict[str, int]] | None:
+    ) -> tuple[dict[str, PlanData], dict[str, int]] | None:
         """Return plans in which one program has the layout that it would have alone;
         None where nothing fits."""
         first = self.names.index(name)

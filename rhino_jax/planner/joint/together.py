@@ -1,20 +1,18 @@
-"""The public call `rhino.plan_together`: programs that share state, planned as one."""
+"""Programs that share state, planned as one problem."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rhino_jax._compat import context_mesh
 from rhino_jax.errors import RhinoError, nearest
-from rhino_jax.explain.results.plan import Plan
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
-from rhino_jax.hardware.target import Target
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans
 from rhino_jax.planner.joint.programs import WHAT
 from rhino_jax.planner.joint.shared import Together
@@ -25,65 +23,26 @@ from rhino_jax.runtime.processes.agree import attending
 from rhino_jax.runtime.sharded import ShardedFunction
 
 
-def plan_together(
+def planned_together(
     programs: Mapping[str, Sequence[Any]],
     *,
-    weights: Mapping[str, float] | None = None,
-    mesh: Any = None,
-    hardware: str | Path | Target | None = None,
-    memory_budget_bytes: int | str | None = None,
-    pins: Mapping[str, Any] | None = None,
-    level: str = "best",
-    time_limit_s: float | str | None = None,
-    seed: int = 0,
-    progress: bool | Callable[[float | None, float | None], None] = True,
-) -> Plans[Plan]:
-    """Plan programs that share state as one problem; allocates and runs nothing.
-
-    Arguments of equal tree path and shape (or of equal structure, where that is
-    unambiguous) have one sharding in all programs, and there is one mesh. The objective
-    is the weighted sum of the programs' step times. While one program runs, the state
-    that the others need later stays allocated: all but the last argument of each,
-    unless it is fed back. Where no mesh is given, meshes of one and two axes are
-    compared.
+    weights: Mapping[str, float] | None,
+    mesh: Any,
+    pins: Mapping[str, Any] | None,
+    **options: Any,
+) -> Plans[PlanData]:
+    """Plan programs that share state as one problem; see `rhino_jax.plan_together`.
 
     Args:
-      programs: name → (function, args) or (function, args, kwargs), arrays or
-        `jax.ShapeDtypeStruct`s. Donated and static arguments are declared by `jax.jit`
-        or `auto_shard` around the function; all other options of `auto_shard` (mesh,
-        pins, budget) are given here instead.
-      weights: name → how often it runs, relative to the others; 1 where a name is
-        absent.
-      pins: name → pins of that program, as for `auto_shard`.
-      Others: see `auto_shard`.
-    Returns:
-      A mapping of name to `Plan`; `print` it to read it.
-    Raises:
-      RhinoError: `programs` or `weights` are not understood.
-      MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
-    Example:
-      >>> plans = rhino.plan_together(
-      ...     {"train": (train_step, (params, opt_state, batch)),
-      ...      "eval": (evaluate, (params, batch))},
-      ...     weights={"train": 10, "eval": 1})
-      >>> evaluate = plans["eval"].jit(evaluate)
+      programs, weights, mesh, pins: as the user gave them.
+      options: `Wishes` of every program.
     """
     started = time.monotonic()
     given = read_mesh(mesh if mesh is not None else context_mesh(), WHAT)
     pins = _by_name("pins", pins, programs)
     shares = {**dict.fromkeys(programs, 1.0), **_by_name("weights", weights, programs)}
     wishes = {
-        name: Wishes(
-            hardware=hardware,
-            memory_budget_bytes=memory_budget_bytes,
-            pins=pins.get(name),
-            level=level,
-            time_limit_s=time_limit_s,
-            seed=seed,
-            refine=0,
-            progress=progress,
-            what=WHAT,
-        )
+        name: Wishes(pins=pins.get(name), refine=0, what=WHAT, **options)
         for name in programs
     }
     with attending(given):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.laid import GroupLayouts, Laid
 from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.stacks import Unstacked
@@ -23,7 +22,7 @@ from rhino_jax.planner.staging import when
 from rhino_jax.planner.staging.assembled import assembled
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.group.costs import with_costs
-from rhino_jax.planner.staging.groups import plan_groups
+from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
@@ -95,6 +94,38 @@ def run_that_fits(
         numbers=f"{format_bytes(peaks[worst])} at its peak by {pipeline.schedule}",
         fix=FIX,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """All submeshes of a plan, planned.
+
+    Attributes:
+      run: the planned submeshes and their pipeline; None if one does not fit.
+      groups: the planned submeshes; empty if one does not fit.
+      step_s: simulated seconds of the pipeline's step.
+      peaks: peak bytes of one device of each submesh, with its micro-batches in flight.
+      sent: (source, target) submesh → seconds of a step's transfers between them.
+      cannot: which submesh does not fit; empty if all do.
+    """
+
+    run: FittingGroups | None
+    groups: tuple[PlannedGroup, ...]
+    step_s: float
+    peaks: tuple[int, ...]
+    sent: Mapping[tuple[int, int], float]
+    cannot: str = ""
+
+    @classmethod
+    def nothing(cls, cannot: str) -> Laid:
+        """Return the result for layouts with which nothing fits."""
+        return cls(None, (), math.inf, (), {}, cannot)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Sort key, lowest best: the step, all stages' seconds, peak bytes."""
+        took = [g.found.step_s for g in self.groups]
+        return self.step_s, sum(took) if took else math.inf, max(self.peaks, default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

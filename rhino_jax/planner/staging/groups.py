@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.explain.laid import GroupLayouts
 from rhino_jax.ir.spec import Spec, without
 from rhino_jax.passes.staged.group import GroupProgram, group_program
 from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.stacks import End, Unstacked
 from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
+from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.group.crossing import GroupCrossing
@@ -28,6 +28,27 @@ from rhino_jax.planner.staging.planned import (
 from rhino_jax.planner.staging.remat import Remaking, StepOf, in_vain
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayouts:
+    """Layouts to which values are fixed when submeshes are planned again.
+
+    Attributes:
+      inputs, outputs: position in the step as the user wrote it → layout.
+      handed: key of a value that stages send and receive → layout.
+      values: submesh → value id in its program → pin.
+    """
+
+    inputs: Mapping[int, Spec] = field(default_factory=dict)
+    outputs: Mapping[int, Spec] = field(default_factory=dict)
+    handed: Mapping[ValueKey, Spec] = field(default_factory=dict)
+    values: Mapping[int, Mapping[int, ValuePin]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Cache key, equal for equal layouts."""
+        return repr((self.inputs, self.outputs, self.handed, self.values))
 
 
 NOTHING = GroupLayouts()

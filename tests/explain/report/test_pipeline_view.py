@@ -35,7 +35,7 @@ def plan() -> Any:
 
 def test_every_task_has_a_box_where_it_runs(plan: Any) -> None:
     times = simulate(schedule_of(plan.pipeline))
-    drawn = view.pipeline(times)
+    drawn = view.timeline(times)
     for group, order in enumerate(times.schedule.orders):
         (row,) = re.findall(rf">stage {group}</div>(.*?)</div></div>", drawn)
         boxes = re.findall(r"left:([\d.]+)%;width:([\d.]+)%", row)

@@ -1,30 +1,18 @@
-"""The origin of an SPMD pipeline's plan, to explain it and to plan it again."""
+"""The origin of an SPMD pipeline's plan, to plan it again."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
-from rhino_jax.explain.explaining import explain
-from rhino_jax.explain.place import PlacedValues
-from rhino_jax.explain.why import Why
-from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Progress
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
 from rhino_jax.planner.staging.spmd_pipeline.whole import WholePipeline
 from rhino_jax.planner.variant_search import Search, tell_nobody
-
-
-ONLY_STACKS = "over the stages of one program only stacks of layers lie, by dim 0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,64 +94,8 @@ class SolvedInOne:
         solved = SolvedInOne(stage, of_stage, found)
         return solved.plan(), solved.alone()
 
-    def why(self, plan: PlanData, key: str, asked: Any, report: Progress) -> Why:
-        """See `PlanData.why` and `PlanData.why_not`."""
-        request = _now(self.search).request
-        return explain(self.found, request, plan, key, asked, report, _View(self.whole))
-
     @property
     def _done(self) -> tuple[Transform, ...]:
         """The plan's passes, without those that the search of its step starts with."""
         before = len(self.stage.search.transforms)
         return self.search.transforms[before:]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
-    """Map one stage's values to those of the whole step (`explain.explaining.View`)."""
-
-    of: WholePipeline
-
-    def sent_s(self, found: SearchResult) -> float:
-        """Return the seconds of transfers between stages."""
-        step_s = self.of.step_s(found)
-        return step_s - found.step_s if math.isfinite(step_s) else 0.0
-
-    def shape(self, place: PlacedValues) -> tuple[int, ...]:
-        """Return the shape of a value in the whole step."""
-        if not self._is_stack(place):
-            return place.shape
-        return place.shape[0] * self.of.stages, *place.shape[1:]
-
-    def shown(self, place: PlacedValues, spec: Spec) -> Spec:
-        """Return the spec of a value in the whole step."""
-        if not self._is_stack(place):
-            return spec
-        return (self.of.axis, *spec[0]), *spec[1:]
-
-    def refused(self, place: PlacedValues, asked: Any) -> str:
-        """Return why a value of the whole step cannot have a spec; empty: it can."""
-        if type(asked) is int:
-            return "stages of one program have equal parts of all layers"
-        if not isinstance(asked, PartitionSpec):
-            return ""
-        over = [i for i, d in enumerate(asked) if STAGE_AXIS in (d, *_listed(d))]
-        return "" if over in ([], [0] if self._is_stack(place) else []) else ONLY_STACKS
-
-    def _is_stack(self, place: PlacedValues) -> bool:
-        """Whether a stage has a part of everything at the place."""
-        whole, own = self.of.search.traced.program, self.of.of_stage
-        ends = [(whole.inputs[i].value, own.inputs[i].value) for i in place.inputs]
-        ends += [(whole.outputs[i].value, own.outputs[i].value) for i in place.outputs]
-        are_parts = [whole.values[a].shape != own.values[b].shape for a, b in ends]
-        return bool(ends) and not place.values and all(are_parts)
-
-
-def _listed(dim: Any) -> tuple[Any, ...]:
-    return dim if isinstance(dim, tuple) else ()
-
-
-def _now(search: Search) -> Search:
-    """Return the search with its time limit counted from now."""
-    limit = search.request.time_limit_s or math.inf
-    return search.asking(deadline=time.monotonic() + limit)
