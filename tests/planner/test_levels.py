@@ -48,7 +48,7 @@ def poor_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_best_starts_from_what_fast_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, solved = driver.SOLVE, []
+    solve, solved = driver.SOLVE, list[Any]()
 
     class Recorded:
         def run(self, *args: Any) -> Any:
