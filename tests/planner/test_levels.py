@@ -9,6 +9,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.planner.search import driver
+from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS
 from tests.cases import covering
 from tests.passes.deferred_reductions.cases import cases
@@ -48,11 +49,11 @@ def poor_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_best_starts_from_what_fast_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, solved = driver.SOLVE, list[Any]()
+    solved: list[Any] = []
 
     class Recorded:
         def run(self, *args: Any) -> Any:
-            found = solve.run(*args)
+            found = SOLVE.run(*args)
             solved.append((args[2], args[5], found.solution.labels))
             return found
 
