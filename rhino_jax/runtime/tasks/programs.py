@@ -104,6 +104,11 @@ def held_bytes(
     return math.ceil(math.prod(shard) * item * tile_padding(shard, item, tile))
 
 
+_PACKED = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+"""Types of less than a byte: compiled programs for CPU refuse arrays of them, as their
+layout does not state the bits (JAX 0.10.2); `jax.jit` takes them."""
+
+
 @dataclass(eq=False)
 class Compiled:
     """A task, compiled for the types of the arrays of its first call.
@@ -121,7 +126,9 @@ class Compiled:
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         if self._compiled is None:
-            self._compiled = self.jitted.lower(*arrays).compile()
+            is_packed = any(str(x.dtype) in _PACKED for x in arrays)
+            lowered = None if is_packed else self.jitted.lower(*arrays)
+            self._compiled = self.jitted if lowered is None else lowered.compile()
         results: Sequence[Any] = self._compiled(*arrays)
         return results
 

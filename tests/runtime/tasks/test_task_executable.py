@@ -237,17 +237,19 @@ def test_state_that_comes_back_unchanged_and_numbers_of_python():
     """As coefficients of optax's muon, and the step of Flax's `TrainState`.
 
     An array that is donated and returned as it came stays alive, one that is read and
-    one that is not; a number starts as `0`, and is read by all stages.
+    one that is not; a number starts as `0`, and is read by all stages; one array has
+    four bits an element.
     """
 
     def step(params, kept, number, batch):
         value, gradients = jax.value_and_grad(loss)(params, batch)
-        rate = kept["rate"].sum() / (1 + number)
+        rate = kept["rate"].sum() * kept["four_bits"].astype(float)[0] / (1 + number)
         params = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
         return params, kept, number + 1, value
 
     def three(step, params, _, batch):
         kept = {"rate": np.full(2, 0.05, np.float32), "unread": np.ones(3, np.float32)}
+        kept["four_bits"] = np.ones(4, jnp.int4)
         state = params, jax.tree.map(jnp.asarray, kept), 0
         for _ in range(3):
             *state, value = step(*state, batch)
