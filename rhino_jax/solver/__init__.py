@@ -16,6 +16,8 @@ The parts, and why:
   that take distant nodes into account; exact on trees, weak under a hard memory limit.
 - Moves (`moves.moves`) optimise a whole forest of nodes at once, and so improve any
   assignment; `moves.repair` makes an assignment satisfy the limit, node by node.
+- Elimination of all nodes (`moves.fusion.eliminate`) is exact, and fast where nodes
+  have few options: most programs are nearly trees.
 - Prices (`bounds.prices`) are the best Lagrange multipliers of memory, found from known
   assignments. They give bounds, and tell which options matter.
 - CP-SAT (`cpsat`) optimises exactly, with hard memory, over what the others left open

@@ -1,8 +1,10 @@
 """The problem without memory: reduction, forest moves, bounds by messages.
 
-Known assignments are improved by moves, a random forest of nodes at a time; the results
-are combined by CP-SAT. Messages between nodes give a lower bound and more assignments.
-If a small problem is still open, CP-SAT solves it.
+Cores with small tables are solved by elimination. Otherwise, known assignments are
+improved by moves, a random forest of nodes at a time; the results are combined by
+elimination or CP-SAT.
+Messages between nodes give a lower bound and more assignments. If a small problem is
+still open, CP-SAT solves it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.solver.bounds.messages import Messages
+from rhino_jax.solver.bounds.messages import Messages, SavedMessages
 from rhino_jax.solver.cpsat import CpSatLimits, count_cells, settle
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.memory import build_memory
-from rhino_jax.solver.moves.fusion import fuse_moves
+from rhino_jax.solver.moves.fusion import eliminate, fuse_moves
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import CPSAT, FUSION, PAIRWISE
 from rhino_jax.solver.presolve.reduction import Core, reduce
@@ -42,7 +44,7 @@ class PairwiseSolution:
     bound: float
     variables: int
     nodes: int
-    messages: Messages | None = None
+    messages: SavedMessages | None = None
     unit: float = 1.0
 
 
@@ -90,7 +92,7 @@ def solve_reduced(
         min(search.bound, search.value) * search.unit + rest,
         search.variables,
         len(order),
-        search.messages,
+        None if search.messages is None else search.messages.saved,
         search.unit,
     )
 
@@ -121,6 +123,8 @@ class _PairwiseSearch:
         self.variables = 0
 
     def run(self, before: PairwiseSolution | None) -> None:
+        if self.eliminate():
+            return
         for start in self.starts:
             self.climb(start)
             if not self.is_worth(self.value):
@@ -130,16 +134,31 @@ class _PairwiseSearch:
         if self.effort.fuses_early or not self.effort.max_rounds:
             self.put_together()
         if self.effort.max_rounds:
-            self.messages = Messages(self.moves)
-            if before is not None and before.messages is not None:
-                self.messages.start_from(before.messages, before.unit / self.unit)
-            self.pass_messages(self.messages)
+            self.messages = messages = Messages(self.moves)
+            saved = None if before is None else before.messages
+            if before is not None and saved is not None:
+                messages.start_from(saved, before.unit / self.unit)
+            self.pass_messages(messages)
+            if saved and self.effort.deterministic_s and self.is_open(self.effort.near):
+                # Messages that have converged give few assignments: new ones give more.
+                self.pass_messages(Messages(self.moves))
         if self.is_cut_off:
             return
         if self.is_open(self.effort.near):
             self.put_together()
         if self.is_open() and self.effort.deterministic_s:
             self.close()
+
+    def eliminate(self) -> bool:
+        """Solve the core exactly by elimination, if its tables are small enough."""
+        sizes = np.diff(self.moves.memory.first).tolist()
+        every = {n: np.arange(size) for n, size in enumerate(sizes)}
+        found = eliminate(self.moves, self.best, every)
+        if found is None:
+            return False
+        self.offer(found)
+        self.bound = self.value
+        return True
 
     def is_open(self, share: float = PAIRWISE.optimal_gap) -> bool:
         """Whether the relative gap exceeds `share`, and time is left."""

@@ -175,6 +175,8 @@ class Fusion:
       most_met: largest number of assignments, the cheapest first.
       at_once: number of assignments combined with the best at once if memory is
         limited.
+      most_cells: cells of all tables up to which nodes are minimised out, without a
+        memory limit: at a few ns each as long as CP-SAT takes for the same.
       most: their total number, some at a time: with eight at once CP-SAT finds less in
         the same time.
       most_tries: number of models, each with one more time at which the previous
@@ -186,6 +188,7 @@ class Fusion:
     near: float = 1.3
     most_met: int = 12
     at_once: int = 3
+    most_cells: int = 5_000_000
     most: int = 6
     most_tries: int = 12
     limited_deterministic_s: float = 0.5

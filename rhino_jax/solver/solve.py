@@ -35,6 +35,7 @@ class Solution:
       nodes: number of nodes before and after reduction.
       dual: result of the search for memory multipliers; None if the limit does not
         bind.
+      last: the last weight of hidable time, and its solution without memory.
     """
 
     labels: Labels | None
@@ -45,6 +46,7 @@ class Solution:
     variables: int
     nodes: tuple[int, int]
     dual: DualSolution | None = None
+    last: tuple[float, PairwiseSolution] | None = None
 
     @property
     def gap(self) -> float:
@@ -72,16 +74,29 @@ def solve(
 
 
 def solve_overlapped(
-    overlap: Overlap, starts: Sequence[Labels], effort: Effort, report: Report
+    overlap: Overlap,
+    starts: Sequence[Labels],
+    effort: Effort,
+    report: Report,
+    before: Solution | None = None,
 ) -> Solution:
-    """Minimise T. The result is never worse than the best start that fits."""
+    """Minimise T. The result is never worse than the best start that fits.
+
+    Args:
+      overlap: the problem.
+      starts, effort, report: as in `solve`.
+      before: the result of a search of the same problem with less effort or another
+        limit, whose last weight and messages the search starts from.
+    """
     problem = overlap.problem
     if least_possible(problem) > problem.limit:
         return _nothing_fits(problem)
     incumbents = Incumbents(problem, overlap.step_s, report)
     known = [s for s in starts if incumbents.offer(np.asarray(s, dtype=np.int64))]
     weights, bound = Weights(overlap, effort.proves), 0.0
-    weight = weights.first(incumbents.best)
+    weight, found = weights.first(incumbents.best), None
+    if before is not None and before.last is not None:
+        weight, found = before.last
     dual: DualSolution | None = None
     brief = _brief(effort)
     while True:
@@ -91,7 +106,7 @@ def solve_overlapped(
         mine = known
         if incumbents.best is not None and not overlap.hides_nothing:
             mine = [incumbents.best, *known]
-        found = solve_pairwise(weighted, mine, brief if is_brief else effort)
+        found = solve_pairwise(weighted, mine, brief if is_brief else effort, found)
         variables = found.variables
         bound = max(bound, found.bound)
         if problem.peak(found.labels) > problem.limit:
@@ -103,13 +118,7 @@ def solve_overlapped(
                 bound, variables = max(bound, fused.bound), fused.variables
             break
         labels = min([*mine, found.labels], key=weighted.objective)
-        polished = labels if overlap.hides_nothing else descend(overlap, labels)
-        polished_s = overlap.step_s(polished)
-        if (
-            weight != WEIGHTS.least
-            or incumbents.best_value - polished_s > WEIGHTS.preferred * bound
-        ):
-            incumbents.offer(polished)
+        _offer_polished(overlap, incumbents, labels, weight, bound)
         report(None, bound)
         if overlap.hides_nothing or bound > effort.cutoff_s:
             break
@@ -130,7 +139,23 @@ def solve_overlapped(
         variables,
         (len(problem.costs), found.nodes),
         dual,
+        (weight, found),
     )
+
+
+def _offer_polished(
+    overlap: Overlap,
+    incumbents: Incumbents,
+    labels: Labels,
+    weight: float,
+    bound: float,
+) -> None:
+    """Record the best assignment of a weight, improved node by node; of the smallest
+    weight only one that is much better, since it hides more."""
+    polished = labels if overlap.hides_nothing else descend(overlap, labels)
+    gained_s = incumbents.best_value - overlap.step_s(polished)
+    if weight != WEIGHTS.least or gained_s > WEIGHTS.preferred * bound:
+        incumbents.offer(polished)
 
 
 def _nothing_fits(problem: Problem) -> Solution:

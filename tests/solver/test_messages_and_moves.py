@@ -11,6 +11,7 @@ import pytest
 from rhino_jax.solver.bounds.messages import Messages
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves import forests
+from rhino_jax.solver.moves.fusion import eliminate
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import MOVES
 from rhino_jax.solver.presolve.reduction import Core
@@ -18,6 +19,7 @@ from rhino_jax.solver.presolve.reduction import Core
 
 TREE = [(0, 1), (1, 2), (1, 3), (3, 4), (3, 5), (5, 6)]
 CIRCLES = [*TREE, (0, 2), (2, 4), (4, 6), (0, 6)]
+RNG = np.random.default_rng(0)
 
 
 def moves_of(edges: list[tuple[int, int]], seed: int) -> Moves:
@@ -61,6 +63,29 @@ def test_on_a_tree_messages_find_the_best_and_prove_it(seed: int) -> None:
         bound = messages.sweep(moves.costs, 1, choice)
     assert bound == pytest.approx(least(moves), rel=1e-9)
     assert moves.objective(choice) == pytest.approx(least(moves), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_elimination_finds_the_best_of_all_and_of_some_options(seed: int) -> None:
+    moves = moves_of(CIRCLES, seed)
+    sizes, best = np.diff(moves.memory.first), np.zeros(7, dtype=int)
+    found = eliminate(moves, best, {n: np.arange(size) for n, size in enumerate(sizes)})
+    assert found is not None
+    assert moves.objective(found) == pytest.approx(least(moves), rel=1e-12)
+
+    some = {n: np.arange(0, sizes[n], 2) for n in (0, 2, 3, 5, 6)}
+    found = eliminate(moves, best, some)
+    ways = itertools.product(*(some.get(n, [0]) for n in range(7)))
+    assert found is not None
+    assert moves.objective(found) == pytest.approx(
+        min(moves.objective(np.array(labels)) for labels in ways), rel=1e-12
+    )
+
+
+def test_elimination_stops_where_its_tables_would_be_too_large() -> None:
+    moves = moves_between(list(itertools.combinations(range(9), 2)), [9] * 9, RNG)
+    every = {n: np.arange(9) for n in range(9)}
+    assert eliminate(moves, np.zeros(9, dtype=int), every) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -125,11 +150,11 @@ def test_messages_go_on_at_other_costs() -> None:
     for _ in range(20):
         before.sweep(moves.costs, 0)
         best = before.sweep(moves.costs, 1)
-    warm.start_from(before, 2.0)
+    warm.start_from(before.saved, 2.0)
     assert best < warm.sweep(2 * moves.costs, 0) <= 2 * least(moves)
     tree = moves_of(TREE, 1)
     cold, refusing = Messages(tree), Messages(tree)
-    refusing.start_from(before, 1.0)
+    refusing.start_from(before.saved, 1.0)
     assert refusing.sweep(tree.costs, 0) == cold.sweep(tree.costs, 0)
 
 

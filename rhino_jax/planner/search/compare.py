@@ -24,6 +24,7 @@ from rhino_jax.planner.search.records import MeshProblem, Progress, Request, Sol
 from rhino_jax.planner.search.solve_on_mesh import is_over
 from rhino_jax.solver.incumbents import EFFORTS, Effort
 from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.solve import Solution
 
 
 COMPARED = replace(EFFORTS["fast"], max_starts=2, max_fusions=0)
@@ -50,6 +51,7 @@ class Comparison:
         meshes of that number; returns the seconds that others must be shorter than, or
         raises where none can be.
       worth_s: the seconds that a mesh must be shorter than to be searched in full.
+      full: sizes of the axes of meshes that were searched in full.
     """
 
     analysis: ProgramAnalysis
@@ -60,6 +62,7 @@ class Comparison:
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
     after_axes: Callable[[int, SolvedMesh], float] | None = None
     worth_s: float = math.inf
+    full: set[tuple[int, ...]] = field(default_factory=set)
 
     def run(self, meshes: Sequence[MeshAxes]) -> None:
         """Compare meshes, fewest axes first."""
@@ -109,27 +112,34 @@ class Comparison:
         found = self._solve(mesh_problem, brief, starts)
         if not _is_bound(found):
             return found
-        known = found.solution.labels
-        starts = starts if known is None else [known, *starts]
-        return self._solve(mesh_problem, COMPARED, starts)
+        return self._solve(mesh_problem, COMPARED, starts, found.solution)
 
     def _further(self, brief: SolvedMesh) -> SolvedMesh:
         """Search a mesh in full from its brief result, unless proved not the best."""
-        known = brief.solution.labels
-        if known is None or brief.solution.bound > 0:
-            return brief  # It was searched in full already.
+        solution, is_full = brief.solution, _sizes(brief.mesh_problem) in self.full
+        is_proved = solution.bound > 0 and solution.gap <= COMPARED.near
+        if solution.labels is None or is_full or is_proved:
+            return brief
         effort = replace(COMPARED, cutoff_s=self._best_s)
-        return self._solve(brief.mesh_problem, effort, [known])
+        return self._solve(brief.mesh_problem, effort, [], solution)
 
     def _solve(
-        self, mesh_problem: MeshProblem, effort: Effort, starts: Sequence[Labels]
+        self,
+        mesh_problem: MeshProblem,
+        effort: Effort,
+        starts: Sequence[Labels],
+        before: Solution | None = None,
     ) -> SolvedMesh:
         request = self.request
-        found = SOLVE.run(request.watch, mesh_problem, effort, request, None, starts)
-        sizes = tuple(axis.size for axis in mesh_problem.model.mesh.axes)
+        found = SOLVE.run(
+            request.watch, mesh_problem, effort, request, None, starts, before
+        )
+        sizes = _sizes(mesh_problem)
+        if effort.max_rounds:
+            self.full.add(sizes)
         self.limits.met(len(sizes), found)
-        before = self.objectives.get(sizes, math.inf)
-        self.objectives[sizes] = min(before, found.solution.objective)
+        known_s = self.objectives.get(sizes, math.inf)
+        self.objectives[sizes] = min(known_s, found.solution.objective)
         if self.progress is not None and math.isfinite(self._best_s):
             self.progress(self._best_s, None)
         return found
@@ -143,6 +153,10 @@ class Comparison:
             key=lambda f: _rank(_step_s(f), len(f.mesh_problem.model.mesh.axes)),
         )
         self.solved = every[: LIMITS.most_meshes]
+
+
+def _sizes(mesh_problem: MeshProblem) -> tuple[int, ...]:
+    return tuple(axis.size for axis in mesh_problem.model.mesh.axes)
 
 
 def _step_s(found: SolvedMesh) -> float:

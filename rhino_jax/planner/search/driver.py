@@ -32,6 +32,7 @@ from rhino_jax.planner.search.solve_on_mesh import as_solution, is_over
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.solve import Solution
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -141,9 +142,9 @@ def search_again(
     request = _with_deadline(request, started)
     best = found.solved[0]
     mesh_problem = best.mesh_problem.within(request.memory_budget_bytes)
-    known = best.solution.labels
-    starts = first_choices(mesh_problem) if known is None else [known]
-    solved, brief = _at_level(mesh_problem, request, progress, starts)
+    before = best.solution
+    starts = first_choices(mesh_problem) if before.labels is None else []
+    solved, brief = _at_level(mesh_problem, request, progress, starts, before)
     return replace(found, solved=[solved], brief=brief, request=request)
 
 
@@ -271,9 +272,10 @@ def _search(
     notes = comparison.limits.notes()
     if is_estimate:
         return every, every[0], in_order, notes
-    known = every[0].solution.labels
-    starts = [] if known is None else [known]
-    every[0], brief = _at_level(every[0].mesh_problem, request, progress, starts)
+    compared = every[0]
+    every[0], brief = _at_level(
+        compared.mesh_problem, request, progress, [], compared.solution
+    )
     return every, brief, in_order, notes
 
 
@@ -299,24 +301,26 @@ def _at_level(
     request: Request,
     progress: Progress | None,
     starts: Sequence[Labels],
+    before: Solution | None = None,
 ) -> tuple[SolvedMesh, SolvedMesh]:
     """Search one mesh at the request's level.
 
     Level "best" starts from the result of level "fast", which is found as if that had
     been requested: it is never worse.
 
+    Args:
+      mesh_problem, request, progress, starts, before: see `solve_on_mesh`.
     Returns:
       The result, and that of level "fast".
     """
     if request.level == "fast":
-        found = _solved(mesh_problem, request, progress, starts, EFFORTS["fast"])
+        effort = EFFORTS["fast"]
+        found = _solved(mesh_problem, request, progress, starts, effort, before)
         return found, found
     fast = replace(request, level="fast", watch=None)
-    _, brief = _at_level(mesh_problem, fast, progress, starts)
-    known = brief.solution.labels
-    starts = starts if known is None else [known, *starts]
-    effort = EFFORTS[request.level]
-    return _solved(mesh_problem, request, progress, starts, effort), brief
+    _, brief = _at_level(mesh_problem, fast, progress, starts, before)
+    effort, before = EFFORTS[request.level], brief.solution
+    return _solved(mesh_problem, request, progress, starts, effort, before), brief
 
 
 def _solved(
@@ -325,6 +329,7 @@ def _solved(
     progress: Progress | None,
     starts: Sequence[Labels],
     effort: Effort,
+    before: Solution | None = None,
 ) -> SolvedMesh:
     """Search one mesh from the recipes, where they are requested, and other choices."""
     watch = request.watch
@@ -332,7 +337,7 @@ def _solved(
         mesh_problem = RECIPES.run(
             watch, mesh_problem, _recipe_effort(request), LIMITS.recipe_worth
         )
-    return SOLVE.run(watch, mesh_problem, effort, request, progress, starts)
+    return SOLVE.run(watch, mesh_problem, effort, request, progress, starts, before)
 
 
 def distinct_meshes(

@@ -19,10 +19,20 @@ def solve_on_mesh(
     request: Request,
     progress: Progress | None,
     starts: Sequence[Labels] = (),
+    before: Solution | None = None,
 ) -> SolvedMesh:
-    """Search from the recipes and other known choices."""
+    """Search from the recipes and other known choices.
+
+    Args:
+      mesh_problem: the problem.
+      effort, request, progress: limits of the search, and its report.
+      starts: known choices of all nodes.
+      before: the result of a search of the same problem, which this one continues.
+    """
     problem = mesh_problem.model.problem
     known = [*starts, *(x for x in mesh_problem.recipes.values() if x is not None)]
+    if before is not None and before.labels is not None:
+        known.insert(0, before.labels)
     if is_over(request):
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
@@ -31,7 +41,7 @@ def solve_on_mesh(
             )
     effort = replace(effort, deadline=request.deadline, seed=request.seed)
     report = progress or (lambda best, bound: None)
-    solution = solve_mesh_problem(mesh_problem, known, effort, report)
+    solution = solve_mesh_problem(mesh_problem, known, effort, report, before)
     return SolvedMesh(mesh_problem, solution, is_cut=is_over(request))
 
 

@@ -43,6 +43,18 @@ class _Turn(NamedTuple):
     behind: list[tuple[int, np.ndarray]]
 
 
+class SavedMessages(NamedTuple):
+    """Messages without the tables of their core, to start from later.
+
+    Attributes:
+      values: all messages.
+      shapes: node → (neighbours, options).
+    """
+
+    values: np.ndarray
+    shapes: list[tuple[int, ...]]
+
+
 class Messages:
     """The messages over the edges of a core.
 
@@ -98,7 +110,12 @@ class Messages:
         self._bound = -np.inf
         self._stride = MESSAGES.first_stride
 
-    def start_from(self, other: Messages, factor: float) -> None:
+    @property
+    def saved(self) -> SavedMessages:
+        """The messages alone."""
+        return SavedMessages(self._all, [m.shape for m in self._to])
+
+    def start_from(self, other: SavedMessages, factor: float) -> None:
         """Copy the messages of the same core at other costs.
 
         Any messages give a lower bound. Messages of another core are ignored.
@@ -107,9 +124,8 @@ class Messages:
           other: messages for the other costs.
           factor: unit of the other costs over the unit of these.
         """
-        shapes, others = ([m.shape for m in x._to] for x in (self, other))
-        if shapes == others:
-            self._all[:] = factor * other._all
+        if other.shapes == self.saved.shapes:
+            self._all[:] = factor * other.values
 
     def totals(self, costs: np.ndarray) -> np.ndarray:
         """Return the cost of every option plus all messages to it."""

@@ -1,13 +1,14 @@
-"""Fusion of assignments under the hard memory limit by CP-SAT.
+"""Fusion of assignments, under the hard memory limit by CP-SAT.
 
 Source: fusion moves: Lempitsky, Rother, Roth, Blake, PAMI 32 (2010).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,4 +153,91 @@ def fuse_moves(
     if not differ:
         return None
     allowed = {n: np.unique(every[:, n]) for n in differ}
+    if not len(moves.memory.largest):
+        fused = eliminate(moves, best, allowed)
+        if fused is not None:
+            return fused
     return settle(moves, best, differ, limits, allowed).labels
+
+
+def eliminate(
+    moves: Moves, best: np.ndarray, allowed: Mapping[int, np.ndarray]
+) -> np.ndarray | None:
+    """Return the best assignment of some nodes, the others fixed, without memory.
+
+    Nodes are minimised out one by one, whatever the number of their neighbours: a few
+    options on a graph that is nearly a tree give small tables.
+
+    Source: Dechter, "Bucket elimination: a unifying framework for reasoning", AI 113
+    (1999), with the order of minimum weight.
+
+    Args:
+      moves: costs of the core.
+      best: an assignment.
+      allowed: node → its allowed options.
+    Returns:
+      The assignment; None if the tables have more than `FUSION.most_cells` cells.
+    """
+    order = _order({n: len(mine) for n, mine in allowed.items()}, moves)
+    if order is None:
+        return None
+    place = {n: k for k, n in enumerate(order)}
+    free, first = np.zeros(len(best), dtype=bool), moves.memory.first
+    free[list(allowed)] = True
+    totals = moves.totals(moves.costs, best, free)
+    # By node, the tables that it is minimised out of: other nodes in order, and cells.
+    tables: dict[int, list[tuple[list[int], np.ndarray]]] = {n: [] for n in order}
+    for n in order:
+        for m, table in moves.neighbours[n]:
+            if place.get(m, -1) > place[n]:
+                tables[n].append(([m], table[np.ix_(allowed[n], allowed[m])]))
+    chosen: list[tuple[int, list[int], np.ndarray]] = []
+    for n in order:
+        own = totals[first[n] : first[n + 1]][allowed[n]]
+        others = sorted(
+            {m for some, _ in tables[n] for m in some}, key=lambda m: place[m]
+        )
+        total = own.reshape(-1, *[1] * len(others))
+        for some, table in tables.pop(n):
+            sizes = [len(allowed[m]) if m in some else 1 for m in others]
+            total = total + table.reshape(len(own), *sizes)
+        chosen.append((n, others, total.argmin(axis=0)))
+        if others:
+            tables[others[0]].append((others[1:], total.min(axis=0)))
+    at: dict[int, int] = {}
+    labels = best.copy()
+    for n, others, option in reversed(chosen):
+        at[n] = int(option[tuple(at[m] for m in others)])
+        labels[n] = allowed[n][at[n]]
+    return labels
+
+
+def _order(sizes: Mapping[int, int], moves: Moves) -> list[int] | None:
+    """Return an order of elimination of nodes, each the one whose table is smallest
+    then; None if the tables are too large.
+
+    Args:
+      sizes: node → its number of options.
+      moves: the core.
+    """
+    near = {n: {m for m, _ in moves.neighbours[n] if m in sizes} for n in sizes}
+
+    def cells(n: int) -> int:
+        return math.prod([sizes[n], *(sizes[m] for m in near[n])])
+
+    queue = [(cells(n), n) for n in near]
+    heapq.heapify(queue)
+    order, left = list[int](), FUSION.most_cells
+    while queue:
+        size, n = heapq.heappop(queue)
+        if n not in near or size != cells(n):
+            continue
+        left -= size
+        if left < 0:
+            return None
+        order.append(n)
+        around = near.pop(n)
+        for m in around:
+            near[m] = (near[m] | around) - {n, m}
+            heapq.heappush(queue, (cells(m), m))
+    return order

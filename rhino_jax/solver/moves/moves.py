@@ -21,6 +21,7 @@ from rhino_jax.solver.memory import Memory
 from rhino_jax.solver.moves.forests import Forest, Tables
 from rhino_jax.solver.parameters import MOVES
 from rhino_jax.solver.presolve.reduction import Core
+from rhino_jax.utils.union_find import number_objects
 
 
 @dataclass(slots=True, eq=False)
@@ -57,24 +58,28 @@ class Moves:
         ]
         source = np.array([i for i, _, _ in edges], dtype=int)
         target = np.array([j for _, j, _ in edges], dtype=int)
-        heights = np.array([t.shape[0] for *_, t in edges], dtype=int)
         widths = np.array([t.shape[1] for *_, t in edges], dtype=int)
-        begins = np.concatenate([[0], np.cumsum(heights * widths)]).astype(int)
-        cells = np.concatenate([*(t.ravel() for *_, t in edges), np.zeros(0)])
-        both_ways = _largest(cells, begins[:-1])
-        forbidden = 2 * _largest(costs, memory.first[:-1]) + both_ways + 1
+        # Equivalent nodes share their tables: each is stored once.
+        which = number_objects([t for *_, t in edges])
+        once = list({id(t): t for *_, t in edges}.values())
+        ends = np.cumsum([0, *(t.size for t in once)])
+        begins = ends[:-1][which]
+        cells = np.concatenate([*(t.ravel() for t in once), np.zeros(0)])
+        both_ways = float(_largest(cells, ends[:-1])[which].sum())
+        largest = float(_largest(costs, memory.first[:-1]).sum())
+        forbidden = 2 * largest + both_ways + 1
         infinite = ~np.isfinite(cells)
         if infinite.any():
             cells[infinite] = forbidden
         neighbours: list[list[tuple[int, np.ndarray]]] = [[] for _ in place]
-        for (i, j, table), begin in zip(edges, begins.tolist(), strict=False):
+        for (i, j, table), begin in zip(edges, begins.tolist(), strict=True):
             part = cells[begin : begin + table.size]
             neighbours[i].append((j, part.reshape(table.shape)))
         forward = source < target
         pairs = Lookups(
             source[forward],
             target[forward],
-            begins[:-1][forward],
+            begins[forward],
             widths[forward],
             cells,
         )
@@ -85,7 +90,7 @@ class Moves:
             forbidden,
             cells,
             pairs,
-            Tables.of(memory.first, source, target, begins[:-1], cells),
+            Tables.of(memory.first, source, target, begins, cells),
             [[j for j, _ in around] for around in neighbours],
         )
 
@@ -150,10 +155,10 @@ class Moves:
         return next(self._again)
 
 
-def _largest(costs: np.ndarray, begins: np.ndarray) -> float:
-    """Return the sum over parts of their largest finite absolute cost."""
+def _largest(costs: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Return the largest finite absolute cost of every part."""
     if not len(begins):
-        return 0.0
+        return np.zeros(0)
     found = np.maximum.reduceat(costs, begins), -np.minimum.reduceat(costs, begins)
     largest = np.maximum(*found)
     # Copies of all costs take most of the memory of planning, and mostly all are
@@ -161,4 +166,4 @@ def _largest(costs: np.ndarray, begins: np.ndarray) -> float:
     if not np.isfinite(largest).all():
         finite = np.where(np.isfinite(costs), np.abs(costs), 0.0)
         largest = np.maximum.reduceat(finite, begins)
-    return float(largest.sum())
+    return largest

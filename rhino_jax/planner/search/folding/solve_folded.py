@@ -22,6 +22,7 @@ def solve_mesh_problem(
     starts: Sequence[Labels],
     effort: Effort,
     report: Report = lambda best, bound: None,
+    before: Solution | None = None,
 ) -> Solution:
     """Search the folded problem, and the unfolded one where only that fits the limit.
 
@@ -31,12 +32,13 @@ def solve_mesh_problem(
         that fits.
       effort: limits of the search.
       report: called with new best objectives and bounds, in seconds.
+      before: the result of a search of the same problem: see `solve_overlapped`.
     Returns:
       A choice of all nodes; its labels are None where nothing fits.
     """
     symmetry, whole = mesh_problem.symmetry, mesh_problem.overlap
     contracted = [symmetry.contract(s) for s in starts]
-    found = solve_overlapped(mesh_problem.folded, contracted, effort, report)
+    found = solve_overlapped(mesh_problem.folded, contracted, effort, report, before)
     if symmetry.is_identity:
         return found
     unfolded = unfold(whole, symmetry, found, effort)
