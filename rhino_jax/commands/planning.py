@@ -124,7 +124,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         type=count_or_auto,
         default="auto",
         metavar="N",
-        help="cut the batch into this many parts that run one after the other",
+        help="number of micro-batches of a batch, which run one after the other",
     )
     parser.add_argument(
         "--per-microbatch",

@@ -113,7 +113,7 @@ def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData
     labels = problem.recipes[name]
     if labels is None:
         raise RhinoError(
-            f"`plan.recipe`: the program has nothing that {name!r} could cut.",
+            f"`plan.recipe`: the program has nothing that {name!r} could shard.",
             where=f"the plan of `{problem.model.graph.program.name}`",
             numbers="it needs a batch, and what else its name says: matmuls whose inner"
             " dims divide, parameters or state, a sequence",

@@ -120,10 +120,10 @@ class Where:
         )
         if homes and not parts:
             home = _listed([str(h) for h in sorted(homes)])
-            yield f"it is kept on stage {home}; this is a copy of what is read here."
+            yield f"it is stored on stage {home}; this is a copy of what is read here."
         elif copies:
             others = _listed(list(map(str, copies)))
-            yield f"it is kept here, and read on stage {others}, too."
+            yield f"it is stored here, and read on stage {others}, too."
 
     def _is_meant(self, key: str) -> bool:
         """Whether a stage pin's key names the place or an op that reads it."""
@@ -139,7 +139,7 @@ class Where:
             line = self._made_at(send)
             made = f" made at {line}" if line else ""
             yield (
-                f"the step is cut where stage {send.source} hands stage {send.target}"
+                f"the stages divide where stage {send.source} sends stage {send.target}"
                 f" the {self._what(send.key)}{made}, of every micro-batch."
             )
 

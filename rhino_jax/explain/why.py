@@ -149,7 +149,7 @@ def _tell_one(why: Why, full: bool) -> list[Section]:
     took = "Under mesh axes: their collectives, hidden or not."
     if why.seconds:  # shown once, with the first stage
         seconds = format_seconds(why.seconds)
-        took = f"each held, everything else solved again: {seconds} in all. {took}"
+        took = f"each fixed, everything else solved again: {seconds} in all. {took}"
     if any(x.is_brief for x in shown):
         took += " ≤: searched briefly."
     left = len(solved) - len(shown)

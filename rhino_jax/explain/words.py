@@ -217,14 +217,14 @@ def _of_axes(
             continue
         has = a in axes_of(current)
         turned = [(s, c) for s, c in others if (a in axes_of(s)) != has]
-        text = f"not cut over AXES: {_not_divided(place, axis.size)}."
+        text = f"not sharded over AXES: {_not_divided(place, axis.size)}."
         if has and not turned:
             continue
         for spec, cost in _best(turned):
             best = f"best as {format_spec(spec, names)}, {_what_changes(cost, planned)}"
-            text = f"not cut over AXES: so cut, {best}."
+            text = f"not sharded over AXES: sharded so, {best}."
             if has:
-                text = f"cut over AXES because without it, {best}."
+                text = f"sharded over AXES because without it, {best}."
         said.setdefault(text, []).append(f"`{axis.name}`")
     lines = [text.replace("AXES", " and ".join(axes)) for text, axes in said.items()]
     moved = [(s, c) for s, c in others if axes_of(s) == axes_of(current)]
@@ -246,7 +246,7 @@ def _not_divided(place: PlacedValues, size: int) -> str:
     if not dims:
         shape = ", ".join(map(str, place.shape))
         return f"its {size} devices divide no dim ({shape})"
-    return "no layout that the op can make is cut so"
+    return "no layout that the op can make is sharded so"
 
 
 def _what_changes(cost: CostTerms, planned: CostTerms) -> str:

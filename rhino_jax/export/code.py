@@ -73,8 +73,8 @@ def explicit(subject: Subject) -> str:
         "arguments and results have these layouts in their types (mesh axes are"
         " Explicit): `jax.typeof(x)` says them, and another layout is an error.",
         "the step itself runs under `jax.sharding.auto_axes`: in a fully explicit one"
-        " every contraction over a cut dim needs `out_sharding=`, the specs of which"
-        " stand in CONSTRAINTS.",
+        " every contraction over a sharded dim needs `out_sharding=`, the specs of"
+        " which stand in CONSTRAINTS.",
         AT_LINES,
         MORE,
     )
@@ -136,7 +136,7 @@ def placed(*args):
 def linen(subject: Subject) -> str:
     """Return logical axis rules of Flax Linen."""
     says = (
-        "every array names its dims, RULES say over which mesh axes they are cut."
+        "every array names its dims, RULES say over which mesh axes they are sharded."
         " In modules: `nn.with_logical_partitioning(init, names)`, with the names of"
         " the trees below; activations: `nn.with_logical_constraint`, as in PATCH.",
         AT_LINES,
@@ -154,8 +154,8 @@ def linen(subject: Subject) -> str:
 def nnx(subject: Subject) -> str:
     """Return logical axis rules of Flax NNX."""
     says = (
-        "every array names its dims, RULES say over which mesh axes they are cut. In"
-        " modules: `nnx.with_partitioning(init, names)`, with the names of the trees"
+        "every array names its dims, RULES say over which mesh axes they are sharded."
+        " In modules: `nnx.with_partitioning(init, names)`, with the names of the trees"
         " below, made inside of `nnx.logical_axis_rules(RULES)`; of a model that"
         " exists, `annotate(model, tree)` sets the same.",
         AT_LINES,

@@ -92,7 +92,7 @@ class Plans(Mapping[str, AnyPlan]):
             f"  {self.weights[name]:g} × {name}:"
             f" {format_seconds(plan.predicted.step_time_s)}{beside}, peak"
             f" {format_bytes(plan.predicted.peak_bytes)} and"
-            f" {format_bytes(self.held_bytes[name])} held for the others"
+            f" {format_bytes(self.held_bytes[name])} allocated for the others"
         )
 
 

@@ -233,7 +233,7 @@ def test_what_rises_and_falls_adds_up(plan: rhino.Plan, key: str) -> None:
     for sentence in sentences:
         head, _, reasons = (
             sentence.partition(": ")[2].partition(": ")
-            if ("not cut over" in sentence)
+            if ("not sharded over" in sentence)
             else sentence.partition(": ")
         )
         said = re.search(r"([\d.]+ [mµn]?s) \(.*(longer|shorter)", head)

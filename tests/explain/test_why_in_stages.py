@@ -80,7 +80,7 @@ def test_it_is_said_where_a_value_is_and_why(plan: rhino.Plan) -> None:
     assert why.planned_s == pytest.approx(plan.predicted.step_time_s)
     text = words(why)
     assert f"params['layers'][0] is on stage {stage} of 2, where test_why_in_st" in text
-    assert "the step is cut where stage 0 hands stage 1 the float32[16,256]" in text
+    assert "the stages divide where stage 0 sends stage 1 the float32[16,256]" in text
     assert "this one was estimated to be the fastest" in text
     assert "stage 1 gets float32[16,256] of this one as" in text
     assert max(map(len, why.table(full=True).splitlines())) <= 100
@@ -150,8 +150,8 @@ def test_what_several_stages_have_is_answered_for_each() -> None:
     (other,) = why.also
     assert (why.stage, other.stage) == (0, 1)
     text = words(why)
-    assert "it is kept here, and read on stage 1, too." in text
-    assert "it is kept on stage 0; this is a copy of what is read here." in text
+    assert "it is stored here, and read on stage 1, too." in text
+    assert "it is stored on stage 0; this is a copy of what is read here." in text
 
 
 def test_what_no_stage_waits_for_costs_little(plan: rhino.Plan) -> None:
@@ -265,7 +265,7 @@ def test_of_models(model: str, options: Any, key: str, spec: Any, level: str) ->
     plan = plan_with()
     agrees(plan, key, spec, plan_with({key: spec}))
     why = plan.why_not(key, spec)
-    assert "the step is cut where stage 0 hands stage 1" in words(why)
+    assert "the stages divide where stage 0 sends stage 1" in words(why)
     is_stack = options == {} and model == "gpt-tiny"
     assert [why.stage, *(x.stage for x in why.also)] == ([0, 1] if is_stack else [0])
     assert ("its part of the stack, this one layer 0 of 2" in words(why)) is is_stack

@@ -198,7 +198,7 @@ def test_without_a_mesh_one_is_chosen_for_all() -> None:
     assert found["train"].mesh is found["eval"].mesh is found.mesh
     assert math.prod(size for _, size in found.mesh_axes) == jax.device_count()
     text = repr(found)
-    assert "1 × train" in text and "held for the others" in text
+    assert "1 × train" in text and "allocated for the others" in text
 
 
 def test_draft_and_target_share_tokens_and_the_mesh() -> None:

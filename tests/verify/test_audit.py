@@ -130,7 +130,7 @@ def test_fsdp_in_a_scan_gathers_every_layer_and_names_the_weights() -> None:
     runs = max(c.count for c in found.collectives)
     assert runs == 6
     said = " ".join(why for c in found.costs for why in c.why)
-    assert "`params` is cut over model" in said
+    assert "`params` is sharded over model" in said
     assert "6 times a step" in said
 
 

@@ -53,7 +53,7 @@ def test_the_fastest_that_fits_is_kept(plan: PlanData) -> None:
         ("b", 2.0, True),
         ("c", 1.0, False),
     ]
-    assert "asked of the compiler" in kept.table()
+    assert "requested of the compiler" in kept.table()
 
 
 def test_the_first_of_equals_is_kept(plan: PlanData) -> None:

@@ -272,7 +272,7 @@ def _refined(plan: PlanData) -> Section:
     )
     header = ("plan", "mesh", "predicted", "compiled", "compiled peak", "fits")
     return Section(
-        "asked of the compiler",
+        "requested of the compiler",
         table=Table(header, rows, "<<>>><", (0,), (), frozenset({0})),
     )
 

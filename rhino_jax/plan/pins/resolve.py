@@ -209,7 +209,7 @@ def to_open_spec(
             f"pin {key!r} names an axis twice.",
             where=path,
             numbers=str(spec),
-            fix="cut one dim by each axis, or several axes on one dim.",
+            fix="shard one dim over each axis, or several axes on one dim.",
         )
     for i, (dim, size) in enumerate(zip(dims, value.shape, strict=True)):
         cut_by = [mesh_axes[a][0] for a in dim or ()]
@@ -280,9 +280,9 @@ def _dividing(dim: int, value: Value, mesh_axes: MeshAxes) -> str:
         if i != dim and any(c > 1 and other % c == 0 for _, c in mesh_axes)
     ]
     if fitting:
-        return f"cut dim {dim} by {' or '.join(map(repr, fitting))} alone."
+        return f"shard dim {dim} over {' or '.join(map(repr, fitting))} alone."
     if others:
-        return f"leave dim {dim} whole; dim {' or '.join(others)} can be cut."
+        return f"leave dim {dim} whole; dim {' or '.join(others)} can be sharded."
     return "leave the array whole: PartitionSpec()."
 
 

@@ -102,7 +102,7 @@ class _CulpritSearch:
             at = queue.pop(0)
             path, cut = self.near.args.get(at, ("", frozenset()))
             if cut & self.axes:
-                yield f"`{path}` is cut over {' × '.join(sorted(cut & self.axes))}"
+                yield f"`{path}` is sharded over {' × '.join(sorted(cut & self.axes))}"
             maker = self.near.makers.get(at)
             new = list(self.near.came_from.get(at, ()))
             if maker is not None:
@@ -278,35 +278,37 @@ def why(
 
 def _all_gather(axes: str, by: str, where: str) -> str:
     if by == USERS_CONSTRAINT:
-        return f"a sharding constraint asks for a value whole that {axes} cuts{where}"
+        return (
+            f"a constraint needs a value replicated over {axes}, which shards it{where}"
+        )
     return (
-        f"{by} reads whole a value that is cut over {axes}: gathered for each"
+        f"{by} reads whole a value that is sharded over {axes}: gathered for each"
         f" read{where}"
     )
 
 
 def _all_reduce(axes: str, by: str, where: str) -> str:
     return (
-        f"{by} sums over a dim that is cut over {axes}, and its result is wanted whole:"
-        f" partial sums of all devices are added{where}"
+        f"{by} sums over a dim that is sharded over {axes}, and its result is needed"
+        f" replicated: partial sums of all devices are added{where}"
     )
 
 
 def _reduce_scatter(axes: str, by: str, where: str) -> str:
     return (
-        f"{by} sums over a dim that is cut over {axes}; each device keeps its part of"
-        f" the sum{where}"
+        f"{by} sums over a dim that is sharded over {axes}; each device keeps its part"
+        f" of the sum{where}"
     )
 
 
 def _all_to_all(axes: str, by: str, where: str) -> str:
-    return f"{by} wants {axes} to cut another dim than it does{where}"
+    return f"{by} needs {axes} on another dim than it does{where}"
 
 
 def _permute(axes: str, by: str, where: str) -> str:
     return (
         f"{by} reads pieces that lie on other devices along {axes}: a shift, a window,"
-        f" or the same cut in another order{where}"
+        f" or the same dims in another order{where}"
     )
 
 

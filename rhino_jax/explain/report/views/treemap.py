@@ -141,9 +141,9 @@ def treemap(plan: PlanData) -> str:
             areas, squarified([a.bytes for a in areas]), strict=True
         )
     ]
-    keys = [(colour(hues[c], 0.45), f"cut over {' × '.join(c)}") for c in cuts]
+    keys = [(colour(hues[c], 0.45), f"sharded over {' × '.join(c)}") for c in cuts]
     keys.append((colour(None, 0.45), "whole on each device"))
-    keys.append((colour(None, 0.15), "activations at the peak, as they are cut"))
+    keys.append((colour(None, 0.15), "activations at the peak, as they are sharded"))
     return (
         '<div class="treemap"><div class="boxes" style="position:relative;'
         f'height:18em;width:100%">{"".join(boxes)}</div>{legend(keys)}</div>'
