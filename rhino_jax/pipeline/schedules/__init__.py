@@ -6,6 +6,17 @@ Order: `family` (tools of all families), `gpipe`, `one_f_one_b`, `interleaved`,
 `zero_bubble`, `sequence_slices`, `listed` (list scheduling, and a bound), `searched`
 (all of these by name, the best of them, and `cpsat`'s).
 
-To add one: a file with a function from `StepWork` to `Schedule`, and a line in
-`searched`.
+To add one: a function from `StepWork` to `Schedule`, decorated with `@family(name, …)`,
+which states what it is for, in one of these files or in a new one, imported below.
 """
+
+from __future__ import annotations
+
+from rhino_jax.pipeline.schedules import (  # noqa: F401
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    searched,
+    sequence_slices,
+    zero_bubble,
+)

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.tasks import Key, PassKind, Schedule, TaskGraph
 from rhino_jax.pipeline.work import StepWork
+
+
+CHUNKS = 2
+"""Chunks per group, where there are several: the number of ZB-V, and the smallest that
+makes bubbles smaller; more send more."""
+
+
+class Placement(enum.Enum):
+    """The groups that chunks run on, in order of the forward pass.
+
+    ONE: one chunk on each.
+    ROUND: several on each, round-robin.
+    BACK: two on each, up to the last group and back.
+    """
+
+    ONE = "one"
+    ROUND = "round"
+    BACK = "back"
+
+    def of(self, groups: int) -> tuple[int, ...]:
+        """Return the group of every chunk."""
+        there = tuple(range(groups))
+        if self is Placement.BACK:
+            return there + there[::-1]
+        return there * CHUNKS if self is Placement.ROUND else there
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +47,63 @@ class Family:
       summary: description in one sentence.
       source: publication that describes it.
       build: function from costs of the stages, and options, to a schedule.
+      placements: those that it is for.
+      is_split: whether it may split backward passes into two tasks.
+      waits: whether all forward passes come before all backward passes, so that it runs
+        coupled micro-batches; False: it runs them only with parts of the forward passes
+        ahead; None: it runs them either way.
+      in_slices: whether it runs slices of sequences, and nothing else.
+      has_backward: whether it runs a whole training step.
     """
 
     name: str
     summary: str
     source: str
     build: Callable[..., Schedule]
+    placements: tuple[Placement, ...] = (Placement.ONE,)
+    is_split: bool = False
+    waits: bool | None = None
+    in_slices: bool = False
+    has_backward: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it runs one chunk per group, with whole backward passes."""
+        is_one = self.placements == (Placement.ONE,) and not self.in_slices
+        return is_one and self.has_backward and not self.is_split
+
+    def suits(self, work: StepWork) -> bool:
+        """Whether it runs steps that are cut like this one, with backward passes."""
+        placement = Placement.BACK if work.is_v else Placement.ROUND
+        if work.is_one_chunk_each:
+            placement = Placement.ONE
+        may_be_coupled = self.waits is None or self.waits != work.is_twice
+        return (
+            self.has_backward
+            and (self.in_slices or placement in self.placements)
+            and self.in_slices == (work.slices > 1)
+            and (may_be_coupled or not work.between)
+        )
+
+
+FAMILIES: dict[str, Family] = {}
+"""All families by name, in the order of their registration."""
+
+
+def family(
+    name: str, summary: str, source: str = "", **facts: Any
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Return a decorator that registers a function as the `build` of a family.
+
+    Args:
+      name, summary, source, **facts: attributes of `Family`.
+    """
+
+    def wrap(build: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        FAMILIES[name] = Family(name, summary, source, build, **facts)
+        return build
+
+    return wrap
 
 
 def in_order(

@@ -5,11 +5,12 @@ Forward passes alone: inference and evaluation.
 
 from __future__ import annotations
 
-from rhino_jax.pipeline.schedules.family import backward, forward, in_order
+from rhino_jax.pipeline.schedules.family import backward, family, forward, in_order
 from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import StepWork
 
 
+@family("forward-only", "no backward pass", has_backward=False)
 def forward_only(work: StepWork) -> Schedule:
     """Schedule forward passes of micro-batches one after another.
 
@@ -30,6 +31,7 @@ def forward_only(work: StepWork) -> Schedule:
     return in_order("forward-only", work, orders, is_forward_only=True)
 
 
+@family("gpipe", "all forward, then all backward", "arXiv 1811.06965", waits=True)
 def gpipe(work: StepWork) -> Schedule:
     """Schedule GPipe: every group holds the residuals of all micro-batches.
 

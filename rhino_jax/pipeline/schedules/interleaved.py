@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.schedules.family import backward, forward, in_order
+from rhino_jax.pipeline.schedules.family import (
+    Placement,
+    backward,
+    family,
+    forward,
+    in_order,
+)
 from rhino_jax.pipeline.schedules.gpipe import gpipe
 from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import StepWork
 
 
+@family(
+    "interleaved",
+    "1F1B with several chunks in every group",
+    "arXiv 2104.04473",
+    placements=(Placement.ROUND,),
+)
 def interleaved(work: StepWork) -> Schedule:
     """Schedule interleaved 1F1B: v chunks per group, round-robin; 1F1B's bubble over v.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import (
     backward,
+    family,
     forward,
     in_order,
     need_one_chunk,
@@ -13,6 +14,7 @@ from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import StepWork
 
 
+@family("1f1b", "one forward, one backward", "arXiv 2006.09503", waits=False)
 def one_f_one_b(work: StepWork) -> Schedule:
     """Schedule 1F1B: GPipe's bubble with less memory.
 
@@ -22,6 +24,7 @@ def one_f_one_b(work: StepWork) -> Schedule:
     return _in_turn("1f1b", work, 1)
 
 
+@family("kfkb", "k forward, k backward", "arXiv 2303.01675", waits=False)
 def k_f_k_b(work: StepWork, *, k: int = 2) -> Schedule:
     """Schedule kFkB: k forward passes and k backward passes alternate.
 

@@ -1,9 +1,4 @@
-"""A schedule searched for the tasks at hand.
-
-The families of schedules that have names.
-
-Schedules by name.
-"""
+"""Schedules by name, and one searched for the tasks at hand."""
 
 from __future__ import annotations
 
@@ -15,56 +10,15 @@ from typing import Any
 from rhino_jax.errors import ScheduleError, nearest
 from rhino_jax.pipeline.check import check_complete, check_memory, checked
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.schedules.family import Family
-from rhino_jax.pipeline.schedules.gpipe import forward_only, gpipe
-from rhino_jax.pipeline.schedules.interleaved import interleaved
+from rhino_jax.pipeline.schedules.family import FAMILIES, Family, Placement, family
 from rhino_jax.pipeline.schedules.listed import PriorityRule, bound_s, listed_graph
-from rhino_jax.pipeline.schedules.one_f_one_b import k_f_k_b, one_f_one_b
-from rhino_jax.pipeline.schedules.sequence_slices import token_slices
-from rhino_jax.pipeline.schedules.zero_bubble import zero_bubble, zero_bubble_v
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import StepWork
 
 
-NAMED: Mapping[str, Family] = {
-    family.name: family
-    for family in (
-        Family("gpipe", "all forward, then all backward", "arXiv 1811.06965", gpipe),
-        Family("1f1b", "one forward, one backward", "arXiv 2006.09503", one_f_one_b),
-        Family("kfkb", "k forward, k backward", "arXiv 2303.01675", k_f_k_b),
-        Family(
-            "interleaved",
-            "1F1B with several chunks in every group",
-            "arXiv 2104.04473",
-            interleaved,
-        ),
-        Family(
-            "zero-bubble",
-            "1F1B with gradients of weights put off (ZB-H1)",
-            "arXiv 2401.10241",
-            zero_bubble,
-        ),
-        Family(
-            "zero-bubble-v",
-            "two chunks in every group, there and back (ZB-V)",
-            "arXiv 2401.10241",
-            zero_bubble_v,
-        ),
-        Family(
-            "token-slices",
-            "slices of the sequence, one after another",
-            "arXiv 2102.07988",
-            token_slices,
-        ),
-        Family("forward-only", "no backward pass", "", forward_only),
-    )
-}
-
-TRAINING = tuple(name for name in NAMED if name != "forward-only")
-"""Families that run a whole training step, and so are interchangeable."""
-
+SEARCHED = "searched"
 
 MAX_TASKS_OF_CPSAT = 300
 """Largest number of tasks and transfers for which CP-SAT is run: for 4 stages and 16
@@ -110,6 +64,12 @@ class Searched:
         return self.simulation.schedule
 
 
+@family(
+    SEARCHED,
+    "found for the tasks at hand",
+    placements=tuple(Placement),
+    is_split=True,
+)
 def searched(
     work: StepWork,
     *,
@@ -122,7 +82,7 @@ def searched(
     found = search(
         work, samples=samples, seed=seed, effort=effort, splits=splits
     ).schedule
-    return replace(found, name="searched")
+    return replace(found, name=SEARCHED)
 
 
 def search(
@@ -176,8 +136,9 @@ def search(
 def _candidates(
     work: StepWork, samples: int, seed: int, splits: Sequence[bool]
 ) -> Iterator[tuple[str, Callable[[], Schedule]]]:
-    for name in TRAINING:
-        yield name, partial(NAMED[name].build, work)
+    for name, known in FAMILIES.items():
+        if known.has_backward and name != SEARCHED:
+            yield name, partial(known.build, work)
     for is_split in splits:
         graph = graph_of(work, is_split=is_split)
         for rule in _rules(work, samples, seed):
@@ -239,11 +200,8 @@ def _exact(
     return Searched(best, tuple(tried), bound)
 
 
-TABLE: Mapping[str, Family] = {
-    **NAMED,
-    "searched": Family("searched", "found for the tasks at hand", "", searched),
-}
-"""All families by name; a new one is a new line here, or in `named`."""
+TABLE: Mapping[str, Family] = FAMILIES
+"""All families by name."""
 
 
 def make(name: str, work: StepWork, **options: Any) -> Schedule:
@@ -267,12 +225,14 @@ def make(name: str, work: StepWork, **options: Any) -> Schedule:
     return checked(TABLE[name].build(work, **options))
 
 
-def fastest(work: StepWork, names: Iterable[str] = TRAINING) -> Simulation:
+def fastest(work: StepWork, names: Iterable[str] | None = None) -> Simulation:
     """Simulate named schedules; return the fastest that suits the stages and fits.
 
     Raises:
       ScheduleError: none does; the message tells why for each.
     """
+    if names is None:
+        names = [n for n in TABLE if TABLE[n].has_backward and n != SEARCHED]
     found: list[Simulation] = []
     wrong: list[str] = []
     for name in names:

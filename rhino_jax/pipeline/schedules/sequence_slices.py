@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.schedules.family import backward, forward, in_order
+from rhino_jax.pipeline.schedules.family import backward, family, forward, in_order
 from rhino_jax.pipeline.tasks import Key, Schedule
 from rhino_jax.pipeline.work import StepWork
 
 
+TOKEN_SLICES = "token-slices"
+
+
+@family(
+    TOKEN_SLICES,
+    "slices of the sequence, one after another",
+    "arXiv 2102.07988",
+    in_slices=True,
+)
 def token_slices(work: StepWork) -> Schedule:
     """Schedule the slices of all micro-batches one after another, then back in reverse.
 
@@ -41,4 +50,4 @@ def token_slices(work: StepWork) -> Schedule:
             for s in backward(c, m, slices)
         ]
 
-    return in_order("token-slices", work, [order(g) for g in range(work.groups)])
+    return in_order(TOKEN_SLICES, work, [order(g) for g in range(work.groups)])

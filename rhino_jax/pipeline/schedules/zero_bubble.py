@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.family import (
+    Placement,
     backward,
+    family,
     forward,
     in_order,
     need_one_chunk,
@@ -15,6 +17,12 @@ from rhino_jax.pipeline.tasks import Key, PassKind, Schedule
 from rhino_jax.pipeline.work import StepWork
 
 
+@family(
+    "zero-bubble",
+    "1F1B with gradients of weights put off (ZB-H1)",
+    "arXiv 2401.10241",
+    is_split=True,
+)
 def zero_bubble(work: StepWork) -> Schedule:
     """Schedule ZB-H1: 1F1B with weight gradients deferred by s micro-batches at stage
     s.
@@ -53,6 +61,13 @@ def zero_bubble(work: StepWork) -> Schedule:
     return in_order("zero-bubble", work, orders, is_split=True)
 
 
+@family(
+    "zero-bubble-v",
+    "two chunks in every group, there and back (ZB-V)",
+    "arXiv 2401.10241",
+    placements=(Placement.BACK,),
+    is_split=True,
+)
 def zero_bubble_v(work: StepWork) -> Schedule:
     """Schedule ZB-V: two chunks per group, placed up to the last group and back.
 

@@ -13,6 +13,7 @@ from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.step import StagedStep, TaskSend
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY, schedule_of
+from rhino_jax.pipeline.schedules.searched import SEARCHED
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import PlanData
@@ -260,7 +261,7 @@ class SolvedStages:
             pipeline = with_costs(known, step, groups, self.shapes)
             # A searched order does not depend on the costs of tasks; nor does one that
             # transfers of offloaded values follow.
-            is_known = pipeline.schedule in (when.SEARCHED, FORWARD_ONLY)
+            is_known = pipeline.schedule in (SEARCHED, FORWARD_ONLY)
             if is_known or pipeline.is_offloaded:
                 return pipeline
             return when.settled(pipeline, self.schedule, limit)

@@ -10,7 +10,7 @@ from rhino_jax.errors import MicrobatchError, ScheduleError
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.staged.apart import MAX_LOOPS, cut_for_stages
-from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
+from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 
 
 PER_STAGE = ((4, 2, 8), (16,), (32,), (64,))

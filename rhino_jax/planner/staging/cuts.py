@@ -15,6 +15,7 @@ from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.staging import with_split_loops
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
+from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import AUTO, MeshAxes
@@ -26,7 +27,6 @@ from rhino_jax.planner.staging.group.alike import Finds
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import problem_of
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
-from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.planner.staging.slices.chosen import (
     COUNTS,
     Slicing,

@@ -11,6 +11,7 @@ from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.staging import staged
 from rhino_jax.passes.staged.step import StagedStep
+from rhino_jax.pipeline.schedules.searched import SEARCHED
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planner.staging import when
@@ -68,7 +69,7 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
         (0,) * shapes.groups,
         is_free,
         way.is_split,
-        None if way.name == when.SEARCHED else host_bytes_per_s,
+        None if way.name == SEARCHED else host_bytes_per_s,
         would_recompute,
     )
     run = run_that_fits(

@@ -16,6 +16,7 @@ from rhino_jax.errors import (
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY, idle_stages
+from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.meshes import AUTO, MeshAxes
@@ -31,7 +32,7 @@ from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.fitted import fitted
 from rhino_jax.planner.staging.least import check_least
 from rhino_jax.planner.staging.loops.forms import all_layers, as_kept, forms_of
-from rhino_jax.planner.staging.slices.asked import FEW, TOKEN_SLICES, slices_in
+from rhino_jax.planner.staging.slices.asked import FEW, slices_in
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.planner.variants import MIN_GAIN
 from rhino_jax.units import format_bytes
@@ -89,7 +90,7 @@ def plan_stages(
         started,
         may_recompute,
         slices,
-        {} if schedule in when.SEVERAL else kept,
+        {} if when.has_several(schedule) else kept,
         enough_s=enough_s,
     )
     if min(shares) > 1:
@@ -98,7 +99,7 @@ def plan_stages(
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
     forms = as_kept(all_forms, whole.kept)
-    if any(forms) and schedule in when.SEVERAL:
+    if any(forms) and when.has_several(schedule):
         raise _stacks_are_whole(traced.program, forms, schedule)
     asked = [
         replace(

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of, written_orders
-from rhino_jax.pipeline.schedules.searched import TABLE, fastest, searched
+from rhino_jax.pipeline.schedules.family import Placement
+from rhino_jax.pipeline.schedules.searched import SEARCHED, TABLE, fastest, searched
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import ChunkCost, StepWork
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.meshes import AUTO
-from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.units import format_seconds
 
 
-WHOLE = ("1f1b", "gpipe", "kfkb")
+WHOLE = tuple(name for name, family in TABLE.items() if family.is_whole)
 """Schedules of one chunk per submesh, with whole backward passes."""
 
-SEVERAL = ("interleaved", "zero-bubble-v")
-"""Schedules of several chunks per submesh."""
+USUAL = "1f1b"
+"""The default schedule of one chunk per submesh."""
 
 COUPLED = "gpipe"
 """The default schedule of coupled micro-batches: backward passes wait for all forward
 passes, or else for those parts of them that run once more, ahead of them."""
 
-ONLY_TWICE = ("1f1b", "kfkb")
-"""Schedules that start backward passes early: with coupled micro-batches they run only
-with parts of the forward passes ahead. All others but GPipe run either way."""
-
-SEARCHED = "searched"
-
-RUN = (*WHOLE, "zero-bubble", *SEVERAL, SEARCHED, TOKEN_SLICES)
-"""Schedules that stages can run. "auto" considers the last only where micro-batches are
-fewer than stages: it needs causal sequences, and a submesh's program is longer by the
-number of slices, as is planning."""
-
-CHUNKS = 2
-"""Chunks per submesh, where there are several: the number of ZB-V, and the smallest
-that makes bubbles smaller; more send more."""
+RUN = tuple(name for name, family in TABLE.items() if family.has_backward)
+"""Schedules that stages can run. "auto" considers `token-slices` only where
+micro-batches are fewer than stages: it needs causal sequences, and a submesh's program
+is longer by the number of slices, as is planning."""
 
 MIN_GAIN = 0.02
 """Share of a simulated step that a schedule must gain over one that holds less, sends
@@ -130,20 +120,18 @@ def check_has_one(schedule: str) -> None:
 
 def may_split(schedule: str) -> bool:
     """Whether a schedule may split backward passes."""
-    return schedule not in (*WHOLE, "interleaved", TOKEN_SLICES)
+    return schedule == AUTO or TABLE[schedule].is_split
+
+
+def has_several(schedule: str) -> bool:
+    """Whether a schedule is of several chunks per submesh."""
+    return schedule != AUTO and Placement.ONE not in TABLE[schedule].placements
 
 
 def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
     """Return the placements that suit a schedule: the submesh of each chunk."""
-    there = tuple(range(groups))
-    found = []
-    if schedule not in SEVERAL:
-        found.append(there)
-    if schedule in (AUTO, SEARCHED, "interleaved"):
-        found.append(there * CHUNKS)
-    if schedule in (AUTO, SEARCHED, "zero-bubble-v"):
-        found.append(there + there[::-1])
-    return found
+    suited = Placement if schedule == AUTO else TABLE[schedule].placements
+    return [placement.of(groups) for placement in suited]
 
 
 def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
@@ -157,8 +145,8 @@ def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
     """
     found, wrong = [], []
     for at, work in enumerate(map(dispatched, works)):
-        for name in _names(work):
-            if schedule not in (AUTO, name):
+        for name, family in TABLE.items():
+            if schedule not in (AUTO, name) or not family.suits(work):
                 continue
             try:
                 found.append(_way(at, name, work))
@@ -198,22 +186,7 @@ def dispatched(work: StepWork) -> StepWork:
 
 def _usual(work: StepWork) -> str:
     """Return the default schedule of one chunk per submesh."""
-    return COUPLED if work.between and not work.is_twice else WHOLE[0]
-
-
-def _names(work: StepWork) -> Iterator[str]:
-    if work.slices > 1:
-        yield TOKEN_SLICES
-        return
-    if work.is_one_chunk_each:
-        if not work.between:
-            yield from WHOLE
-        else:
-            yield from ONLY_TWICE if work.is_twice else (COUPLED,)
-        yield "zero-bubble"
-    else:
-        yield "zero-bubble-v" if work.is_v else "interleaved"
-    yield SEARCHED
+    return COUPLED if work.between and not work.is_twice else USUAL
 
 
 def _way(at: int, name: str, work: StepWork) -> Way:
@@ -285,13 +258,13 @@ def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
         return replace(pipeline, orders=written_orders(found))
     if schedule != AUTO or pipeline.is_split or pipeline.group_of or pipeline.between:
         return pipeline
-    usual_s = simulate(TABLE[WHOLE[0]].build(work)).step_time_s
+    usual_s = simulate(TABLE[USUAL].build(work)).step_time_s
     try:
         best = fastest(work, WHOLE)
     except ScheduleError:
-        return replace(pipeline, schedule=WHOLE[0])
+        return replace(pipeline, schedule=USUAL)
     is_clear = best.step_time_s < (1 - MIN_GAIN) * usual_s
-    name = best.schedule.name if is_clear else WHOLE[0]
+    name = best.schedule.name if is_clear else USUAL
     return replace(pipeline, schedule=name)
 
 

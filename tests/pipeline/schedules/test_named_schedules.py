@@ -9,10 +9,12 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.schedules.searched import NAMED, TABLE, fastest, make
+from rhino_jax.pipeline.schedules.family import FAMILIES, family
+from rhino_jax.pipeline.schedules.searched import TABLE, fastest, make, search
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
+from rhino_jax.planner.staging.when import compared, may_split, placements
 
 
 SIZES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 4), (4, 4), (4, 8), (8, 32)]
@@ -194,4 +196,22 @@ def test_a_schedule_prints_its_orders() -> None:
 
 
 def test_families_say_what_they_are() -> None:
-    assert all(f.name == name and f.summary for name, f in NAMED.items())
+    assert all(f.name == name and f.summary for name, f in TABLE.items())
+
+
+def test_a_family_that_is_registered_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @family("test-lifo", "the last micro-batch first", waits=True)
+    def lifo(work: StepWork) -> Schedule:
+        return replace(make("gpipe", work), name="test-lifo")
+
+    mine = FAMILIES.pop("test-lifo")
+    monkeypatch.setitem(FAMILIES, "test-lifo", mine)
+    names = {way.name for way in compared([equal(2, 4)], "auto")}
+    assert names == {"gpipe", "1f1b", "kfkb", "zero-bubble", "searched", "test-lifo"}
+    assert placements("test-lifo", 2) == [(0, 1)]
+    assert not may_split("test-lifo")
+    assert "test-lifo" in {c.name for c in search(equal(2, 4), effort=0).tried}
+    both = {way.name for way in compared([equal(2, 4, 2)], "auto")}
+    assert both == {"interleaved", "searched"}

@@ -6,14 +6,13 @@ import re
 from typing import Any
 
 from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.utils.keywords import brief, read_choice
 
 
 FEW = (1, 2, 4)
 """Numbers of micro-batches that are compared where slices fill the pipeline: all are in
 flight at once, so more of them need no less memory."""
-
-TOKEN_SLICES = "token-slices"
 
 FORMS = (
     f'write "{TOKEN_SLICES}" for slices that rhino chooses, "{TOKEN_SLICES}:4" for'

@@ -14,10 +14,10 @@ from rhino_jax.passes.sequence_slices.sliced import sequence_length
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.pipeline.cut.ops import CutProblem
+from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.tera import slice_sequence
 from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
 from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.slices.asked import TOKEN_SLICES
 from rhino_jax.planner.staging.slices.growth import Growth, growths
 
 
