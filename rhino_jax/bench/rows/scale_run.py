@@ -32,7 +32,7 @@ ALLOWED_S = 30.0
 TRACE, *_ = (p.name for p in PASSES)
 
 _OTHER = "other"
-_WIDTH, _HEIGHT, _LEFT, _TOP, _PANEL = 960, 420, 60, 30, 320
+_WIDTH, _HEIGHT, _LEFT, _TOP, _PANEL = 960, 480, 60, 30, 320
 _COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6", "#994499")
 
 
@@ -253,8 +253,8 @@ def _panel(left: int, name: str, curves: Sequence[_Curve]) -> str:
                     f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3"'
                     f' fill="{colour}"><title>{title}</title></circle>'
                 )
-            row, column = divmod(k, 3)
-            x, y = left + column * width / 3, bottom + 32 + 12 * row
+            row, column = divmod(k, 2)
+            x, y = left + column * width / 2, bottom + 32 + 12 * row
             yield _text(x, y, curve.name, "start", colour)
 
     return "".join(drawn())
