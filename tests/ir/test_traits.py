@@ -36,7 +36,7 @@ TOLD_APART = {
     "frontend/kernels.py": "in which parameter a kernel's name stands",
     "frontend/manual.py": "which kind of collective a primitive is",
     "frontend/provenance.py": "which parameters people want to read",
-    "runtime/on_shards/merging.py": "how what shards find of each is merged",
+    "runtime/on_shards/parts.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
     "frontend/tracing/open_moves.py": "arithmetic on places of windows",
