@@ -21,8 +21,8 @@ from rhino_jax.commands.planning import (
 )
 from rhino_jax.commands.words import EXIT_CODES, read_pins
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
-from rhino_jax.explain.report.audit import audit_to_html
-from rhino_jax.explain.report.verification import verification_to_html
+from rhino_jax.explain.results.audit import audit_to_html
+from rhino_jax.explain.results.verification import verification_to_html
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import trace_call

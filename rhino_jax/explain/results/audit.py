@@ -1,19 +1,232 @@
-"""The result of `rhino.audit`: a hand-sharded program, compiled; its displays."""
+"""The result of `rhino.audit`: a hand-sharded program, compiled; its displays.
+
+Report of an audit, on a hand-sharded program: one line, text and HTML.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.audit import (
-    audit_line,
-    audit_to_html,
-    audit_to_text,
-)
+from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.line import format_mesh
+from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.tables import format_axes, value_sections
+from rhino_jax.explain.report.text import sections_to_text
+from rhino_jax.explain.report.views.bars import bars, peak_of, step_of, wire_of
 from rhino_jax.explain.results.dress import dressed
 from rhino_jax.explain.results.plan import Plan
-from rhino_jax.explain.results.verification import Verification
+from rhino_jax.explain.results.verification import (
+    Verification,
+    out_of_memory_section,
+    quantity_row,
+    remat_section,
+    time_rows,
+)
 from rhino_jax.export.code import patch_of
+from rhino_jax.units import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
 from rhino_jax.verify.by_hand import audit as data
+
+
+if TYPE_CHECKING:
+    from rhino_jax.verify.by_hand.audit import AuditData
+    from rhino_jax.verify.by_hand.culprits import SourceCost
+
+
+TOP_COSTS = 8
+
+
+def audit_line(found: AuditData) -> str:
+    """Return one line with program, mesh, step, traffic, memory and rhino's gain."""
+    head = (
+        f"Audit({found.program_name} on {format_mesh(found.mesh_axes)},"
+        f" compiled for {found.hardware}: "
+    )
+    compiled = found.compiled
+    if compiled is None:
+        return f"{head}out of memory; {_verdict(found)})"
+    return (
+        f"{head}{format_seconds(compiled.step_time_s)}/step, wire"
+        f" {format_bytes(found.wire_bytes)}, peak {format_bytes(compiled.peak_bytes)};"
+        f" {_verdict(found)})"
+    )
+
+
+def _verdict(found: AuditData) -> str:
+    gain = found.gain
+    if gain is None:
+        return "rhino has no plan" if found.plan is None else "rhino's does not fit"
+    if math.isinf(gain):
+        return "rhino's plan fits"
+    if not gain:
+        return "rhino's does not fit"
+    if gain < 1:
+        return f"no gain: rhino's plan takes {format_ratio(1 / gain)} the time"
+    return f"gain with rhino {format_ratio(gain)}"
+
+
+def audit_to_text(found: AuditData, *, full: bool = False) -> str:
+    """Return the whole report of an audit as text.
+
+    Args:
+      found: the audit.
+      full: show every source line and collective.
+    """
+    return sections_to_text(tell_audit(found, full=full))
+
+
+def audit_to_html(found: AuditData) -> str:
+    """Return the whole report of an audit as self-contained HTML."""
+    return sections_to_html(tell_audit(found), line=audit_line(found))
+
+
+def tell_audit(found: AuditData, *, full: bool = False) -> tuple[Section, ...]:
+    """Return all sections of an audit's report."""
+    sections = [
+        _head(found),
+        out_of_memory_section(found.out_of_memory),
+        _beside(found),
+        *_costs(found, full=full),
+        remat_section(found.rematerialised, full=full),
+        _held(found),
+        _inputs(found, full=full),
+        Section("notes", lines=found.notes),
+    ]
+    return tuple(
+        s
+        for s in sections
+        if s.facts or s.lines or (s.table is not None and s.table.rows)
+    )
+
+
+def _head(found: AuditData) -> Section:
+    facts = [
+        ("mesh", format_mesh(found.mesh_axes)),
+        (
+            "compiled for",
+            f"{found.hardware} ({found.platform}), in {format_seconds(found.seconds)}",
+        ),
+        ("verdict", _verdict(found)),
+    ]
+    if found.compiled is not None:
+        peak, budget = found.compiled.peak_bytes, found.memory_budget_bytes
+        share = format_share(peak / max(1, budget))
+        over = ": over the budget" if peak > budget else ""
+        facts.append(
+            (
+                "peak memory",
+                f"{format_bytes(peak)} of {format_bytes(budget)} ({share}){over}",
+            )
+        )
+    return Section(f"audit of {found.program_name}", facts=tuple(facts))
+
+
+def _beside(found: AuditData) -> Section:
+    """Return the section that compares program and rhino's plan, both compiled."""
+    ours = None if found.rhino is None else found.rhino.compiled
+    if found.compiled is None or ours is None or found.rhino is None:
+        return Section("")
+    theirs = found.compiled
+    rows = (
+        *time_rows(theirs, ours),
+        quantity_row(
+            "wire bytes", found.wire_bytes, found.rhino.wire_bytes, format_bytes
+        ),
+        quantity_row("peak memory", theirs.peak_bytes, ours.peak_bytes, format_bytes),
+        quantity_row(
+            "FLOPs", theirs.flops_per_device, ours.flops_per_device, format_flops
+        ),
+    )
+    header = ("per device", "as it is", "rhino's plan", "rhino's to it")
+    quantities = [
+        step_of((theirs, ours)),
+        peak_of((theirs, ours)),
+        *wire_of((found.collectives, found.rhino.collectives)),
+    ]
+    return Section(
+        "both compiled",
+        table=Table(header, rows, "<>>>"),
+        drawing=bars(quantities, ("as it is", "rhino's plan")),
+    )
+
+
+def _costs(found: AuditData, *, full: bool) -> tuple[Section, ...]:
+    if found.compiled is None:
+        return ()
+    if not found.costs:
+        return (Section("communication", lines=("none: no device talks to another.",)),)
+    whole_s = sum(c.traffic.seconds for c in found.costs)
+    shown = found.costs if full else found.costs[:TOP_COSTS]
+    rows = [
+        (
+            cost.source or "no line",
+            _moves(cost),
+            format_count(cost.traffic.count),
+            format_bytes(cost.traffic.bytes),
+            format_seconds(cost.traffic.seconds),
+        )
+        for cost in shown
+    ]
+    rest = found.costs[len(shown) :]
+    lines = [
+        f"- {cost.source or 'no line'}: {why}." for cost in shown for why in cost.why
+    ]
+    if rest:
+        rest_s = sum(c.traffic.seconds for c in rest)
+        lines.append(f"and {format_count(len(rest))} more: {format_seconds(rest_s)}")
+    table = Table(
+        ("line", "collectives", "count", "bytes", "time"),
+        tuple(rows),
+        "<<>>>",
+        (1, 0),
+        tuple(c.traffic.seconds / whole_s if whole_s else 0.0 for c in shown),
+    )
+    title = (
+        f"which lines cost most: {format_bytes(found.wire_bytes)} on the wire,"
+        f" {format_seconds(whole_s)} if nothing is hidden"
+    )
+    return (Section(title, table=table), Section("why", lines=tuple(lines)))
+
+
+def _moves(cost: SourceCost) -> str:
+    return ", ".join(f"{kind} {format_axes(axes)}" for (kind, axes), _ in cost.moves)
+
+
+def _held(found: AuditData) -> Section:
+    memory = found.memory
+    if memory is None:
+        return Section("")
+    facts = (
+        ("arguments", format_bytes(memory.argument_bytes)),
+        (
+            "results",
+            f"{format_bytes(memory.output_bytes)}, of which"
+            f" {format_bytes(memory.alias_bytes)} reuse arguments",
+        ),
+        ("everything else", format_bytes(memory.temp_bytes)),
+    )
+    return Section("what it holds", facts=facts)
+
+
+def _inputs(found: AuditData, *, full: bool) -> Section:
+    """Return the section on the specs that rhino's plan has for the arguments."""
+    if found.plan is None:
+        return Section("")
+    inputs, *_ = value_sections(found.plan, full=full)
+    return Section(
+        f"what rhino would do instead, {inputs.title}",
+        inputs.facts,
+        inputs.table,
+        (*inputs.lines, "`audit.patch()` says it as a diff of your files."),
+    )
 
 
 class Audit(data.AuditData):
