@@ -28,7 +28,7 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans
 from rhino_jax.planner.joint.together import planned_together
 from rhino_jax.planner.like import hardware_of_like
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.verify.by_hand.audit import audit as audited
@@ -182,22 +182,22 @@ def auto_shard(
     mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
     shardings = said.pop("in_shardings"), said.pop("out_shardings")
     said["pins"] = check_pins(what, pins, *shardings)
-    wishes = Wishes(what=what, **said)
-    if isinstance(fn, ShardedFunction) and isinstance(fn.wishes, Wishes):
+    plan_options = PlanOptions(what=what, **said)
+    if isinstance(fn, ShardedFunction) and isinstance(fn.plan_options, PlanOptions):
         is_elsewhere = mesh is not None or hardware is not None
         mesh = mesh if is_elsewhere else fn.mesh
-        wishes = wishes.beside(fn.wishes, is_elsewhere)
+        plan_options = plan_options.beside(fn.plan_options, is_elsewhere)
     parameters = _parameters(fn, calling, what)
 
     def planner(traced: Traced, mesh: Any, before: PlanData | None) -> Plan:
-        return Plan.of(wishes.plan(traced, mesh, before))
+        return Plan.of(plan_options.plan(traced, mesh, before))
 
     sharded = ShardedFunction(parameters, planner, read_mesh(mesh, what), what)
-    sharded.wishes = wishes
-    sharded.shows_progress = wishes.progress is True
-    sharded.hardware = wishes.hardware
+    sharded.plan_options = plan_options
+    sharded.shows_progress = plan_options.progress is True
+    sharded.hardware = plan_options.hardware
     if sharded.hardware is None:
-        sharded.hardware = hardware_of_like(wishes.like)
+        sharded.hardware = hardware_of_like(plan_options.like)
     return sharded
 
 
@@ -371,14 +371,14 @@ def audit(
     """
     said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
     mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
-    wishes = Wishes(what="`rhino.audit`", **said)
-    budget = wishes.memory_budget_bytes
+    plan_options = PlanOptions(what="`rhino.audit`", **said)
+    budget = plan_options.memory_budget_bytes
     return Audit.of(
         audited(
             fn,
             args,
             kwargs,
-            wishes.plan,
+            plan_options.plan,
             mesh=mesh,
             hardware=hardware,
             memory_budget_bytes=budget,

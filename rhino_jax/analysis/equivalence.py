@@ -28,7 +28,7 @@ class Alike:
     lanes: np.ndarray
 
 
-def find_alike(
+def find_equivalent(
     graph: Graph, liveness: Liveness, off_lanes: Mapping[int, tuple[int, ...]]
 ) -> Alike:
     """Number the equivalence classes of a graph's nodes and values.

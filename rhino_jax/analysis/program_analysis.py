@@ -11,7 +11,7 @@ from rhino_jax.analysis.dim_classes import (
     find_dim_classes,
     find_roles,
 )
-from rhino_jax.analysis.equivalence import Alike, find_alike
+from rhino_jax.analysis.equivalence import Alike, find_equivalent
 from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.lanes import dims_off_lanes
@@ -70,5 +70,5 @@ class ProgramAnalysis:
             find_roles(graph, dim_classes),
             uneven_dims(graph),
             off_lanes,
-            find_alike(graph, liveness, off_lanes),
+            find_equivalent(graph, liveness, off_lanes),
         )

@@ -37,7 +37,7 @@ from rhino_jax.verify.targets import compile_target
 def add_verify(commands: Any) -> None:
     verify = commands.add_parser(
         "verify",
-        help="compile a plan for its hardware, and see whether it holds",
+        help="compile a plan for its hardware and compare it with its predictions",
         description="Plan a function or a model, or read a saved plan of it, compile"
         " it for the plan's hardware, which need not be there, and compare.",
         epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",

@@ -33,7 +33,7 @@ from rhino_jax.utils.atomic_write import write_file
 def add_exploring(commands: Any) -> None:
     why = commands.add_parser(
         "why",
-        help="why a value is laid out as it is",
+        help="why a value has its spec",
         description="Plan, then hold a value in each other layout and solve all else"
         " again: what each costs, and who has a hand in it.",
         epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",

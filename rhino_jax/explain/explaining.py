@@ -287,7 +287,7 @@ def _cost(found: SearchResult, view: View, is_brief: bool = False) -> CostTerms:
 def laid_out_nowhere(place: PlacedValues, what: str) -> PinError:
     """Return the error for a value that is replicated in full in every plan."""
     return PinError(
-        f"{what}: {place.name} is laid out nowhere: each device has all of it.",
+        f"{what}: {place.name} is replicated in every plan.",
         where=repr(place.key),
         numbers=f"{place.dtype}{list(place.shape)}",
         fix="ask of an array that the plan's table lists.",

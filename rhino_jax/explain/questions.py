@@ -42,7 +42,7 @@ def why(plan: PlanData, key: str, spec: Any = None) -> Why:
     solved = origin.solved_for(plan)
     request = _now(solved.search).request
     view = PipelineView(solved.whole) if plan.is_one_program else None
-    with shown(origin.wishes.progress) as report:
+    with shown(origin.plan_options.progress) as report:
         return explain(solved.found, request, plan, key, spec, report, view)
 
 
@@ -51,9 +51,12 @@ def _why_in_stages(origin: PlanOrigin, plan: PlanData, key: str, spec: Any) -> W
         started = time.monotonic()
         other = origin.with_(plan, {"pins": {key: spec}})
         return moved(plan, key, spec, other, time.monotonic() - started)
-    wishes, pins = origin.wishes, origin.stage_pins(origin.wishes, plan)
+    plan_options, pins = (
+        origin.plan_options,
+        origin.stage_pins(origin.plan_options, plan),
+    )
     solved, program = origin.solved_for(plan), origin.traced.program
-    return StagedQuestion(solved, program, wishes.level, pins).why(key, spec)
+    return StagedQuestion(solved, program, plan_options.level, pins).why(key, spec)
 
 
 def worth_of(plan: PlanData, held: Mapping[str, Spec]) -> dict[str, float]:
@@ -67,7 +70,7 @@ def worth_of(plan: PlanData, held: Mapping[str, Spec]) -> dict[str, float]:
     """
     origin: PlanOrigin = plan.origin
     solved = origin.solved_for(plan)
-    with shown(origin.wishes.progress) as report:
+    with shown(origin.plan_options.progress) as report:
         return steps_held(solved.found, _now(solved.search).request, held, report)
 
 
@@ -83,7 +86,7 @@ def recipe(plan: PlanData, name: str) -> PlanData:
     solved = origin.solved_for(plan)
     search = _now(solved.typed_search)
     found = plan_of_recipe(solved.typed, search.request, name)
-    return origin.finished(search.told(found), plan, origin.wishes, None)
+    return origin.finished(search.told(found), plan, origin.plan_options, None)
 
 
 def plan_of_recipe(found: SearchResult, request: Request, name: str) -> PlanData:

@@ -99,7 +99,7 @@ class Finder:
         _, op, position = read
         return self.program.ops[op].traits.kind is OpKind.LOOKUP and position == 0
 
-    def is_remade(self, place: ExpressionPlace) -> bool:
+    def is_recomputed(self, place: ExpressionPlace) -> bool:
         """Whether the backward pass rematerializes an expression.
 
         It does so if it reads inner values (of a gather the indices) in other layouts

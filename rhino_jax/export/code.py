@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from rhino_jax.errors import PlanFileError, RhinoError, nearest
 from rhino_jax.export.constraints import Constraint
 from rhino_jax.export.logical import DimNames, leaf_values, names_of
-from rhino_jax.export.over_stages import pipelined, stages_said
+from rhino_jax.export.over_stages import pipelined, stages_text
 from rhino_jax.export.parts import Subject, at_lines, head, layouts
 from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import quoted
@@ -41,7 +41,7 @@ MORE = (
 
 def specs(subject: Subject) -> str:
     """Return specs of arguments and results, and `jax.jit` with them."""
-    says = (INSIDE, *stages_said(subject.plan))
+    says = (INSIDE, *stages_text(subject.plan))
     body = layouts(subject) + pipelined(subject.plan)
     return f"{head(subject, 'specs', says, JAX)}\n{body}"
 

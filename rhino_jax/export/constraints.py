@@ -47,7 +47,7 @@ class Constraint:
     forward: Chain
     backward: Chain | None
     shape: tuple[int, ...]
-    is_remade: bool = False
+    is_recomputed: bool = False
     others: int = 0
 
     @property
@@ -94,7 +94,7 @@ def _at(place: ExpressionPlace, finder: Finder) -> Iterator[Constraint]:
     is_new = any(place.read) or any(any(spec) for spec in cut)
     if held and is_new and finder.is_said(place, held, back):
         for c in _constraint(place, node, finder, held, back):
-            yield replace(c, is_remade=finder.is_remade(place))
+            yield replace(c, is_recomputed=finder.is_recomputed(place))
     for arg, read, given in _arguments(place, node, finder):
         yield from _constraint(place, arg, finder, read, given)
 

@@ -56,7 +56,7 @@ Source: GPipe (arXiv 1811.06965) as an SPMD pipeline: `shard_map` and `ppermute`
 """
 
 
-def stages_said(plan: PlanData) -> tuple[str, ...]:
+def stages_text(plan: PlanData) -> tuple[str, ...]:
     """Return sentences on the layers and tasks of each stage; empty for other plans."""
     if not plan.is_one_program:
         return ()

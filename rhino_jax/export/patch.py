@@ -33,7 +33,7 @@ class Words:
     def around(self, c: Constraint) -> tuple[str, str]:
         """Return the text to insert before and after an expression."""
         before, after = self._around(c)
-        if c.is_remade:
+        if c.is_recomputed:
             return f"{before}jax.checkpoint(lambda: ", f")(){after}"
         return before, after
 

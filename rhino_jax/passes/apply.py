@@ -25,9 +25,9 @@ from rhino_jax.passes.deferred_reductions.emit import delayed
 from rhino_jax.passes.interleaved.emit import in_blocks
 from rhino_jax.passes.microbatch import microbatched
 from rhino_jax.passes.remat.rewrite import recomputed
-from rhino_jax.passes.remat.unremat import kept_instead
+from rhino_jax.passes.remat.unremat import without_remat
 from rhino_jax.passes.spmd_pipeline import on_stage
-from rhino_jax.rewrite.retraced import imported_again
+from rhino_jax.rewrite.retraced import reimported
 
 
 Pass = Callable[[Any, Program, str], Any]
@@ -36,7 +36,7 @@ same arguments, constants and results; or that, and the choice as it was applied
 
 PASSES: Mapping[str, Pass] = {
     BLOCKS: in_blocks,
-    UN_REMAT: kept_instead,
+    UN_REMAT: without_remat,
     CHUNKS: chunked,
     MICROBATCHES: microbatched,
     ONE_PROGRAM: on_stage,
@@ -126,7 +126,7 @@ def _done(traced: Traced, name: str, choice: str) -> Traced:
     before = traced.program
     done = PASSES[name](traced.closed_jaxpr, before, choice)
     jaxpr, choice = done if isinstance(done, tuple) else (done, choice)
-    program = imported_again(jaxpr, before)
+    program = reimported(jaxpr, before)
     ran = Transform(name, len(before.ops), len(program.ops), choice)
     program = replace(program, transforms=(*before.transforms, ran))
     return replace(traced, closed_jaxpr=jaxpr, program=program, after_passes={})

@@ -65,12 +65,12 @@ def arguments_of(plan: PlanData) -> tuple[Leaf, ...]:
     return plan.inputs[: len(plan.in_leaf_positions)]
 
 
-def kept_specs(like: PlanData, program: Program) -> dict[int, Spec]:
+def reused_specs(like: PlanData, program: Program) -> dict[int, Spec]:
     """Return program input position → spec of the same leaf in the plan `like`."""
     return {i: like.inputs[k].spec for i, k in _kept(like, program).items()}
 
 
-def kept_blocks(like: PlanData, program: Program) -> Stored:
+def reused_blocks(like: PlanData, program: Program) -> Stored:
     """Return the interleaved storage of a program's inputs, as in the plan `like`."""
     stored = stored_in_blocks(like.transforms)
     if not stored:
@@ -82,7 +82,7 @@ def kept_blocks(like: PlanData, program: Program) -> Stored:
     }
 
 
-def kept_stages(like: PlanData, program: Program) -> dict[int, Part]:
+def reused_stages(like: PlanData, program: Program) -> dict[int, Part]:
     """Return program input position → stages that own the same leaf in the plan `like`.
 
     Empty if `like` has a single stage, or several chunks per stage.

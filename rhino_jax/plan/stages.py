@@ -114,7 +114,7 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeAgain:
+class StageRemat:
     """Rematerialization and offload between the passes of a stage, value by value.
 
     Attributes:
@@ -133,7 +133,7 @@ class MadeAgain:
     offloaded: int = 0
 
 
-KEPT = MadeAgain()
+KEPT = StageRemat()
 """No rematerialization."""
 
 
@@ -204,7 +204,7 @@ class Pipeline:
     orders: tuple[str, ...] = ()
     between: tuple[Between, ...] = ()
     recomputed: tuple[int, ...] = ()
-    made_again: tuple[MadeAgain, ...] = ()
+    made_again: tuple[StageRemat, ...] = ()
     is_twice: bool = False
     passes: tuple[PipelinePass, ...] = ()
     slices: tuple[int, ...] = ()
@@ -216,7 +216,7 @@ class Pipeline:
         return self.micro_batches + len(self.costs) - 1
 
     @property
-    def is_remade(self) -> bool:
+    def is_recomputed(self) -> bool:
         """Whether any backward pass recomputes values or loads offloaded ones."""
         return bool(self.recomputed or self.made_again)
 

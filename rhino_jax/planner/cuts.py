@@ -15,13 +15,13 @@ from rhino_jax.ir.blocks import Stored
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.deferred_reductions import with_open_sums
+from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.least_memory.refused import error_of
 from rhino_jax.planner.least_memory.variants import LeastMemory
 from rhino_jax.planner.per_microbatch import notes_of_places
-from rhino_jax.planner.storage import best_stored, stored_as, told_of_storage
+from rhino_jax.planner.storage import best_stored, stored_as, with_storage_note
 from rhino_jax.planner.variant_search import Search, Solved
-from rhino_jax.planner.variants import KEPT_INSTEAD, Explorer, VariantCandidate, cut_in
+from rhino_jax.planner.variants import WITHOUT_REMAT, Explorer, VariantCandidate, cut_in
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -53,7 +53,7 @@ def best_cut(
     elif not isinstance(storage, str):
         search = stored_as(search, storage)
     has_wish = has_remat(search.traced.program)
-    search = as_asked(search, recompute)
+    search = as_requested(search, recompute)
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
@@ -72,7 +72,7 @@ def best_cut(
             typed_search, typed = search, found
         variants = explorer.variants()
     if found.fits:
-        search, found = with_open_sums(search, found)
+        search, found = with_deferred_reductions(search, found)
     if written.refine:
         plan = _fastest_compiled(
             written if first.fits else None, search, written.refine
@@ -92,7 +92,7 @@ def best_cut(
     if not written.refine:
         solved = Solved(search, found, typed_search, typed)
         plan = replace(plan, origin=solved.alone())
-    return told_of_storage(plan)
+    return with_storage_note(plan)
 
 
 def _least_memory(explorer: Explorer) -> VariantCandidate:
@@ -115,11 +115,11 @@ def _least_memory(explorer: Explorer) -> VariantCandidate:
     return best
 
 
-def as_asked(search: Search, recompute: str) -> Search:
+def as_requested(search: Search, recompute: str) -> Search:
     """Return the search of the program without `jax.checkpoint` if `recompute` is
     "none"; else the search as given."""
     if recompute == "none" and has_remat(search.traced.program):
-        return search.after([KEPT_INSTEAD])
+        return search.after([WITHOUT_REMAT])
     return search
 
 

@@ -117,7 +117,9 @@ def sites_of(program: Program, found: SearchResult, target: Target) -> list[Site
     return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
 
 
-def with_open_sums(search: Search, found: SearchResult) -> tuple[Search, SearchResult]:
+def with_deferred_reductions(
+    search: Search, found: SearchResult
+) -> tuple[Search, SearchResult]:
     """Plan with deferred reductions, where that is predicted to be faster.
 
     Reductions of the given plan are deferred where it has them; those of loops in any

@@ -15,7 +15,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
-from rhino_jax.plan.kept import Part, kept_blocks, kept_specs, kept_stages
+from rhino_jax.plan.kept import Part, reused_blocks, reused_specs, reused_stages
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import AnyPlan, PlanData
 from rhino_jax.plan.trees import axes_text
@@ -28,7 +28,7 @@ Like = ShardedFunction | PlanData
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSpecs:
+class ReusedSpecs:
     """Specs, stages and storage that a plan takes over from another plan.
 
     Attributes:
@@ -52,7 +52,7 @@ class KeptSpecs:
     @classmethod
     def of(
         cls, plan: PlanData, traced: Traced, mesh: Any, what: str, *, is_asked: bool
-    ) -> KeptSpecs:
+    ) -> ReusedSpecs:
         """Return what a plan of a traced function takes over from another plan.
 
         Args:
@@ -78,32 +78,32 @@ class KeptSpecs:
             )
         source = f"like=`{plan.program_name}`" if is_asked else "as before"
         program = traced.program
-        specs, stored = kept_specs(plan, program), kept_blocks(plan, program)
-        stages = kept_stages(plan, program)
+        specs, stored = reused_specs(plan, program), reused_blocks(plan, program)
+        stages = reused_stages(plan, program)
         return cls(source, mesh, specs, is_asked, plan.places, stored, stages)
 
-    def and_of(self, other: PlanData | None, program: Program) -> KeptSpecs:
+    def and_of(self, other: PlanData | None, program: Program) -> ReusedSpecs:
         """Return these specs with those that only another plan on this mesh has."""
         if other is None or other.mesh_axes != axes_of_mesh(self.mesh):
             return self
         mine = self.specs.keys()
         stored = {
             at: blocks
-            for at, blocks in kept_blocks(other, program).items()
+            for at, blocks in reused_blocks(other, program).items()
             if at[0] not in mine
         }
         return replace(
             self,
-            specs={**kept_specs(other, program), **self.specs},
+            specs={**reused_specs(other, program), **self.specs},
             stored={**stored, **self.stored},
         )
 
-    def beside(self, pins: ResolvedPins) -> KeptSpecs:
+    def beside(self, pins: ResolvedPins) -> ReusedSpecs:
         """Return the specs without those of inputs that the user pins."""
         left = {i: s for i, s in self.specs.items() if i not in pins.inputs}
         return replace(self, specs=left)
 
-    def told_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
+    def reported_in(self, plan: AnyPlan, program: Program) -> AnyPlan:
         """Return the plan with a note on the fixed specs, and without their pins."""
         kept = {program.inputs[i].path for i in self.specs}
         count = sum(not entry.is_const for entry in program.inputs)
@@ -157,7 +157,7 @@ def plan_of_like(like: Like | None, what: str) -> PlanData | None:
 
 
 def like_is_in_the_way(
-    error: InfeasiblePlanError, kept: KeptSpecs, freely: Callable[[], PlanData]
+    error: InfeasiblePlanError, kept: ReusedSpecs, freely: Callable[[], PlanData]
 ) -> InfeasiblePlanError:
     """Return the error to raise where nothing fits with the specs that `like=` fixes.
 

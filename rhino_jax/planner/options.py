@@ -26,8 +26,8 @@ from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planner.like import (
-    KeptSpecs,
     Like,
+    ReusedSpecs,
     check_like,
     hardware_of_like,
     like_is_in_the_way,
@@ -83,7 +83,7 @@ STORAGE = (AS_WRITTEN, "blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PlanOptions:
     """The options of a plan; see `auto_shard`.
 
     Numbers may be given as text with a unit; the fields hold the parsed numbers.
@@ -131,7 +131,7 @@ class Wishes:
         ):
             object.__setattr__(self, name, value)
 
-    def beside(self, said: Wishes, is_elsewhere: bool) -> Wishes:
+    def beside(self, said: PlanOptions, is_elsewhere: bool) -> PlanOptions:
         """Return these options, completed by others where these have the default.
 
         Args:
@@ -175,7 +175,7 @@ class Wishes:
         like = plan_of_like(self.like, self.what)
         if (base := like or before) is None:
             return self.plan_with(traced, mesh, None)
-        basis = KeptSpecs.of(base, traced, mesh, self.what, is_asked=like is not None)
+        basis = ReusedSpecs.of(base, traced, mesh, self.what, is_asked=like is not None)
         basis = basis.and_of(before, traced.program)
         try:
             return self.plan_with(traced, basis.mesh, basis)
@@ -190,7 +190,7 @@ class Wishes:
         self,
         traced: Traced,
         mesh: Any | None,
-        basis: KeptSpecs | None,
+        basis: ReusedSpecs | None,
         before: tuple[int, ...] = (),
     ) -> data.PlanData:
         """Plan a traced function on a mesh, with the specs of another plan.
@@ -206,7 +206,7 @@ class Wishes:
         if mesh is None:
             mesh = make_mesh(found.mesh_axes, self.what)
         if basis is not None:
-            found = basis.told_in(found, traced.program)
+            found = basis.reported_in(found, traced.program)
         made = with_trees(found, traced, mesh)
         return with_origin(made, self, traced, given, basis)
 
@@ -214,9 +214,9 @@ class Wishes:
         self,
         traced: Traced,
         mesh: Any | None,
-        basis: KeptSpecs | None,
+        basis: ReusedSpecs | None,
         before: tuple[int, ...] = (),
-    ) -> tuple[data.PlanData, KeptSpecs | None]:
+    ) -> tuple[data.PlanData, ReusedSpecs | None]:
         """Return the plan without trees and mesh, and the specs taken over in it."""
         target = self.target_of(mesh)
         pinned = expand_pins(self.pins, traced)
@@ -234,9 +234,9 @@ class Wishes:
         # Existing state keeps its storage.
         storage = self.storage if basis is None else basis.stored
         program = traced.program
-        wished = self._asked(mesh, meshes, target, pins)
+        requested = self._asked(mesh, meshes, target, pins)
         stages = {} if basis is None or self.stages != AUTO else basis.stages
-        asked = (*wished, repr(storage), stage_pins, places, stages)
+        asked = (*requested, repr(storage), stage_pins, places, stages)
 
         def make() -> data.PlanData:
             def searched() -> data.PlanData:

@@ -20,7 +20,7 @@ from rhino_jax.ir.program import Program
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
-from rhino_jax.planner.like import KeptSpecs
+from rhino_jax.planner.like import ReusedSpecs
 from rhino_jax.planner.notes import notes_of_arguments, notes_of_rules
 from rhino_jax.planner.per_microbatch import notes_of_places
 from rhino_jax.planner.staging.pins import without_stages
@@ -45,7 +45,7 @@ class PlanOrigin:
 
     Attributes:
       wishes: the options that the plan was requested with
-        (`rhino_jax.planner.options.Wishes`).
+        (`rhino_jax.planner.options.PlanOptions`).
       traced: the traced function.
       mesh: the mesh as the user gave it; None: rhino chose it.
       basis: the specs that the plan takes over from another plan; None: none.
@@ -54,39 +54,39 @@ class PlanOrigin:
         pipeline; None: not solved yet, or dropped from the cache.
     """
 
-    wishes: Any
+    plan_options: Any
     traced: Traced
     mesh: Any
-    basis: KeptSpecs | None
+    basis: ReusedSpecs | None
     solved: Any = None
 
     def with_(self, plan: data.PlanData, changes: Mapping[str, Any]) -> data.PlanData:
         """See `Plan.with_`."""
         changes = {k: v for k, v in changes.items() if v is not None}
-        wishes, mesh = self.wishes, changes.pop("mesh", None)
+        plan_options, mesh = self.plan_options, changes.pop("mesh", None)
         if "pins" in changes:
             changes["pins"] = self._and_pins(changes["pins"])
-        wishes = replace(wishes, what="`plan.with_`", **changes)
+        plan_options = replace(plan_options, what="`plan.with_`", **changes)
         is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
-        if is_here and not wishes.refine:
+        if is_here and not plan_options.refine:
             found = None
             if plan.is_one_mesh:
-                found = self._again(plan, wishes)
+                found = self._again(plan, plan_options)
             elif plan.is_one_program:
-                found = self._again_in_one(plan, wishes)
+                found = self._replanned_in_one(plan, plan_options)
             else:
-                found = self._again_in_stages(plan, wishes)
+                found = self._replanned_in_stages(plan, plan_options)
             if found is not None:
                 return found
         if mesh is not None:
             mesh = read_mesh(mesh, "`plan.with_`")
-            other = replace(wishes, like=None)
+            other = replace(plan_options, like=None)
             found = other.plan_with(self.traced, mesh, None)
         else:
             is_anew = "stages" in changes
             given = self.mesh if is_anew else plan.mesh
             basis, places = (None, ()) if is_anew else (self.basis, plan.places)
-            found = wishes.plan_with(self.traced, given, basis, places)
+            found = plan_options.plan_with(self.traced, given, basis, places)
         return found
 
     def solved_for(self, plan: data.PlanData) -> Any:
@@ -98,28 +98,28 @@ class PlanOrigin:
         return found
 
     def _solve(self, plan: data.PlanData) -> Any:
-        from rhino_jax.planner.cuts import as_asked
+        from rhino_jax.planner.cuts import as_requested
         from rhino_jax.planner.variant_search import Search, Solved, tell_nobody
 
-        wishes, axes = self.wishes, plan.mesh_axes
-        target = wishes.target_of(self.mesh)
-        pins, pinned = self._pins(wishes, plan)
+        plan_options, axes = self.plan_options, plan.mesh_axes
+        target = plan_options.target_of(self.mesh)
+        pins, pinned = self._pins(plan_options, plan)
         written = Search(
             self.traced,
             self.mesh,
             [axes],
             target,
-            wishes.request_of(target, pins),
+            plan_options.request_of(target, pins),
             pinned,
             0,
-            wishes.what,
+            plan_options.what,
             tell_nobody,
         )
         if plan.has_tasks:
-            from rhino_jax.planner.staging.again import solved_again
+            from rhino_jax.planner.staging.again import solve_again
 
-            written = as_asked(written, wishes.recompute)
-            return solved_again(written, plan, wishes.schedule)
+            written = as_requested(written, plan_options.recompute)
+            return solve_again(written, plan, plan_options.schedule)
         done = [t for t in plan.transforms if t.choice]
         if plan.is_one_program:
             from rhino_jax.planner.staging.spmd_pipeline.again import SolvedInOne
@@ -137,12 +137,12 @@ class PlanOrigin:
     def _and_pins(self, more: Any) -> dict[str, Any]:
         """Return the plan's pins merged with further pins, which override them."""
         every: dict[str, Any] = {}
-        for pins in (self.wishes.pins, check_pins("`plan.with_`", more)):
+        for pins in (self.plan_options.pins, check_pins("`plan.with_`", more)):
             every.update(expand_pins(pins, self.traced))
         return every
 
     def _pins(
-        self, wishes: Any, plan: data.PlanData, program: Program | None = None
+        self, plan_options: Any, plan: data.PlanData, program: Program | None = None
     ) -> tuple[ResolvedPins, Mapping[str, Any]]:
         """Resolve the pins of a request on the plan's mesh.
 
@@ -154,26 +154,26 @@ class PlanOrigin:
           The resolved pins with the specs of `basis` added, and the pins as expanded to
             paths.
         """
-        pinned = expand_pins(wishes.pins, self.traced)
+        pinned = expand_pins(plan_options.pins, self.traced)
         pinned, _ = without_stages(pinned, plan.num_stages)
         pins = resolve_pins(pinned, program or self.traced.program, plan.mesh_axes)
         if self.basis is not None:
             pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
         return pins, pinned
 
-    def _again(self, plan: data.PlanData, wishes: Any) -> data.PlanData | None:
+    def _again(self, plan: data.PlanData, plan_options: Any) -> data.PlanData | None:
         """Plan with other pins or another budget, with the passes of the plan
         unchanged; None where nothing fits."""
-        if wishes.processes(plan.mesh, []):
+        if plan_options.processes(plan.mesh, []):
             return None  # All processes must agree on a plan.
         solved = self.solved_for(plan)
         program = solved.search.running.program
-        pins, pinned = self._pins(wishes, plan, program)
+        pins, pinned = self._pins(plan_options, plan, program)
         target = solved.search.target
-        with shown(wishes.progress) as report:
+        with shown(plan_options.progress) as report:
             search = replace(
                 solved.search,
-                request=wishes.request_of(target, pins),
+                request=plan_options.request_of(target, pins),
                 pinned=pinned,
                 report=report,
             )
@@ -184,65 +184,71 @@ class PlanOrigin:
         from rhino_jax.planner.variant_search import Solved
 
         again = Solved(search, found, solved.typed_search, solved.typed).alone()
-        return self.finished(made, plan, wishes, again)
+        return self.finished(made, plan, plan_options, again)
 
-    def _again_in_one(self, plan: data.PlanData, wishes: Any) -> data.PlanData | None:
+    def _replanned_in_one(
+        self, plan: data.PlanData, plan_options: Any
+    ) -> data.PlanData | None:
         """Plan an SPMD pipeline with other pins or another budget, with its passes
         unchanged; None where nothing fits."""
-        if wishes.processes(plan.mesh, []):
+        if plan_options.processes(plan.mesh, []):
             return None
         solved = self.solved_for(plan)
-        pins, pinned = self._pins(wishes, plan)
+        pins, pinned = self._pins(plan_options, plan)
         written = solved.stage.search
-        request = wishes.request_of(written.target, pins)
+        request = plan_options.request_of(written.target, pins)
         search = replace(written, request=request, pinned=pinned)
-        with shown(wishes.progress) as report:
+        with shown(plan_options.progress) as report:
             found = solved.planned_with(search, report)
-        return found and self.finished(found[0], plan, wishes, found[1])
+        return found and self.finished(found[0], plan, plan_options, found[1])
 
-    def _again_in_stages(
-        self, plan: data.PlanData, wishes: Any
+    def _replanned_in_stages(
+        self, plan: data.PlanData, plan_options: Any
     ) -> data.PlanData | None:
         """Plan pipeline stages with other layout pins and the same stage cuts; None
         where the budget or stage pins differ, so that other cuts may be better."""
-        said = (w.memory_budget_bytes for w in (wishes, self.wishes))
-        stages = (self.stage_pins(w, plan) for w in (wishes, self.wishes))
+        said = (w.memory_budget_bytes for w in (plan_options, self.plan_options))
+        stages = (self.stage_pins(w, plan) for w in (plan_options, self.plan_options))
         is_cut_alike = len(set(said)) == 1 and operator.eq(*stages)
-        if not is_cut_alike or wishes.processes(plan.mesh, []):
+        if not is_cut_alike or plan_options.processes(plan.mesh, []):
             return None
         solved = self.solved_for(plan)
         program = solved.search.running.program
-        pins, pinned = self._pins(wishes, plan, program)
-        request = wishes.request_of(solved.search.target, pins)
+        pins, pinned = self._pins(plan_options, plan, program)
+        request = plan_options.request_of(solved.search.target, pins)
         search = replace(solved.search, request=request, pinned=pinned)
         found = solved.planned_with(search)
-        return found and self.finished(found[0], plan, wishes, found[1])
+        return found and self.finished(found[0], plan, plan_options, found[1])
 
-    def stage_pins(self, wishes: Any, plan: data.PlanData) -> dict[str, int]:
+    def stage_pins(self, plan_options: Any, plan: data.PlanData) -> dict[str, int]:
         """Return the pinned stages of a request: key → stage."""
-        pinned = expand_pins(wishes.pins, self.traced)
+        pinned = expand_pins(plan_options.pins, self.traced)
         return without_stages(pinned, plan.num_stages)[1]
 
     def finished(
-        self, made: data.PlanData, plan: data.PlanData, wishes: Any, solved: Any
+        self, made: data.PlanData, plan: data.PlanData, plan_options: Any, solved: Any
     ) -> data.PlanData:
         """Return the `Plan` of a plan derived from the solved problem, with the notes
         and trees that the planner gives to every plan."""
-        from rhino_jax.planner.storage import told_of_storage
+        from rhino_jax.planner.storage import with_storage_note
 
         notes = (*made.notes, *notes_of_places(made.transforms))
         program = self.traced.program
         notes = notes_of_arguments(program, made) + notes + notes_of_rules(program)
-        made = told_of_storage(replace(made, notes=notes, recipes=plan.recipes))
+        made = with_storage_note(replace(made, notes=notes, recipes=plan.recipes))
         made = replace(made, model_flops=plan.model_flops)
         found = with_trees(made, self.traced, plan.mesh)
-        origin = PlanOrigin(wishes, self.traced, self.mesh, self.basis, solved)
+        origin = PlanOrigin(plan_options, self.traced, self.mesh, self.basis, solved)
         _keep(origin)
         return replace(found, origin=origin)
 
 
 def with_origin(
-    plan: data.PlanData, wishes: Any, traced: Traced, mesh: Any, basis: KeptSpecs | None
+    plan: data.PlanData,
+    plan_options: Any,
+    traced: Traced,
+    mesh: Any,
+    basis: ReusedSpecs | None,
 ) -> data.PlanData:
     """Attach an origin to a plan; a function that lives in an outer trace gets none,
     since its tracers must not outlive that trace.
@@ -253,7 +259,7 @@ def with_origin(
     """
     if traced.has_captured_tracers:
         return replace(plan, origin=None)
-    origin = PlanOrigin(wishes, traced, mesh, basis, plan.origin)
+    origin = PlanOrigin(plan_options, traced, mesh, basis, plan.origin)
     _keep(origin)
     return replace(plan, origin=origin)
 

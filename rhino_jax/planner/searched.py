@@ -16,7 +16,7 @@ from rhino_jax.plan.kept import Part
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
-from rhino_jax.planner.cuts import as_asked, best_cut
+from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planner.search.dump import Dump
 from rhino_jax.planner.search.records import Request
@@ -32,8 +32,8 @@ from rhino_jax.planner.variant_search import Search
 from rhino_jax.utils.progress import shown
 
 
-class Wished(Protocol):
-    """The part of `planner.options.Wishes` that a search reads."""
+class PlanOptionsLike(Protocol):
+    """The part of `planner.options.PlanOptions` that a search reads."""
 
     @property
     def what(self) -> str: ...
@@ -89,7 +89,7 @@ class SearchRequest:
 
 
 def search_for(
-    wishes: Wished,
+    plan_options: PlanOptionsLike,
     asked: SearchRequest,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
@@ -97,13 +97,13 @@ def search_for(
 ) -> PlanData:
     """Search, and report the time of the whole comparison; see `_search_for`."""
     started = time.monotonic()
-    plan = _search_for(wishes, asked, meshes, pins, places)
+    plan = _search_for(plan_options, asked, meshes, pins, places)
     report = replace(plan.search, seconds=time.monotonic() - started)
     return replace(plan, search=report)
 
 
 def _search_for(
-    wishes: Wished,
+    plan_options: PlanOptionsLike,
     asked: SearchRequest,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
@@ -122,11 +122,11 @@ def _search_for(
       InfeasiblePlanError, MicrobatchError, StageError, ScheduleError.
     """
     target = asked.target
-    request = wishes.request_of(target, pins)
-    if wishes.dump is not None:
-        watch = Dump.of_traced(wishes.dump, asked.traced, wishes.what)
+    request = plan_options.request_of(target, pins)
+    if plan_options.dump is not None:
+        watch = Dump.of_traced(plan_options.dump, asked.traced, plan_options.what)
         request = replace(request, watch=watch)
-    with shown(wishes.progress) as report:
+    with shown(plan_options.progress) as report:
         search = Search(
             asked.traced,
             asked.mesh,
@@ -134,37 +134,43 @@ def _search_for(
             target,
             request,
             asked.pinned,
-            wishes.refine,
-            wishes.what,
+            plan_options.refine,
+            plan_options.what,
             report,
         )
         if len(places) > 1:
             check_in_stages(asked.storage, len(places))
-            return _as_kept(wishes, search, places, asked)
-        if wishes.schedule == IN_ONE_PROGRAM:
-            raise _no_stages(wishes.what)
-        if not _may_have_stages(wishes, asked):
-            return _noted(wishes, _on_one_mesh(wishes, search, asked.storage))
+            return _with_earlier_stages(plan_options, search, places, asked)
+        if plan_options.schedule == IN_ONE_PROGRAM:
+            raise _no_stages(plan_options.what)
+        if not _may_have_stages(plan_options, asked):
+            return _noted(
+                plan_options, _on_one_mesh(plan_options, search, asked.storage)
+            )
         on_one: PlanData | InfeasiblePlanError
         try:
-            on_one = _on_one_mesh(wishes, search, asked.storage)
+            on_one = _on_one_mesh(plan_options, search, asked.storage)
         except InfeasiblePlanError as error:
             if (error.divided_peak_bytes or 0) > request.memory_budget_bytes:
                 raise  # Stages cannot lower the evenly divided peak.
             on_one = error
 
         def plan_in(groups: tuple[int, ...], enough_s: float) -> PlanData:
-            own, on_own = wishes.meshes_of(asked.traced, target, asked.pinned, groups)
-            request = wishes.request_of(target, on_own)
+            own, on_own = plan_options.meshes_of(
+                asked.traced, target, asked.pinned, groups
+            )
+            request = plan_options.request_of(target, on_own)
             # All searches share the time limit that the user gave.
             first = search.request
             request = replace(request, watch=first.watch, deadline=first.deadline)
             more = replace(search, meshes=own, request=request)
-            return _in_stages(wishes, more, groups, {}, enough_s=enough_s)
+            return _in_stages(plan_options, more, groups, {}, enough_s=enough_s)
 
-        count = wishes.count_of(target)
+        count = plan_options.count_of(target)
         program = asked.traced.program
-        return _noted(wishes, with_stages(on_one, program, target, count, plan_in))
+        return _noted(
+            plan_options, with_stages(on_one, program, target, count, plan_in)
+        )
 
 
 def with_own_variant(plan: PlanData) -> PlanData:
@@ -180,86 +186,94 @@ def with_own_variant(plan: PlanData) -> PlanData:
     return replace(plan, variants=variants)
 
 
-def _noted(wishes: Wished, plan: PlanData) -> PlanData:
+def _noted(plan_options: PlanOptionsLike, plan: PlanData) -> PlanData:
     """Add a note on a requested schedule that has no effect on a plan of one stage."""
-    if wishes.schedule == AUTO or plan.num_stages > 1:
+    if plan_options.schedule == AUTO or plan.num_stages > 1:
         return plan
-    said = f"schedule={wishes.schedule!r} has no say: the plan has one stage."
+    said = f"schedule={plan_options.schedule!r} has no effect: the plan has one stage."
     return replace(plan, notes=(*plan.notes, said))
 
 
-def _may_have_stages(wishes: Wished, asked: SearchRequest) -> bool:
+def _may_have_stages(plan_options: PlanOptionsLike, asked: SearchRequest) -> bool:
     """Whether the planner may choose the number of stages."""
     return (
-        wishes.stages == AUTO
+        plan_options.stages == AUTO
         and asked.mesh is None
         and asked.storage == "as written"
-        and wishes.microbatches != 1
-        and not wishes.refine
+        and plan_options.microbatches != 1
+        and not plan_options.refine
     )
 
 
-def _on_one_mesh(wishes: Wished, search: Search, storage: str | Stored) -> PlanData:
+def _on_one_mesh(
+    plan_options: PlanOptionsLike, search: Search, storage: str | Stored
+) -> PlanData:
     return best_cut(
         search,
-        wishes.microbatches,
-        wishes.recompute,
+        plan_options.microbatches,
+        plan_options.recompute,
         storage,
-        wishes.per_microbatch,
+        plan_options.per_microbatch,
     )
 
 
-def _as_kept(
-    wishes: Wished, search: Search, places: tuple[int, ...], asked: SearchRequest
+def _with_earlier_stages(
+    plan_options: PlanOptionsLike,
+    search: Search,
+    places: tuple[int, ...],
+    asked: SearchRequest,
 ) -> PlanData:
     """Plan stages with another plan's cuts, where the program may still be cut so."""
     pins = asked.stage_pins
     if asked.kept:
         try:
-            return _in_stages(wishes, search, places, pins, asked.kept)
+            return _in_stages(plan_options, search, places, pins, asked.kept)
         except (StageError, PinError, InfeasiblePlanError) as error:
-            plan = _in_stages(wishes, search, places, pins)
+            plan = _in_stages(plan_options, search, places, pins)
             why = error.what.rstrip(".")
-            said = f"cut anew, since it cannot be cut as before: {why}."
+            said = (
+                "split into stages anew, since the earlier stages are not possible:"
+                f" {why}."
+            )
             return replace(plan, notes=(*plan.notes, said))
-    return _in_stages(wishes, search, places, pins)
+    return _in_stages(plan_options, search, places, pins)
 
 
 def _in_stages(
-    wishes: Wished,
+    plan_options: PlanOptionsLike,
     search: Search,
     places: tuple[int, ...],
     stage_pins: Mapping[str, int],
     kept: Mapping[int, Part] = NOWHERE,
     enough_s: float = math.inf,
 ) -> PlanData:
-    asked = as_asked(search, wishes.recompute)
-    may_recompute = wishes.recompute == AUTO
+    asked = as_requested(search, plan_options.recompute)
+    may_recompute = plan_options.recompute == AUTO
 
     def in_one(beside: InOne = EVERY) -> PlanData:
         return plan_in_one_program(
             asked,
             places,
-            wishes.microbatches,
-            wishes.per_microbatch,
+            plan_options.microbatches,
+            plan_options.per_microbatch,
             may_recompute=may_recompute,
             asked=beside,
         )
 
-    if wishes.schedule == IN_ONE_PROGRAM:
+    if plan_options.schedule == IN_ONE_PROGRAM:
         if stage_pins:
             raise _no_stage_pins(stage_pins)
         return in_one()
-    is_free = wishes.schedule == AUTO and not stage_pins and not kept
+    is_free = plan_options.schedule == AUTO and not stage_pins and not kept
     may_be_one = is_free and {*places} == {1}
     as_tasks: PlanData | InfeasiblePlanError
     try:
         as_tasks = plan_stages(
             asked,
             places,
-            wishes.microbatches,
-            wishes.schedule,
-            wishes.per_microbatch,
+            plan_options.microbatches,
+            plan_options.schedule,
+            plan_options.per_microbatch,
             stage_pins,
             may_recompute=may_recompute,
             kept=kept,
@@ -273,7 +287,7 @@ def _in_stages(
         return as_tasks
     program = asked.running.program
     return or_in_one_program(
-        as_tasks, program, len(places), wishes.microbatches, in_one
+        as_tasks, program, len(places), plan_options.microbatches, in_one
     )
 
 

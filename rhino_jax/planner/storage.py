@@ -67,7 +67,7 @@ def _counts(sizes: Sequence[int]) -> Iterator[int]:
     yield from sorted(counts - {1})
 
 
-def told_of_storage(plan: PlanData) -> PlanData:
+def with_storage_note(plan: PlanData) -> PlanData:
     """Return the plan with a note on which inputs are in interleaved storage."""
     stored = stored_in_blocks(plan.transforms)
     if not stored:

@@ -43,7 +43,7 @@ NEAR = EFFORTS["fast"].near
 """Share of the step time by which brief plans may be off: remat policies are planned
 whose estimates are this close to the best plan."""
 
-KEPT_INSTEAD = Transform(UN_REMAT, 0, 0, ALL)
+WITHOUT_REMAT = Transform(UN_REMAT, 0, 0, ALL)
 """The pass that drops `jax.checkpoint`: everything that it would recompute is saved."""
 
 
@@ -140,7 +140,7 @@ class Explorer:
         self.tried.append(written)
         kept = written
         if self.may_recompute and self.has_wish:
-            kept = self._try("no remat", [KEPT_INSTEAD]) or written
+            kept = self._try("no remat", [WITHOUT_REMAT]) or written
         if self.may_cut and self.first.is_bound_by_memory:
             nearer = kept if kept.is_better(written) else written
             cut = self._in_chunks(nearer)

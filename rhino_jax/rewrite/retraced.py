@@ -90,7 +90,7 @@ def traced_on(fn: Callable[..., list[Any]], types: Iterable[Any]) -> Any:
         return jax.make_jaxpr(fn)(*structs)
 
 
-def imported_again(jaxpr: Any, before: Program) -> Program:
+def reimported(jaxpr: Any, before: Program) -> Program:
     """Import a rewritten jaxpr with the metadata of the original program.
 
     Args:

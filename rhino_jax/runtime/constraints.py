@@ -15,7 +15,7 @@ from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.ir.spec import Spec, format_spec, is_even, shards_per_dim
 
 
-def auto_twin(mesh: Any) -> Any:
+def auto_mesh(mesh: Any) -> Any:
     """Return a mesh of the same devices and names with Explicit axes made Auto.
 
     Inside of `shard_map`, its Manual axes stay Manual.

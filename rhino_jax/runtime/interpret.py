@@ -31,7 +31,7 @@ from rhino_jax.ir.factor import Dim, FactorKind, Layout, Rule
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKind
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions, held_specs
-from rhino_jax.runtime.constraints import Constraints, auto_twin
+from rhino_jax.runtime.constraints import Constraints, auto_mesh
 from rhino_jax.runtime.indexing import concatenated, with_clamped_starts
 from rhino_jax.runtime.meshes import check_devices_of
 from rhino_jax.runtime.on_shards.kernels import run_on_shards
@@ -60,7 +60,7 @@ def constrained(
       A function of the program's inputs (arguments, then captured constants), flat,
       to the list of its results.
     """
-    constraints = Constraints(auto_twin(mesh), decisions.lowering)
+    constraints = Constraints(auto_mesh(mesh), decisions.lowering)
     walk = _Interpretation(program, decisions, constraints)
     jaxpr = open_jaxpr(closed_jaxpr)
 
@@ -95,7 +95,7 @@ def constrained_call(
       of `decisions.values`.
     """
     walk = _Interpretation(
-        program, decisions, Constraints(auto_twin(mesh), decisions.lowering)
+        program, decisions, Constraints(auto_mesh(mesh), decisions.lowering)
     )
     eqn = open_jaxpr(closed_jaxpr).eqns[position]
     op = program.ops[program.body.ops[position]]

@@ -28,7 +28,7 @@ from rhino_jax.frontend.weak_types import compute_the_same, differ_in_weakness
 from rhino_jax.plan.fingerprint import fingerprint, first_change, outline, outline_of
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.runtime.bound import Arguments, Bound
-from rhino_jax.runtime.constraints import auto_twin
+from rhino_jax.runtime.constraints import auto_mesh
 from rhino_jax.runtime.feedback import difference, kept_text, tied, without
 from rhino_jax.runtime.lowering import Lowered, lower
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
@@ -88,7 +88,7 @@ class ShardedFunction(Generic[AnyPlan]):
         self._has_warned = not plans
         self._has_told_ties = False
         self.hardware: Any = None
-        self.wishes: Any = None
+        self.plan_options: Any = None
         self.shows_progress = True
         functools.update_wrapper(self, parameters.fn)
         self.__wrapped__: Callable[..., Any] = parameters.fn
@@ -161,7 +161,7 @@ class ShardedFunction(Generic[AnyPlan]):
         if found is not None:
             return found
         with attending(mesh):
-            twin = None if mesh is None else auto_twin(mesh)
+            twin = None if mesh is None else auto_mesh(mesh)
             traced = trace_call(self._parameters, call, mesh=twin, what=self._what)
             axes = () if mesh is None else axes_of_mesh(mesh)
             print_of = fingerprint(traced.program, axes)

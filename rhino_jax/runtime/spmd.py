@@ -22,7 +22,7 @@ from rhino_jax.ir.transform import stages_in_one
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.runtime.constraints import (
-    auto_twin,
+    auto_mesh,
     check_divides,
     explicit_part,
     partition_spec,
@@ -61,13 +61,13 @@ class SpmdExecutable:
     def function(self) -> Any:
         """Return the flat function of arguments and constants, with constraints."""
         if stages_in_one(self.plan.transforms) > 1:
-            run = over_stages(self.traced, self.plan, auto_twin(self.mesh))
+            run = over_stages(self.traced, self.plan, auto_mesh(self.mesh))
         else:
             run = constrained(
                 self.traced.closed_jaxpr,
                 self.traced.program,
                 self.plan.decisions,
-                auto_twin(self.mesh),
+                auto_mesh(self.mesh),
             )
         if any(kind is AxisType.Explicit for kind in self.mesh.axis_types):
             run = jax.sharding.auto_axes(

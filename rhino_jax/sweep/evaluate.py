@@ -21,9 +21,9 @@ from rhino_jax.ir.program import Program
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.pins.trees import expand_pins
 from rhino_jax.plan.records import Predicted
-from rhino_jax.planner.cuts import as_asked
+from rhino_jax.planner.cuts import as_requested
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.origin import with_origin
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
@@ -63,7 +63,7 @@ class Pending:
 
     group: tuple[SweepConfig, ...]
     traced: Traced
-    wishes: Wishes
+    plan_options: PlanOptions
     asked: BudgetJobs | BudgetSweep
     target: Target
     search: Search | None = None
@@ -77,7 +77,9 @@ class Pending:
             return plan
         origin = plan.origin
         if origin is not None:
-            origin = replace(origin, wishes=self.asked.asking(budget), solved=None)
+            origin = replace(
+                origin, plan_options=self.asked.asking(budget), solved=None
+            )
         return replace(plan, memory_budget_bytes=budget, origin=origin)
 
     @property
@@ -111,7 +113,7 @@ class Evaluator:
       functions: id of a trace → its number; the sweep keeps the traces alive.
     """
 
-    wishes: Wishes
+    plan_options: PlanOptions
     level: str
     meshes: Meshes = field(default_factory=Meshes)
     targets: dict[tuple[Any, int | None], Target] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class Evaluator:
         key = hardware if isinstance(hardware, str) else id(hardware), config.devices
         found = self.targets.get(key)
         if found is None:
-            found = self.targets[key] = target_of(config, self.wishes)
+            found = self.targets[key] = target_of(config, self.plan_options)
         return found
 
     def group(self, config: SweepConfig) -> Hashable:
@@ -158,11 +160,11 @@ class Evaluator:
         first = group[0]
         try:
             target = self.target(first)
-            wishes = replace(self.wishes, hardware=target)
+            plan_options = replace(self.plan_options, hardware=target)
             is_whole = first.stages != 1 or first.microbatches == "auto"
-            if is_whole or wishes.recompute == "auto":
-                return self._whole(traced, group, target, wishes)
-            return self._pending(traced, group, target, wishes)
+            if is_whole or plan_options.recompute == "auto":
+                return self._whole(traced, group, target, plan_options)
+            return self._pending(traced, group, target, plan_options)
         except RhinoError as error:
             return refused(group, why_not(error))
 
@@ -179,14 +181,14 @@ class Evaluator:
         traced: Traced,
         group: Sequence[SweepConfig],
         target: Target,
-        wishes: Wishes,
+        plan_options: PlanOptions,
     ) -> Pending:
         """Return the pending search of a group for which passes are chosen, too."""
         first = group[0]
         if target.num_devices is None and first.devices is not None:
             target = replace(target, num_devices=first.devices)
-        wishes = replace(
-            wishes,
+        plan_options = replace(
+            plan_options,
             hardware=target,
             stages=first.stages,
             microbatches=first.microbatches,
@@ -195,21 +197,21 @@ class Evaluator:
         number = self.functions.setdefault(id(traced), len(self.functions))
         budgets = tuple(self._budget(c, target) for c in group)
         usable = 1 - target.device.reserve_share
-        asked = BudgetSweep(number, wishes, first.mesh, budgets, usable)
-        return Pending(tuple(group), traced, wishes, asked, target)
+        asked = BudgetSweep(number, plan_options, first.mesh, budgets, usable)
+        return Pending(tuple(group), traced, plan_options, asked, target)
 
     def _budget(self, config: SweepConfig, target: Target) -> int:
-        return int(config.memory_budget_bytes or self.wishes.budget_bytes(target))
+        return int(config.memory_budget_bytes or self.plan_options.budget_bytes(target))
 
     def _pending(
         self,
         traced: Traced,
         group: Sequence[SweepConfig],
         target: Target,
-        wishes: Wishes,
+        plan_options: PlanOptions,
     ) -> Pending:
         first = group[0]
-        pinned = expand_pins(wishes.pins, traced)
+        pinned = expand_pins(plan_options.pins, traced)
         if first.mesh is not None:
             meshes = [first.mesh]
             pins = resolve_pins(pinned, traced.program, first.mesh)
@@ -218,11 +220,11 @@ class Evaluator:
             every = candidates(traced, target, count)
             few = [axes for axes in every if len(axes) <= MAX_AXES] or every
             meshes, pins = where_pins_hold(few, pinned, traced.program)
-        request = replace(wishes.request_of(target, pins), has_recipes=False)
+        request = replace(plan_options.request_of(target, pins), has_recipes=False)
         search = Search(
             traced, None, meshes, target, request, pinned, 0, WHAT, tell_nobody
         )
-        search = as_asked(search, wishes.recompute)
+        search = as_requested(search, plan_options.recompute)
         if first.microbatches != 1:
             assert isinstance(first.microbatches, int)
             search = search.after([cut_in(first.microbatches)])
@@ -236,12 +238,12 @@ class Evaluator:
             tuple(budgets),
             self.level,
         )
-        return Pending(tuple(group), traced, wishes, asked, target, search)
+        return Pending(tuple(group), traced, plan_options, asked, target, search)
 
     def _told(
         self, pending: Pending, config: SweepConfig, budget: int, best: Best
     ) -> Point:
-        search, wishes, labels = pending.search, pending.wishes, best.labels
+        search, plan_options, labels = pending.search, pending.plan_options, best.labels
         assert search is not None
         target, usable = search.target, budget
         budget = self._budget(config, target)
@@ -250,8 +252,8 @@ class Evaluator:
             why = f"needs {format_bytes(peak)} of {format_bytes(usable)} per device"
             devices = math.prod(n for _, n in best.axes)
             return _nothing(config, target.name, devices, best.axes, budget, why, peak)
-        wishes = replace(
-            wishes,
+        plan_options = replace(
+            plan_options,
             memory_budget_bytes=budget,
             microbatches=config.microbatches,
             stages=1,
@@ -260,14 +262,16 @@ class Evaluator:
         asked = search.asking(memory_budget_bytes=usable).on(best.axes)
 
         def make() -> Plan:
-            return self._plan(asked, wishes, labels, best.bound_s, best.priced_bytes)
+            return self._plan(
+                asked, plan_options, labels, best.bound_s, best.priced_bytes
+            )
 
         return _point(config, target, best.axes, budget, best.predicted, make)
 
     def _plan(
         self,
         search: Search,
-        wishes: Wishes,
+        plan_options: PlanOptions,
         labels: Labels,
         bound_s: float,
         priced_bytes: int,
@@ -283,7 +287,7 @@ class Evaluator:
         found = SearchResult(solved, (), [], search.target, search.request, started)
         mesh = make_mesh(axes, WHAT)
         plan = with_trees(search.plan(found), search.traced, mesh)
-        return Plan.of(with_origin(plan, wishes, search.traced, mesh, None))
+        return Plan.of(with_origin(plan, plan_options, search.traced, mesh, None))
 
 
 def refused(group: Sequence[SweepConfig], why: str) -> list[Point]:
@@ -294,14 +298,14 @@ def refused(group: Sequence[SweepConfig], why: str) -> list[Point]:
     ]
 
 
-def target_of(config: SweepConfig, wishes: Wishes) -> Target:
+def target_of(config: SweepConfig, plan_options: PlanOptions) -> Target:
     """Return the hardware of a configuration, with its number of devices."""
     hardware = config.hardware
     if isinstance(hardware, str) and config.devices is not None and ":" not in hardware:
         return load_target(f"{hardware}:{config.devices}")
     if hardware is not None:
         return load_target(hardware)
-    return wishes.target_of(None)
+    return plan_options.target_of(None)
 
 
 def _of(

@@ -11,7 +11,7 @@ from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import CALLING, read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.sweep.point import NAMES, WHAT, Point, Started, configurations
 from rhino_jax.sweep.table import Sweep
@@ -91,10 +91,10 @@ def sweep(
         raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
         parameters = read_parameters(raw, what=WHAT, **own)
     many = None if workers is None else read_count(WHAT, "workers", workers, least=1)
-    wishes = _wishes(pins, level, recompute)
+    plan_options = _plan_options(pins, level, recompute)
     call = split_call(parameters, args, kwargs, WHAT)
     written = trace_call(parameters, call, what=WHAT)
-    evaluator = Evaluator(wishes, level)
+    evaluator = Evaluator(plan_options, level)
 
     def traced_for(size: int | None) -> Traced:
         from rhino_jax.sweep.batch import with_batch
@@ -110,9 +110,9 @@ def sweep(
     return Sweep(written.name, tuple(points), work)
 
 
-def _wishes(pins: Any, level: str, recompute: str) -> Wishes:
+def _plan_options(pins: Any, level: str, recompute: str) -> PlanOptions:
     """Return the options of every plan."""
-    return Wishes(
+    return PlanOptions(
         hardware=None,
         memory_budget_bytes=None,
         pins=pins,

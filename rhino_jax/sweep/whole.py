@@ -25,7 +25,7 @@ from rhino_jax.frontend.tracing.captured_references import CapturedReferences
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.meshes import MeshAxes
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import make_mesh
 from rhino_jax.sweep.point import WHAT, why_not
 
@@ -48,13 +48,13 @@ class BudgetSweep:
     """
 
     number: int
-    wishes: Wishes
+    plan_options: PlanOptions
     mesh: MeshAxes | None
     budgets: tuple[int, ...]
     usable_share: float = 1.0
 
     def within(
-        self, plan: Callable[[Wishes], AnyPlan]
+        self, plan: Callable[[PlanOptions], AnyPlan]
     ) -> dict[int, tuple[int, AnyPlan | RhinoError]]:
         """Return budget → (budget for which the plan was made, the plan or the error).
 
@@ -76,9 +76,9 @@ class BudgetSweep:
             made[more] = min(made[more], made[less], key=_step_s)
         return made
 
-    def asking(self, budget: int) -> Wishes:
+    def asking(self, budget: int) -> PlanOptions:
         """Return the options of the plan within a budget."""
-        return replace(self.wishes, memory_budget_bytes=budget)
+        return replace(self.plan_options, memory_budget_bytes=budget)
 
 
 def _step_s(made: tuple[int, AnyPlan | RhinoError]) -> float:
@@ -104,7 +104,9 @@ class Priced:
 def prices(whole: BudgetSweep, traced: Traced) -> dict[int, Priced | str]:
     """Return budget → the cost of the plan, or why there is none."""
     mesh = None if whole.mesh is None else make_mesh(whole.mesh, WHAT)
-    made = whole.within(lambda wishes: wishes.found_with(traced, mesh, None)[0])
+    made = whole.within(
+        lambda plan_options: plan_options.found_with(traced, mesh, None)[0]
+    )
     return {
         budget: why_not(plan)
         if isinstance(plan, RhinoError)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.behaviour.equations import Run, equations_of
 from tests.cases import SEED
+from tests.frontend.rule_cases import primitive
 from tests.processes.one_device import ALL_CASES, INDEXED
 from tests.processes.pool import Pool, wrong_of
 
@@ -62,6 +63,7 @@ def test_every_rule(pool: Pool, part: int) -> None:
     wrong = [
         text
         for name in NAMES[part::PARTS]
+        if primitive(name) is not None  # in this version of JAX
         for text in wrong_of(pool, "rule", name, SEED, 8)
     ]
     assert not wrong, f"RHINO_TEST_SEED={SEED}"

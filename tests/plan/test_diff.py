@@ -105,7 +105,7 @@ def test_values_inside_that_lie_otherwise_are_counted() -> None:
     b = sample_plan(stages=(sample_stage(values=inside),))
     found = diff(a, b)
     assert found.values == (1, 3) and not found.is_empty
-    assert "1 of 3, those inside too, laid out otherwise" in str(found)
+    assert "1 of 3, inner ones too, with other specs" in str(found)
     # Ids of values say nothing of another program.
     assert diff(a, dataclasses.replace(b, fingerprint="f" * 64)).values == (0, 0)
 

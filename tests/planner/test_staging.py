@@ -88,14 +88,14 @@ def pinned_step(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
-def planned_with(pins, **wishes):
+def planned_with(pins, **plan_options):
     def f32(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
     params = {"first": [f32(NARROW, NARROW)] * 6, "last": [f32(NARROW, NARROW)] * 2}
     usual = {"mesh": MESH, "microbatches": 4, "schedule": "1f1b", "level": "fast"}
-    wishes = {**usual, **wishes}
-    return rhino.plan(pinned_step, params, f32(ROWS, NARROW), pins=pins, **wishes)
+    plan_options = {**usual, **plan_options}
+    return rhino.plan(pinned_step, params, f32(ROWS, NARROW), pins=pins, **plan_options)
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,8 @@ def test_a_schedule_that_has_no_say_is_told_of(options):
 
 @pytest.mark.parametrize("schedule", ["forward-only", "gpipe"])
 def test_programs_without_a_backward_pass_run_by_any_schedule(schedule):
-    wishes = {"mesh": MESH, "microbatches": 4, "schedule": schedule}
-    assert rhino.plan(tied, *arguments(), **wishes).schedule == "forward-only"
+    plan_options = {"mesh": MESH, "microbatches": 4, "schedule": schedule}
+    assert rhino.plan(tied, *arguments(), **plan_options).schedule == "forward-only"
     if schedule == "forward-only":
         with pytest.raises(rhino.ScheduleError, match="and this has one"):
-            rhino.plan(train_step, *arguments(), donate_argnums=0, **wishes)
+            rhino.plan(train_step, *arguments(), donate_argnums=0, **plan_options)

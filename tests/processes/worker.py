@@ -115,14 +115,14 @@ def killed_while_planning(i: int) -> Any:
     """The first process of the mesh dies while it plans; it is not process 0, with
     which JAX's coordination service would die."""
     import rhino_jax as rhino
-    from rhino_jax.planner import search
+    from rhino_jax.planner import variant_search
 
     devices = [d for d in jax.devices() if d.process_index > 0]
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
     if i == 0:
         return None
     if i == 1:
-        patch.setattr(search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
+        patch.setattr(variant_search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh))
 
 
@@ -201,20 +201,20 @@ def plans_alone(i: int) -> Any:
 
 def first_is_killed(i: int) -> Any:
     import rhino_jax as rhino
-    from rhino_jax.planner import search
+    from rhino_jax.planner import variant_search
 
     if i == 0:
-        patch.setattr(search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
+        patch.setattr(variant_search, "find", lambda *_, **__: os.kill(os.getpid(), 9))
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 
 def first_is_stopped(i: int) -> Any:
     import rhino_jax as rhino
-    from rhino_jax.planner import search
+    from rhino_jax.planner import variant_search
 
     if i == 0:
         stop = partial(os.kill, os.getpid(), signal.SIGSTOP)
-        patch.setattr(search, "find", lambda *_, **__: stop())
+        patch.setattr(variant_search, "find", lambda *_, **__: stop())
     return said_of(rhino.plan(train_step, *shapes(), mesh=mesh_over_all()))
 
 

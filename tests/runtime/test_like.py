@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError, MeshError, RhinoError, RhinoWarning
 from rhino_jax.ir.program import Input, Program, Region, Value
-from rhino_jax.plan.kept import kept_specs
+from rhino_jax.plan.kept import reused_specs
 from tests.cases import covering
 from tests.runtime.stand_in import shard
 from tests.runtime.training import state, train_step
@@ -197,18 +197,18 @@ def test_an_argument_of_another_name_is_told_by_its_structure() -> None:
     shapes = {"w1": (16, 32), "b1": (32,), "w2": (32, 8)}
     renamed = program(**{f"model__{k}": s for k, s in shapes.items()})
     specs = like.in_specs[0]
-    found = kept_specs(like, renamed)
+    found = reused_specs(like, renamed)
     # `params`, a whole argument, and not the momentum inside of `opt_state`.
     assert found[0] == ((0,), ())
     assert len(found) == 3 and specs["w1"] == P("x")
     momentum = program(**{f"m__{k}": s for k, s in shapes.items()})
-    assert kept_specs(like, momentum)[0] == ((), ())
+    assert reused_specs(like, momentum)[0] == ((), ())
     other = program(**{f"model__{k}": s for k, s in (shapes | {"b1": (31,)}).items()})
-    assert kept_specs(like, other) == {}
+    assert reused_specs(like, other) == {}
     part = program(model__w1=(16, 32), model__b1=(32,))
-    assert kept_specs(like, part) == {}
-    assert kept_specs(like, program(z=(32,))) == {}
-    assert kept_specs(like, program(b1=(32,))).keys() == {0}
+    assert reused_specs(like, part) == {}
+    assert reused_specs(like, program(z=(32,))) == {}
+    assert reused_specs(like, program(b1=(32,))).keys() == {0}
 
 
 def test_parts_of_a_whole_state_are_told_either_way() -> None:
@@ -227,7 +227,7 @@ def test_parts_of_a_whole_state_are_told_either_way() -> None:
         variables__params__w=(16, 32), variables__params__b=(32,),
         variables__stats__mean=(32,), variables__stats__count=(2,),
     )  # fmt: skip
-    found = kept_specs(like, parts)
+    found = reused_specs(like, parts)
     assert found[0] == ((0,), ()) and found[2] == ((1,),)
     assert len(found) == 4
 
@@ -240,7 +240,7 @@ def test_parts_of_a_whole_state_are_told_either_way() -> None:
         state__params__w=(16, 32), state__params__b=(32,),
         state__opt__w=(16, 32), state__opt__b=(32,), state__step=(2,),
     )  # fmt: skip
-    found = kept_specs(like, whole_state)
+    found = reused_specs(like, whole_state)
     # The optimizer's moments look like parameters, but are called otherwise.
     assert found == {0: ((), (1,)), 1: found[1]}
 
@@ -256,4 +256,4 @@ def test_two_arguments_of_one_structure_are_ambiguous_unless_they_agree() -> Non
         ({"params*": P("x"), "ema*": P()}, 0),
     ):
         like = rhino.plan(both, p, p, f32(8, 16), mesh=MESH, pins=pins)
-        assert len(kept_specs(like, wanted)) == count
+        assert len(reused_specs(like, wanted)) == count

@@ -24,7 +24,7 @@ from rhino_jax.planner.search.remat.policies import POLICIES, fitting
 from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.remat import choose as choosing
-from rhino_jax.solver.remat.question import KEEP, RematAnswer, evaluate
+from rhino_jax.solver.remat.question import SAVE, RematAnswer, evaluate
 from tests.cases import covering
 
 
@@ -94,7 +94,7 @@ def test_what_is_cheaper_made_again_is_not_kept() -> None:
     found = solved_step("scan", 4)
     assert found.solution.labels is not None
     asked = candidates_of(found.mesh_problem.model, found.solution.labels)
-    kept = evaluate(asked.question, (KEEP,) * len(asked.values))
+    kept = evaluate(asked.question, (SAVE,) * len(asked.values))
     chosen = recompute_choice(found, 1e15)
     assert kept is not None and chosen is not None
     assert chosen[1].added_s < kept.added_s
@@ -131,7 +131,7 @@ def test_all_kept_holds_what_the_plan_holds(layers: str, count: int) -> None:
     assert found.solution.labels is not None
     model = found.mesh_problem.model
     asked = candidates_of(model, found.solution.labels)
-    kept = evaluate(asked.question, (KEEP,) * len(asked.values))
+    kept = evaluate(asked.question, (SAVE,) * len(asked.values))
     assert kept is not None
     assert kept.peak_bytes == pytest.approx(peak(found), rel=0.02)
 

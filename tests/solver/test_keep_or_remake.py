@@ -11,9 +11,9 @@ import pytest
 from rhino_jax.solver.remat.choose import choose
 from rhino_jax.solver.remat.coarse import coarse
 from rhino_jax.solver.remat.question import (
-    KEEP,
     OFFLOAD,
-    REMAKE,
+    REMAT,
+    SAVE,
     Question,
     RematAnswer,
     SavedValue,
@@ -57,7 +57,7 @@ def best(question: Question, budget: int, words: tuple[str, ...]) -> RematAnswer
 
 def check(question: Question, words: tuple[str, ...]) -> int:
     """At five budgets from what is needed least to what is needed most."""
-    all_kept = evaluate(question, (KEEP,) * len(question.candidates))
+    all_kept = evaluate(question, (SAVE,) * len(question.candidates))
     assert all_kept is not None
     most, count = all_kept.peak_bytes, 0
     for share in (0.5, 0.6, 0.7, 0.85, 1.0):
@@ -74,20 +74,20 @@ def check(question: Question, words: tuple[str, ...]) -> int:
 
 def test_chains_against_all_choices() -> None:
     rng = random.Random(0)
-    assert sum(check(chain(rng, n), (KEEP, REMAKE)) for n in (3, 5, 7, 8)) > 10
+    assert sum(check(chain(rng, n), (SAVE, REMAT)) for n in (3, 5, 7, 8)) > 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_chains_of_twelve(seed: int) -> None:
     rng = random.Random(seed)
-    check(chain(rng, 12), (KEEP, REMAKE))
+    check(chain(rng, 12), (SAVE, REMAT))
 
 
 def test_values_that_may_wait_elsewhere() -> None:
     rng = random.Random(1)
     for n in (3, 5, 6):
-        check(chain(rng, n, hosts=True), (KEEP, REMAKE, OFFLOAD))
+        check(chain(rng, n, hosts=True), (SAVE, REMAT, OFFLOAD))
 
 
 def in_flight(rng: random.Random, question: Question) -> Question:
@@ -106,9 +106,9 @@ def in_flight(rng: random.Random, question: Question) -> Question:
 def test_values_that_others_in_flight_hold_too() -> None:
     rng = random.Random(2)
     questions = [in_flight(rng, chain(rng, n)) for n in (3, 5, 7, 8)]
-    assert sum(check(q, (KEEP, REMAKE)) for q in questions) > 10
+    assert sum(check(q, (SAVE, REMAT)) for q in questions) > 10
     hosted = in_flight(rng, chain(rng, 5, hosts=True))
-    check(hosted, (KEEP, REMAKE, OFFLOAD))
+    check(hosted, (SAVE, REMAT, OFFLOAD))
 
 
 def on_links(rng: random.Random, question: Question) -> Question:
@@ -128,7 +128,7 @@ def on_links(rng: random.Random, question: Question) -> Question:
 def test_ways_elsewhere_that_other_work_hides() -> None:
     rng = random.Random(3)
     questions = [in_flight(rng, chain(rng, n, hosts=True)) for n in (3, 5, 6, 6)]
-    words = KEEP, REMAKE, OFFLOAD
+    words = SAVE, REMAT, OFFLOAD
     assert sum(check(on_links(rng, q), words) for q in questions) > 10
     # Nothing that is hidden costs anything; what is not, all of it.
     free = replace(questions[1].candidates[0], offload_s=0.0, link_s=1.0)
@@ -145,7 +145,7 @@ def test_choices_that_fit_at_few_times_fit_at_all(most: int) -> None:
         question = in_flight(rng, chain(rng, n))
         few = coarse(question, most)
         assert len({t for c in few.candidates for t in c.uses}) <= most
-        choices = [*itertools.product((KEEP, REMAKE), repeat=n)]
+        choices = [*itertools.product((SAVE, REMAT), repeat=n)]
         for one in rng.sample(choices, 16):
             fine, rough = evaluate(question, one), evaluate(few, one)
             assert (fine is None) == (rough is None)
@@ -164,7 +164,7 @@ def test_values_that_only_others_need() -> None:
     question = Question(candidates, ((0, 0),), 9)
     found = choose(question, 12)
     assert found is not None
-    assert found.choices == (KEEP, REMAKE, KEEP) or found.added_s == 1.0
+    assert found.choices == (SAVE, REMAT, SAVE) or found.added_s == 1.0
     assert choose(question, 4) is None
 
 
@@ -187,7 +187,7 @@ def test_equal_layers_do_alike() -> None:
     all_kept = 24 * 20
     found = choose(question, all_kept - 10 * 16)
     assert found is not None
-    large = [c == KEEP for c in found.choices[1::2]]
+    large = [c == SAVE for c in found.choices[1::2]]
     assert sum(a != b for a, b in itertools.pairwise(large)) <= 1
     assert found.added_s == pytest.approx(0.1 * large.count(False))
     assert large.count(False) in (10, 11)

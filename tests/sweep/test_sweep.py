@@ -12,11 +12,11 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.search.compare import COMPARED
 from rhino_jax.sweep.meshes import BudgetJobs, Meshes
 from rhino_jax.sweep.point import format_price
-from rhino_jax.sweep.sweep import _wishes as wishes
+from rhino_jax.sweep.sweep import _plan_options as plan_options
 from rhino_jax.sweep.whole import BudgetSweep
 
 
@@ -218,13 +218,13 @@ def test_stages_may_be_of_unequal_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     """A plan that fits a smaller budget is not made again for it; what cannot be says
     why, and the others are there all the same."""
     asked: list[Any] = []
-    found_with = Wishes.found_with
+    found_with = PlanOptions.found_with
 
-    def counted(self: Wishes, *of: Any) -> Any:
+    def counted(self: PlanOptions, *of: Any) -> Any:
         asked.append((self.stages, self.memory_budget_bytes))
         return found_with(self, *of)
 
-    monkeypatch.setattr(Wishes, "found_with", counted)
+    monkeypatch.setattr(PlanOptions, "found_with", counted)
     found = staged(
         hardware="v5e:8",
         stages=[1, 2, [4, 2, 2], [3, 3]],
@@ -282,14 +282,16 @@ def test_more_memory_makes_no_plan_slower() -> None:
     """A search within less memory may meet a faster plan than one within more."""
     steps = {30: (2.0, 30), 20: (1.0, 19), 10: (3.0, 10), 5: None}
 
-    def plan(wishes: Any) -> Any:
-        found = steps[wishes.memory_budget_bytes]
+    def plan(plan_options: Any) -> Any:
+        found = steps[plan_options.memory_budget_bytes]
         if found is None:
             raise InfeasiblePlanError("no.")
         predicted = SimpleNamespace(step_time_s=found[0], peak_bytes=found[1])
         return SimpleNamespace(predicted=predicted)
 
-    whole = BudgetSweep(0, wishes(None, "fast", "as written"), None, (5, 10, 20, 30))
+    whole = BudgetSweep(
+        0, plan_options(None, "fast", "as written"), None, (5, 10, 20, 30)
+    )
     made = whole.within(plan)
     assert {b: made_for for b, (made_for, _) in made.items()} == {
         30: 20, 20: 20, 10: 10, 5: 5,

@@ -25,7 +25,7 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.rewrite.retraced import imported_again
+from rhino_jax.rewrite.retraced import reimported
 from rhino_jax.sweep.children import Children, _Searcher
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.running import Searching
@@ -271,5 +271,5 @@ def read(file: str | Path) -> tuple[str, int]:
 
 
 def fingerprint_of(traced: Traced) -> tuple[str, int]:
-    made = imported_again(traced.closed_jaxpr, traced.program)
+    made = reimported(traced.closed_jaxpr, traced.program)
     return fingerprint(made, ()), len(made.ops)

@@ -87,7 +87,7 @@ def scale_row(row: BenchRow) -> dict[str, Any]:
     traced = trace_workload(workload)
     trace_s = time.process_time() - started
     with measured_passes() as spent:
-        plan = sharded.wishes.plan(traced, None)
+        plan = sharded.plan_options.plan(traced, None)
     cpu_s = {TRACE: trace_s, **spent}
     cpu_s[_OTHER] = time.process_time() - started - sum(cpu_s.values())
     return {

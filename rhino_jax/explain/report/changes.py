@@ -65,7 +65,7 @@ def _facts(diff: PlanDiffData) -> tuple[tuple[str, str], ...]:
     changed, count = diff.values
     if changed:
         share = f"{format_count(changed)} of {format_count(count)}"
-        facts.append(("values", f"{share}, those inside too, laid out otherwise"))
+        facts.append(("values", f"{share}, inner ones too, with other specs"))
     return tuple(facts)
 
 

@@ -171,7 +171,7 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
     stages = range(len(plan.stages))
     more = {
-        "backward runs again": [_again(pipeline, stage) for stage in stages],
+        "recomputed": [_again(pipeline, stage) for stage in stages],
         "waits on the host": [_on_host(pipeline, stage) for stage in stages],
     }
     more = {name: cells for name, cells in more.items() if any(cells)}
@@ -277,7 +277,7 @@ def _peaks(found: VerificationData) -> Section:
         for i, peak in enumerate(found.stage_peak_bytes)
     )
     table = Table(("stage", "peak"), rows, ">>")
-    return Section("stages: what a device holds, planned → compiled", table=table)
+    return Section("stages: memory of one device, planned → compiled", table=table)
 
 
 def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:

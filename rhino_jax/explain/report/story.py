@@ -146,7 +146,7 @@ def _recipes(plan: PlanData) -> Section:
     shares += [0.0] * (len(rows) - len(shares))
     header = ("plan", "step time", "to this", "communication", "peak", "fits")
     return Section(
-        "beside the experts' recipes",
+        "compared with the experts' recipes",
         table=Table(header, tuple(rows), "<>>>><", (0,), tuple(shares), frozenset({0})),
     )
 

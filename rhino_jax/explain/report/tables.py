@@ -213,7 +213,7 @@ def value_sections(plan: PlanData, *, full: bool) -> tuple[Section, ...]:
     same = len(plan.outputs) - len(new)
     if not same:
         return inputs, outputs
-    line = f"{format_count(same)} of state, laid out as the inputs they replace"
+    line = f"{format_count(same)} of state, with the specs of the inputs they replace"
     lines = (*outputs.lines, line)
     return inputs, replace(outputs, lines=lines)
 

@@ -213,7 +213,7 @@ def _held(found: AuditData) -> Section:
         ),
         ("everything else", format_bytes(memory.temp_bytes)),
     )
-    return Section("what it holds", facts=facts)
+    return Section("memory", facts=facts)
 
 
 def _inputs(found: AuditData, *, full: bool) -> Section:

@@ -32,7 +32,7 @@ def check_line(found: CheckData) -> str:
     arrays = f"{format_count(len(found.leaves))} arrays"
     return (
         f"Check({found.program_name} on {format_mesh(found.mesh_axes)}, run on"
-        f" {found.devices} beside one: {arrays}, {said})"
+        f" {found.devices} compared with one: {arrays}, {said})"
     )
 
 

@@ -37,7 +37,7 @@ from rhino_jax.passes.microbatch.flow.states import Partial, RowsState, WholeSta
 from rhino_jax.passes.microbatch.meeting import meeting_flops
 from rhino_jax.rewrite.flat import FlatOp, all_calls, flatten
 from rhino_jax.rewrite.numbers import ValueNumbers
-from rhino_jax.rewrite.retraced import imported_again
+from rhino_jax.rewrite.retraced import reimported
 
 
 WITHOUT_LOOP = (
@@ -122,7 +122,7 @@ def _cut(
             if not error.item.results:  # no loop that comes later can run it
                 raise _effect_needs_sum(program, needs) from None
             closed = split_scan(closed, flat, error.scan, error.values)
-            program = imported_again(closed, program)
+            program = reimported(closed, program)
             opened, same, inputs = set(), {}, moved(inputs, flat, program)
     else:
         raise MicrobatchError(

@@ -147,7 +147,7 @@ def steps(
         inner.early.update((inputs[p], x) for p, x in zip(own, xs, strict=False))
         for pair, found in zip(pairs, needs, strict=True):
             have = {v: xs[x] if is_slice else x for v, (is_slice, x) in found.items()}
-            make_again(inner, pair, frame, have)
+            emit_recomputed(inner, pair, frame, have)
         run(inner)
         outs = inner.outputs()
         ys = [
@@ -206,7 +206,7 @@ def needed(
     return found
 
 
-def make_again(
+def emit_recomputed(
     inner: Frame, pair: LoopPair, frame: Frame, have: Mapping[int, Any]
 ) -> None:
     """Bind the backward loop's reads to saved values, or to their recomputation.

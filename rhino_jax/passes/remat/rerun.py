@@ -75,11 +75,11 @@ def _grouped(
 ) -> Rerun:
     chosen = set(lines)
 
-    def is_remade(v: int) -> bool:
+    def is_recomputed(v: int) -> bool:
         return v not in kept and block.maker.get(v) in chosen
 
     def is_kept(v: int) -> bool:
-        return not is_remade(v) and not program.values[v].is_literal
+        return not is_recomputed(v) and not program.values[v].is_literal
 
     need: dict[int, int] = {}
     for line in reversed(lines):
@@ -87,7 +87,7 @@ def _grouped(
         mine = min([first[v] for v in makes if v in first], default=_NEVER)
         need[line] = mine = min(mine, need.get(line, _NEVER))
         for v in reads:
-            if is_remade(v):
+            if is_recomputed(v):
                 maker = block.maker[v]
                 need[maker] = min(mine, need.get(maker, _NEVER))
     group: dict[int, int] = {}

@@ -34,7 +34,7 @@ from rhino_jax.rewrite.retraced import retraced
 ALL = "all"
 
 
-def kept_instead(closed_jaxpr: Any, program: Program, choice: str) -> Any:
+def without_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     """Retrace a function without `jax.checkpoint`.
 
     Args:

@@ -248,7 +248,7 @@ class SliceEmitter:
         made = None
         with contextlib.ExitStack() as stack:
             if state.when is When.FORWARD:
-                made = self._remade(value, spans)
+                made = self._recomputed(value, spans)
                 stack.enter_context(self._tag(None, reader))
             if made is None:
                 made = x
@@ -257,7 +257,7 @@ class SliceEmitter:
         self._cuts[key] = made
         return made
 
-    def _remade(self, value: int, spans: Sequence[Span]) -> Any:
+    def _recomputed(self, value: int, spans: Sequence[Span]) -> Any:
         """Compute some tokens of a value that is elementwise in inputs alone.
 
         It reads only those tokens of its operands. None where it is not elementwise.

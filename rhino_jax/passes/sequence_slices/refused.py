@@ -27,7 +27,7 @@ def coupled(apart: Apart) -> TokenSliceError:
 
 def no_sequence(apart: Apart, shapes: Sequence[tuple[int, ...]]) -> TokenSliceError:
     return TokenSliceError(
-        f"`{apart.cut.program.name}` has no sequence that token slices could cut.",
+        f"`{apart.cut.program.name}` has no sequence that can be sliced.",
         where="its data",
         numbers=f"a micro-batch of its data has shapes {[*shapes]}",
         fix=f"give tokens as [batch, sequence]; or {INSTEAD}.",

@@ -23,7 +23,7 @@ from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
 from rhino_jax.rewrite.emit import substitute
 from rhino_jax.rewrite.equations import Equations
-from rhino_jax.rewrite.retraced import imported_again, without_captured
+from rhino_jax.rewrite.retraced import reimported, without_captured
 
 
 hide_frames(__file__)
@@ -56,7 +56,7 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
     lines = Equations.of(flat)
     asked = num_microbatches(program.transforms)
     loop = find(flat, program.name, stages, asked)
-    step = step_of(lines, imported_again(flat, program), loop)
+    step = step_of(lines, reimported(flat, program), loop)
 
     def run(*arrays: Any) -> list[Any]:
         axis = StageAxis(AXIS, stages, loop.count, lax.axis_index(AXIS))

@@ -11,12 +11,12 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.files.tree_json import floats, predicted_from_json, record_to_json
 from rhino_jax.plan.stages import (
     Between,
-    MadeAgain,
     Pipeline,
     PipelinePass,
     StageCost,
     StageHop,
     StagePlan,
+    StageRemat,
     StageSend,
 )
 
@@ -116,7 +116,7 @@ def pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         ),
         recomputed=tuple(data.get("recomputed", ())),
         made_again=tuple(
-            MadeAgain(**floats(x, "added_s")) for x in data.get("made_again", ())
+            StageRemat(**floats(x, "added_s")) for x in data.get("made_again", ())
         ),
         passes=tuple(
             PipelinePass(**floats(x, "tick_s", "handed_s", "before_s"))

@@ -67,7 +67,7 @@ def resolve_pins(
         for i, e in enumerate(program.outputs)
     ]
     paths = [path for path, *_ in entries]
-    said_by: dict[int, str] = {}
+    given_by: dict[int, str] = {}
     inside: dict[str, Any] = {}
     globs_first = sorted((pins or {}).items(), key=lambda pin: pin[0] in paths)
     for key, spec in globs_first:
@@ -83,14 +83,14 @@ def resolve_pins(
             state = program.outputs[i].state_of if is_output else None
             if not is_output:
                 inputs[i] = found
-                said_by[i] = key
+                given_by[i] = key
             elif state is None:
                 outputs[i] = found
             elif inputs.setdefault(state, found) != found:
                 if not is_path:
                     continue
                 raise PinError(
-                    f"two pins contradict each other: {said_by.get(state)!r} and"
+                    f"two pins contradict each other: {given_by.get(state)!r} and"
                     f" {key!r}.",
                     where=f"{program.inputs[state].path} and {path}",
                     numbers="the result replaces the argument in the next call, so"
@@ -98,7 +98,7 @@ def resolve_pins(
                     fix="drop one of the two.",
                 )
             else:
-                said_by.setdefault(state, key)
+                given_by.setdefault(state, key)
     return ResolvedPins(inputs, outputs, _inside(inside, program, mesh_axes, paths))
 
 

@@ -38,7 +38,7 @@ def decided_layout(
       InfeasiblePlanError: no layout fits the memory budget.
       ProcessError: processes plan different programs, or one is lost.
     """
-    first = next(iter(programs.wishes.values()))
+    first = next(iter(programs.plan_options.values()))
 
     def decide() -> Any:
         with shown(first.progress) as report:
@@ -51,7 +51,7 @@ def decided_layout(
         "what is asked for": repr(
             [
                 (name, w.memory_budget_bytes, w.level, w.time_limit_s, w.seed)
-                for name, w in programs.wishes.items()
+                for name, w in programs.plan_options.items()
             ]
         ),
     }
@@ -80,15 +80,15 @@ def _search(
     from rhino_jax.planner.search.together import search_layout
     from rhino_jax.solver.incumbents import EFFORTS
 
-    wishes = next(iter(programs.wishes.values()))
+    plan_options = next(iter(programs.plan_options.values()))
     analyses = [ProgramAnalysis.of(program, target) for program in programs.programs]
     meshes = programs.meshes(target)
-    limit = wishes.time_limit_s
+    limit = plan_options.time_limit_s
     deadline = programs.started + (math.inf if limit is None else limit / 2)
 
     def layout(axes: MeshAxes, effort: Any, *, is_brief: bool) -> SharedSolution:
         members = programs.members(target, axes, shared)
-        effort = replace(effort, deadline=deadline, seed=wishes.seed)
+        effort = replace(effort, deadline=deadline, seed=plan_options.seed)
         return search_layout(
             members, analyses, shared, axes, effort, report, is_brief=is_brief
         )
@@ -99,7 +99,7 @@ def _search(
             for i, axes in enumerate(distinct_meshes(meshes, target))
         ]
         meshes = [min((found.objective_s, i, axes) for found, i, axes in every)[2]]
-    found = layout(meshes[0], EFFORTS[wishes.level], is_brief=False)
+    found = layout(meshes[0], EFFORTS[plan_options.level], is_brief=False)
     if not found.fits:
         members = programs.members(target, meshes[0], shared)
         raise _nothing_fits(programs, found, members, meshes[0])

@@ -16,7 +16,7 @@ from rhino_jax.plan.pins.trees import check_devices, expand_pins
 from rhino_jax.plan.shared import Slot, staying_inputs
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.planner.meshes import MeshAxes
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import axes_of_mesh
 
 
@@ -44,7 +44,7 @@ class JointPrograms:
 
     traced: Mapping[str, Traced]
     weights: Mapping[str, float]
-    wishes: Mapping[str, Wishes]
+    plan_options: Mapping[str, PlanOptions]
     mesh: Any
     started: float
 
@@ -63,7 +63,7 @@ class JointPrograms:
         every = []
         for name, traced in self.traced.items():
             pinned = self._pinned(name)
-            every.append(self.wishes[name].meshes_of(traced, target, pinned)[0])
+            every.append(self.plan_options[name].meshes_of(traced, target, pinned)[0])
         left = [axes for axes in every[0] if all(axes in others for others in every)]
         left = [axes for axes in left if len(axes) <= MAX_AXES] or left
         if not left:
@@ -79,7 +79,7 @@ class JointPrograms:
         return left
 
     def _pinned(self, name: str) -> Mapping[str, Any]:
-        return expand_pins(self.wishes[name].pins, self.traced[name])
+        return expand_pins(self.plan_options[name].pins, self.traced[name])
 
     def members(
         self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
@@ -98,7 +98,7 @@ class JointPrograms:
         return [
             Member(
                 program,
-                self.wishes[name].request_of(target, replace(p, inputs=mine)),
+                self.plan_options[name].request_of(target, replace(p, inputs=mine)),
                 self.weights[name],
                 staying_inputs(program),
             )

@@ -13,8 +13,8 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans, Slot, shared_places, taken_with
 from rhino_jax.planner.joint.layout import decided_layout
 from rhino_jax.planner.joint.programs import WHAT, JointPrograms
-from rhino_jax.planner.like import KeptSpecs
-from rhino_jax.planner.options import Wishes
+from rhino_jax.planner.like import ReusedSpecs
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.units import format_bytes
 
@@ -33,8 +33,8 @@ class Together(JointPrograms):
 
     def plans(self) -> Plans[PlanData]:
         """Return a plan of each program, with one layout of the shared state."""
-        wishes = next(iter(self.wishes.values()))
-        target = wishes.target_of(self.mesh)
+        plan_options = next(iter(self.plan_options.values()))
+        target = plan_options.target_of(self.mesh)
         shared = shared_places(self.programs)
         layout = decided_layout(self, target, shared)
         axes = layout.mesh_axes
@@ -44,7 +44,7 @@ class Together(JointPrograms):
         held = self._held_bytes(members, shared, layout.specs, mesh)
         found = self._planned(specs, held, mesh, shared)
         alone: dict[str, float | None] = dict.fromkeys(self.names)
-        if wishes.time_limit_s is None and wishes.level == "best":
+        if plan_options.time_limit_s is None and plan_options.level == "best":
             found, held, alone = self._compared(found, held, mesh, shared, members)
         return Plans(
             plans=found,
@@ -100,21 +100,23 @@ class Together(JointPrograms):
             mine = {slot for place in shared for k, slot in place if k == m}
             others = ", ".join(n for n in self.names if n != name)
             kept = {slot: s for slot, s in specs[name].items() if slot in mine}
-            basis = KeptSpecs(f"together with {others}", mesh, kept, is_asked=False)
+            basis = ReusedSpecs(f"together with {others}", mesh, kept, is_asked=False)
             try:
-                found[name] = self._wishes_within(name, held).plan_with(
+                found[name] = self._options_within(name, held).plan_with(
                     traced, mesh, basis
                 )
             except InfeasiblePlanError as error:
                 raise _with_held(error, name, held[name]) from None
         return found
 
-    def _wishes_within(self, name: str, held: Mapping[str, int]) -> Wishes:
-        wishes = self.wishes[name]
-        budget = wishes.budget_bytes(wishes.target_of(self.mesh)) - held[name]
-        limit = wishes.time_limit_s
+    def _options_within(self, name: str, held: Mapping[str, int]) -> PlanOptions:
+        plan_options = self.plan_options[name]
+        budget = (
+            plan_options.budget_bytes(plan_options.target_of(self.mesh)) - held[name]
+        )
+        limit = plan_options.time_limit_s
         return replace(
-            wishes,
+            plan_options,
             memory_budget_bytes=max(1, int(budget)),
             time_limit_s=limit and limit / (2 * len(self.names)),
         )
@@ -131,7 +133,7 @@ class Together(JointPrograms):
         alone: dict[str, PlanData] = {}
         for name, traced in self.traced.items():
             try:
-                within = self._wishes_within(name, held)
+                within = self._options_within(name, held)
                 alone[name] = within.plan_with(traced, mesh, None)
             except InfeasiblePlanError:
                 continue

@@ -16,8 +16,8 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans
 from rhino_jax.planner.joint.programs import WHAT
 from rhino_jax.planner.joint.shared import Together
-from rhino_jax.planner.options import Wishes
-from rhino_jax.runtime.constraints import auto_twin
+from rhino_jax.planner.options import PlanOptions
+from rhino_jax.runtime.constraints import auto_mesh
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.processes.agree import attending
 from rhino_jax.runtime.sharded import ShardedFunction
@@ -35,21 +35,21 @@ def planned_together(
 
     Args:
       programs, weights, mesh, pins: as the user gave them.
-      options: `Wishes` of every program.
+      options: `PlanOptions` of every program.
     """
     started = time.monotonic()
     given = read_mesh(mesh if mesh is not None else context_mesh(), WHAT)
     pins = _by_name("pins", pins, programs)
     shares = {**dict.fromkeys(programs, 1.0), **_by_name("weights", weights, programs)}
-    wishes = {
-        name: Wishes(pins=pins.get(name), refine=0, what=WHAT, **options)
+    plan_options = {
+        name: PlanOptions(pins=pins.get(name), refine=0, what=WHAT, **options)
         for name in programs
     }
     with attending(given):
         together = Together(
             {name: _traced(name, entry, given) for name, entry in programs.items()},
             {name: _weight(name, x) for name, x in shares.items()},
-            wishes,
+            plan_options,
             given,
             started,
         )
@@ -94,7 +94,7 @@ def _weight(name: str, weight: Any) -> float:
         f"{WHAT}: a weight must be a positive number.",
         where=f"weights[{name!r}]",
         numbers=f"got {weight!r}",
-        fix="say how often the program runs beside the others, as 10 or 0.1.",
+        fix="state how often the program runs relative to the others, as 10 or 0.1.",
     )
 
 
@@ -111,5 +111,5 @@ def _traced(name: str, entry: Any, mesh: Any) -> Traced:
     is_sharded = isinstance(fn, ShardedFunction)
     parameters = fn.parameters if is_sharded else read_parameters(fn, what=WHAT)
     call = split_call(parameters, tuple(args), kwargs, WHAT)
-    twin = None if mesh is None else auto_twin(mesh)
+    twin = None if mesh is None else auto_mesh(mesh)
     return trace_call(parameters, call, mesh=twin, what=WHAT)

@@ -18,8 +18,8 @@ from rhino_jax.planner.search.minimum_memory import find_minimum_memory
 from rhino_jax.planner.search.remat.choice import least_choice
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.planner.variants import (
-    KEPT_INSTEAD,
     MAX_COUNTS,
+    WITHOUT_REMAT,
     VariantCandidate,
     cut_in,
 )
@@ -71,7 +71,7 @@ class LeastMemory:
         yield ()
         if not self.may_recompute:
             return
-        every = [(), (KEPT_INSTEAD,)] if self.has_wish else [()]
+        every = [(), (WITHOUT_REMAT,)] if self.has_wish else [()]
         for before in every:
             kept = self._try("no remat", before) if before else written
             least = kept and least_choice(kept.found.solved[0])

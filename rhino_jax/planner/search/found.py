@@ -12,7 +12,7 @@ from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.search.passes import READ_BACK
-from rhino_jax.planner.search.read_back.assemble import recipes_of, said_by
+from rhino_jax.planner.search.read_back.assemble import decisions_by, recipes_of
 from rhino_jax.planner.search.records import Request, SolvedMesh
 
 
@@ -93,7 +93,7 @@ class SearchResult:
         """Return the specs of the plan, where there is one."""
         labels = self.solved[0].solution.labels
         assert labels is not None, "nothing fits"
-        return said_by(self.solved[0].mesh_problem, labels, self.request)
+        return decisions_by(self.solved[0].mesh_problem, labels, self.request)
 
     def recipes(self) -> dict[str, Predicted | None]:
         """Return the predictions for the recipes that the program allows."""

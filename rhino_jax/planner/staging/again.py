@@ -296,7 +296,7 @@ def _laid(run: FittingGroups) -> Laid:
     return Laid(run, run.groups, simulation.step_time_s, peaks, sent)
 
 
-def solved_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
+def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
     """Solve the problems of a plan again that are not cached.
 
     Args:

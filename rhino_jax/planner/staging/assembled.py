@@ -185,7 +185,7 @@ def _notes(search: Search) -> list[str]:
     found = []
     if search.request.value_pins:
         keys = ", ".join(sorted({p.key for p in search.request.value_pins.values()}))
-        found.append(f"pins of values inside are not kept in several stages: {keys}.")
+        found.append(f"pins of inner values have no effect in several stages: {keys}.")
     if search.refine:
         found.append(
             "`refine` compiles no plans of several stages: `plan.verify` does."

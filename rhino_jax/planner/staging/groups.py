@@ -25,7 +25,7 @@ from rhino_jax.planner.staging.planned import (
     Room,
     plan_group,
 )
-from rhino_jax.planner.staging.remat import Remaking, StepOf, in_vain
+from rhino_jax.planner.staging.remat import StageRematSearch, StepOf, in_vain
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.variant_search import Search
 
@@ -116,11 +116,11 @@ def plan_groups(
         return link.planned(with_specs({}, old), with_specs)
 
     on_all = partial(_on_all, groups=range(step.groups), shapes=shapes)
-    remaking = Remaking(step_of, sides, planned, room, budget, finds)
+    remat_search = StageRematSearch(step_of, sides, planned, room, budget, finds)
     # Layouts of a small submesh are possible on a larger one: its other axes are the
     # same.
     for group in sorted(range(step.groups), key=lambda g: shapes.places[g]):
-        step, one, remat = _that_fits(remaking, step, group, remat)
+        step, one, remat = _that_fits(remat_search, step, group, remat)
         found[group] = one
         for whole, spec in _of_stacks(one, of_step):
             stacks.setdefault(whole, without(spec, [shapes.stage_axis]))
@@ -130,7 +130,7 @@ def plan_groups(
 
 
 def _that_fits(
-    remaking: Remaking, step: StagedStep, group: int, remat: StagedRemat
+    remat_search: StageRematSearch, step: StagedStep, group: int, remat: StagedRemat
 ) -> tuple[StagedStep, PlannedGroup, StagedRemat]:
     """Plan a submesh so that it fits, as it is or with rematerialization.
 
@@ -139,25 +139,25 @@ def _that_fits(
     Raises:
       InfeasiblePlanError: it does not fit either way.
     """
-    room = remaking.room
+    room = remat_search.room
     is_again = {c for c, g in enumerate(step.chunks) if g == group} <= remat.chunks
     is_chosen = room.may_recompute and not is_again
     may_recompute = is_chosen and not room.is_split
     kept = None
     try:
-        wide = (kept := remaking.planned(step, group, MAX_TRIES)).wide
+        wide = (kept := remat_search.planned(step, group, MAX_TRIES)).wide
     except Refused as refused:
         if refused.is_alone or not may_recompute:
             # Remat does not lower the peak of one micro-batch alone.
             raise _told(refused, room, is_again=is_again) from None
         wide = refused.wide
     if kept is None or (may_recompute and kept.is_bound):
-        step, one, remat = remaking.of(step, group, remat, kept, wide)
+        step, one, remat = remat_search.of(step, group, remat, kept, wide)
         if one is not kept:
             return step, one, remat
         kept = one
     if is_chosen:
-        return remaking.by_price(step, group, remat, kept)
+        return remat_search.by_price(step, group, remat, kept)
     return step, kept, remat
 
 

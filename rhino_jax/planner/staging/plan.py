@@ -31,7 +31,7 @@ from rhino_jax.planner.staging.cuts import (
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.fitted import fitted
 from rhino_jax.planner.staging.least import check_least
-from rhino_jax.planner.staging.loops.forms import all_layers, as_kept, forms_of
+from rhino_jax.planner.staging.loops.forms import all_layers, forms_of, reusing
 from rhino_jax.planner.staging.slices.asked import FEW, slices_in
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.planner.variants import MIN_GAIN
@@ -98,7 +98,7 @@ def plan_stages(
     rounds = _counts(whole, microbatches)
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
-    forms = as_kept(all_forms, whole.kept)
+    forms = reusing(all_forms, whole.kept)
     if any(forms) and when.has_several(schedule):
         raise _stacks_are_whole(traced.program, forms, schedule)
     asked = [
@@ -248,7 +248,7 @@ def _best_of(
     for way in ways:
         if best is not None and not (
             _may_be_faster(best, best_way, way)
-            or _may_be_remade(*found[way.cut], way, best_way)
+            or _may_be_recomputed(*found[way.cut], way, best_way)
         ):
             continue
         try:
@@ -281,7 +281,7 @@ def _may_be_faster(plan: PlanData, tried: when.Way, way: when.Way) -> bool:
     return way.recomputed_s < tried.step_time_s
 
 
-def _may_be_remade(
+def _may_be_recomputed(
     asked: StagingRequest, cut_step: CutStep, way: when.Way, tried: when.Way
 ) -> bool:
     """Whether a schedule that fits may be faster than one with split backward passes,

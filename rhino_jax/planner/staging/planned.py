@@ -16,7 +16,7 @@ from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.pipeline.offload import MOVING
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.stages import KEPT, MadeAgain
+from rhino_jax.plan.stages import KEPT, StageRemat
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
@@ -88,7 +88,7 @@ class PlannedGroup:
     working: tuple[int, ...] = ()
     is_bound: bool = False
     wide: PlannedGroup | None = None
-    made_again: MadeAgain = KEPT
+    made_again: StageRemat = KEPT
     waits_s: float = 0.0
 
     @property
@@ -258,7 +258,7 @@ def plan_group(
     fixed, left = planned.fixed_bytes(step), planned.left_bytes(step)
     left -= planned.offloaded_bytes(step)
     too_large = InfeasiblePlanError(
-        f"stage {group} does not fit with what it holds between its tasks.",
+        f"stage {group} does not fit with the residuals between its tasks.",
         where=f"memory budget {format_bytes(int(budget))} per device",
         numbers=f"{format_bytes(needed)} needed: {format_bytes(fixed)} all the time,"
         f" {format_bytes(left)} for each of {in_flight} micro-batches in flight,"

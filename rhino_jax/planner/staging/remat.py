@@ -12,7 +12,7 @@ from rhino_jax.passes.staged.holding import may_wait
 from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
-from rhino_jax.plan.stages import MadeAgain
+from rhino_jax.plan.stages import StageRemat
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
 from rhino_jax.planner.search.remat.tasks import Tasks
@@ -45,7 +45,7 @@ StepOf = Callable[[StagedRemat], StagedStep]
 
 
 @dataclass(frozen=True, eq=False)
-class Remaking:
+class StageRematSearch:
     """Choose the values that submeshes recompute or offload.
 
     Attributes:
@@ -157,7 +157,7 @@ class Remaking:
         one = replace(one, waits_s=self._waits_s(step, one))
         text, flying = remat.values[group], self.room.in_flight[group]
         before = flying * kept[1].left_bytes(kept[0])
-        said = MadeAgain(
+        said = StageRemat(
             choice=text,
             count=len(RematChoice.parse(text).recompute),
             saved_bytes=before - one.flying_bytes(step, flying),

@@ -99,7 +99,7 @@ class Meeting:
             count = self._service.get(f"{self._prefix}/{key}/count", POLL_S)
             if count is not None:
                 break
-            self._raise_told()
+            self._raise_reported()
             watch.look()
         keys = [f"{self._prefix}/{key}/{i}" for i in range(int(count))]
         return b"".join(self._service.get(k, POLL_S) or b"" for k in keys)
@@ -173,7 +173,7 @@ class Meeting:
             with contextlib.suppress(ProcessError):
                 self._service.delete(key)
 
-    def _raise_told(self) -> None:
+    def _raise_reported(self) -> None:
         """Raise the error that another process reported, if any."""
         text = self._service.find(f"{self._prefix}/error")
         if text is None:

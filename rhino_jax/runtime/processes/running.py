@@ -220,12 +220,12 @@ class Running:
         parts = [error.what, error.where, error.numbers, error.fix]
         said = [*parts, self.me, error.lost]
         with contextlib.suppress(ProcessError):
-            self._service.put(self._told_at(self._step), json.dumps(said).encode())
+            self._service.put(self._reported_at(self._step), json.dumps(said).encode())
 
     def told(self) -> ProcessError | None:
         """Return the error that another process reported, in this or the last step."""
         for step in (self._step, self._step - 1):
-            text = self._service.find(self._told_at(step))
+            text = self._service.find(self._reported_at(step))
             if text is None:
                 continue
             what, where, numbers, fix, process, lost = json.loads(text)
@@ -234,14 +234,14 @@ class Running:
                 return error if lost is None else of_lost(error, lost)
         return None
 
-    def told_within(self, seconds: float) -> ProcessError | None:
+    def reported_within(self, seconds: float) -> ProcessError | None:
         """Wait up to some seconds for an error that another process reported."""
         until = time.monotonic() + seconds
         while (error := self.told()) is None and time.monotonic() < until:
             time.sleep(0.1 * seconds)
         return error
 
-    def _told_at(self, step: int) -> str:
+    def _reported_at(self, step: int) -> str:
         return f"{self._prefix}/{step}/error"
 
     def _look(self, on: Sequence[int], doing: str) -> None:

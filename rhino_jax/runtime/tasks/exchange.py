@@ -154,7 +154,7 @@ class Exchange:
                 self.running.wait(partial(jax.block_until_ready, x), on, doing)
         except jax.errors.JaxRuntimeError as error:
             others = [p for p in on if p != self.running.me]
-            told = self.running.told_within(HEARD_S)
+            told = self.running.reported_within(HEARD_S)
             text = str(error).splitlines()[0][:300]
             raise told or self.running.lost(others[0], doing, text) from error
 

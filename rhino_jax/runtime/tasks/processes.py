@@ -208,7 +208,7 @@ class ProcessController(Controller):
             self.running.wait(partial(jax.block_until_ready, arrays), on, doing)
         except jax.errors.JaxRuntimeError:
             # If another process of the submesh has failed, that is the cause.
-            told = self.running.told_within(HEARD_S)
+            told = self.running.reported_within(HEARD_S)
             if told is not None:
                 raise told from None
             raise

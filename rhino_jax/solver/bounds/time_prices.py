@@ -43,7 +43,7 @@ MULTIPLES = (1.5, 3.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TimePriced:
+class TimeCosted:
     """The result of the search for multipliers.
 
     Attributes:
@@ -56,7 +56,7 @@ class TimePriced:
     regrets: np.ndarray
 
 
-def price_times(search: Limited, until: float) -> TimePriced:
+def price_times(search: Limited, until: float) -> TimeCosted:
     """Search for the best multipliers of memory.
 
     Args:
@@ -95,7 +95,7 @@ def price_times(search: Limited, until: float) -> TimePriced:
         memory = {t: factor * price for t, price in target.memory.items()}
         run.ask(TimePrices(1.0, memory))
         choices = [*run.met[-1:], *choices]
-    return TimePriced(choices, run.regrets(target))
+    return TimeCosted(choices, run.regrets(target))
 
 
 class _PriceSearch:
@@ -133,7 +133,7 @@ class _PriceSearch:
         return bound - sum(p * memory.room[t] for t, p in prices.memory.items())
 
     def regrets(self, prices: TimePrices) -> np.ndarray:
-        """Return the regret of every option, see `TimePriced`."""
+        """Return the regret of every option, see `TimeCosted`."""
         first, priced = self.search.memory.first, self.priced(prices)
         for way in (0, 1) * SWEEPS:
             self.messages.sweep(priced, way)

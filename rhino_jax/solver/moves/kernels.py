@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rhino_jax.solver.bounds.time_prices import TimePriced
+from rhino_jax.solver.bounds.time_prices import TimeCosted
 from rhino_jax.solver.cpsat import settle
 from rhino_jax.solver.limited import Limited
 
@@ -32,7 +32,7 @@ KERNEL_SHARE = 0.25
 """Share of the remaining time that CP-SAT has for a kernel."""
 
 
-def search_kernels(search: Limited, priced: TimePriced, until: float) -> None:
+def search_kernels(search: Limited, priced: TimeCosted, until: float) -> None:
     """Solve kernels of increasing size, while time is left.
 
     Args:
@@ -66,7 +66,7 @@ def search_kernels(search: Limited, priced: TimePriced, until: float) -> None:
             search.offer(found.labels)
 
 
-def _start(search: Limited, priced: TimePriced) -> np.ndarray:
+def _start(search: Limited, priced: TimeCosted) -> np.ndarray:
     """Return the hint: the best assignment, or the most promising one."""
     if search.best is not None:
         return search.best
@@ -76,7 +76,7 @@ def _start(search: Limited, priced: TimePriced) -> np.ndarray:
 
 
 def _allowed(
-    search: Limited, priced: TimePriced, share: float
+    search: Limited, priced: TimeCosted, share: float
 ) -> dict[int, np.ndarray]:
     """Return node → the options of a kernel."""
     first = search.memory.first

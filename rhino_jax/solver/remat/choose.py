@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortools.sat.python import cp_model
 
 from rhino_jax.solver.remat.model import PER_S, RematModel, num_variables
-from rhino_jax.solver.remat.question import KEEP, Question, RematAnswer, evaluate
+from rhino_jax.solver.remat.question import SAVE, Question, RematAnswer, evaluate
 
 
 MAX_VARIABLES = 20_000
@@ -24,7 +24,7 @@ def choose(
       seconds: time limit, after which the best choice so far is returned.
       seed: seed of the search.
     """
-    all_kept = evaluate(question, (KEEP,) * len(question.candidates))
+    all_kept = evaluate(question, (SAVE,) * len(question.candidates))
     is_free = not any(c.keep_s for c in question.candidates)
     if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
         return all_kept

@@ -10,9 +10,9 @@ from ortools.sat.python import cp_model
 
 from rhino_jax.solver.remat.question import (
     GONE,
-    KEEP,
     OFFLOAD,
-    REMAKE,
+    REMAT,
+    SAVE,
     Question,
     SavedValue,
     base_at,
@@ -144,7 +144,7 @@ class RematModel:
                 if is_here and time in self.place:
                     held.append(self._held(i, after, self.there[i, after]))
                     if c.extra_bytes:
-                        held.append(c.extra_bytes * self._remade(i, after))
+                        held.append(c.extra_bytes * self._recomputed(i, after))
                 elif is_here:
                     held.append(self._held(i, after, self._both(i, after)))
         room = budget_bytes - base_at(self.question.base, time)
@@ -155,17 +155,17 @@ class RematModel:
         c = self.question.candidates[i]
         if c.remade_bytes is None or c.remade_bytes == c.bytes:
             return c.bytes * there
-        is_remade = self.model.new_bool_var("")
+        is_recomputed = self.model.new_bool_var("")
         if c.remade_bytes > c.bytes:
-            self.model.add(is_remade >= there - self.kept[i] - self.sent[i])
-            return c.bytes * there + (c.remade_bytes - c.bytes) * is_remade
-        self.model.add(is_remade <= there)
+            self.model.add(is_recomputed >= there - self.kept[i] - self.sent[i])
+            return c.bytes * there + (c.remade_bytes - c.bytes) * is_recomputed
+        self.model.add(is_recomputed <= there)
         makings = sum(self.made[i, m] for m in self._span(i) if m <= n)
-        self.model.add(is_remade <= makings)
-        self.model.add(is_remade + self.sent[i] <= 1)
-        return c.bytes * there - (c.bytes - c.remade_bytes) * is_remade
+        self.model.add(is_recomputed <= makings)
+        self.model.add(is_recomputed + self.sent[i] <= 1)
+        return c.bytes * there - (c.bytes - c.remade_bytes) * is_recomputed
 
-    def _remade(self, i: int, n: int) -> cp_model.IntVar:
+    def _recomputed(self, i: int, n: int) -> cp_model.IntVar:
         """Return the variable that is 1 if a value is recomputed at a late time."""
         remat = self.model.new_bool_var("")
         self.model.add(remat >= self.made[i, n] - self.sent[i])
@@ -210,7 +210,7 @@ class RematModel:
                 found.append(OFFLOAD)
             else:
                 found.append(
-                    REMAKE if is_made else KEEP if solver.value(self.kept[i]) else GONE
+                    REMAT if is_made else SAVE if solver.value(self.kept[i]) else GONE
                 )
         return tuple(found)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-KEEP, REMAKE, OFFLOAD, GONE = "keep", "remake", "offload", "gone"
+SAVE, REMAT, OFFLOAD, GONE = "keep", "remake", "offload", "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
         c, choice = candidates[i], choices[i]
         if not needed[i]:
             continue
-        if choice == GONE or (choice == REMAKE and c.remake_s is None):
+        if choice == GONE or (choice == REMAT and c.remake_s is None):
             return None
         if choice == OFFLOAD and c.offload_s is None:
             return None
-        if choice == REMAKE:
+        if choice == REMAT:
             for j in c.needs:
                 needed[j].append(min(needed[i]))
     changes: dict[int, int] = defaultdict(int)
@@ -111,13 +111,13 @@ def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
         if not needed[i]:
             continue
         first, last = min(needed[i]), max(needed[i])
-        begin = c.start if choices[i] == KEEP else first
+        begin = c.start if choices[i] == SAVE else first
         amount = c.bytes
-        if choices[i] == REMAKE and c.remade_bytes is not None:
+        if choices[i] == REMAT and c.remade_bytes is not None:
             amount = c.remade_bytes
         changes[begin] += amount
         changes[last + 1] -= amount
-        if choices[i] == REMAKE:
+        if choices[i] == REMAT:
             added += c.remake_s or 0.0
             changes[first] += c.extra_bytes
             changes[first + 1] -= c.extra_bytes

@@ -290,7 +290,7 @@ def _all_gather(axes: str, by: str, where: str) -> str:
 def _all_reduce(axes: str, by: str, where: str) -> str:
     return (
         f"{by} sums over a dim that is sharded over {axes}, and its result is needed"
-        f" replicated: partial sums of all devices are added{where}"
+        f" replicated: the partial sums of all devices are reduced{where}"
     )
 
 
@@ -307,13 +307,13 @@ def _all_to_all(axes: str, by: str, where: str) -> str:
 
 def _permute(axes: str, by: str, where: str) -> str:
     return (
-        f"{by} reads pieces that lie on other devices along {axes}: a shift, a window,"
+        f"{by} reads shards of other devices along {axes}: a shift, a window,"
         f" or the same dims in another order{where}"
     )
 
 
 def _broadcast(axes: str, by: str, where: str) -> str:
-    return f"{by} reads on all of {axes} what one device holds{where}"
+    return f"{by} reads on all of {axes} the data of one device{where}"
 
 
 _ASKED_FOR = ("all-gather", "all-to-all", "collective-permute")

@@ -126,7 +126,7 @@ def _over_one(axes: Axes, sizes: Mapping[str, int]) -> Iterator[Identity]:
         (scatter,),
         (reduce_,),
         "decomposed",
-        "the same partial sum as an all-reduce, of which each device keeps its part:"
+        "the same partial sum as an all-reduce, of which each device keeps its shard:"
         " twice the bytes of a reduce-scatter",
     )
     yield Identity(
@@ -165,7 +165,7 @@ def _over_two(
     )
     yield Identity((scatter_a, reduce_b, gather_a), (whole,), "over other axes", one)
     yield Identity((whole,), (scatter_a, reduce_b, gather_a), "over other axes", many)
-    kept = ", of which each device keeps its part"
+    kept = ", of which each device keeps its shard"
     yield Identity((scatter_a, reduce_b), (whole,), "over other axes", one + kept)
     if a < b:
         yield Identity(plain, (whole,), "over other axes", one)

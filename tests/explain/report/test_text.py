@@ -38,7 +38,7 @@ def test_the_table_tells_the_whole_story() -> None:
     titles = [s.splitlines()[0].split(":")[0] for s in text.split("\n\n")]
     assert titles == [
         "plan of train_step",
-        "beside the experts' recipes",
+        "compared with the experts' recipes",
         "inputs",
         "outputs",
         "collectives",
@@ -139,7 +139,7 @@ def test_state_that_is_fed_back_is_not_listed_twice() -> None:
     plan = sample_plan(outputs=(moved, *state[1:], loss))
     rows = lines_of(plan.table(), "outputs: 2 arrays")
     assert [row.split()[0] for row in rows[2:4]] == ["out:", "out[1]"]
-    assert rows[4] == "  5 of state, laid out as the inputs they replace"
+    assert rows[4] == "  5 of state, with the specs of the inputs they replace"
     assert len(lines_of(plan.table(full=True), "outputs: 7 arrays")) == 9
 
 

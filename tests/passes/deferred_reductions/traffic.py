@@ -14,7 +14,7 @@ from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.deferred_reductions import with_open_sums
+from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.spmd import SpmdExecutable
@@ -51,7 +51,7 @@ def planned(case: Case, axes: Sequence[tuple[str, int]], hardware: str) -> Plann
         traced, None, [tuple(axes)], target, request, case.pins, 0, "test", _quiet
     )
     first = search.find()
-    opened, best = with_open_sums(search, first)
+    opened, best = with_deferred_reductions(search, first)
     return Planned(traced, first.plan(), opened.running, opened.plan(best))
 
 

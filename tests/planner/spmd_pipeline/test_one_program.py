@@ -88,7 +88,7 @@ def test_what_is_compiled_moves_what_the_plan_says() -> None:
     assert found.ok
     assert found.compiled is not None
     assert found.stage_peak_bytes == (found.compiled.peak_bytes,) * 2
-    assert "what a device holds, planned → compiled" in found.table()
+    assert "memory of one device, planned → compiled" in found.table()
 
 
 @pytest.mark.slow

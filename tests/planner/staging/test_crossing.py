@@ -12,7 +12,7 @@ import rhino_jax as rhino
 WIDTH, ROWS = 1024, 512
 
 
-def planned(hardware, **wishes):
+def planned(hardware, **plan_options):
     def loss(layers, x):
         for up, down in layers:
             x = x + jax.nn.relu(x @ up) @ down
@@ -26,7 +26,7 @@ def planned(hardware, **wishes):
         return jax.ShapeDtypeStruct(shape, jnp.float16)
 
     layers = [(f16(WIDTH, 4 * WIDTH), f16(4 * WIDTH, WIDTH))] * 4
-    options = {"microbatches": 2, "recompute": "as written", **wishes}
+    options = {"microbatches": 2, "recompute": "as written", **plan_options}
     return rhino.plan(step, layers, f16(2, ROWS, WIDTH), hardware=hardware, **options)
 
 

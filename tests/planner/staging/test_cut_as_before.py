@@ -34,7 +34,7 @@ def gelu(h, w):
     return jax.nn.gelu(h @ w) + 0.1 * h
 
 
-def planned(step, layers=LAYERS, **wishes):
+def planned(step, layers=LAYERS, **plan_options):
     return rhino.plan(
         step,
         [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * layers,
@@ -42,7 +42,7 @@ def planned(step, layers=LAYERS, **wishes):
         donate_argnums=0,
         microbatches=4,
         schedule="1f1b",
-        **wishes,
+        **plan_options,
     )
 
 
@@ -95,13 +95,13 @@ def test_loops_keep_their_parts():
         gradients = jax.grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
-    def plan(**wishes):
+    def plan(**plan_options):
         shape = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
         loop = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
         x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
         args = {"head": shape, "loop": loop}, x
-        wishes = {"schedule": "1f1b", "microbatches": 4, **wishes}
-        return rhino.plan(train_step, *args, donate_argnums=0, **wishes)
+        plan_options = {"schedule": "1f1b", "microbatches": 4, **plan_options}
+        return rhino.plan(train_step, *args, donate_argnums=0, **plan_options)
 
     first = plan(mesh={"stage": 4}, hardware="h100")
     again = plan(like=first, microbatches=8)

@@ -26,11 +26,11 @@ def train_step(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
-def planned(**wishes):
+def planned(**plan_options):
     params = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    wishes = {"hardware": "h100:8", "donate_argnums": 0, **wishes}
-    return rhino.plan(train_step, params, x, **wishes)
+    plan_options = {"hardware": "h100:8", "donate_argnums": 0, **plan_options}
+    return rhino.plan(train_step, params, x, **plan_options)
 
 
 def test_what_no_cut_changes_is_refused_before_anything_is_planned(monkeypatch):

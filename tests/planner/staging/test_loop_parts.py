@@ -47,9 +47,9 @@ def arguments(layers=3, head=WIDTH):
 
 
 def planned(layers=3, head=WIDTH, **options):
-    wishes = {"stages": 4, "microbatches": 4, "schedule": "1f1b", **options}
+    plan_options = {"stages": 4, "microbatches": 4, "schedule": "1f1b", **options}
     args = jax.eval_shape(lambda: arguments(layers, head))
-    return rhino.plan(train_step, *args, donate_argnums=0, **wishes)
+    return rhino.plan(train_step, *args, donate_argnums=0, **plan_options)
 
 
 def places(plan):

@@ -31,10 +31,10 @@ def target(host_bytes_per_s=1e12):
     )
 
 
-def planned(budget=None, hardware=None, **wishes):
+def planned(budget=None, hardware=None, **plan_options):
     params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
-    wishes = {"microbatches": 8, "schedule": "gpipe", **wishes}
+    plan_options = {"microbatches": 8, "schedule": "gpipe", **plan_options}
     return rhino.plan(
         train_step,
         params,
@@ -43,7 +43,7 @@ def planned(budget=None, hardware=None, **wishes):
         mesh={"stage": 4},
         hardware=hardware or target(),
         memory_budget_bytes=budget,
-        **wishes,
+        **plan_options,
     )
 
 
@@ -51,7 +51,7 @@ def planned(budget=None, hardware=None, **wishes):
 def free():
     """With room for all, and all kept."""
     plan = planned(recompute="as written")
-    assert not plan.pipeline.is_remade
+    assert not plan.pipeline.is_recomputed
     return plan
 
 

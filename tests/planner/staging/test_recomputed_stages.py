@@ -27,11 +27,11 @@ def train_step(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
-def planned(budget=None, **wishes):
+def planned(budget=None, **plan_options):
     params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
-    wishes = {**WISHES, "memory_budget_bytes": budget, **wishes}
-    return rhino.plan(train_step, params, x, donate_argnums=0, **wishes)
+    plan_options = {**WISHES, "memory_budget_bytes": budget, **plan_options}
+    return rhino.plan(train_step, params, x, donate_argnums=0, **plan_options)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_less_memory_the_more_is_made_again(free):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told"),
+    ("plan_options", "told"),
     [
         ({"recompute": "as written"}, 'recompute="auto"'),
         ({"recompute": "none"}, 'recompute="auto"'),
@@ -87,9 +87,9 @@ def test_the_less_memory_the_more_is_made_again(free):
     ],
     ids=str,
 )
-def test_where_nothing_may_be_recomputed_the_plan_is_refused(free, wishes, told):
+def test_where_nothing_may_be_recomputed_the_plan_is_refused(free, plan_options, told):
     with pytest.raises(rhino.InfeasiblePlanError, match="does not fit") as refused:
-        planned(int(0.8 * free.predicted.peak_bytes), **wishes)
+        planned(int(0.8 * free.predicted.peak_bytes), **plan_options)
     assert told in refused.value.fix
 
 

@@ -11,7 +11,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.planner.staging.planned import Refused
-from rhino_jax.planner.staging.remat import Remaking
+from rhino_jax.planner.staging.remat import StageRematSearch
 from tests.cases import without_reserve
 
 
@@ -62,8 +62,8 @@ def all_choices(asked):
     Args:
       asked: how the plan's group was asked to make values again.
     """
-    remaking, step, group, remat = asked
-    sides, made = remaking.sides(), step.tasks[group]
+    remat_search, step, group, remat = asked
+    sides, made = remat_search.sides(), step.tasks[group]
     (forward,) = [t for t in made if t.kind == "forward"]
     (backward,) = [t for t in made if t.kind == "backward"]
     crossing = {key.number for key in backward.reads if key in forward.makes}
@@ -81,9 +81,9 @@ def all_choices(asked):
     for count in range(1, len(values) + 1):
         for chosen in itertools.combinations(values, count):
             text = str(RematChoice(chosen))
-            again = remaking.step_of(remat.with_values(group, text))
+            again = remat_search.step_of(remat.with_values(group, text))
             try:
-                one = remaking.planned(again, group, 1)
+                one = remat_search.planned(again, group, 1)
             except Refused:
                 continue
             yield one.plan.predicted.step_time_s, chosen
@@ -104,7 +104,7 @@ def test_no_other_choice_that_fits_is_cheaper(monkeypatch, loss, share, toleranc
     widths = (256, 512, 384, 640)
     free = planned(loss, widths)
     asked, answers = [], []
-    as_it_was = Remaking.of
+    as_it_was = StageRematSearch.of
 
     def of(self, step, group, remat, kept, wide):
         found = as_it_was(self, step, group, remat, kept, wide)
@@ -112,9 +112,9 @@ def test_no_other_choice_that_fits_is_cheaper(monkeypatch, loss, share, toleranc
         answers.append(found)
         return found
 
-    monkeypatch.setattr(Remaking, "of", of)
+    monkeypatch.setattr(StageRematSearch, "of", of)
     plan = planned(loss, widths, int(share * free.predicted.peak_bytes))
-    assert plan.pipeline.is_remade
+    assert plan.pipeline.is_recomputed
     found = answers[0][1].plan.predicted.step_time_s
     best = min(all_choices(asked[0]))
     # What a choice saves is an estimate, up to what its own plan takes.

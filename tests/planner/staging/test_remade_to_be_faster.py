@@ -28,17 +28,17 @@ def train_step(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
-def planned(rows=8192, **wishes):
+def planned(rows=8192, **plan_options):
     layers, width = 8, 256
     params = shape(layers, width, 4 * width), shape(layers, 4 * width, width)
-    wishes = {"mesh": {"stage": 2}, "microbatches": 4, **wishes}
+    plan_options = {"mesh": {"stage": 2}, "microbatches": 4, **plan_options}
     return rhino.plan(
         train_step,
         params,
         shape(rows, width),
         hardware="h100",
         donate_argnums=0,
-        **{"schedule": "1f1b", **wishes},
+        **{"schedule": "1f1b", **plan_options},
     )
 
 
@@ -49,7 +49,7 @@ def plan():
 
 def test_stacks_that_fit_are_made_again(plan):
     kept = planned(recompute="as written")
-    assert not kept.pipeline.is_remade
+    assert not kept.pipeline.is_recomputed
     made = plan.pipeline.made_again
     assert len(made) == 2 and all(m.count and m.saved_bytes > 0 for m in made)
     # As much faster as each stage says.
@@ -114,7 +114,7 @@ def unrolled(layer):
 
 def test_what_gains_little_is_kept():
     """Of products alone all goes through memory anyway."""
-    assert not unrolled(lambda h: h).pipeline.is_remade
+    assert not unrolled(lambda h: h).pipeline.is_recomputed
 
 
 def test_what_only_crosses_from_task_to_task_is_made_again():
@@ -149,7 +149,7 @@ def test_attention_is_compiled_as_fast_as_planned():
             softmax_step, *args, mesh={"stage": 2}, microbatches=4,
             hardware="h100:2", schedule="1f1b", donate_argnums=0, recompute=recompute,
         )  # fmt: skip
-        assert plan.pipeline.is_remade == (recompute == "auto")
+        assert plan.pipeline.is_recomputed == (recompute == "auto")
         with skipped_without_extra():
             found = plan.verify(softmax_step, *args, compile_for="h100:2")
         took[recompute] = found.compiled.step_time_s

@@ -191,9 +191,9 @@ def test_compiled_chunks_have_all_their_tasks_and_take_the_memory_of_the_plan():
 def test_with_less_memory_backward_passes_run_them_once_more():
     """By GPipe as long as what micro-batches send one another fits."""
     some = planned(memory_budget_bytes="2500KiB")
-    assert some.schedule == "gpipe" and some.pipeline.is_remade
+    assert some.schedule == "gpipe" and some.pipeline.is_recomputed
     plan = planned(memory_budget_bytes="1450KiB")
-    assert plan.pipeline.is_twice and plan.pipeline.is_remade
+    assert plan.pipeline.is_twice and plan.pipeline.is_recomputed
     assert plan.predicted.peak_bytes <= 1450 * 2**10
     assert plan.check(STEPS["balanced"], *of_rows()).ok
 

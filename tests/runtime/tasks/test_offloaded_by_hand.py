@@ -15,7 +15,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.sides import sides_of
-from rhino_jax.plan.stages import MadeAgain
+from rhino_jax.plan.stages import StageRemat
 from rhino_jax.runtime.tasks import controller as running, moves
 from tests.cases import covering
 
@@ -49,7 +49,7 @@ def told(plan, step=train_step, args=None):
     of = sides_of(apart)
     ops = (of.program.ops[of.program.body.ops[i]] for i in of.forward)
     text = str(RematChoice(offload=tuple(v for op in ops for v in op.results)))
-    every = (MadeAgain(choice=text, offloaded=1),) * len(plan.stages)
+    every = (StageRemat(choice=text, offloaded=1),) * len(plan.stages)
     return replace(plan, pipeline=replace(plan.pipeline, made_again=every))
 
 

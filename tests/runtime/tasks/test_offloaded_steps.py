@@ -37,9 +37,9 @@ def arguments(layers=4):
     return params, jax.random.key(0), normal(layers, ROWS, WIDTH)
 
 
-def planned(step, args, share=None, free=None, **wishes):
+def planned(step, args, share=None, free=None, **plan_options):
     """For TPUs whose hosts are near, on devices of here."""
-    sizes = wishes.pop("sizes")
+    sizes = plan_options.pop("sizes")
     options = {
         "mesh": jax.make_mesh(sizes, ("stage", "data")[: len(sizes)]),
         "hardware": load_target("v5e:2x4").replace(
@@ -48,7 +48,7 @@ def planned(step, args, share=None, free=None, **wishes):
         "microbatches": 8,
         "donate_argnums": 0,
         "recompute": "as written" if free is None else "auto",
-        **wishes,
+        **plan_options,
     }
     budget = None if free is None else int(share * free.predicted.peak_bytes)
     return rhino.plan(step, *args, memory_budget_bytes=budget, **options)
@@ -72,9 +72,9 @@ def moves(monkeypatch):
 # In the short run `test_offloaded_by_hand` runs such a plan.
 @pytest.mark.slow
 def test_two_steps_are_those_of_one_device(moves, tmp_path):
-    wishes = {"sizes": (2,), "schedule": "gpipe"}
-    free = planned(train_step, arguments(), **wishes)
-    plan = planned(train_step, arguments(), 0.5, free, **wishes)
+    plan_options = {"sizes": (2,), "schedule": "gpipe"}
+    free = planned(train_step, arguments(), **plan_options)
+    plan = planned(train_step, arguments(), 0.5, free, **plan_options)
     assert plan.pipeline.is_offloaded
     expected = two_steps(jax.jit(train_step), arguments)
     plan.save(tmp_path / "plan.json")
@@ -94,9 +94,9 @@ def test_two_steps_are_those_of_one_device(moves, tmp_path):
 )
 def test_all_schedules_give_the_same(stages, layers, schedule, share, moves):
     make = partial(arguments, layers)
-    wishes = {"sizes": (stages, 8 // stages), "schedule": schedule}
-    free = planned(train_step, make(), **wishes)
-    plan = planned(train_step, make(), share, free, **wishes)
+    plan_options = {"sizes": (stages, 8 // stages), "schedule": schedule}
+    free = planned(train_step, make(), **plan_options)
+    plan = planned(train_step, make(), share, free, **plan_options)
     assert plan.pipeline.is_offloaded
     got = two_steps(plan.jit(train_step, donate_argnums=0), make)
     assert_equal(got, two_steps(jax.jit(train_step), make))
@@ -116,7 +116,7 @@ def test_all_schedules_give_the_same(stages, layers, schedule, share, moves):
 def test_models_of_the_zoo_give_the_same(name, options, stages, schedule, share, moves):
     workload = registry.get(name, optimizer="sgd", **options)
     donated = workload.donate_argnums
-    wishes = {
+    plan_options = {
         "sizes": (stages, 8 // stages),
         "schedule": schedule,
         "microbatches": 4,
@@ -126,8 +126,8 @@ def test_models_of_the_zoo_give_the_same(name, options, stages, schedule, share,
     def make():
         return workload.make_args(jax.random.key(0))
 
-    free = planned(workload.step, make(), **wishes)
-    plan = planned(workload.step, make(), share, free, **wishes)
+    free = planned(workload.step, make(), **plan_options)
+    plan = planned(workload.step, make(), share, free, **plan_options)
     assert plan.pipeline.is_offloaded
     got = two_steps(plan.jit(workload.step, donate_argnums=donated), make, len(donated))
     assert_equal(got, two_steps(jax.jit(workload.step), make, len(donated)))

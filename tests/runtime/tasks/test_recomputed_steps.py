@@ -53,7 +53,7 @@ def deep_arguments():
     return params, x
 
 
-def wishes(stages, schedule):
+def plan_options(stages, schedule):
     mesh = {"stage": stages, "data": 2}
     return {"mesh": mesh, "schedule": schedule, "microbatches": 4}
 
@@ -70,7 +70,7 @@ def planned(step, args, share, donated=0, **options):
 def test_two_steps_are_those_of_one_device(tmp_path):
     options = {"mesh": {"stage": 2}, "schedule": "gpipe", "microbatches": 4}
     _, plan = planned(deep_step, deep_arguments(), 0.6, level="fast", **options)
-    assert plan.pipeline.is_remade
+    assert plan.pipeline.is_recomputed
     plan.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded.pipeline == plan.pipeline
@@ -108,8 +108,8 @@ def test_compiled_stages_take_less_memory_as_well():
     ],
 )
 def test_all_schedules_give_the_same(stages, schedule, share):
-    _, plan = planned(train_step, arguments(), share, **wishes(stages, schedule))
-    assert plan.pipeline.is_remade
+    _, plan = planned(train_step, arguments(), share, **plan_options(stages, schedule))
+    assert plan.pipeline.is_recomputed
     step = plan.jit(train_step, donate_argnums=0)
     assert_equal(two_steps(step, arguments), two_steps(jax.jit(train_step), arguments))
 
@@ -131,9 +131,9 @@ def test_models_of_the_zoo_give_the_same(name, options, stages, schedule, share)
     args = workload.make_args(jax.random.key(0))
     donated = workload.donate_argnums
     _, plan = planned(
-        workload.step, args, share, donated=donated, **wishes(stages, schedule)
+        workload.step, args, share, donated=donated, **plan_options(stages, schedule)
     )
-    assert plan.pipeline.is_remade
+    assert plan.pipeline.is_recomputed
 
     def make():
         return workload.make_args(jax.random.key(0))

@@ -44,14 +44,14 @@ def arguments(layers=4):
     return params, jax.random.key(0), normal(100, 16, 64, WIDTH)
 
 
-def planned(step, args, sizes, schedule, **wishes):
+def planned(step, args, sizes, schedule, **plan_options):
     """For GPUs whose memory is so slow that small arrays cost time to write."""
     options = {
         "mesh": jax.make_mesh(sizes, ("stage", "data")),
         "hardware": load_target("h100:8").replace(hbm_bytes_per_s=1e9),
         "microbatches": 4,
         "donate_argnums": 0,
-        **wishes,
+        **plan_options,
     }
     return rhino.plan(step, *args, schedule=schedule, **options)
 
@@ -108,6 +108,6 @@ def test_models_of_the_zoo_give_the_same(name, options, stages, schedule):
         return workload.make_args(jax.random.key(0))
 
     plan = planned(workload.step, make(), (stages, 2), schedule, donate_argnums=donated)
-    assert name == "gpt-tiny" or plan.pipeline.is_remade
+    assert name == "gpt-tiny" or plan.pipeline.is_recomputed
     got = two_steps(plan.jit(workload.step, donate_argnums=donated), make, len(donated))
     assert_equal(got, two_steps(jax.jit(workload.step), make, len(donated)))

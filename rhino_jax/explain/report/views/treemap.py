@@ -142,7 +142,7 @@ def treemap(plan: PlanData) -> str:
         )
     ]
     keys = [(colour(hues[c], 0.45), f"sharded over {' × '.join(c)}") for c in cuts]
-    keys.append((colour(None, 0.45), "whole on each device"))
+    keys.append((colour(None, 0.45), "replicated"))
     keys.append((colour(None, 0.15), "activations at the peak, as they are sharded"))
     return (
         '<div class="treemap"><div class="boxes" style="position:relative;'

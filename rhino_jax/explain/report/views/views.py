@@ -247,12 +247,12 @@ def _grid(plan: PlanData, sent: dict[str, float], most: float) -> str:
 def views_of(plan: PlanData) -> tuple[Section, ...]:
     """Return sections with the drawings of a plan, without those that have no data."""
     if plan.has_tasks:
-        return (Section("what a device holds", drawing=treemap(plan)),)
+        return (Section("memory of one device", drawing=treemap(plan)),)
     step = step_of(plan)
     found = (
         Section("one step, by the clock", drawing=timeline(step)),
         Section("memory over the step", drawing=memory(step, plan.memory_budget_bytes)),
-        Section("what a device holds", drawing=treemap(plan)),
+        Section("memory of one device", drawing=treemap(plan)),
         Section("the mesh", drawing=network(plan) if plan.mesh_axes else ""),
         Section("the program, by line", drawing=regions(plan), is_open=False),
     )

@@ -54,7 +54,7 @@ class PieceEmitter:
         self.found, self.piece = found, piece
         self.env: dict[int, Any] = {}
         self._outer, self._views = outer, views
-        self._remade: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
+        self._recomputed: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
 
     def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Run the ops of a loop on the micro-batch; return the values that leave it."""
@@ -73,10 +73,10 @@ class PieceEmitter:
         """Run a region and return its outputs."""
         self.env.update(zip(block.inputs, arrays, strict=True))
         # Arrays of a region must not leak out of its trace.
-        around, self._remade = self._remade, {}
+        around, self._recomputed = self._recomputed, {}
         for item in block.ops:
             self.item(item)
-        self._remade = around
+        self._recomputed = around
         return [self.asis(v) for v in block.outputs]
 
     def asis(self, value: int) -> Any:
@@ -199,9 +199,9 @@ class PieceEmitter:
     def sliced(self, value: int, rows: RowsState) -> Any:
         """Return the micro-batch's rows of a complete value, cached."""
         key = value, rows.place, rows.is_own
-        if key not in self._remade:
-            self._remade[key] = self._sliced(value, rows)
-        return self._remade[key]
+        if key not in self._recomputed:
+            self._recomputed[key] = self._sliced(value, rows)
+        return self._recomputed[key]
 
     def _sliced(self, value: int, rows: RowsState) -> Any:
         if (value, *rows.place) in self._views:

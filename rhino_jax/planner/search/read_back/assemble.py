@@ -61,7 +61,7 @@ def assemble(
     if solution.labels is None:
         raise explain(mesh_problem, request, program)
     labels = solution.labels
-    decisions = said_by(mesh_problem, labels, request)
+    decisions = decisions_by(mesh_problem, labels, request)
     predicted, collectives, peak_time = costs_of(mesh_problem, labels)
     mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
     ops, flops, size, unknown = coverage_shares(program)
@@ -99,7 +99,9 @@ def assemble(
     )
 
 
-def said_by(mesh_problem: MeshProblem, labels: Labels, request: Request) -> Decisions:
+def decisions_by(
+    mesh_problem: MeshProblem, labels: Labels, request: Request
+) -> Decisions:
     """Return the specs of the annotated values: all, or as few as the density says, and
     those that are pinned."""
     model = mesh_problem.model

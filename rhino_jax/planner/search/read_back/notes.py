@@ -89,11 +89,11 @@ def _by_hand(program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> list[s
         if op.manual.mesh_axes != mesh_axes:
             notes.append(
                 f"shard_map at {op.source} is over another mesh ({axes}) than the plan:"
-                " every device holds its operands whole."
+                " its operands are replicated on every device."
             )
         elif not op.manual.is_all_priced:
             notes.append(
-                f"not all that shard_map at {op.source} sends itself is priced: its"
-                " shapes, or its loops, do not say how much that is."
+                f"not all that shard_map at {op.source} sends itself has a known cost:"
+                " its shapes, or its loops, do not tell it."
             )
     return list(dict.fromkeys(notes))

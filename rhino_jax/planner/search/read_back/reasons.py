@@ -26,7 +26,7 @@ from rhino_jax.model.strategies import Strategy
 from rhino_jax.planner.search.limits import LIMITS
 
 
-_MOVES = {"all-gather": "gathers", "all-to-all": "cuts anew", PERMUTE: "reorders"}
+_MOVES = {"all-gather": "gathers", "all-to-all": "reshards", PERMUTE: "reorders"}
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +145,7 @@ class Reasons:
             return math.prod(values[edge.value].shape) == math.prod(
                 values[op.results[0]].shape
             )
-        if _keeps_data(op):
+        if _moves_data_only(op):
             return op.traits.kind is not OpKind.BROADCAST
         shape = values[edge.value].shape
         return op.is_fusible and values[op.results[0]].shape == shape
@@ -201,11 +201,11 @@ def _dim_of_operand(program: Program, op: Op, factor: int) -> str:
 def _keeps_name(node: Node) -> bool:
     """Whether a node's result still has the name of its operand."""
     if node.kind is NodeKind.OP:
-        return node.op is not None and _keeps_data(node.op)
+        return node.op is not None and _moves_data_only(node.op)
     return node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.COPY)
 
 
-def _keeps_data(op: Op) -> bool:
+def _moves_data_only(op: Op) -> bool:
     return op.is_fusible and op.traits.keeps_data
 
 

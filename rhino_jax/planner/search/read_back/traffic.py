@@ -27,7 +27,7 @@ from rhino_jax.solver.problem import Labels
 from rhino_jax.utils.union_find import groups, number_objects, number_rows
 
 
-class PricedStep(NamedTuple):
+class CostedStep(NamedTuple):
     """A collective, and its seconds in one run of its op or edge."""
 
     step: ReshardStep
@@ -71,8 +71,8 @@ class ChoiceTraffic:
     sites: list[SendSite]
     _reasons: Reasons = field(init=False)
     _flops: tuple[Lookups, np.ndarray] | None = None
-    _own: dict[tuple[int, int], tuple[PricedStep, ...]] = field(default_factory=dict)
-    _moves: dict[tuple[Spec, Spec, int, bool], tuple[PricedStep, ...]] = field(
+    _own: dict[tuple[int, int], tuple[CostedStep, ...]] = field(default_factory=dict)
+    _moves: dict[tuple[Spec, Spec, int, bool], tuple[CostedStep, ...]] = field(
         default_factory=dict
     )
     _combined: tuple[list[bool], frozenset[int]] = field(init=False)
@@ -140,7 +140,7 @@ class ChoiceTraffic:
 
     def _sending(
         self, labels: Labels
-    ) -> Iterator[tuple[SendSite, tuple[PricedStep, ...]]]:
+    ) -> Iterator[tuple[SendSite, tuple[CostedStep, ...]]]:
         """Yield the sites with collectives, and these."""
         model, chosen = self.model, labels.tolist()
         for place in self.sites:
@@ -153,7 +153,7 @@ class ChoiceTraffic:
             if steps:
                 yield place, steps
 
-    def _after(self, node: Node, label: int) -> tuple[PricedStep, ...]:
+    def _after(self, node: Node, label: int) -> tuple[CostedStep, ...]:
         """Return the collectives of a node after its compute."""
         options, model = self.model.options[node.id], self.model
         # Nodes with equal options share one object.
@@ -165,7 +165,7 @@ class ChoiceTraffic:
             found = self._own[key] = self._price(steps, self._combined[0][node.id])
         return found
 
-    def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[PricedStep, ...]:
+    def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[CostedStep, ...]:
         model, mesh = self.model, self.model.mesh
         value = model.graph.program.values[edge.value]
         padding = 1.0
@@ -182,7 +182,7 @@ class ChoiceTraffic:
 
     def _price(
         self, steps: tuple[ReshardStep, ...], is_combined: bool
-    ) -> tuple[PricedStep, ...]:
+    ) -> tuple[CostedStep, ...]:
         """Estimate the seconds of collectives; combined ones share their latency."""
         mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
         found = []
@@ -190,11 +190,11 @@ class ChoiceTraffic:
             axes = mesh.over(step.axes)
             seconds = collective_s(step.kind, step.local_bytes, axes)
             latency_s = collective_s(step.kind, 0.0, axes)
-            found.append(PricedStep(step, step.runs * (seconds - saved * latency_s)))
+            found.append(CostedStep(step, step.runs * (seconds - saved * latency_s)))
         return tuple(found)
 
     def _record(
-        self, at: Node | Edge, priced: PricedStep, source: int, target: int
+        self, at: Node | Edge, priced: CostedStep, source: int, target: int
     ) -> Collective:
         """Return the record of a collective for the plan.
 

@@ -12,9 +12,9 @@ from rhino_jax.planner.search.remat.policies import fitting, of_all
 from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.remat.choose import choose
 from rhino_jax.solver.remat.question import (
-    KEEP,
     OFFLOAD,
-    REMAKE,
+    REMAT,
+    SAVE,
     RematAnswer,
     evaluate,
 )
@@ -102,7 +102,7 @@ def _offloaded(asked: RematQuestion, choices: tuple[str, ...]) -> tuple[str, ...
     """Offload the saved values, where they can be offloaded."""
     pairs = zip(asked.question.candidates, choices, strict=True)
     return tuple(
-        OFFLOAD if what == KEEP and c.uses and c.offload_s is not None else what
+        OFFLOAD if what == SAVE and c.uses and c.offload_s is not None else what
         for c, what in pairs
     )
 
@@ -135,8 +135,8 @@ def choice_of(
       first: (forward loop, number of first slices of its stacks that are saved).
     """
     chosen = list(zip(asked.values, answer.choices, strict=True))
-    gone = {i for i, (_, what) in enumerate(chosen) if what == REMAKE}
-    remat = [v for v, what in chosen if what == REMAKE]
+    gone = {i for i, (_, what) in enumerate(chosen) if what == REMAT}
+    remat = [v for v, what in chosen if what == REMAT]
     remat += [v for v, of in asked.followers.items() if not gone.isdisjoint(of)]
     sent = [v for v, what in chosen if what == OFFLOAD]
     needed = {n for i in gone for n in asked.question.candidates[i].needs}
@@ -148,6 +148,6 @@ def choice_of(
         for i, ((v, what), c) in enumerate(
             zip(chosen, asked.question.candidates, strict=True)
         )
-        if what == KEEP and (not c.uses or (v in asked.sources and i in needed))
+        if what == SAVE and (not c.uses or (v in asked.sources and i in needed))
     ]
     return RematChoice(tuple(remat), tuple(kept), tuple(sent), first if gone else ())

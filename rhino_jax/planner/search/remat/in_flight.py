@@ -17,9 +17,9 @@ from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
 from rhino_jax.solver.remat.choose import choose
 from rhino_jax.solver.remat.coarse import coarse
 from rhino_jax.solver.remat.question import (
-    KEEP,
     OFFLOAD,
-    REMAKE,
+    REMAT,
+    SAVE,
     Question,
     RematAnswer,
     evaluate,
@@ -47,7 +47,7 @@ def choices_in_flight(
     asked = AskingTasks(solved.mesh_problem.model, labels, tasks).asked()
     question = _coarse(asked.question)
     asked = replace(asked, question=question)
-    kept = evaluate(question, (KEEP,) * len(question.candidates))
+    kept = evaluate(question, (SAVE,) * len(question.candidates))
     assert kept is not None
     budget = kept.peak_bytes - less_bytes
     answers: list[tuple[str, RematAnswer | None]] = []
@@ -59,7 +59,7 @@ def choices_in_flight(
         for name, answer in answers
         if answer is not None
         and answer.peak_bytes <= budget
-        and not {REMAKE, OFFLOAD}.isdisjoint(answer.choices)
+        and not {REMAT, OFFLOAD}.isdisjoint(answer.choices)
     ]
     return sorted(found, key=lambda c: c.answer.added_s)
 
@@ -84,7 +84,7 @@ def faster_in_flight(
         return None
     asked = asking.asked()
     asked = replace(asked, question=_coarse(asked.question))
-    kept = evaluate(asked.question, (KEEP,) * len(asked.question.candidates))
+    kept = evaluate(asked.question, (SAVE,) * len(asked.question.candidates))
     assert kept is not None
     answers = [
         (SOME, choose(asked.question, MUCH_BYTES, seconds=seconds)),
@@ -93,7 +93,7 @@ def faster_in_flight(
     found = [
         Chosen(name, choice_of(asked, answer), answer)
         for name, answer in answers
-        if answer is not None and REMAKE in answer.choices
+        if answer is not None and REMAT in answer.choices
     ]
     best = min(found, key=lambda c: c.answer.added_s, default=None)
     is_worth_it = best and kept.added_s - best.answer.added_s >= least_s

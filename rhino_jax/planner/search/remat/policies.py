@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.remat.parts import parted
 from rhino_jax.planner.search.remat.rows import RematQuestion, RerunWork
-from rhino_jax.solver.remat.question import KEEP, OFFLOAD, REMAKE, RematAnswer, evaluate
+from rhino_jax.solver.remat.question import OFFLOAD, REMAT, SAVE, RematAnswer, evaluate
 
 
 NOTHING_SAVED = "nothing saved"
@@ -100,7 +100,7 @@ def counted_once(
       answer: an answer to it.
       first: (forward loop, number of first slices of its stacks that are saved).
     """
-    several = {0: [i for i, c in enumerate(answer.choices) if c == REMAKE]}
+    several = {0: [i for i, c in enumerate(answer.choices) if c == REMAT]}
     share = 1.0
     ((loop, count),) = first or ((0, 0),)
     if first:
@@ -113,7 +113,7 @@ def counted_once(
     there = [
         v
         for v, c in zip(asked.values, answer.choices, strict=True)
-        if c in (KEEP, OFFLOAD)
+        if c in (SAVE, OFFLOAD)
     ]
     added_s = answer.added_s
     for k, again in several.items():
@@ -146,10 +146,10 @@ def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ..
     within = {i for _, members in asked.loops.values() for i in members}
     within |= {i for i, c in enumerate(candidates) if c.like is not None}
 
-    def is_remade(i: int) -> bool:
+    def is_recomputed(i: int) -> bool:
         c = candidates[i]
         is_late = c.like is None or c.layer >= first
         is_small = c.remake_s is not None and asked.work[i] <= most
         return is_late and is_small and i not in enters and (i in within or not within)
 
-    return tuple(REMAKE if is_remade(i) else KEEP for i in range(len(candidates)))
+    return tuple(REMAT if is_recomputed(i) else SAVE for i in range(len(candidates)))

@@ -11,7 +11,7 @@ from rhino_jax.planner.search.remat.choice import SOME, Chosen, choice_of
 from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, whole
 from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.remat.choose import choose
-from rhino_jax.solver.remat.question import KEEP, Question, RematAnswer, evaluate
+from rhino_jax.solver.remat.question import SAVE, Question, RematAnswer, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Stacking:
     def all_kept(self) -> Chosen | None:
         """Return the choice that saves all residuals, as the step does."""
         question = self.asked.question
-        answer = evaluate(question, (KEEP,) * len(question.candidates))
+        answer = evaluate(question, (SAVE,) * len(question.candidates))
         return None if answer is None else self._chosen("no remat", answer)
 
     def nothing_saved(self) -> Chosen | None:
@@ -70,7 +70,7 @@ class Stacking:
         pairs = zip(self.asked.question.candidates, chosen.answer.choices, strict=True)
         stacks = _stacks(self.asked)
         return sum(
-            c.bytes for i, (c, what) in enumerate(pairs) if i in stacks and what == KEEP
+            c.bytes for i, (c, what) in enumerate(pairs) if i in stacks and what == SAVE
         )
 
     def _chosen(self, name: str, answer: RematAnswer) -> Chosen:

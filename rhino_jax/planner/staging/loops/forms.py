@@ -85,7 +85,7 @@ def _shapes(
     return shapes
 
 
-def as_kept(
+def reusing(
     forms: Sequence[tuple[LayerStack, ...]], kept: Mapping[int, Part]
 ) -> Sequence[tuple[LayerStack, ...]]:
     """Return the splits whose parts are on the same stages as in another plan; all,

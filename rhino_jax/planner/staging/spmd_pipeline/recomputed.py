@@ -20,7 +20,7 @@ from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.stacked import Stacking
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import KEPT_INSTEAD, MIN_GAIN
+from rhino_jax.planner.variants import MIN_GAIN, WITHOUT_REMAT
 
 
 BRIEF = "fast"
@@ -102,7 +102,7 @@ class Recompute:
         """Plan variants that may be better than the user's step."""
         all_kept, before = written, tuple[Transform, ...]()
         if has_remat(self.stage.search.traced.program):
-            before = (KEPT_INSTEAD,)
+            before = (WITHOUT_REMAT,)
             all_kept = self._plan("no remat", before)
         search = self.stage.of_step(before).on(written.found.mesh_axes)
         brief = search.asking(level=BRIEF)

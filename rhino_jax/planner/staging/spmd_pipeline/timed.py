@@ -219,7 +219,7 @@ def _sends(pipeline: Pipeline, stage: int, devices: int) -> Iterator[StageSend]:
         if 0 <= to < len(pipeline.costs):
             yield StageSend(
                 to,
-                f"what layers hand on in pass {i}, {pipeline.ticks} times",
+                f"activations of layers in pass {i}, {pipeline.ticks} times",
                 one.handed_bytes * devices * pipeline.ticks,
                 one.handed_s * pipeline.ticks,
             )

@@ -161,8 +161,8 @@ class WholePipeline:
         if len(loops) < 2:
             return
         left = (
-            "what they leave for the backward pass is held of all micro-batches, and"
-            " copied on every tick to where it is held and from there"
+            "their residuals are live for all micro-batches, and"
+            " copied on every tick to their buffers and back"
         )
         if any(t.name == RECOMPUTE for t in self.of_stage.transforms):
             yield f"layers make some again in the backward pass: {left}."
