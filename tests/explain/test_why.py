@@ -119,7 +119,7 @@ def test_pins_are_said() -> None:
 def test_what_means_nothing_is_refused(plan: rhino.Plan) -> None:
     with pytest.raises(PinError, match=r"Did you mean \"params\['up'\]\""):
         plan.why("params['upp']")
-    with pytest.raises(PinError, match="laid out nowhere"):
+    with pytest.raises(PinError, match="replicated in every plan"):
         plan.why("out[1]")
 
 

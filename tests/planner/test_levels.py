@@ -54,14 +54,14 @@ def test_best_starts_from_what_fast_finds(monkeypatch: pytest.MonkeyPatch) -> No
     class Recorded:
         def run(self, *args: Any) -> Any:
             found = SOLVE.run(*args)
-            solved.append((args[2], args[5], found.solution.labels))
+            solved.append((args[2], args[6], found.solution.labels))
             return found
 
     monkeypatch.setattr(driver, "SOLVE", Recorded())
     planned("mlp-tiny", {"x": 2, "y": 2}, "v5e:2x2", level="best", stages=1)
-    (fast, _, found), (best, starts, _) = solved[:2]
+    (fast, _, found), (best, before, _) = solved[:2]
     assert (fast, best) == (EFFORTS["fast"], EFFORTS["best"])
-    assert (starts[0] == found).all()
+    assert (before.labels == found).all()
 
 
 @pytest.mark.usefixtures("poor_search")

@@ -159,8 +159,8 @@ def test_tasks_take_together_what_their_stage_is_predicted_to(model):
 @pytest.mark.parametrize("options", [{"mesh": {"data": 4}}, {"stages": 1}], ids=str)
 def test_a_schedule_that_has_no_say_is_told_of(options):
     plan = rhino.plan(train_step, *arguments(), schedule="gpipe", **options)
-    assert sum("schedule='gpipe' has no say" in note for note in plan.notes) == 1
-    assert "has no say" in plan.table()
+    assert sum("schedule='gpipe' has no effect" in note for note in plan.notes) == 1
+    assert "has no effect" in plan.table()
 
 
 @pytest.mark.parametrize("schedule", ["forward-only", "gpipe"])

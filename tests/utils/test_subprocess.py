@@ -15,4 +15,4 @@ def test_children_find_the_package() -> None:
 
 
 def test_lines_that_apply_plans_are_of_a_folder_that_is_there() -> None:
-    assert (Path(module._RUNTIME) / "executable.py").is_file()
+    assert (Path(module._RUNTIME) / "interpret.py").is_file()

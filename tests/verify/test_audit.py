@@ -231,7 +231,7 @@ def test_tables_lines_and_html() -> None:
     assert str(found).count("\n") == 0 and "gain with rhino" in str(found)
     text = found.table(full=True)
     assert all(len(line) <= 100 for line in text.splitlines())
-    for word in ("which lines cost most", "why", "rhino's plan", "what it holds"):
+    for word in ("which lines cost most", "why", "rhino's plan", "memory"):
         assert word in text
     html = found._repr_html_()
     assert html.startswith('<div class="rhino-report">') and "http" not in html

@@ -171,7 +171,7 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
     stages = range(len(plan.stages))
     more = {
-        "recomputed": [_again(pipeline, stage) for stage in stages],
+        "recomputed in backward": [_again(pipeline, stage) for stage in stages],
         "waits on the host": [_on_host(pipeline, stage) for stage in stages],
     }
     more = {name: cells for name, cells in more.items() if any(cells)}

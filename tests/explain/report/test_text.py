@@ -97,7 +97,7 @@ def test_stages_are_told_where_there_are_several() -> None:
 
 
 def test_recipes_stand_fastest_first_with_ratio_and_fit() -> None:
-    rows = lines_of(sample_plan().table(), "beside")[2:]
+    rows = lines_of(sample_plan().table(), "compared with the experts")[2:]
     assert [row.split()[0] for row in rows] == [">", "fsdp", "dp", "megatron"]
     assert "1.06x" in rows[1] and rows[1].endswith("yes")
     assert rows[2].endswith("no: over budget")

@@ -57,7 +57,7 @@ def test_the_stage_that_does_not_fit_makes_what_is_cheap_again(free, tmp_path):
     assert grown < 0.01 * ahead.backward_s
     rows = [line for line in plan.table().splitlines() if "stage=1 " in line]
     assert [" values: " in row for row in rows] == [True, False]
-    assert "runs again" in plan.table() and "runs again" not in free.table()
+    assert "recomputed in" in plan.table() and "recomputed in" not in free.table()
     plan.save(tmp_path / "plan.json")
     loaded = rhino.load_plan(tmp_path / "plan.json")
     assert loaded.pipeline == plan.pipeline
