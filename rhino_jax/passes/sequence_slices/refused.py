@@ -18,7 +18,7 @@ INSTEAD = 'plan with another schedule, as `schedule="1f1b"`'
 def coupled(apart: Apart) -> TokenSliceError:
     return TokenSliceError(
         f"`{apart.cut.program.name}` has micro-batches that wait for one another, and"
-        " token slices do not pass over these twice.",
+        " sequence slices run over each only once.",
         where="; ".join(apart.cut.why),
         numbers=f"{apart.early} values are needed of all micro-batches",
         fix=f"{INSTEAD}; or take them from each micro-batch alone.",
