@@ -137,7 +137,11 @@ def problems_of(
         needed = None if out_of_memory is None else out_of_memory.needed_bytes
         size = "" if needed is None else f": it needs {format_bytes(needed)}"
         return [f"the compiled program does not fit{size}."]
-    problems = [f"wrong numbers: {x}" for x in repeated_sums]
+    problems = [
+        f"wrong numbers: {x} Run `plan.check`; another sharding of this op"
+        " (`rhino.pin`, `pins=`) avoids it."
+        for x in repeated_sums
+    ]
     peak, expected = compiled.peak_bytes, plan.predicted.peak_bytes
     if peak > budget:
         problems.append(

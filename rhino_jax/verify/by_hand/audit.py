@@ -170,7 +170,11 @@ def audit(
         plan=found,
         rhino=verified,
         notes=(
-            *(f"wrong numbers: {x}" for x in by_compiler(reading.repeated_sums)),
+            *(
+                f"wrong numbers: {x} Another sharding of this op, by"
+                " `with_sharding_constraint` on its operands and result, avoids it."
+                for x in by_compiler(reading.repeated_sums)
+            ),
             *reading.notes,
             *notes,
         ),

@@ -102,8 +102,7 @@ class RepeatedSum:
         where = f" at {self.source}" if self.source else ""
         return (
             f"{self.kind} over {over} sums what is the same along {of}{where}: the"
-            f" result is {self.times} times too large. Run `plan.check`; another"
-            f" sharding of this op (`rhino.pin`, `pins=`) avoids it."
+            f" result is {self.times} times too large."
         )
 
 
