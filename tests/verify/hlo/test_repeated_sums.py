@@ -193,7 +193,7 @@ def test_a_loop_carries_what_is_the_same_in_every_trip(
     assert times(HEAD + LOOP.replace("NEXT", following)) == expected
 
 
-def test_it_names_line_factor_and_fix_and_leaves_what_users_wrote() -> None:
+def test_it_names_line_and_factor_and_leaves_what_users_wrote() -> None:
     text = entry(ROWS_OVER_A, reduced("w", ALL))
     (found,) = repeated_sums(parse_module(text), MESH)
     said = str(found)
