@@ -293,7 +293,9 @@ class ResidualReader:
         return list(found.values())
 
     def _bytes(self, value: int) -> int:
-        port = self.model.graph.held[value]
+        port = self.model.graph.held.get(value)
+        if port is None:  # a scalar
+            return self.program.values[value].bytes
         options = self.model.options[port.node].outs[port.result]
         sizes = self.model.builder.sizes
         held = sizes.held_bytes(options, self.program.values[value])
