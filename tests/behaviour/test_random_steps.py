@@ -27,7 +27,8 @@ def pool() -> Iterator[Pool]:
 
 # In stages: of seed 7 no op of the forward pass is left for them, and slices of seed 53
 # would pass over the model against its order. A stage of seed 910055 recomputes from a
-# scalar that a loop carries.
+# scalar that a loop carries; of 910194 two chunks of a submesh read one value, and
+# nothing else orders them.
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
@@ -35,6 +36,7 @@ def pool() -> Iterator[Pool]:
         ("options", 7),
         ("options", 53),
         pytest.param("options", 910055, marks=pytest.mark.slow),
+        pytest.param("options", 910194, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_is_planned_and_run(kind: str, seed: int) -> None:

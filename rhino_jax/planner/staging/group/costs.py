@@ -117,11 +117,11 @@ def _hops(
 
     Sums over all micro-batches, and values that updates exchange, are sent once a step
     and count no bytes. A value that several chunks of a submesh read is sent to the
-    first of them; within a submesh nothing is sent.
+    first of them, after which the others run; within a submesh nothing is sent.
     """
     sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
     made: dict[ValueKey, int] = {}
-    sent: set[tuple[ValueKey, int]] = set()
+    readers: dict[tuple[ValueKey, int], int] = {}
     tasks = [t for mine in step.tasks for t in mine]
     for task in tasks:
         if task.is_per_micro_batch:
@@ -135,11 +135,17 @@ def _hops(
                 continue
             pair = min(source, task.place), max(source, task.place)
             into = sizes.setdefault(pair, [0, 0, 0])
-            if step.chunks[source] != task.group and (key, task.group) not in sent:
-                sent.add((key, task.group))
-                ends = groups[step.chunks[source]], groups[task.group]
-                which = 2 if task.kind is TaskKind.AHEAD else int(source > task.place)
-                into[which] += bytes_between(step, *ends, key)
+            if step.chunks[source] == task.group:
+                continue
+            if (first := readers.get((key, task.group))) is not None:
+                if first != task.place:
+                    near = min(first, task.place), max(first, task.place)
+                    sizes.setdefault(near, [0, 0, 0])
+                continue
+            readers[key, task.group] = task.place
+            ends = groups[step.chunks[source]], groups[task.group]
+            which = 2 if task.kind is TaskKind.AHEAD else int(source > task.place)
+            into[which] += bytes_between(step, *ends, key)
     for send in step.sends:
         pair = min(send.source, send.target), max(send.source, send.target)
         known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
