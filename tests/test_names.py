@@ -33,6 +33,23 @@ def test_limits_are_min_and_max(prefix: str) -> None:
     assert found == []
 
 
+PRIVATE = ("wish", "remade", "made_again", "open_sum", "kept_instead", "said_by")
+"""Words that only this project used for options, remat and deferred reductions."""
+
+
+def test_functions_and_classes_have_standard_names() -> None:
+    defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = {
+        f"{path.name}: {node.name}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, defined)
+    }
+    assert len(names) > 5000
+    found = {n for n in names if any(word in n.lower() for word in PRIVATE)}
+    assert found == set()
+
+
 NO_SUBJECT = {"What", "Of", "Those", "Which", "How", "Where", "Why", "When"}
 
 

@@ -33,9 +33,9 @@ class Constraint:
       backward: layouts of its cotangent; None if they follow (JAX gives a cotangent the
         layout of its value), empty if they are left to the compiler.
       shape: its shape.
-      is_remade: whether the backward pass rematerializes the expression: it reads inner
-        values in other layouts than the stored ones, which no other annotation can
-        express.
+      is_recomputed: whether the backward pass rematerializes the expression: it reads
+        inner values in other layouts than the stored ones, which no other annotation
+        can express.
       others: number of other layouts, if the expression runs several times with
         different ones; such a value is left to the compiler.
     """

@@ -44,7 +44,7 @@ class PlanOrigin:
     """The function, options and solved problem that a plan was made from.
 
     Attributes:
-      wishes: the options that the plan was requested with
+      plan_options: the options that the plan was requested with
         (`rhino_jax.planner.options.PlanOptions`).
       traced: the traced function.
       mesh: the mesh as the user gave it; None: rhino chose it.
@@ -147,7 +147,7 @@ class PlanOrigin:
         """Resolve the pins of a request on the plan's mesh.
 
         Args:
-          wishes: the options that hold the pins.
+          plan_options: the options that hold the pins.
           plan: gives the mesh and the number of stages.
           program: the program whose values are pinned; None: the user's own.
         Returns:
@@ -255,7 +255,7 @@ def with_origin(
 
     Args:
       plan: the plan; its `origin` is the solved problem, or None.
-      wishes, traced, mesh, basis: see `PlanOrigin`.
+      plan_options, traced, mesh, basis: see `PlanOrigin`.
     """
     if traced.has_captured_tracers:
         return replace(plan, origin=None)

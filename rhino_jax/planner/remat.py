@@ -75,7 +75,7 @@ class RematSite:
     peak_bytes: int
 
 
-def made_again(
+def remat_sites(
     wide: SearchResult, budget_bytes: float, cut: MicrobatchedProgram | None
 ) -> list[RematSite]:
     """Return choices of what to recompute so that a program fits under the shardings of

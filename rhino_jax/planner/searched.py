@@ -112,7 +112,7 @@ def _search_for(
     """Search on one mesh, in pipeline stages, or both.
 
     Args:
-      wishes: the user's options.
+      plan_options: the user's options.
       asked: the function to plan.
       meshes: the candidate meshes.
       pins: the pins, resolved on the last of these.

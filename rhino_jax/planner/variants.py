@@ -17,7 +17,7 @@ from rhino_jax.planner.remat import (
     SHARES,
     MicrobatchedProgram,
     RematSite,
-    made_again,
+    remat_sites,
     with_room,
 )
 from rhino_jax.planner.search.found import SearchResult
@@ -292,7 +292,7 @@ class Explorer:
         seen: set[str] = set()
         for wide in with_room(self._there(kept.search), kept.found):
             for share in SHARES:
-                every = made_again(wide, share * budget, cut)
+                every = remat_sites(wide, share * budget, cut)
                 if not every or every[0].transform.choice in seen:
                     break
                 best = every[0]

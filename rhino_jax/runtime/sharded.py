@@ -53,7 +53,7 @@ class ShardedFunction(Generic[AnyPlan]):
     Attributes:
       hardware: the hardware that the user specified for it, which `like=` takes over;
         or None.
-      wishes: all options that the user requested for it, or None.
+      plan_options: all options that the user requested for it, or None.
       shows_progress: show a line while a first call compiles.
     """
 

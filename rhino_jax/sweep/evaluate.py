@@ -55,7 +55,7 @@ class Pending:
     Attributes:
       group: the configurations.
       traced: the function.
-      wishes: options of every plan.
+      plan_options: options of every plan.
       asked: the request to search or plan.
       target: the hardware.
       search: the search, if the passes are given; None if they are chosen, too.
@@ -106,7 +106,7 @@ class Evaluator:
     """Evaluator of groups of configurations, with a cache of what they share.
 
     Attributes:
-      wishes: options of every plan.
+      plan_options: options of every plan.
       level: "fast": the first plan of the best mesh; "best": with further search.
       meshes: searches of meshes.
       targets: (hardware, number of devices) → target.

@@ -41,7 +41,7 @@ class BudgetSweep:
 
     Attributes:
       number: number of the function.
-      wishes: options of the plan, without budget.
+      plan_options: options of the plan, without budget.
       mesh: (name, size) of its axes; None: chosen by rhino.
       budgets: bytes per device.
       usable_share: share of a budget that a plan's predicted peak may reach.

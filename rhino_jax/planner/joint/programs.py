@@ -37,7 +37,7 @@ class JointPrograms:
     Attributes:
       traced: name → the traced function.
       weights: name → how often it runs, relative to the others.
-      wishes: name → the options of its plan.
+      plan_options: name → the options of its plan.
       mesh: the mesh of all programs; None: rhino chooses.
       started: when planning began, in seconds of `time.monotonic`.
     """
