@@ -104,16 +104,16 @@ def gap(*plans: rhino.Plan) -> float:
 
 def agrees(plan: rhino.Plan, key: str, spec: Any, fresh: rhino.Plan) -> bool:
     """Whether what is said of a layout is what planning with that pin from the
-    beginning finds; where groups then hand one another anything in another layout it
-    may be slower."""
+    beginning finds, up to the gaps that the searches leave open; where groups then hand
+    one another anything in another layout it may be slower."""
     why, pinned = plan.why_not(key, spec), plan.with_(pins={key: spec})
+    most = gap(pinned, fresh)
     for part in (why, *why.also):
         said = part.layouts[-1]
         assert said.partition_spec == spec and not said.is_planned
-        assert said.step_s == pytest.approx(pinned.predicted.step_time_s)
-        assert said.stage_s == pytest.approx(works(pinned)[part.stage])
+        assert said.step_s == pytest.approx(pinned.predicted.step_time_s, rel=most)
+        assert said.stage_s == pytest.approx(works(pinned)[part.stage], rel=most)
     assert pinned.pins == fresh.pins
-    most = gap(pinned, fresh)
     assert said.step_s <= (1 + most) * fresh.predicted.step_time_s
     is_alike = handed(pinned) == handed(fresh)
     if is_alike:
