@@ -35,7 +35,7 @@ from rhino_jax.verify.by_hand.hand_sharded import (
     sharded_ops,
     without_constraints,
 )
-from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum, by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import CompilePlace, place_on
@@ -170,15 +170,18 @@ def audit(
         plan=found,
         rhino=verified,
         notes=(
-            *(
-                f"wrong numbers: {x} Another sharding of this op, by"
-                " `with_sharding_constraint` on its operands and result, avoids it."
-                for x in by_compiler(reading.repeated_sums)
-            ),
+            *map(_wrong_numbers, by_compiler(reading.repeated_sums)),
             *reading.notes,
             *notes,
         ),
         seconds=compilation.seconds,
+    )
+
+
+def _wrong_numbers(found: RepeatedSum) -> str:
+    return (
+        f"wrong numbers: {found} Another sharding of this op, by"
+        " `with_sharding_constraint` on its operands and result, avoids it."
     )
 
 
