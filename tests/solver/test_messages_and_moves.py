@@ -82,6 +82,19 @@ def test_elimination_finds_the_best_of_all_and_of_some_options(seed: int) -> Non
     )
 
 
+def test_elimination_meets_no_limit_of_dims() -> None:
+    """Each of 70 nodes has 69 neighbours, of which all but two have one option."""
+    sizes = [1] * 68 + [3, 3]
+    moves = moves_between(list(itertools.combinations(range(70), 2)), sizes, RNG)
+    every = {n: np.arange(size) for n, size in enumerate(sizes)}
+    found = eliminate(moves, np.zeros(70, dtype=int), every)
+    assert found is not None
+    ways = itertools.product(*every.values())
+    assert moves.objective(found) == pytest.approx(
+        min(moves.objective(np.array(labels)) for labels in ways), rel=1e-12
+    )
+
+
 def test_elimination_stops_where_its_tables_would_be_too_large() -> None:
     moves = moves_between(list(itertools.combinations(range(9), 2)), [9] * 9, RNG)
     every = {n: np.arange(9) for n in range(9)}

@@ -178,6 +178,11 @@ def eliminate(
     Returns:
       The assignment; None if the tables have more than `FUSION.most_cells` cells.
     """
+    # Nodes of one option add no cells, but dims, of which NumPy has few.
+    best = best.copy()
+    for n, mine in allowed.items():
+        best[n] = mine[0] if len(mine) == 1 else best[n]
+    allowed = {n: mine for n, mine in allowed.items() if len(mine) > 1}
     order = _order({n: len(mine) for n, mine in allowed.items()}, moves)
     if order is None:
         return None
@@ -205,11 +210,10 @@ def eliminate(
         if others:
             tables[others[0]].append((others[1:], total.min(axis=0)))
     at: dict[int, int] = {}
-    labels = best.copy()
     for n, others, option in reversed(chosen):
         at[n] = int(option[tuple(at[m] for m in others)])
-        labels[n] = allowed[n][at[n]]
-    return labels
+        best[n] = allowed[n][at[n]]
+    return best
 
 
 def _order(sizes: Mapping[int, int], moves: Moves) -> list[int] | None:
