@@ -33,7 +33,7 @@ from rhino_jax.runtime.feedback import difference, kept_text, tied, without
 from rhino_jax.runtime.lowering import Lowered, lower
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.processes.agree import agreed, attending, processes_of_mesh
-from rhino_jax.utils.progress import ticking
+from rhino_jax.utils.progress import Progress
 
 
 Planner = Callable[[Traced, Any, AnyPlan | None], AnyPlan]
@@ -148,7 +148,8 @@ class ShardedFunction(Generic[AnyPlan]):
         assert arguments is not None
         self._last, self._last_context = bound, context_mesh()
         is_shown = self.shows_progress and jax.process_index() == 0
-        with ticking(f"compiling `{self.__name__}`", is_enabled=is_shown):
+        doing = f"compiling `{self.__name__}`"
+        with Progress(doing=doing, is_enabled=is_shown).ticking():
             return bound.run(arguments)
 
     def _bind(self, call: Call) -> Bound[AnyPlan]:

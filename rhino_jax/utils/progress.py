@@ -102,6 +102,27 @@ class Progress:
     ) -> None:
         self.close()
 
+    @contextlib.contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Update the line from a thread while the body runs; close it at the end."""
+        if not self._is_shown:
+            yield
+            return
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(min(self._interval_s, 0.5)):
+                self.update()
+
+        thread = threading.Thread(target=tick, name="rhino progress", daemon=True)
+        with self:
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
+
     def _line(self, elapsed_s: float) -> str:
         parts = []
         if self._best_s is not None:
@@ -151,36 +172,3 @@ def shown(
         return
     with Progress(is_enabled=bool(wanted)) as line:
         yield line.update
-
-
-@contextlib.contextmanager
-def ticking(
-    doing: str, *, is_enabled: bool = True, stream: TextIO | None = None
-) -> Iterator[None]:
-    """Show a line with the seconds that the body takes, written by a thread.
-
-    Args:
-      doing: what takes the time, as "compiling `step`".
-      is_enabled: False: write nothing, start no thread.
-      stream: where to write; None: standard error.
-    """
-    if not is_enabled:
-        yield
-        return
-    ended = threading.Event()
-    with Progress(doing=doing, stream=stream) as line:
-
-        def tick() -> None:
-            while not ended.wait(_TICK_S):
-                line.update()
-
-        thread = threading.Thread(target=tick, name="rhino progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-
-_TICK_S = 0.5

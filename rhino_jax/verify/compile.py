@@ -15,7 +15,7 @@ import jax
 from rhino_jax._compat import compiler_input, compiling_anew, parameter_axes
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options, origin_of
 from rhino_jax.runtime.lowering import Lowered
-from rhino_jax.utils.progress import ticking
+from rhino_jax.utils.progress import Progress
 from rhino_jax.utils.stderr import captured_stderr, real_stderr, write_stderr
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 from rhino_jax.verify.in_child import (
@@ -68,7 +68,10 @@ def compile_lowered(
         given = None if origin is None else compiler_input(inner, options)
         doing = _doing(_name(lowered), mesh, platform, is_here=origin is None)
         if origin is None or given is None:
-            with real_stderr() as stream, ticking(doing, stream=stream):
+            with (
+                real_stderr() as stream,
+                Progress(doing=doing, stream=stream).ticking(),
+            ):
                 found, told = compiled_by(
                     lambda more: inner.compile(compiler_options={**options, **more}),
                     platform,
@@ -81,7 +84,7 @@ def compile_lowered(
                 tuple(device.id for device in mesh.devices.flat),
                 platform,
             )
-            with ticking(doing):
+            with Progress(doing=doing).ticking():
                 found, told = compile_in_child(task, limit)
     write_stderr(told)
     return replace(found, parameter_axes=parameter_axes(inner))

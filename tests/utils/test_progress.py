@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 import types
 
 import pytest
 
-from rhino_jax.utils import progress as progress_module
-from rhino_jax.utils.progress import Progress, is_interactive, ticking
+from rhino_jax.utils.progress import Progress, is_interactive
 
 
 class Terminal(io.StringIO):
@@ -158,15 +158,18 @@ def test_a_notebook_is_interactive(monkeypatch) -> None:
     assert not is_interactive(io.StringIO())
 
 
-def test_a_thread_tells_the_seconds_of_one_long_call(monkeypatch) -> None:
-    monkeypatch.setattr(progress_module, "_TICK_S", 0.01)
-    monkeypatch.setattr(Progress.__init__, "__kwdefaults__", {
-        **(Progress.__init__.__kwdefaults__ or {}), "delay_s": 0.0, "interval_s": 0.0
-    })  # fmt: skip
+def test_a_thread_tells_the_seconds_of_one_long_call() -> None:
     stream = Terminal()
-    with ticking("compiling `step`", stream=stream):
+    line = Progress(doing="compiling `step`", stream=stream, delay_s=0, interval_s=0.01)
+    with line.ticking():
         deadline = time.monotonic() + 20
         while not stream.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert shown(stream).startswith("compiling `step`… 0 s")
     assert shown(stream) == ""
+
+
+def test_no_thread_is_started_for_a_disabled_line() -> None:
+    before = threading.active_count()
+    with Progress(is_enabled=False, stream=Terminal()).ticking():
+        assert threading.active_count() == before
