@@ -232,7 +232,7 @@ def _with_earlier_stages(
             plan = _in_stages(plan_options, search, places, pins)
             why = error.what.rstrip(".")
             said = (
-                "split into stages anew, since the earlier stages are not possible:"
+                "split into stages again, since the earlier stages are not possible:"
                 f" {why}."
             )
             return replace(plan, notes=(*plan.notes, said))

@@ -34,10 +34,10 @@ def chain(rng: random.Random, length: int, *, hosts: bool = False) -> Question:
                 start=i + 1,
                 uses=uses,
                 needs=(i - 1,) if i else (),
-                remake_s=rng.randint(1, 20) * 1e-3 if i else None,
+                remat_s=rng.randint(1, 20) * 1e-3 if i else None,
                 offload_s=rng.randint(1, 20) * 1e-3 if hosts else None,
                 extra_bytes=rng.choice([0, 0, 2]),
-                remade_bytes=rng.choice([None, None, 1]),
+                remat_bytes=rng.choice([None, None, 1]),
             )
         )
     base = [(0, 0)]
@@ -96,7 +96,7 @@ def in_flight(rng: random.Random, question: Question) -> Question:
         replace(
             c,
             always_bytes=rng.randint(0, 3) * c.bytes,
-            remade_bytes=rng.choice([None, 1, c.bytes + 2]),
+            remat_bytes=rng.choice([None, 1, c.bytes + 2]),
         )
         for c in question.candidates
     )
@@ -157,9 +157,9 @@ def test_choices_that_fit_at_few_times_fit_at_all(most: int) -> None:
 def test_values_that_only_others_need() -> None:
     """The input of a cheap op is worth keeping though nothing late reads it."""
     candidates = (
-        SavedValue(bytes=4, start=1, uses=(), remake_s=10.0),
-        SavedValue(bytes=8, start=2, uses=(10,), needs=(0,), remake_s=1.0),
-        SavedValue(bytes=8, start=3, uses=(9,), needs=(0,), remake_s=1.0),
+        SavedValue(bytes=4, start=1, uses=(), remat_s=10.0),
+        SavedValue(bytes=8, start=2, uses=(10,), needs=(0,), remat_s=1.0),
+        SavedValue(bytes=8, start=3, uses=(9,), needs=(0,), remat_s=1.0),
     )
     question = Question(candidates, ((0, 0),), 9)
     found = choose(question, 12)

@@ -25,7 +25,7 @@ def choose(
       seed: seed of the search.
     """
     all_kept = evaluate(question, (SAVE,) * len(question.candidates))
-    is_free = not any(c.keep_s for c in question.candidates)
+    is_free = not any(c.save_s for c in question.candidates)
     if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
         return all_kept
     has_uses = any(c.uses for c in question.candidates)

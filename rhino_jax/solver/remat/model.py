@@ -68,7 +68,7 @@ class RematModel:
         model.add(makings >= self.sent[i])
         if c.offload_s is None:
             model.add(self.sent[i] == 0)
-        if c.remake_s is None:
+        if c.remat_s is None:
             model.add(makings <= self.sent[i])
 
     def _needs(self, i: int, j: int) -> None:
@@ -153,17 +153,17 @@ class RematModel:
     def _held(self, i: int, n: int, there: cp_model.IntVar) -> cp_model.LinearExprT:
         """Return the bytes of a value, if it is live."""
         c = self.question.candidates[i]
-        if c.remade_bytes is None or c.remade_bytes == c.bytes:
+        if c.remat_bytes is None or c.remat_bytes == c.bytes:
             return c.bytes * there
         is_recomputed = self.model.new_bool_var("")
-        if c.remade_bytes > c.bytes:
+        if c.remat_bytes > c.bytes:
             self.model.add(is_recomputed >= there - self.kept[i] - self.sent[i])
-            return c.bytes * there + (c.remade_bytes - c.bytes) * is_recomputed
+            return c.bytes * there + (c.remat_bytes - c.bytes) * is_recomputed
         self.model.add(is_recomputed <= there)
         makings = sum(self.made[i, m] for m in self._span(i) if m <= n)
         self.model.add(is_recomputed <= makings)
         self.model.add(is_recomputed + self.sent[i] <= 1)
-        return c.bytes * there - (c.bytes - c.remade_bytes) * is_recomputed
+        return c.bytes * there - (c.bytes - c.remat_bytes) * is_recomputed
 
     def _recomputed(self, i: int, n: int) -> cp_model.IntVar:
         """Return the variable that is 1 if a value is recomputed at a late time."""
@@ -182,12 +182,12 @@ class RematModel:
         terms: list[cp_model.LinearExprT] = []
         for i, c in enumerate(self.question.candidates):
             remake, offload = (
-                round((s or 0.0) * PER_S) for s in (c.remake_s, c.offload_s)
+                round((s or 0.0) * PER_S) for s in (c.remat_s, c.offload_s)
             )
             makings = sum(self.made[i, n] for n in self._span(i))
             terms.append(remake * makings + (offload - remake) * self.sent[i])
-            if c.keep_s:
-                terms.append(round(c.keep_s * PER_S) * self.kept[i])
+            if c.save_s:
+                terms.append(round(c.save_s * PER_S) * self.kept[i])
         return sum([*terms, *self._waited()])
 
     def _waited(self) -> list[cp_model.LinearExprT]:
@@ -232,7 +232,7 @@ def _windows(
     ]
     for i in reversed(range(len(candidates))):
         window = found[i]
-        if window is None or candidates[i].remake_s is None:
+        if window is None or candidates[i].remat_s is None:
             continue
         for j in candidates[i].needs:
             mine = found[j] or window

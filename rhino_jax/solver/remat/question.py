@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-SAVE, REMAT, OFFLOAD, GONE = "keep", "remake", "offload", "gone"
+SAVE, REMAT, OFFLOAD, GONE = "save", "remat", "offload", "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class SavedValue:
       uses: late times at which it is read, ascending; empty if it is only needed to
         recompute others.
       needs: positions of candidates that its recomputation reads.
-      remake_s: seconds to recompute it; None if that is impossible.
+      remat_s: seconds to recompute it; None if that is impossible.
       offload_s: seconds that offloading costs; None if that is impossible.
       extra_bytes: additional temporary memory while it is recomputed.
-      remade_bytes: its bytes after recomputation, if not all of it exists at once;
+      remat_bytes: its bytes after recomputation, if not all of it exists at once;
         None: `bytes`.
       like: group of candidates with equal choices in equal layers; None: none.
       layer: position of its layer among these.
-      keep_s: seconds that saving costs: written and read, if it would not go through
+      save_s: seconds that saving costs: written and read, if it would not go through
         memory otherwise.
       always_bytes: if saved, bytes live at all times in addition to `bytes`: as of all
         micro-batches in flight.
@@ -39,13 +39,13 @@ class SavedValue:
     start: int
     uses: tuple[int, ...]
     needs: tuple[int, ...] = ()
-    remake_s: float | None = None
+    remat_s: float | None = None
     offload_s: float | None = None
     extra_bytes: int = 0
-    remade_bytes: int | None = None
+    remat_bytes: int | None = None
     like: int | None = None
     layer: int = 0
-    keep_s: float = 0.0
+    save_s: float = 0.0
     always_bytes: int = 0
     sent_bytes: int = 0
     link_s: float = 0.0
@@ -74,7 +74,7 @@ class RematAnswer:
     """The solution of a remat problem.
 
     Attributes:
-      choices: by candidate, "keep" (saved), "remake" (recomputed), "offload" or "gone"
+      choices: by candidate, "save", "remat" (recomputed), "offload" or "gone"
         (not needed).
       added_s: seconds that the choice costs.
       peak_bytes: largest memory at any time.
@@ -95,7 +95,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
         c, choice = candidates[i], choices[i]
         if not needed[i]:
             continue
-        if choice == GONE or (choice == REMAT and c.remake_s is None):
+        if choice == GONE or (choice == REMAT and c.remat_s is None):
             return None
         if choice == OFFLOAD and c.offload_s is None:
             return None
@@ -113,12 +113,12 @@ def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
         first, last = min(needed[i]), max(needed[i])
         begin = c.start if choices[i] == SAVE else first
         amount = c.bytes
-        if choices[i] == REMAT and c.remade_bytes is not None:
-            amount = c.remade_bytes
+        if choices[i] == REMAT and c.remat_bytes is not None:
+            amount = c.remat_bytes
         changes[begin] += amount
         changes[last + 1] -= amount
         if choices[i] == REMAT:
-            added += c.remake_s or 0.0
+            added += c.remat_s or 0.0
             changes[first] += c.extra_bytes
             changes[first + 1] -= c.extra_bytes
         elif choices[i] == OFFLOAD:
@@ -126,7 +126,7 @@ def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
             link += c.link_s
             always += c.sent_bytes
         else:
-            added += c.keep_s
+            added += c.save_s
             always += c.always_bytes
     held = peak = 0
     for time in sorted(changes):

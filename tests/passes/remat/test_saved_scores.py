@@ -88,8 +88,8 @@ def test_what_fuses_is_not_saved_for_a_recomputation() -> None:
 
 
 def test_a_recomputation_waits_for_transposed_gradients() -> None:
-    """What is computed from a weight's gradient before a barrier would leave the
-    gradient's matmul, and all that it reads, to the end of the step."""
+    """An op on a weight's gradient before the barrier would move the gradient's matmul,
+    and all that it reads, to the end of the step."""
     jaxpr = _recomputed("products of weights saved")
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
     reads = {id(v): e for e in jaxpr.eqns for v in e.invars}

@@ -82,7 +82,7 @@ def test_layers_in_another_order_are_cut_anew(uneven):
     order = [7, 6, 5, 4, 3, 2, 1, 0]
     plan = planned(step_of(tanh, order), like=uneven)
     assert stages(plan) == [1] * 4 + [0] * 4
-    (said,) = [n for n in plan.notes if "split into stages anew" in n]
+    (said,) = [n for n in plan.notes if "split into stages again" in n]
     assert "stage" in said
 
 

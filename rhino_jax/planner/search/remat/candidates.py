@@ -244,7 +244,7 @@ class ResidualReader:
         can = bool(lines) and stack.inside not in carries
         pass_s = self._pass_s(stack)
         # Its cost in the plan includes the write into the stack.
-        remake_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
+        remat_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
         return RematRow(
             (stack.loop, 1 + body.maker.get(stack.inside, -1)),
             stack.value,
@@ -252,10 +252,10 @@ class ResidualReader:
             self._times(forward)[0],  # It is allocated when the loop starts.
             tuple(sorted(uses)),
             tuple(needs),
-            remake_s if can else None,
+            remat_s if can else None,
             self._host_s(stack.value),
             self._bytes(stack.value) // max(call.trip_count, 1),
-            keep_s=2 * pass_s,
+            save_s=2 * pass_s,
             work=self._work(lines),
         )
 

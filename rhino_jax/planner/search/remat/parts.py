@@ -27,7 +27,7 @@ def parted(
         {round(length * k / LIMITS.loop_parts) for k in range(1, LIMITS.loop_parts)}
     ):
         if 0 < count < length:
-            waits_s = sum(candidates[i].keep_s for i in members if candidates[i].uses)
+            waits_s = sum(candidates[i].save_s for i in members if candidates[i].uses)
             question = _with_first(asked.question, members, count, length)
             yield ((loop, count),), question, waits_s * count / length
 
@@ -44,9 +44,9 @@ def _with_first(
         candidates[i] = replace(
             c,
             bytes=round(c.bytes * rest),
-            remake_s=None if c.remake_s is None else c.remake_s * rest,
+            remat_s=None if c.remat_s is None else c.remat_s * rest,
             offload_s=None if c.offload_s is None else c.offload_s * rest,
-            keep_s=c.keep_s * rest,
+            save_s=c.save_s * rest,
         )
         if c.uses:
             waits = c.bytes - candidates[i].bytes

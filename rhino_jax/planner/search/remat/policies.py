@@ -118,7 +118,7 @@ def counted_once(
     added_s = answer.added_s
     for k, again in several.items():
         rest = share if k else 1.0
-        each = [asked.question.candidates[i].remake_s or 0.0 for i in again]
+        each = [asked.question.candidates[i].remat_s or 0.0 for i in again]
         once = asked.together_s([asked.values[i] for i in again], there)
         added_s += rest * min(0.0, once - sum(each))
     return replace(answer, added_s=max(0.0, added_s))
@@ -149,7 +149,7 @@ def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ..
     def is_recomputed(i: int) -> bool:
         c = candidates[i]
         is_late = c.like is None or c.layer >= first
-        is_small = c.remake_s is not None and asked.work[i] <= most
+        is_small = c.remat_s is not None and asked.work[i] <= most
         return is_late and is_small and i not in enters and (i in within or not within)
 
     return tuple(REMAT if is_recomputed(i) else SAVE for i in range(len(candidates)))

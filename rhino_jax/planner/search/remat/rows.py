@@ -81,12 +81,12 @@ class RematRow:
     start: int
     uses: tuple[int, ...]
     needs: tuple[int, ...]
-    remake_s: float | None
+    remat_s: float | None
     offload_s: float | None
-    remade_bytes: int | None
+    remat_bytes: int | None
     like: int | None = None
     layer: int = 0
-    keep_s: float = 0.0
+    save_s: float = 0.0
     work: RerunWork = RerunWork.SMALL
     link_s: float = 0.0
     makes: frozenset[int] = frozenset()
@@ -95,7 +95,7 @@ class RematRow:
         """Return the candidate, with value ids mapped to positions by `index`."""
         needs = sorted({index[v] for v in self.needs if v in index})
         return SavedValue(
-            self.bytes, self.start, self.uses, tuple(needs), self.remake_s,
-            self.offload_s, 0, self.remade_bytes, self.like, self.layer, self.keep_s,
+            self.bytes, self.start, self.uses, tuple(needs), self.remat_s,
+            self.offload_s, 0, self.remat_bytes, self.like, self.layer, self.save_s,
             link_s=self.link_s,
         )  # fmt: skip

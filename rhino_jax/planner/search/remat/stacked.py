@@ -88,7 +88,7 @@ def _kept_at(asked: RematQuestion, per_byte_s: float) -> Question:
     """Return the remat problem in which a stacked byte costs `per_byte_s` seconds."""
     stacks = _stacks(asked)
     candidates = tuple(
-        replace(c, keep_s=c.bytes * per_byte_s) if i in stacks else c
+        replace(c, save_s=c.bytes * per_byte_s) if i in stacks else c
         for i, c in enumerate(asked.question.candidates)
     )
     return replace(asked.question, candidates=candidates)

@@ -141,7 +141,7 @@ class AskingTasks(ResidualReader):
             return replace(row, offload_s=None)
         size = self.micro_batches * self._bytes(row.value)
         link_s = size / self.tasks.host_bytes_per_s
-        offload_s = row.keep_s + 2 * self._memory_s(size)
+        offload_s = row.save_s + 2 * self._memory_s(size)
         return replace(row, offload_s=offload_s, link_s=link_s)
 
     @property
@@ -153,7 +153,7 @@ class AskingTasks(ResidualReader):
     def _held(self, c: SavedValue, beside: int) -> SavedValue:
         """Return a candidate as a task's argument, which is live from the task's start
         to its end."""
-        own = c.bytes if c.remade_bytes is None else c.remade_bytes
+        own = c.bytes if c.remat_bytes is None else c.remat_bytes
         always, moving = (
             count * c.bytes
             for count in (self.tasks.in_flight, min(self.tasks.in_flight, MOVING))
@@ -161,7 +161,7 @@ class AskingTasks(ResidualReader):
         return replace(
             c,
             bytes=0,
-            remade_bytes=own,
+            remat_bytes=own,
             always_bytes=always,
             sent_bytes=moving,
             extra_bytes=beside,
@@ -191,25 +191,25 @@ class AskingTasks(ResidualReader):
         if value in self.stacks:
             return self._sent(row)
         if value not in self.free:
-            return self._sent(replace(row, remake_s=None))
+            return self._sent(replace(row, remat_s=None))
         border_s = self._border_s(value)
-        row = replace(row, keep_s=2 * border_s)
-        if row.remake_s is not None:
+        row = replace(row, save_s=2 * border_s)
+        if row.remat_s is not None:
             lines = self._again(value, kept - {value}).lines
             gone_s = self._gone_s(self.block, lines, self.block.outputs)
             self.beside[value] = self._beside_bytes(value, lines)
             # Its cost in the plan includes the write to memory.
-            remake_s = max(row.remake_s - gone_s - border_s, 0.0)
-            row = replace(row, remake_s=remake_s)
+            remat_s = max(row.remat_s - gone_s - border_s, 0.0)
+            row = replace(row, remat_s=remat_s)
         # A recomputed value is computed where it is read, as in a single program.
         is_held = self._is_in_memory(value)
-        return self._sent(row if is_held else replace(row, remade_bytes=0))
+        return self._sent(row if is_held else replace(row, remat_bytes=0))
 
     def _stack_row(self, stack: ResidualStack, uses: set[int]) -> RematRow:
         row = super()._stack_row(stack, uses)
         if not self._may_go(stack):
-            return replace(row, remake_s=None)
-        if row.remake_s is None:
+            return replace(row, remat_s=None)
+        if row.remat_s is None:
             return row
         body = self.block.ops[stack.loop].regions[0]
         mine = [s for s in self.stacks.values() if s.loop == stack.loop]
@@ -218,7 +218,7 @@ class AskingTasks(ResidualReader):
         carried = self.block.ops[stack.loop].call.num_carry
         left = [v for v in body.outputs[carried:] if v != stack.inside]
         gone_s = self._gone_s(body, lines, (*body.outputs[:carried], *left))
-        return replace(row, remake_s=max(row.remake_s - gone_s, 0.0))
+        return replace(row, remat_s=max(row.remat_s - gone_s, 0.0))
 
     def _gone_s(
         self, block: FlatRegion, lines: Sequence[int], outputs: Collection[int]
