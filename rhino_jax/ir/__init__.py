@@ -3,7 +3,8 @@
 In: nothing of ours; `rhino_jax.frontend` builds programs from jaxprs.
 Out: `program.Program`: values, ops with their factors and traits, regions, and the
 paths of arguments and results.
-Order: `factor` (index ranges of an op's dims), `traits` (properties of ops), `op`,
+Order: `factor` (index ranges of an op's dims), `axes` (the dims that hold an axis, as
+ops split and merge them), `traits` (properties of ops), `op`,
 `program`, `crossings` (borders of regions), `spec` (how one value is sharded), `places`
 (names of source lines and scopes), `verifier` (invariants), `printer` (stable text),
 `coverage` (ops without a rule), `congruence` (equal values of two programs),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
@@ -18,19 +18,15 @@ class Head:
       item: the matmul.
       tokens: position of the operand that has the tokens; the other is a parameter.
       cut: the dim of that operand to chunk: the longest that the parameter lacks.
-      rows: size of that dim.
       made: the same dim in the result.
       row: the dim of the result that only the parameter has: the vocabulary.
-      width: size of that dim.
     """
 
     item: FlatOp
     tokens: int
-    cut: RowsState
-    rows: int
-    made: RowsState
-    row: RowsState
-    width: int
+    cut: AxisSpan
+    made: AxisSpan
+    row: AxisSpan
 
 
 def heads_of(flat: FlatProgram) -> Iterator[Head]:
@@ -68,16 +64,9 @@ def _head(flat: FlatProgram, item: FlatOp) -> Head | None:
         return None
     size = {f: rule.factors[f].size for f in (*cut, *row)}
     longest = max(cut, key=lambda f: size[f])
-    layout = rule.operands[tokens]
-    return Head(
-        item,
-        tokens,
-        RowsState(layout.index((longest,))),
-        size[longest],
-        RowsState(result.index((longest,))),
-        RowsState(result.index((row[0],))),
-        size[row[0]],
-    )
+    cuts = (rule.operands[tokens], longest), (result, longest), (result, row[0])
+    spans = [AxisSpan(layout.index((f,)), size[f]) for layout, f in cuts]
+    return Head(item, tokens, *spans)
 
 
 def _own(rule: Rule, mine: int, other: int) -> list[int]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Value
 from rhino_jax.passes.chunks.heads import Head
 from rhino_jax.passes.microbatch.flow.part import DimPart
-from rhino_jax.passes.microbatch.flow.states import RowsState, locate, placed
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
-Place = tuple[RowsState | None, RowsState | None]
+Place = tuple[AxisSpan | None, AxisSpan | None]
 """Dims of a value that are the tokens and the vocabulary; None where it lacks the
 dim."""
-
-NOWHERE: Place = (None, None)
-"""The place of a value without tokens and vocabulary."""
 
 
 def size_of(value: Value) -> int:
@@ -62,7 +59,7 @@ class _ChunkWalk:
     head: Head
     long: dict[int, Place] = field(default_factory=dict)
     makers: set[int] = field(default_factory=set)
-    seeds: dict[int, dict[int, RowsState]] = field(default_factory=dict)
+    seeds: dict[int, dict[int, AxisSpan]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         head = self.head.item
@@ -117,13 +114,9 @@ class _ChunkWalk:
         Returns:
           Dims of the tokens and the vocabulary in the other one.
         """
-        rule, sizes = item.op.rule, (self.head.rows, self.head.width)
+        rule = item.op.rule
         assert rule is not None
-        spots = [
-            locate(rule, at, rows, size) if rows is not None else None
-            for rows, size in zip(place, sizes, strict=True)
-        ]
-        tokens, row = (placed(rule, to, s) if s is not None else None for s in spots)
+        tokens, row = (None if s is None else follow(rule, at, s, to) for s in place)
         return tokens, row
 
     def is_foreign(self, item: FlatOp) -> bool:

@@ -131,7 +131,7 @@ def _first(
 ) -> tuple[MicrobatchCut, FlowResult] | None:
     """Return the schedule of the first output projection to have one, or None."""
     for head in heads[: choice.most_tried]:
-        found = _cut(flat, head, choice) if choice.count <= head.rows else None
+        found = _cut(flat, head, choice) if choice.count <= head.cut.size else None
         if found is not None:
             return found
     return None
@@ -145,13 +145,13 @@ def _cut(
     if part is None:
         return None
     try:
-        found = analyse(flat, {}, DimSizes(head.rows, 0), part=part)
+        found = analyse(flat, {}, DimSizes(head.cut.size, 0), part=part)
     except OpenedRemat:
         return None
     demand = Demand(found)
     if len(demand.bodies) != 1 or head.item.op.id not in demand.bodies[0].ops:
         return None
-    cut = cut_of(flat.program, found, demand, choice.count, head.rows)
+    cut = cut_of(flat.program, found, demand, choice.count, head.cut.size)
     values = flat.program.values
     least = size_of(values[head.item.results[0]])
     (loop,) = cut.loops

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
+
+
+NO_SPAN = AxisSpan(0, 1)
+"""Span of values that loops read or return in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +22,12 @@ class LoopCrossing:
         reduction over micro-batches ("sum", "max", "min", "prod", "and", "or"), "mean"
         (of per-micro-batch values, weighted by rows), "stacked" (each micro-batch has
         its rows) or "unchanged".
-      dim, outer, inner: position of the batch in a sliced or stacked value: dim `dim`
-        is (outer, batch, inner), major first.
+      span: the dim of a sliced or stacked value that holds the batch.
     """
 
     value: int
     how: str
-    dim: int = 0
-    outer: int = 1
-    inner: int = 1
+    span: AxisSpan = NO_SPAN
 
     @property
     def is_added(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.states import (
@@ -30,14 +31,14 @@ class LoopDemand:
 
     Attributes:
       ops: ids of the ops that run on each micro-batch.
-      sliced: (value id, (dim, outer, inner)) of full values of which a micro-batch
-        reads its rows.
+      sliced: (value id, batch dim) of full values of which a micro-batch reads its
+        rows.
       whole: ids of values that each micro-batch reads in full.
       made: ids of the values that the loop computes in full, for later readers.
     """
 
     ops: set[int] = field(default_factory=set)
-    sliced: set[tuple[int, tuple[int, int, int]]] = field(default_factory=set)
+    sliced: set[tuple[int, AxisSpan]] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
     made: list[int] = field(default_factory=list)
 
@@ -133,15 +134,15 @@ class Demand:
                 seen |= more
                 queue += more
             elif isinstance(use, RowsState):
-                self._slice(body, value, use, loop)
+                self._slice(body, value, use.span, loop)
             else:
                 body.whole.add(value)
                 self.want([value], loop)
 
-    def _slice(self, body: LoopDemand, value: int, rows: RowsState, loop: int) -> None:
-        leaves = self.found.leaves_of(value, rows)
+    def _slice(self, body: LoopDemand, value: int, span: AxisSpan, loop: int) -> None:
+        leaves = self.found.leaves_of(value, span)
         if leaves is None or value in self.made:
-            body.sliced.add((value, rows.place))
+            body.sliced.add((value, span))
             self.want([value], loop)
         else:
             body.whole |= leaves
@@ -176,14 +177,14 @@ class Demand:
 
 def _entering(body: LoopDemand) -> tuple[LoopCrossing, ...]:
     whole = [LoopCrossing(v, "whole") for v in sorted(body.whole)]
-    return (*whole, *(LoopCrossing(v, "sliced", *p) for v, p in sorted(body.sliced)))
+    return (*whole, *(LoopCrossing(v, "sliced", s) for v, s in sorted(body.sliced)))
 
 
 def _leaving(value: int, state: State) -> LoopCrossing:
     if isinstance(state, Partial):
         return LoopCrossing(value, state.reducer)
     if isinstance(state, RowsState):
-        return LoopCrossing(value, "stacked", *state.place)
+        return LoopCrossing(value, "stacked", state.span)
     if is_own(state):
         return LoopCrossing(value, "mean")
     return LoopCrossing(value, "unchanged")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.states import (
-    RowsState,
-    is_outside,
-    locate,
-    placed,
-)
+from rhino_jax.passes.microbatch.flow.states import RowsState, is_outside
 
 
 def meeting_flops(
@@ -24,32 +20,29 @@ def meeting_flops(
       flops: FLOPs of each op by id.
     """
     run = {op for ops in outside for op in ops}
-    at: dict[int, RowsState] = {}  # value known in full → position of its batch dim
+    at: dict[int, AxisSpan] = {}  # value known in full → its batch dim
     total = 0.0
     for item in found.flat.top.ops:
         states = [found.states[v] for v in item.results]
         if item.op.id not in run or not all(map(is_outside, states)):
             continue
-        held = [(i, _rows(found, v, at)) for i, v in enumerate(item.operands)]
-        cuts = [(i, rows) for i, rows in held if rows is not None]
+        held = [(i, _span(found, v, at)) for i, v in enumerate(item.operands)]
+        cuts = [(i, span) for i, span in held if span is not None]
         if not cuts:
             continue
         total += flops[item.op.id]
         rule = item.op.rule
         if rule is None:
             continue
-        for i, rows in cuts:
-            spot = locate(rule, rule.operands[i], rows, found.flow.sizes.rows)
+        for i, span in cuts:
             for value, layout in zip(item.results, rule.results, strict=True):
-                made = placed(rule, layout, spot) if spot is not None else None
+                made = follow(rule, rule.operands[i], span, layout)
                 if made is not None:
                     at[value] = made
     return total
 
 
-def _rows(
-    found: FlowResult, value: int, at: Mapping[int, RowsState]
-) -> RowsState | None:
-    """Return the position of the batch in a value; None where it has no batch dim."""
+def _span(found: FlowResult, value: int, at: Mapping[int, AxisSpan]) -> AxisSpan | None:
+    """Return the batch dim of a value; None where it has none."""
     state = found.states[value]
-    return state if isinstance(state, RowsState) else at.get(value)
+    return state.span if isinstance(state, RowsState) else at.get(value)

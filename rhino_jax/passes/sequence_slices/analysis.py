@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rhino_jax.errors import TokenSliceError
+from rhino_jax.ir.axes import AxisSpan, FactorSpan, follow, locate
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.states import locate
 from rhino_jax.passes.sequence_slices import refused
 from rhino_jax.passes.sequence_slices.bounding import Masks
 from rhino_jax.passes.sequence_slices.flow import (
-    At,
     SlicedOp,
     Stuck,
-    at_places,
+    ats_in,
     ats_of,
     end_of,
     on_rows,
@@ -32,7 +31,6 @@ from rhino_jax.passes.sequence_slices.states import (
     Cross,
     Fill,
     RowState,
-    SequenceDim,
     State,
     When,
     WholeSequence,
@@ -174,9 +172,9 @@ def settle(found: SliceAnalysis) -> None:
             if not isinstance(state, RowState) or not state.is_backward:
                 continue
             twin = found.states.get(found.twins.get(v, -1))
-            is_column = at_places(op.rule, layout, state) == [run.column]
+            is_column = ats_in(op.rule, layout, state) == [run.column]
             if is_column and not (
-                isinstance(twin, RowState) and twin.place == state.place
+                isinstance(twin, RowState) and twin.span == state.span
             ):
                 why = "reads, of earlier slices, what the backward pass makes after it"
                 raise refused.not_causal(found.program, found.length, op, why)
@@ -223,25 +221,21 @@ def _done(
     return pairs.done()
 
 
-def _meeting(op: Op, states: Sequence[State]) -> At | None:
+def _meeting(op: Op, states: Sequence[State]) -> FactorSpan | None:
     """Find where data meet weights along the sequence; slices begin there."""
     wholes = [s for s in states if isinstance(s, WholeSequence)]
     if op.rule is None or all(s.is_free for s in wholes):
         return None
     if any(s.when is not When.FORWARD for s in wholes):
         return None
-    ats = set[At]()
+    ats = set[FactorSpan | None]()
     for layout, state in zip(op.rule.operands, wholes, strict=True):
-        if state.place is not None:
-            spot = locate(op.rule, layout, state.place.rows, state.place.count)
-            if spot is None:
-                return None
-            ats.add(At(spot, state.place.first, state.place.count))
-    if len(ats) != 1:
+        if state.span is not None:
+            ats.add(locate(op.rule, layout, state.span))
+    at = ats.pop() if len(ats) == 1 else None
+    if at is None or op.rule.factors[at.factor].kind is not FactorKind.PARALLEL:
         return None
-    (at,) = ats
-    is_cut = op.rule.factors[at.spot.factor].kind is FactorKind.PARALLEL
-    return at if is_cut else None
+    return at
 
 
 def _check_known(
@@ -280,33 +274,30 @@ def _whole(
     if when is When.FORWARD:
         bounds = found.masks.of(eqn, [None if s is None else s.bounds for s in known])
     is_data = is_free and not (bounds is not None and bounds.is_exact)
-    place = _place(found, op, states, result) if is_data else None
-    return WholeSequence(when, is_free, place, bounds, cause)
+    span = _place(found, op, states, result) if is_data else None
+    return WholeSequence(when, is_free, span, bounds, cause)
 
 
 def _place(
     found: SliceAnalysis, op: Op, states: Sequence[State], result: int
-) -> SequenceDim | None:
+) -> AxisSpan | None:
     """Return the dim of a result of data alone that seems to be the sequence, or None.
 
     Such a value is known in full, so that slicing it along any dim is correct.
     """
     if op.rule is None:
         return None
-    places = set[SequenceDim | None]()
+    spans = set[AxisSpan | None]()
     for layout, state in zip(op.rule.operands, states, strict=True):
-        if isinstance(state, WholeSequence) and state.place is not None:
-            at = state.place
-            spot = locate(op.rule, layout, at.rows, at.count)
-            if spot is not None:
-                where = At(spot, at.first, at.count)
-                places.add(where.place(op.rule, op.rule.results[result]))
-    places.discard(None)
+        if isinstance(state, WholeSequence) and state.span is not None:
+            to = op.rule.results[result]
+            spans.add(follow(op.rule, layout, state.span, to))
+    spans.discard(None)
     shape = found.program.values[op.results[result]].shape
     dims = [d for d, size in enumerate(shape) if size == found.length]
-    if not places and _is_resizing(found.program, op) and len(dims) == 1:
-        return SequenceDim(dims[0], 1, 1, 0, found.length)
-    return places.pop() if len(places) == 1 else None
+    if not spans and _is_resizing(found.program, op) and len(dims) == 1:
+        return AxisSpan(dims[0], found.length)
+    return spans.pop() if len(spans) == 1 else None
 
 
 def _is_resizing(program: Program, op: Op) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
-from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen, SequenceDim
+from rhino_jax.passes.sequence_slices.states import Fill, Later, Seen
 
 
 LOW = -5 * MODERATE
@@ -95,8 +96,8 @@ def low(most: float, seen: Seen, *, may_be_low: bool = True) -> Later:
 def corner_of(
     bounds: Bounds | None,
     dims: tuple[int | None, int | None],
-    row: SequenceDim,
-    column: SequenceDim,
+    row: AxisSpan,
+    column: AxisSpan,
 ) -> Corner | None:
     """Return bounds by row and column; None where nothing is known.
 
@@ -107,8 +108,8 @@ def corner_of(
     """
     if bounds is None:
         return None
-    columns = np.arange(column.first, column.first + column.count)
-    rows = np.arange(row.first, row.first + row.count)
+    columns = np.arange(column.first, column.first + column.size)
+    rows = np.arange(row.first, row.first + row.size)
     after = columns > rows.reshape(-1, 1)
 
     def by_pair(x: Any, reduce: Any) -> Any:

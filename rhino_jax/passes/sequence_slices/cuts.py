@@ -9,7 +9,7 @@ from typing import Any
 from jax import lax
 
 from rhino_jax._compat import hide_frames
-from rhino_jax.passes.sequence_slices.states import SequenceDim
+from rhino_jax.ir.axes import AxisSpan
 
 
 hide_frames(__file__)
@@ -40,70 +40,70 @@ class SliceBounds:
         """Return the order in which a pass runs the slices."""
         return range(self.count - 1, -1, -1) if is_backward else range(self.count)
 
-    def rows(self, place: SequenceDim, t: int) -> tuple[int, int]:
+    def rows(self, span: AxisSpan, t: int) -> tuple[int, int]:
         """Return the range of slice t, within the tokens that a value holds."""
-        return place.within(self.bounds[t], self.bounds[t + 1])
+        return span.within(self.bounds[t], self.bounds[t + 1])
 
-    def columns(self, place: SequenceDim, t: int) -> tuple[int, int]:
+    def columns(self, span: AxisSpan, t: int) -> tuple[int, int]:
         """Return the range up to the end of slice t, within the tokens of a value."""
-        return place.within(0, self.bounds[t + 1])
+        return span.within(0, self.bounds[t + 1])
 
 
-def taken(x: Any, place: SequenceDim, start: int, stop: int) -> Any:
+def taken(x: Any, span: AxisSpan, start: int, stop: int) -> Any:
     """Return tokens `start` to `stop` of those that an array holds.
 
     Args:
       x: the array.
-      place: its sequence dim.
+      span: its sequence dim.
       start, stop: counted from the first token that it holds.
     """
-    d, count = place.dim, x.shape[place.dim] // (place.outer * place.inner)
+    d, count = span.dim, x.shape[span.dim] // (span.outer * span.inner)
     if (start, stop) == (0, count):
         return x
-    if place.outer == 1:
-        return lax.slice_in_dim(x, start * place.inner, stop * place.inner, axis=d)
-    part = lax.slice_in_dim(_opened(x, place), start, stop, axis=d + 1)
-    return lax.reshape(part, place.resized(x.shape, stop - start))
+    if span.outer == 1:
+        return lax.slice_in_dim(x, start * span.inner, stop * span.inner, axis=d)
+    part = lax.slice_in_dim(_opened(x, span), start, stop, axis=d + 1)
+    return lax.reshape(part, span.resized(x.shape, stop - start))
 
 
-def joined(parts: Sequence[Any], place: SequenceDim) -> Any:
+def joined(parts: Sequence[Any], span: AxisSpan) -> Any:
     """Concatenate slices of an array along the tokens.
 
     Args:
       parts: the slices, in order.
-      place: their sequence dim.
+      span: their sequence dim.
     """
-    parts = [p for p in parts if p.shape[place.dim]] or list(parts[:1])
+    parts = [p for p in parts if p.shape[span.dim]] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
-    if place.outer == 1:
-        return lax.concatenate(parts, place.dim)
-    whole = lax.concatenate([_opened(p, place) for p in parts], place.dim + 1)
-    count = whole.shape[place.dim + 1]
-    return lax.reshape(whole, place.resized(parts[0].shape, count))
+    if span.outer == 1:
+        return lax.concatenate(parts, span.dim)
+    whole = lax.concatenate([_opened(p, span) for p in parts], span.dim + 1)
+    count = whole.shape[span.dim + 1]
+    return lax.reshape(whole, span.resized(parts[0].shape, count))
 
 
-def padded(x: Any, place: SequenceDim, low: int, high: int) -> Any:
+def padded(x: Any, span: AxisSpan, low: int, high: int) -> Any:
     """Pad an array with zeros before and after its tokens.
 
     Args:
       x: the array.
-      place: its sequence dim.
+      span: its sequence dim.
       low, high: number of tokens before and after.
     """
     if not low and not high:
         return x
     zero = lax.full((), 0, x.dtype)
-    opened = x if place.is_plain else _opened(x, place)
-    d = place.dim if place.is_plain else place.dim + 1
+    opened = x if span.is_plain else _opened(x, span)
+    d = span.dim if span.is_plain else span.dim + 1
     config = [(low, high, 0) if k == d else (0, 0, 0) for k in range(opened.ndim)]
     made = lax.pad(opened, zero, config)
-    return lax.reshape(made, place.resized(x.shape, made.shape[d]))
+    return lax.reshape(made, span.resized(x.shape, made.shape[d]))
 
 
-def _opened(x: Any, place: SequenceDim) -> Any:
+def _opened(x: Any, span: AxisSpan) -> Any:
     """Reshape an array to [.., outer, tokens, inner, ..]."""
-    d = place.dim
-    count = x.shape[d] // (place.outer * place.inner)
-    shape = (*x.shape[:d], place.outer, count, place.inner, *x.shape[d + 1 :])
+    d = span.dim
+    count = x.shape[d] // (span.outer * span.inner)
+    shape = (*x.shape[:d], span.outer, count, span.inner, *x.shape[d + 1 :])
     return lax.reshape(x, shape)

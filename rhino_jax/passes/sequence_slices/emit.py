@@ -13,16 +13,15 @@ from rhino_jax._compat import bind_eqn, hide_frames, tagged
 from rhino_jax.errors import InternalError
 from rhino_jax.frontend.registry import local_params
 from rhino_jax.frontend.rules.reduce import COMBINE
+from rhino_jax.ir.axes import AxisSpan, locate, place
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.passes.microbatch.flow.generated import REMADE
-from rhino_jax.passes.microbatch.flow.states import locate
 from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
 from rhino_jax.passes.sequence_slices.cuts import SliceBounds, joined, padded, taken
-from rhino_jax.passes.sequence_slices.flow import At, SlicedOp, at_places
+from rhino_jax.passes.sequence_slices.flow import SlicedOp, ats_in
 from rhino_jax.passes.sequence_slices.states import (
     Cross,
     RowState,
-    SequenceDim,
     When,
     WholeSequence,
 )
@@ -30,7 +29,7 @@ from rhino_jax.passes.sequence_slices.states import (
 
 hide_frames(__file__)
 
-Span = tuple[SequenceDim, int, int]
+SpanRange = tuple[AxisSpan, int, int]
 """Tokens of an array: its sequence dim, start, stop."""
 
 
@@ -123,14 +122,14 @@ class SliceEmitter:
         if key not in self._cuts:
             state, parts = self.found.states[value], self.parts[value]
             if isinstance(state, RowState):
-                self._cuts[key] = joined(parts, state.place)
+                self._cuts[key] = joined(parts, state.span)
             else:
                 assert isinstance(state, Cross) and state.pair.row is not None
-                row = state.places[state.pair.row]
-                column = state.places[1 - state.pair.row]
+                row = state.spans[state.pair.row]
+                column = state.spans[1 - state.pair.row]
                 wide = [
                     padded(
-                        x, column, 0, column.count - self.slices.columns(column, t)[1]
+                        x, column, 0, column.size - self.slices.columns(column, t)[1]
                     )
                     for t, x in enumerate(parts)
                 ]
@@ -154,8 +153,8 @@ class SliceEmitter:
                 for k, state in enumerate(run.results):
                     made[k][t] = results[k]
                     if run.sums is not None and isinstance(state, RowState):
-                        start, stop = self.slices.rows(state.place, t)
-                        made[k][t] = taken(results[k], state.place, start, stop)
+                        start, stop = self.slices.rows(state.span, t)
+                        made[k][t] = taken(results[k], state.span, start, stop)
         for v, state, parts in zip(op.results, run.results, made, strict=True):
             if isinstance(state, WholeSequence):
                 self.whole[v] = parts[self._last(run.is_backward)]
@@ -172,51 +171,49 @@ class SliceEmitter:
         added = []
         for state, before, part in zip(run.results, so_far, parts, strict=True):
             if isinstance(state, RowState):  # columns up to the end of this slice
-                before = taken(
-                    before, state.place, *self.slices.columns(state.place, t)
-                )
+                before = taken(before, state.span, *self.slices.columns(state.span, t))
             added.append(COMBINE[run.sums](before, part))
         return added
 
-    def _spans(self, i: int, operand: int, run: SlicedOp, t: int) -> list[Span]:
+    def _ranges(self, i: int, operand: int, run: SlicedOp, t: int) -> list[SpanRange]:
         """Return which tokens of an operand an equation reads in a slice."""
         rule = self.found.piece.ops[i].op.rule
         assert rule is not None
         return self._located(run, t, rule, rule.operands[operand])
 
-    def _located(self, run: SlicedOp, t: int, rule: Any, layout: Any) -> list[Span]:
-        spans: list[Span] = []
+    def _located(
+        self, run: SlicedOp, t: int, rule: Any, layout: Any
+    ) -> list[SpanRange]:
+        ranges: list[SpanRange] = []
         for at, bounds in (
             (run.row, self.slices.rows),
             (run.column, self.slices.columns),
         ):
-            place = None if at is None else at.place(rule, layout)
-            if place is not None:
-                spans.append((place, *bounds(place, t)))
-        return spans
+            span = None if at is None else place(rule, layout, at)
+            if span is not None:
+                ranges.append((span, *bounds(span, t)))
+        return ranges
 
     def _operand(self, i: int, operand: int, value: int, run: SlicedOp, t: int) -> Any:
         state = self.found.states[value]
         if isinstance(state, Cross):
             return self.parts[value][t]
-        spans = self._spans(i, operand, run, t)
+        ranges = self._ranges(i, operand, run, t)
         if isinstance(state, WholeSequence):
-            return self._cut(value, spans, i)
+            return self._cut(value, ranges, i)
         rule = self.found.piece.ops[i].op.rule
         assert rule is not None and run.row is not None
-        (mine,) = at_places(rule, rule.operands[operand], state)
+        (mine,) = ats_in(rule, rule.operands[operand], state)
         if mine == run.row:
             x = self.parts[value][t]
         else:
-            x = self._columns(value, state.place, t, run.is_backward)
-        for place, start, stop in spans:
-            if place != state.place:  # the other dim of pairs: not sliced along it
-                x = taken(x, place, start, stop)
+            x = self._columns(value, state.span, t, run.is_backward)
+        for span, start, stop in ranges:
+            if span != state.span:  # the other dim of pairs: not sliced along it
+                x = taken(x, span, start, stop)
         return x
 
-    def _columns(
-        self, value: int, place: SequenceDim, t: int, is_backward: bool
-    ) -> Any:
+    def _columns(self, value: int, span: AxisSpan, t: int, is_backward: bool) -> Any:
         """Return a value's slices up to this one, joined.
 
         Each pass joins them for itself: as residuals they would be T/2 times as large
@@ -229,18 +226,18 @@ class SliceEmitter:
             assert isinstance(state, RowState)
             before = self.found.twins[value] if state.is_backward else value
             parts = [*self.parts[before][:t], self.parts[value][t]]
-            self._cuts[key] = joined(parts, place)
+            self._cuts[key] = joined(parts, span)
         return self._cuts[key]
 
-    def _cut(self, value: int, spans: Sequence[Span], reader: int) -> Any:
+    def _cut(self, value: int, ranges: Sequence[SpanRange], reader: int) -> Any:
         """Return some tokens of a value that is known in full.
 
         Slices of values that depend on inputs alone do so too, and belong to no slice.
         """
         x = self.whole[value]
-        if not spans:
+        if not ranges:
             return x
-        key = value, tuple(spans)
+        key = value, tuple(ranges)
         if key in self._cuts:
             return self._cuts[key]
         state = self.found.states[value]
@@ -248,16 +245,16 @@ class SliceEmitter:
         made = None
         with contextlib.ExitStack() as stack:
             if state.when is When.FORWARD:
-                made = self._recomputed(value, spans)
+                made = self._recomputed(value, ranges)
                 stack.enter_context(self._tag(None, reader))
             if made is None:
                 made = x
-                for place, start, stop in spans:
-                    made = taken(made, place, start, stop)
+                for span, start, stop in ranges:
+                    made = taken(made, span, start, stop)
         self._cuts[key] = made
         return made
 
-    def _recomputed(self, value: int, spans: Sequence[Span]) -> Any:
+    def _recomputed(self, value: int, ranges: Sequence[SpanRange]) -> Any:
         """Compute some tokens of a value that is elementwise in inputs alone.
 
         It reads only those tokens of its operands. None where it is not elementwise.
@@ -269,21 +266,19 @@ class SliceEmitter:
         if op.rule is None or op.traits.kind not in REMADE or len(op.results) != 1:
             return None
         ats = []
-        for place, start, stop in spans:
-            spot = locate(op.rule, op.rule.results[0], place.rows, place.count)
-            if spot is None:
+        for span, start, stop in ranges:
+            at = locate(op.rule, op.rule.results[0], span)
+            if at is None or op.rule.factors[at.factor].kind is not FactorKind.PARALLEL:
                 return None
-            if op.rule.factors[spot.factor].kind is not FactorKind.PARALLEL:
-                return None
-            ats.append((At(spot, place.first, place.count), start, stop))
+            ats.append((at, start, stop))
         args = []
         for v, layout in zip(op.operands, op.rule.operands, strict=True):
-            places = [(at.place(op.rule, layout), a, b) for at, a, b in ats]
-            there = [(p, a, b) for p, a, b in places if p is not None]
+            spans = [(place(op.rule, layout, at), a, b) for at, a, b in ats]
+            there = [(p, a, b) for p, a, b in spans if p is not None]
             args.append(self._cut(v, there, i))
         shape = tuple(eqn.outvars[0].aval.shape)
-        for place, start, stop in spans:
-            shape = place.resized(shape, stop - start)
+        for span, start, stop in ranges:
+            shape = span.resized(shape, stop - start)
         ins = [tuple(jax.numpy.shape(x)) for x in args]
         with self._tag(None, i):
             params = local_params(op.name, eqn.params, ins, [shape])
@@ -298,8 +293,8 @@ class SliceEmitter:
         shapes = []
         for v, layout in zip(eqn.outvars, op.rule.results, strict=True):
             shape = tuple(v.aval.shape)
-            for place, start, stop in self._located(run, t, op.rule, layout):
-                shape = place.resized(shape, stop - start)
+            for span, start, stop in self._located(run, t, op.rule, layout):
+                shape = span.resized(shape, stop - start)
             shapes.append(shape)
         if shapes != [tuple(v.aval.shape) for v in eqn.outvars]:
             ins = [tuple(jax.numpy.shape(x)) for x in args]
@@ -322,12 +317,12 @@ class SliceEmitter:
         (made,) = run.results
         read = self.found.states[op.operands[0]]
         assert isinstance(read, RowState) and isinstance(made, RowState)
-        d = read.place.dim
+        d = read.span.dim
         parts: list[Any] = [None] * self.slices.count
         for t in self.slices.order(run.is_backward):
-            low, high = self.slices.rows(read.place, t)
-            start, stop = self.slices.rows(made.place, t)
-            moved = made.place.first - read.place.first
+            low, high = self.slices.rows(read.span, t)
+            start, stop = self.slices.rows(made.span, t)
+            moved = made.span.first - read.span.first
             before, after = start + moved - low, high - stop - moved
             if low == high or start == stop:  # all is padding, or nothing remains
                 before, after = 0, (high - low) - (stop - start)

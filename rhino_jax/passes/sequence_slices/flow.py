@@ -6,40 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rhino_jax.ir.axes import AxisSpan, FactorSpan, locate, place
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.states import Spot, locate, placed
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
     PairState,
     RowState,
-    SequenceDim,
     State,
     When,
     WholeSequence,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """Tokens inside a factor of an op.
-
-    Attributes:
-      spot: where they are in the factor.
-      first, count: which tokens of the sequence.
-    """
-
-    spot: Spot
-    first: int
-    count: int
-
-    def place(self, rule: Rule, layout: Layout) -> SequenceDim | None:
-        """Return the dim of an operand or result that holds them; None if none does."""
-        rows = placed(rule, layout, self.spot)
-        if rows is None:
-            return None
-        return SequenceDim(rows.dim, rows.outer, rows.inner, self.first, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +35,7 @@ class SlicedOp:
       is_chained: whether its first operand is the result of the slice before.
     """
 
-    ats: tuple[At, ...]
+    ats: tuple[FactorSpan, ...]
     pair: PairState | None
     results: tuple[State, ...]
     is_backward: bool
@@ -65,14 +43,14 @@ class SlicedOp:
     is_chained: bool = False
 
     @property
-    def row(self) -> At | None:
+    def row(self) -> FactorSpan | None:
         """The tokens of which a slice holds its own rows."""
         if self.pair is None:
             return self.ats[0]
         return None if self.pair.row is None else self.ats[self.pair.row]
 
     @property
-    def column(self) -> At | None:
+    def column(self) -> FactorSpan | None:
         """The tokens of which a slice holds all up to its end."""
         if self.pair is None or self.pair.row is None:
             return None
@@ -97,7 +75,7 @@ def end_of(is_backward: bool) -> When:
     return When.END if is_backward else When.BACKWARD
 
 
-def ats_of(op: Op, states: Sequence[State]) -> tuple[At, ...] | Stuck:
+def ats_of(op: Op, states: Sequence[State]) -> tuple[FactorSpan, ...] | Stuck:
     """Return where an op has the tokens of its operands, without duplicates.
 
     Args:
@@ -109,16 +87,16 @@ def ats_of(op: Op, states: Sequence[State]) -> tuple[At, ...] | Stuck:
     rule = op.rule
     if rule is None or op.manual is not None or op.traits.kind is OpKind.KERNEL:
         return Stuck("is not looked into")
-    found: dict[At, None] = {}
+    found: dict[FactorSpan, None] = {}
     for layout, state in zip(rule.operands, states, strict=True):
-        for at in at_places(rule, layout, state):
+        for at in ats_in(rule, layout, state):
             if at is None:
                 return Stuck("has the sequence in a part of a dim")
-            kind = rule.factors[at.spot.factor].kind
+            kind = rule.factors[at.factor].kind
             if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
                 return Stuck(_COUPLED[kind])
             found[at] = None
-    if len({at.spot.factor for at in found}) < len(found):
+    if len({at.factor for at in found}) < len(found):
         return Stuck("compares tokens with those of other places")
     if len(found) > 2:
         return Stuck("has the sequence in three of its dims")
@@ -133,19 +111,15 @@ _COUPLED = {
 }
 
 
-def at_places(rule: Rule, layout: Layout, state: State) -> list[At | None]:
+def ats_in(rule: Rule, layout: Layout, state: State) -> list[FactorSpan | None]:
     """Return where an operand has tokens: none, rows, or both tokens of pairs."""
     if isinstance(state, WholeSequence):
         return []
-    places = (state.place,) if isinstance(state, RowState) else state.places
-    found: list[At | None] = []
-    for place in places:
-        spot = locate(rule, layout, place.rows, place.count)
-        found.append(None if spot is None else At(spot, place.first, place.count))
-    return found
+    spans = (state.span,) if isinstance(state, RowState) else state.spans
+    return [locate(rule, layout, span) for span in spans]
 
 
-def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
+def on_rows(op: Op, at: FactorSpan, is_backward: bool) -> SlicedOp | Stuck:
     """Slice an op whose operands have rows at one place.
 
     Args:
@@ -155,22 +129,20 @@ def on_rows(op: Op, at: At, is_backward: bool) -> SlicedOp | Stuck:
     """
     rule = op.rule
     assert rule is not None
-    places = [at.place(rule, layout) for layout in rule.results]
-    if all(place is not None for place in places):
-        rows = tuple(
-            RowState(place, is_backward) for place in places if place is not None
-        )
+    spans = [place(rule, layout, at) for layout in rule.results]
+    if all(span is not None for span in spans):
+        rows = tuple(RowState(span, is_backward) for span in spans if span is not None)
         return SlicedOp((at,), None, rows, is_backward)
-    factor = rule.factors[at.spot.factor]
+    factor = rule.factors[at.factor]
     is_chained = op.traits.kind is OpKind.SCATTER
     how = reducer_of(op)
-    if any(places) or not how or how != factor.reducer:
+    if any(spans) or not how or how != factor.reducer:
         return Stuck("needs all of the sequence")
-    if is_chained and at.place(rule, rule.operands[0]) is not None:
+    if is_chained and place(rule, rule.operands[0], at) is not None:
         return Stuck("writes tokens at places of the sequence")
     cause = Cause(op.id, f"takes a {how} over the sequence")
     made = WholeSequence(end_of(is_backward), cause=cause)
-    return SlicedOp((at,), None, (made,) * len(places), is_backward, how, is_chained)
+    return SlicedOp((at,), None, (made,) * len(spans), is_backward, how, is_chained)
 
 
 def reducer_of(op: Op) -> str:
@@ -191,21 +163,21 @@ def on_window(
     Returns:
       None where it is no such op.
     """
-    if not isinstance(state, RowState) or not state.place.is_plain:
+    if not isinstance(state, RowState) or not state.span.is_plain:
         return None
-    place, d = state.place, state.place.dim
+    span, d = state.span, state.span.dim
     if op.name == "slice":
         strides = eqn.params["strides"]
         start, stop = eqn.params["start_indices"][d], eqn.params["limit_indices"][d]
         if strides is not None and strides[d] != 1:
             return None
-        made = SequenceDim(d, 1, 1, place.first + start, stop - start)
+        made = AxisSpan(d, stop - start, first=span.first + start)
     elif op.name == "pad":
         low, high, between = eqn.params["padding_config"][d]
-        first, stop = place.first - low, place.first + place.count + high
+        first, stop = span.first - low, span.first + span.size + high
         if between or min(low, high, first) < 0 or stop > length:
             return None
-        made = SequenceDim(d, 1, 1, first, stop - first)
+        made = AxisSpan(d, stop - first, first=first)
     else:
         return None
     return SlicedOp((), None, (RowState(made, is_backward),), is_backward)

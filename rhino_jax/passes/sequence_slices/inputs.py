@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.passes.sequence_slices.bounding import (
     MAX_ELEMENTS,
     Masks,
@@ -15,7 +16,7 @@ from rhino_jax.passes.sequence_slices.bounding import (
 )
 from rhino_jax.passes.sequence_slices.bounds import Bounds, exactly, unknown
 from rhino_jax.passes.sequence_slices.opened import OpenedProgram
-from rhino_jax.passes.sequence_slices.states import SequenceDim, WholeSequence
+from rhino_jax.passes.sequence_slices.states import WholeSequence
 from rhino_jax.passes.staged.apart import Apart
 
 
@@ -36,13 +37,13 @@ def first_states(
     for i, crossing in enumerate(apart.entering):
         value = ids[1 + i]
         shape = piece.program.values[value].shape
-        place = None
+        span = None
         if crossing.how == "sliced":
             dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
-            place = SequenceDim(dims[0], 1, 1, 0, length) if len(dims) == 1 else None
+            span = AxisSpan(dims[0], length) if len(dims) == 1 else None
         bounds = known[i]
         is_free = 1 + i not in piece.weights or bool(bounds and bounds.is_exact)
-        states[value] = WholeSequence(is_free=is_free, place=place, bounds=bounds)
+        states[value] = WholeSequence(is_free=is_free, span=span, bounds=bounds)
     consts = jaxpr_consts(apart.piece)
     for value, const in zip(ids[len(ids) - len(consts) :], consts, strict=True):
         states[value] = WholeSequence(is_free=True, bounds=_captured(const))
@@ -85,7 +86,7 @@ def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
       position: of the input, which is [.., outer, rows, micro-batches, inner, ..].
       rank: of the input.
     """
-    first = apart.entering[position].dim
+    first = apart.entering[position].span.dim
     return (d for d in range(rank) if d not in (first + 1, first + 2))
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rhino_jax.ir.axes import AxisSpan, FactorSpan, place
 from rhino_jax.ir.program import Op
 from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
 from rhino_jax.passes.sequence_slices.corner import Corner, corner_of, low
 from rhino_jax.passes.sequence_slices.flow import (
-    At,
     SlicedOp,
     Stuck,
-    at_places,
+    ats_in,
     end_of,
     reducer_of,
 )
@@ -26,7 +26,6 @@ from rhino_jax.passes.sequence_slices.states import (
     PairState,
     RowState,
     Seen,
-    SequenceDim,
     State,
     WholeSequence,
 )
@@ -63,7 +62,7 @@ class OnPairs:
     op: Op
     eqn: Any
     states: Sequence[State]
-    ats: tuple[At, At]
+    ats: tuple[FactorSpan, FactorSpan]
     is_backward: bool
     corners: Corners
 
@@ -74,10 +73,10 @@ class OnPairs:
         later = self._later(pair)
         assert self.op.rule is not None
         found = [
-            [at.place(self.op.rule, layout) for at in self.ats]
+            [place(self.op.rule, layout, at) for at in self.ats]
             for layout in self.op.rule.results
         ]
-        has = [[place is not None for place in places] for places in found]
+        has = [[span is not None for span in spans] for spans in found]
         if len({*map(tuple, has)}) > 1:
             return Stuck("has results of several kinds", is_refused=True)
         if all(has[0]):
@@ -95,7 +94,7 @@ class OnPairs:
         assert self.op.rule is not None
         for layout, state in zip(self.op.rule.operands, self.states, strict=True):
             if isinstance(state, Cross):
-                first, _ = at_places(self.op.rule, layout, state)
+                first, _ = ats_in(self.op.rule, layout, state)
                 if not pair.join(state.pair, turned=first == self.ats[1]):
                     return None
         return pair
@@ -153,21 +152,21 @@ class OnPairs:
         assert self.op.rule is not None
         layout = self.op.rule.operands[i]
         ats = self.ats[row], self.ats[1 - row]
-        places = [at.place(self.op.rule, layout) for at in ats]
-        if not all(place is None or place.is_plain for place in places):
+        spans = [place(self.op.rule, layout, at) for at in ats]
+        if not all(span is None or span.is_plain for span in spans):
             return None
         if bounds.low.size == 1 == bounds.high.size and not self.op.traits.is_choice:
             return None
-        first, second = (None if place is None else place.dim for place in places)
-        key = bounds, first, second, ats[0].first, ats[1].first, ats[0].count
+        first, second = (None if span is None else span.dim for span in spans)
+        key = bounds, first, second, ats[0].first, ats[1].first, ats[0].size
         corners = self.corners.found
         if key not in corners:
-            rows, columns = (SequenceDim(0, 1, 1, at.first, at.count) for at in ats)
+            rows, columns = (AxisSpan(0, at.size, first=at.first) for at in ats)
             corners[key] = corner_of(bounds, (first, second), rows, columns)
         return corners[key]
 
     def _reduced(
-        self, pair: PairState, later: Later, places: Sequence[SequenceDim | None]
+        self, pair: PairState, later: Later, spans: Sequence[AxisSpan | None]
     ) -> SlicedOp | Stuck:
         """Slice a reduction of pairs along their rows, columns or both."""
         how, row = reducer_of(self.op), pair.row
@@ -175,7 +174,7 @@ class OnPairs:
             return Stuck(_unmasked(later), is_refused=True)
         if not how:
             return Stuck("needs all of the sequence")
-        kept = places[row], places[1 - row]
+        kept = spans[row], spans[1 - row]
         is_zero = later.fill is Fill.ZERO and how in ("sum", "or")
         is_seen = later.fill is Fill.LOW and how == "max"
         if is_seen and later.seen is Seen.NONE:

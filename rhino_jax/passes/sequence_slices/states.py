@@ -7,46 +7,11 @@ of tokens (attention scores) hold its rows, and the columns up to its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from rhino_jax.passes.microbatch.flow.states import RowsState
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.passes.sequence_slices.bounds import Bounds
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceDim:
-    """The dim of a value that holds the sequence, or a part of it.
-
-    Attributes:
-      dim, outer, inner: the dim is (outer, tokens, inner), major first.
-      first: the first token that it holds.
-      count: number of tokens that it holds.
-    """
-
-    dim: int
-    outer: int
-    inner: int
-    first: int
-    count: int
-
-    @property
-    def rows(self) -> RowsState:
-        return RowsState(self.dim, self.outer, self.inner)
-
-    @property
-    def is_plain(self) -> bool:
-        return self.outer == self.inner == 1
-
-    def resized(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """Return the shape with another number of tokens in this dim."""
-        return self.rows.local(shape, tokens)
-
-    def within(self, start: int, stop: int) -> tuple[int, int]:
-        """Return which of the held tokens are `start` to `stop` of the sequence."""
-        low, high = start - self.first, stop - self.first
-        return min(max(low, 0), self.count), min(max(high, 0), self.count)
 
 
 class When(IntEnum):
@@ -80,7 +45,7 @@ class WholeSequence:
     Attributes:
       when: before which pass it is known.
       is_free: whether it depends on data and constants alone.
-      place: for a free value, the dim that seems to be the sequence; None: none.
+      span: for a free value, the dim that seems to be the sequence; None: none.
       bounds: for values known before the forward pass, bounds of their elements; None:
         unknown.
       cause: for values known later, why.
@@ -88,7 +53,7 @@ class WholeSequence:
 
     when: When = When.FORWARD
     is_free: bool = False
-    place: SequenceDim | None = None
+    span: AxisSpan | None = None
     bounds: Bounds | None = field(default=None, compare=False)
     cause: Cause | None = None
 
@@ -98,12 +63,12 @@ class RowState:
     """State of a value of which a slice holds its rows.
 
     Attributes:
-      place: the sequence dim.
+      span: the sequence dim.
       is_backward: whether the backward pass computes it.
       may_be_extreme: whether it may contain the values that masks add or subtract.
     """
 
-    place: SequenceDim
+    span: AxisSpan
     is_backward: bool
     may_be_extreme: bool = field(default=False, compare=False)
 
@@ -201,13 +166,13 @@ class Cross:
     """State of pairs of tokens: a slice holds its rows, and the columns up to its end.
 
     Attributes:
-      places: dims of both tokens.
+      spans: dims of both tokens.
       pair: which of them is the row.
       later: facts about columns after the row.
       is_backward: whether the backward pass computes it.
     """
 
-    places: tuple[SequenceDim, SequenceDim]
+    spans: tuple[AxisSpan, AxisSpan]
     pair: PairState
     later: Later
     is_backward: bool

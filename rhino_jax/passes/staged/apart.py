@@ -28,6 +28,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.choice import KEPT, MicrobatchChoice
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
@@ -35,7 +36,6 @@ from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -124,7 +124,7 @@ class Apart:
         crossing = self.leaving[position]
         if crossing.how == "stacked":
             split = Split.of(self.cut.rows, self.cut.count)
-            x = together(x, None, _rows(crossing), split)
+            x = together(x, None, crossing.span, split)
         return lax.convert_element_type(x, dtype)
 
 
@@ -261,13 +261,13 @@ class _Parts:
 
     def piece(self, index: Any, *arrays: Any) -> list[Any]:
         env: dict[int, Any] = {}
-        views: dict[tuple[int, int, int, int], Any] = {}
+        views: dict[tuple[int, AxisSpan], Any] = {}
         enters = (*self.loop.entering, *self.coupled)
         for c, x in zip(enters, arrays, strict=True):
             if c.how == "whole":
                 env[c.value] = x
             else:
-                views[c.value, c.dim, c.outer, c.inner] = x, None
+                views[c.value, c.span] = x, None
         piece = Piece(self.split, index)
         inside = PieceEmitter(self.found, piece, lambda v: self._read(env, v), views)
         return inside.top(self.loop)
@@ -298,7 +298,7 @@ class _Parts:
         x = self._read(env, crossing.value)
         if crossing.how == "whole":
             return x
-        return view(x, _rows(crossing), self.split)[0]
+        return view(x, crossing.span, self.split)[0]
 
     def _read(self, env: dict[int, Any], value: int) -> Any:
         return self.found.flat.read(value, env)
@@ -319,7 +319,3 @@ def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
 def _closed(traced: tuple[Any, list[Any]]) -> Any:
     jaxpr, consts = traced
     return without_dead_code(close_jaxpr(jaxpr, consts))
-
-
-def _rows(crossing: LoopCrossing) -> RowsState:
-    return RowsState(crossing.dim, crossing.outer, crossing.inner)

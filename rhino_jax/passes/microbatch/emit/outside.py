@@ -18,7 +18,6 @@ from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, Microba
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
-from rhino_jax.passes.microbatch.flow.states import RowsState
 
 
 hide_frames(__file__)
@@ -79,11 +78,8 @@ class _Outside:
         views = {}
         for c in loop.entering:
             if c.how == "sliced":
-                rows = RowsState(c.dim, c.outer, c.inner)
                 with self.line(c):
-                    views[(c.value, *rows.place)] = view(
-                        self.read(c.value), rows, split
-                    )
+                    views[c.value, c.span] = view(self.read(c.value), c.span, split)
 
         def piece(index: Any) -> list[Any]:
             inside = PieceEmitter(self.found, Piece(split, index), self.read, views)
@@ -108,9 +104,8 @@ class _Outside:
         done = iter(carry), iter(stacks)
         for crossing, last in zip(leaving, rest, strict=True):
             if crossing.how == "stacked":
-                rows = RowsState(crossing.dim, crossing.outer, crossing.inner)
                 with self.line(crossing):
-                    whole = together(next(done[1]), last, rows, split)
+                    whole = together(next(done[1]), last, crossing.span, split)
             elif crossing not in kept:
                 whole = next(done[1])[0]
             else:

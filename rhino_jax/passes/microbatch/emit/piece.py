@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from rhino_jax._compat import bind_eqn, hide_frames
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.registry import local_params, part_of
 from rhino_jax.frontend.rules.reduce import identity
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
 from rhino_jax.passes.microbatch.emit.pieces import Piece, positions
 from rhino_jax.passes.microbatch.emit.regions import REGIONS
@@ -35,8 +35,8 @@ from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 hide_frames(__file__)
 
-Views = Mapping[tuple[int, int, int, int], Any]
-"""(value id, dim, outer, inner) → `pieces.view` of the array."""
+Views = Mapping[tuple[int, AxisSpan], Any]
+"""(value id, the dim that holds the batch) → `pieces.view` of the array."""
 
 
 class PieceEmitter:
@@ -54,7 +54,7 @@ class PieceEmitter:
         self.found, self.piece = found, piece
         self.env: dict[int, Any] = {}
         self._outer, self._views = outer, views
-        self._recomputed: dict[tuple[int, tuple[int, int, int], bool], Any] = {}
+        self._recomputed: dict[tuple[int, AxisSpan, bool], Any] = {}
 
     def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Run the ops of a loop on the micro-batch; return the values that leave it."""
@@ -160,7 +160,7 @@ class PieceEmitter:
         """Return the shape of a value on the micro-batch, given its state."""
         shape = self.found.flat.program.values[value].shape
         if isinstance(state, RowsState):
-            return state.local(shape, self.piece.rows)
+            return state.span.resized(shape, self.piece.rows)
         return shape
 
     def read(self, value: int, use: State) -> Any:
@@ -193,22 +193,23 @@ class PieceEmitter:
             none = lax.full_like(x, identity(use.reducer, x.dtype))
             return lax.select(jnp.broadcast_to(self.piece.is_first, x.shape), x, none)
         if isinstance(use, RowsState) and isinstance(state, WholeState):
-            return self.piece.of(x, use)
+            return self.piece.of(x, use.span)
         return x
 
     def sliced(self, value: int, rows: RowsState) -> Any:
         """Return the micro-batch's rows of a complete value, cached."""
-        key = value, rows.place, rows.is_own
+        key = value, rows.span, rows.is_own
         if key not in self._recomputed:
             self._recomputed[key] = self._sliced(value, rows)
         return self._recomputed[key]
 
     def _sliced(self, value: int, rows: RowsState) -> Any:
-        if (value, *rows.place) in self._views:
-            return self.piece.take(self._views[(value, *rows.place)], rows)
-        if self.found.leaves_of(value, rows) is not None:
+        span = rows.span
+        if (value, span) in self._views:
+            return self.piece.take(self._views[value, span], span)
+        if self.found.leaves_of(value, span) is not None:
             return self.remat(value, rows)
-        return self.piece.of(self.full(value, rows.is_own), rows)
+        return self.piece.of(self.full(value, rows.is_own), span)
 
     def remat(self, value: int, rows: RowsState) -> Any:
         """Compute the micro-batch's rows of a generated value; see `flow.generated`."""
@@ -219,17 +220,17 @@ class PieceEmitter:
                 whole = item.eqn.outvars[0].aval.shape
 
                 def along(dim: int, dtype: Any) -> Any:
-                    if dim != rows.dim:
+                    if dim != rows.span.dim:
                         return None
-                    return positions(whole[dim], rows, self.piece, dtype)
+                    return positions(whole[dim], rows.span, self.piece, dtype)
 
                 return part([self.full(v) for v in item.operands], shape, along)
-            spot = spot_of(item, value, rows, self.found.flow.sizes.rows)
+            spot = spot_of(item, value, rows.span)
             assert spot is not None
             arrays = [
                 self.full(v, rows.is_own)
                 if cut is None
-                else self.sliced(v, replace(cut, is_own=rows.is_own))
+                else self.sliced(v, RowsState(cut, is_own=rows.is_own))
                 for v, cut in operands_cut(item, spot)
             ]
             (result,) = self.bound(item, arrays, [shape])

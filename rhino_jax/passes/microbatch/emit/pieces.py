@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import hide_frames
-from rhino_jax.passes.microbatch.flow.states import RowsState
+from rhino_jax.ir.axes import AxisSpan
 
 
 hide_frames(__file__)
@@ -86,34 +86,34 @@ class Piece:
         """Return whether this is the first micro-batch, as a traced boolean scalar."""
         return jnp.zeros((), bool) if self.index is None else self.index == 0
 
-    def of(self, x: Any, rows: RowsState) -> Any:
+    def of(self, x: Any, span: AxisSpan) -> Any:
         """Return the micro-batch of a full array."""
-        return self.take(view(x, rows, self.split), rows)
+        return self.take(view(x, span, self.split), span)
 
-    def take(self, viewed: tuple[Any, Any], rows: RowsState) -> Any:
+    def take(self, viewed: tuple[Any, Any], span: AxisSpan) -> Any:
         """Return the micro-batch of an array from its `view`."""
         full, rest = viewed
         if self.index is None:
             return rest
-        at = lax.dynamic_index_in_dim(full, self.index, rows.dim + 2, keepdims=False)
-        return _merged(at, rows.dim)
+        at = lax.dynamic_index_in_dim(full, self.index, span.dim + 2, keepdims=False)
+        return _merged(at, span.dim)
 
 
-def view(x: Any, rows: RowsState, split: Split) -> tuple[Any, Any]:
+def view(x: Any, span: AxisSpan, split: Split) -> tuple[Any, Any]:
     """Reshape an array so that micro-batches are indices of one dim.
 
     Returns:
       [.., outer, rows of a micro-batch, micro-batches, inner, ..], and the last,
       smaller micro-batch, if any.
     """
-    d, even = rows.dim, split.piece * split.full
+    d, even = span.dim, split.piece * split.full
     head, tail = x.shape[:d], x.shape[d + 1 :]
-    apart = jnp.reshape(x, (*head, rows.outer, split.rows, rows.inner, *tail))
+    apart = jnp.reshape(x, (*head, span.outer, split.rows, span.inner, *tail))
     rest = None
     if split.rest:
         rest = _merged(lax.slice_in_dim(apart, even, split.rows, axis=d + 1), d)
         apart = lax.slice_in_dim(apart, 0, even, axis=d + 1)
-    shape = (*head, rows.outer, split.piece, split.full, rows.inner, *tail)
+    shape = (*head, span.outer, split.piece, split.full, span.inner, *tail)
     return jnp.reshape(apart, shape), rest
 
 
@@ -123,43 +123,43 @@ def _merged(x: Any, dim: int) -> Any:
     return jnp.reshape(x, (*x.shape[:dim], size, *x.shape[dim + 3 :]))
 
 
-def together(stack: Any, rest: Any, rows: RowsState, split: Split) -> Any:
+def together(stack: Any, rest: Any, span: AxisSpan, split: Split) -> Any:
     """Reassemble an array from its micro-batches.
 
     Args:
       stack: the full micro-batches, stacked along a new first dim.
       rest: the last, smaller micro-batch; None: there is none.
-      rows: position of the batch.
+      span: the dim that holds the batch.
       split: how the batch is divided.
     """
-    d = rows.dim
+    d = span.dim
     head, tail = stack.shape[1 : d + 1], stack.shape[d + 2 :]
-    shape = (split.full, *head, rows.outer, split.piece, rows.inner, *tail)
+    shape = (split.full, *head, span.outer, split.piece, span.inner, *tail)
     apart = jnp.moveaxis(jnp.reshape(stack, shape), 0, d + 2)
     even = split.piece * split.full
-    apart = jnp.reshape(apart, (*head, rows.outer, even, rows.inner, *tail))
+    apart = jnp.reshape(apart, (*head, span.outer, even, span.inner, *tail))
     if rest is not None:
-        last = jnp.reshape(rest, (*head, rows.outer, split.rest, rows.inner, *tail))
+        last = jnp.reshape(rest, (*head, span.outer, split.rest, span.inner, *tail))
         apart = lax.concatenate([apart, last], d + 1)
     return _merged(apart, d)
 
 
-def positions(size: int, rows: RowsState, piece: Piece, dtype: Any) -> Any:
+def positions(size: int, span: AxisSpan, piece: Piece, dtype: Any) -> Any:
     """Return the positions of a micro-batch's elements along a dim of the full array.
 
     Args:
       size: size of the dim.
-      rows: position of the batch in it.
+      span: where the dim holds the batch.
       piece: the micro-batch.
       dtype: integer dtype of the result.
     Returns:
       Array of shape [size of the dim in the micro-batch].
     """
-    shape = (rows.outer, piece.rows, rows.inner)
+    shape = (span.outer, piece.rows, span.inner)
     along = [lax.broadcasted_iota(dtype, shape, d) for d in range(3)]
     row = along[1] * jnp.asarray(piece.stride, dtype) + _as(piece.start, dtype)
-    major = jnp.asarray(size // rows.outer, dtype)
-    at = along[0] * major + row * jnp.asarray(rows.inner, dtype) + along[2]
+    major = jnp.asarray(size // span.outer, dtype)
+    at = along[0] * major + row * jnp.asarray(span.inner, dtype) + along[2]
     return jnp.reshape(at, -1)
 
 

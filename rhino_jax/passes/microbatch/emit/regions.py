@@ -52,7 +52,7 @@ def _scan(inside: RegionOps, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     assert call is not None
     first = call.num_consts + call.num_carry
     uses = inside.found.flow.ran[item.op.id].uses[first:]
-    if any(isinstance(use, RowsState) and use.dim == 0 for use in uses):
+    if any(isinstance(use, RowsState) and use.span.dim == 0 for use in uses):
         return bind_eqn(item.eqn, arrays, {**params, "length": arrays[first].shape[0]})
     consts, init = arrays[: call.num_consts], list(arrays[call.num_consts : first])
     (block,) = item.regions

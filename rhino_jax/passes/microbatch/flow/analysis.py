@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.frontend.regions import REMATS
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.passes.microbatch.flow.generated import Leaves, leaves_of
 from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
@@ -96,16 +97,16 @@ class FlowResult:
     full: set[int] = field(default_factory=set)
     leaves: Leaves = field(default_factory=dict)
 
-    def leaves_of(self, value: int, rows: RowsState) -> frozenset[int] | None:
+    def leaves_of(self, value: int, span: AxisSpan) -> frozenset[int] | None:
         """Return the values from which a micro-batch computes its slice of a value.
 
         Args:
           value: id of a value that is complete.
-          rows: position of the batch in it.
+          span: the dim of it that holds the batch.
         Returns:
           Ids of the values; None where the value itself has to be sliced.
         """
-        return leaves_of(self.flat, value, rows, self.flow.sizes.rows, self.leaves)
+        return leaves_of(self.flat, value, span, self.leaves)
 
     @property
     def states(self) -> dict[int, State]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.rewrite.flat import FlatProgram
@@ -70,11 +71,11 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
     found: dict[_Key, Inputs] = {}
     for value in values:
         key = _Key(value.shape[0])
-        found.setdefault(key, {})[value.id] = RowsState(0, cheap=0)
+        found.setdefault(key, {})[value.id] = key.state()
     seconds = {v.shape[min(v.rank - 1, 1)] for v in values}
     if len(seconds) == 1:  # time-major data: [time, batch, …] in all inputs
         key = _Key(seconds.pop(), dim=1)
-        found[key] = {v.id: RowsState(min(v.rank - 1, 1), cheap=0) for v in values}
+        found[key] = {v.id: key.state(min(v.rank - 1, 1)) for v in values}
     for item in flat.top.ops:
         if item.op.name != "reshape":
             continue
@@ -88,13 +89,12 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
                 _Key(made[0], 1 if is_mapped else 3, inner=made[1]),
                 _Key(made[1], 2, outer=made[0]),
             ):
-                rows = RowsState(0, key.outer, key.inner, cheap=0)
-                found.setdefault(key, {})[value.id] = rows
+                found.setdefault(key, {})[value.id] = key.state()
     for i in _other_data(program):
         value = program.values[program.inputs[i].value]
         key = _Key(value.shape[0], _OTHER)
         if _Key(key.rows) not in found:
-            found.setdefault(key, {})[value.id] = RowsState(0, cheap=0)
+            found.setdefault(key, {})[value.id] = key.state()
     order = sorted(
         found,
         key=lambda k: (k.rank == _OTHER, k.dim, k.rank, -len(found[k]), -k.rows),
@@ -122,6 +122,10 @@ class _Key(NamedTuple):
     dim: int = 0
     outer: int = 1
     inner: int = 1
+
+    def state(self, dim: int = 0) -> RowsState:
+        """Return the state of an input that holds the batch in a dim."""
+        return RowsState(AxisSpan(dim, self.rows, self.outer, self.inner), cheap=0)
 
 
 def _is_mapped(flat: FlatProgram, value: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rhino_jax.ir.axes import FactorSpan, locate, place
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
@@ -12,14 +13,11 @@ from rhino_jax.passes.microbatch.flow.row_numbers import ByRows, by_rows
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
-    Spot,
     State,
     WholeState,
     is_free,
     is_own,
     known_after,
-    locate,
-    placed,
 )
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
@@ -92,7 +90,7 @@ def run_plain(
         return Ran(tuple(states), tuple(passed))
     found = _on_partials(item, states) or _on_own_rows(flat, item, states)
     if found is None:
-        found = _on_cuts(item, states, sizes)
+        found = _on_cuts(item, states)
     if isinstance(found, Needs):
         return found
     results = _priced(flat.program, item, states, found.results, sizes)
@@ -180,9 +178,9 @@ def _on_own_rows(
         return None
     cut = next(s for s in states if isinstance(s, RowsState))
     phase = max(s.phase for s in states)
-    made = RowsState(found.result, cut.outer, cut.inner, phase)
+    made = RowsState(replace(cut.span, dim=found.result), phase)
     uses = (
-        s if isinstance(s, RowsState) else RowsState(d, cut.outer, cut.inner)
+        s if isinstance(s, RowsState) else RowsState(replace(cut.span, dim=d))
         for s, d in zip(states, found.operands, strict=True)
     )
     return Ran(tuple(uses), (made,), found)
@@ -192,12 +190,12 @@ def _is_zero(state: State) -> bool:
     return isinstance(state, WholeState) and state.is_zero
 
 
-def _on_cuts(item: FlatOp, states: Sequence[State], sizes: DimSizes) -> Ran | Needs:
+def _on_cuts(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
     """Return how an op with sliced operands runs."""
     rule = item.op.rule
     cuts = {i: s for i, s in enumerate(states) if isinstance(s, RowsState)}
     assert rule is not None
-    spots = {i: locate(rule, rule.operands[i], s, sizes.rows) for i, s in cuts.items()}
+    spots = {i: locate(rule, rule.operands[i], s.span) for i, s in cuts.items()}
     if item.op.manual is not None or item.op.traits.kind is OpKind.KERNEL:
         return Needs(tuple(cuts), "it is not looked into")
     stuck = [
@@ -205,17 +203,13 @@ def _on_cuts(item: FlatOp, states: Sequence[State], sizes: DimSizes) -> Ran | Ne
     ]
     if stuck:
         return Needs(tuple(stuck), _coupling(item, rule, [spots[i] for i in stuck]))
-    kinds = sorted({spot for spot in spots.values() if spot}, key=_order)
+    kinds = sorted({spot for spot in spots.values() if spot})
     if len(kinds) > 1:
         return Needs(_others(cuts, spots), "two of its dims are the batch")
     return _at(item, states, kinds[0])
 
 
-def _order(spot: Spot) -> tuple[int, int, int]:
-    return spot.factor, spot.outer, spot.inner
-
-
-def _coupling(item: FlatOp, rule: Rule, spots: Sequence[Spot | None]) -> str:
+def _coupling(item: FlatOp, rule: Rule, spots: Sequence[FactorSpan | None]) -> str:
     kinds = {rule.factors[s.factor].kind for s in spots if s is not None}
     if item.op.traits.kind is OpKind.MOVEMENT:
         return "it takes rows of the batch by their position, or moves them"
@@ -227,7 +221,7 @@ def _coupling(item: FlatOp, rule: Rule, spots: Sequence[Spot | None]) -> str:
 
 
 def _others(
-    cuts: dict[int, RowsState], spots: dict[int, Spot | None]
+    cuts: dict[int, RowsState], spots: dict[int, FactorSpan | None]
 ) -> tuple[int, ...]:
     """Return the operands to read in full, as they are cheap, or else all of them.
 
@@ -239,7 +233,7 @@ def _others(
     return tuple(cuts) if costly & set(others) else others
 
 
-def _at(item: FlatOp, states: Sequence[State], spot: Spot) -> Ran | Needs:
+def _at(item: FlatOp, states: Sequence[State], spot: FactorSpan) -> Ran | Needs:
     """Return how an op runs with all operands and results sliced that hold the batch.
 
     Args:
@@ -251,17 +245,17 @@ def _at(item: FlatOp, states: Sequence[State], spot: Spot) -> Ran | Needs:
     assert rule is not None
     uses: list[State] = []
     for state, layout in zip(states, rule.operands, strict=True):
-        want = placed(rule, layout, spot)
+        want = place(rule, layout, spot)
         if want is None or isinstance(state, RowsState):
             uses.append(state)
         else:
-            uses.append(replace(want, is_own=is_own(state)))
+            uses.append(RowsState(want, is_own=is_own(state)))
     reducer = rule.factors[spot.factor].reducer
     results: list[State] = []
     for layout in rule.results:
-        made = placed(rule, layout, spot)
+        made = place(rule, layout, spot)
         if made is not None:
-            results.append(RowsState(made.dim, made.outer, made.inner, phase))
+            results.append(RowsState(made, phase))
         elif reducer is not None:
             results.append(Partial(reducer, phase))
         else:
@@ -298,11 +292,7 @@ def _priced(
 
 
 def _cheaply(state: State, cheap: int) -> State:
-    if isinstance(state, RowsState):
-        return RowsState(state.dim, state.outer, state.inner, state.phase, cheap)
-    if isinstance(state, Partial):
-        return Partial(state.reducer, state.phase, cheap)
-    return state
+    return state if isinstance(state, WholeState) else replace(state, cheap=cheap)
 
 
 def with_own(

@@ -16,6 +16,7 @@ from rhino_jax.passes.microbatch.flow.states import (
 
 
 if TYPE_CHECKING:
+    from rhino_jax.ir.axes import AxisSpan
     from rhino_jax.rewrite.flat import FlatOp
 
 
@@ -25,12 +26,12 @@ class DimPart:
 
     Attributes:
       ops: ids of the ops that may run in a loop.
-      seeds: op id → operand position → position of the rows by which the loop slices
-        that operand, although it is known in full.
+      seeds: op id → operand position → the dim by which the loop slices that operand,
+        although it is known in full.
     """
 
     ops: frozenset[int]
-    seeds: Mapping[int, Mapping[int, RowsState]]
+    seeds: Mapping[int, Mapping[int, AxisSpan]]
 
     def reads(self, item: FlatOp, states: list[State]) -> list[State]:
         """Return the states in which an op reads its operands.
@@ -42,8 +43,8 @@ class DimPart:
         if item.op.id not in self.ops:
             return [s if is_outside(s) else in_full(s) for s in states]
         found = list(states)
-        for i, rows in self.seeds.get(item.op.id, {}).items():
+        for i, span in self.seeds.get(item.op.id, {}).items():
             state = states[i]
             if isinstance(state, WholeState) and is_outside(state):
-                found[i] = RowsState(*rows.place, phase=state.phase)
+                found[i] = RowsState(span, phase=state.phase)
         return found

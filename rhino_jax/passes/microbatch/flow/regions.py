@@ -217,10 +217,10 @@ def _cut_inside(flow: Flow, block: FlatRegion, states: Sequence[State]) -> list[
     found: list[State] = []
     for value, state in zip(block.inputs, states, strict=False):
         uses_of = read.get(value, [])
-        places = {use.place for use in uses_of if isinstance(use, RowsState)}
-        is_cut = isinstance(state, WholeState) and len(places) == 1
+        spans = {use.span for use in uses_of if isinstance(use, RowsState)}
+        is_cut = isinstance(state, WholeState) and len(spans) == 1
         if is_cut and all(isinstance(use, RowsState) for use in uses_of):
-            state = RowsState(*places.pop())
+            state = RowsState(spans.pop())
         found.append(state)
     return found
 
@@ -229,7 +229,7 @@ def _scan(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry
-    if any(isinstance(s, RowsState) and s.dim == 0 for s in states[first:]):
+    if any(isinstance(s, RowsState) and s.span.dim == 0 for s in states[first:]):
         return _scan_over_rows(item, states)
     enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in states[first:]]
     consts = list(states[: call.num_consts])
@@ -257,7 +257,7 @@ def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry
-    cuts = {s.place for s in states[first:] if isinstance(s, RowsState)}
+    cuts = {s.span for s in states[first:] if isinstance(s, RowsState)}
     if len(cuts) > 1 or any(isinstance(s, RowsState) for s in states[:first]):
         raise Coupled(item, "it reads the batch of a row, and that of all rows")
     if any(
@@ -274,7 +274,7 @@ def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
         if (is_other or is_own(state)) and reducer != UNCHANGED:
             raise Coupled(item, ROW_AFTER_ROW)
         carries.append(state if reducer == UNCHANGED else Partial(reducer))
-    rows = RowsState(*cuts.pop())
+    rows = RowsState(cuts.pop())
     enters = (rows,) * (len(states) - first)
     uses = (*states[: call.num_consts], *carries, *enters)
     return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))

@@ -72,12 +72,12 @@ def by_rows(flat: FlatProgram, item: FlatOp, states: Sequence[State]) -> ByRows 
 
 def _fits(found: ByRows, states: Sequence[State]) -> bool:
     """Whether all sliced operands hold the batch in the expected dim, at one place."""
-    cuts = [
-        (s.dim == d, s.outer, s.inner)
+    cuts = {
+        (s.span.dim == d, s.span.outer, s.span.inner)
         for s, d in zip(states, found.operands, strict=True)
         if isinstance(s, RowsState)
-    ]
-    return len(set(cuts)) == 1 and cuts[0][0]
+    }
+    return len(cuts) == 1 and cuts.pop()[0]
 
 
 def counts_along(
