@@ -73,7 +73,7 @@ def _compile(job: Mapping[str, Any], row: BenchRow) -> None:
     """Compile a saved plan."""
     compiler = _compiler(job, row, trace_workload(workload_of(row)))
     compiled = compiler.compile(load_plan(job["plan"]))
-    write_json(Path(job["result"]), {"compiled": compiled.to_dict()})
+    write_json(Path(job["result"]), {"compiled": compiled})
 
 
 def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
@@ -85,9 +85,9 @@ def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
     # their compilation, so its seconds are added.
     plan_s = planned.plan_s - compiler.waited_s + compiler.charged_s
     entry = PlanEntry.of(replace(planned, plan_s=plan_s), "")
-    found: dict[str, Any] = {"planned": entry.to_dict()}
+    found: dict[str, Any] = {"planned": entry}
     if planned.plan is not None:
-        found["compiled"] = compiler.compile(planned.plan).to_dict()
+        found["compiled"] = compiler.compile(planned.plan)
         found["candidates"] = [_candidate(c) for c in planned.plan.refined]
     write_json(Path(job["result"]), found)
 
@@ -102,7 +102,7 @@ def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
 
 def _clock(job: Mapping[str, Any], row: BenchRow) -> None:
     """Run every method's step on emulated devices, and time it."""
-    write_json(Path(job["result"]), clock_row(row).to_dict())
+    write_json(Path(job["result"]), clock_row(row))
 
 
 def _time(job: Mapping[str, Any], row: BenchRow) -> None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -193,8 +193,11 @@ _BY_ROW = {
 
 
 def _row_values(result: RowResult[Any]) -> dict[str, Any]:
-    found = None if result.found is None else asdict(result.found)
-    return {"workload": result.row.workload, "found": found, "error": result.error}
+    return {
+        "workload": result.row.workload,
+        "found": result.found,
+        "error": result.error,
+    }
 
 
 def _run(suite: Suite, command: Command) -> int:
@@ -222,10 +225,7 @@ def _run(suite: Suite, command: Command) -> int:
         summary = compiled_summary(suite.name, results, figures)
         if command.against is not None:
             text += "\n" + changes_text(results, earlier, command.against) + "\n"
-        values = {
-            "figures": figures.to_dict(),
-            "results": [r.to_dict() for r in results],
-        }
+        values = {"figures": figures, "results": results}
         failed = figures.failed
     head = {"suite": suite.name, "versions": versions()}
     write_json(store.folder / f"{suite.name}.json", head | values)

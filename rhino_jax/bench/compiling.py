@@ -16,10 +16,8 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rhino_jax.bench.records import Measure
 from rhino_jax.bench.store import whole_file
@@ -31,11 +29,10 @@ from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.lowering import lower
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.units import format_bytes
+from rhino_jax.utils.codec import from_json, to_json
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import (
     Compilation,
-    MemoryUse,
-    OutOfMemory,
     Rates,
     Reading,
 )
@@ -61,28 +58,17 @@ class ProgramStore:
             return None
         if values["versions"] != compiler_versions():
             return None
-        return _compilation(values["compilation"])
+        return from_json(Compilation, values["compilation"])
 
     def write(self, program: str, compilation: Compilation) -> None:
         """Save a compiled program atomically."""
-        axes = [None if x is None else sorted(x) for x in compilation.parameter_axes]
-        found = {**asdict(compilation), "parameter_axes": axes}
-        values = {"versions": compiler_versions(), "compilation": found}
-        packed = gzip.compress(json.dumps(values).encode())
+        values = {"versions": compiler_versions(), "compilation": compilation}
+        packed = gzip.compress(json.dumps(to_json(values)).encode())
         with whole_file(self._file(program)) as file:
             file.write_bytes(packed)
 
     def _file(self, program: str) -> Path:
         return self.folder / f"{program}.json.gz"
-
-
-def _compilation(values: dict[str, Any]) -> Compilation:
-    memory, out = values["memory"], values["out_of_memory"]
-    values["memory"] = memory and MemoryUse(**memory)
-    values["out_of_memory"] = out and OutOfMemory(**out)
-    axes = values.get("parameter_axes", ())
-    values["parameter_axes"] = tuple(None if x is None else frozenset(x) for x in axes)
-    return Compilation(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +95,6 @@ class CompiledRow:
     rates: Rates | None = None
     error: str = ""
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CompiledRow:
-        given = dict(values)
-        given["measure"] = Measure.from_dict(given["measure"])
-        given["notes"] = tuple(given["notes"])
-        if given["rates"] is not None:
-            given["rates"] = Rates(**given["rates"])
-        return cls(**given)
 
 
 @dataclass(slots=True, eq=False)

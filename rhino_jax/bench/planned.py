@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rhino_jax.bench.planning import Planned
 from rhino_jax.bench.records import Measure, file_name
 from rhino_jax.bench.store import read_json, write_json
 from rhino_jax.plan.files.store import save_plan
+from rhino_jax.utils.codec import from_json
 
 
 LIST = "planned.json"
@@ -51,25 +51,13 @@ class PlanEntry:
             else Measure.of(plan.predicted, plan.collectives),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PlanEntry:
-        predicted = values["predicted"]
-        return cls(
-            **{**values, "predicted": predicted and Measure.from_dict(predicted)}
-        )
-
 
 def read_entries(folder: Path, versions: Mapping[str, str]) -> dict[str, PlanEntry]:
     """Return the entries of a folder by method; empty if they are of other versions."""
     listed = read_json(folder / LIST)
     if listed is None or listed["versions"] != dict(versions):
         return {}
-    return {
-        name: PlanEntry.from_dict(entry) for name, entry in listed["methods"].items()
-    }
+    return from_json(dict[str, PlanEntry], listed["methods"])
 
 
 def add_entry(folder: Path, versions: Mapping[str, str], planned: Planned) -> None:
@@ -79,5 +67,4 @@ def add_entry(folder: Path, versions: Mapping[str, str], planned: Planned) -> No
     if planned.plan is not None:
         save_plan(planned.plan, folder / file)
     entries = read_entries(folder, versions) | {name: PlanEntry.of(planned, file)}
-    methods = {name: entry.to_dict() for name, entry in entries.items()}
-    write_json(folder / LIST, {"versions": dict(versions), "methods": methods})
+    write_json(folder / LIST, {"versions": versions, "methods": entries})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from rhino_jax.bench.methods import ShardingMethod
@@ -55,10 +55,6 @@ class Measure:
     peak_bytes: int | None = None
     wire_bytes: int | None = None
     wire: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Measure:
-        return cls(**values)
 
     @classmethod
     def of(cls, predicted: Predicted, collectives: Iterable[Collective]) -> Measure:
@@ -123,35 +119,13 @@ class Result:
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r}")
+
     @property
     def fits(self) -> bool:
         return self.status == "ok"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Read the output of `to_dict`.
-
-        Raises:
-          ValueError: the values are not those of a result.
-        """
-        given = dict(values)
-        try:
-            for name in ("predicted", "compiled"):
-                if given[name] is not None:
-                    given[name] = Measure.from_dict(given[name])
-            if given["rates"] is not None:
-                given["rates"] = Rates(**given["rates"])
-            for name in ("notes", "candidates"):
-                given[name] = tuple(given[name])
-            if given["status"] not in STATUSES:
-                raise ValueError(f"status {given['status']!r}")
-            return cls(**given)
-        except (KeyError, TypeError) as error:
-            known = ", ".join(f.name for f in fields(cls))
-            raise ValueError(f"no result of a cell ({error}); keys: {known}") from None
 
 
 def row_key(row: BenchRow) -> str:

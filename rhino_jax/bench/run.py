@@ -21,6 +21,7 @@ from rhino_jax.bench.records import Result, cell_key, file_name, row_key
 from rhino_jax.bench.store import Store, in_order, read_json
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.versions import versions
+from rhino_jax.utils.codec import from_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +94,10 @@ class RowRun:
             found = {} if method.refine else _from_plan(entry)
             return self._result(method, found | _from_outcome(outcome))
         if method.refine:
-            entry = PlanEntry.from_dict(values["planned"])
+            entry = from_json(PlanEntry, values["planned"])
         if "compiled" not in values:
             return self._result(method, _from_plan(entry))
-        compiled = CompiledRow.from_dict(values["compiled"])
+        compiled = from_json(CompiledRow, values["compiled"])
         candidates = tuple(values.get("candidates", ()))
         found = {**_from_compiled(compiled), "candidates": candidates}
         return self._result(method, _from_plan(entry) | found)

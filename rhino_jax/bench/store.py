@@ -21,6 +21,7 @@ from typing import Any
 import rhino_jax
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import FINAL, Result
+from rhino_jax.utils.codec import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Store:
 
     def append(self, result: Result) -> None:
         """Append a result; it is on disk when this returns."""
-        line = json.dumps(result.to_dict(), ensure_ascii=False)
+        line = json.dumps(to_json(result), ensure_ascii=False)
         with self.lines.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -95,8 +96,8 @@ class Store:
         lines = self.lines.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
-                result = Result.from_dict(json.loads(line))
-            except ValueError as error:
+                result = from_json(Result, json.loads(line))
+            except (TypeError, ValueError) as error:
                 raise BenchError(
                     "`bench`: the file of earlier results is damaged.",
                     where=f"{self.lines}:{number}",
@@ -134,8 +135,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write a JSON file atomically."""
-    text = json.dumps(values, indent=1, ensure_ascii=False)
+    """Write records and containers of them to a JSON file, atomically."""
+    text = json.dumps(to_json(values), indent=1, ensure_ascii=False)
     with whole_file(path) as file:
         file.write_text(text + "\n", encoding="utf-8")
 
@@ -154,7 +155,7 @@ def read_results(file: str, what: str) -> tuple[Result, ...]:
     try:
         if values is None:
             raise ValueError("it is not there, or no JSON")
-        return tuple(Result.from_dict(r) for r in values["results"])
+        return from_json(tuple[Result, ...], values["results"])
     except (KeyError, TypeError, ValueError) as error:
         raise BenchError(
             f"{what}: the file holds no results of a benchmark that compiles.",

@@ -13,7 +13,7 @@ UN_REMAT = "un-remat"
 CHUNKS = "chunks"
 MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
-PARTIAL_SUMS = "partial sums"
+DEFERRED_REDUCTIONS = "deferred reductions"
 BLOCKS = "stored in blocks"
 ONE_PROGRAM = "one program"
 

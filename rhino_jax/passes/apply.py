@@ -13,9 +13,9 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import (
     BLOCKS,
     CHUNKS,
+    DEFERRED_REDUCTIONS,
     MICROBATCHES,
     ONE_PROGRAM,
-    PARTIAL_SUMS,
     RECOMPUTE,
     UN_REMAT,
     Transform,
@@ -41,7 +41,7 @@ PASSES: Mapping[str, Pass] = {
     MICROBATCHES: microbatched,
     ONE_PROGRAM: on_stage,
     RECOMPUTE: recomputed,
-    PARTIAL_SUMS: delayed,
+    DEFERRED_REDUCTIONS: delayed,
 }
 """Name of a `Transform` → the pass that implements it."""
 

@@ -146,8 +146,8 @@ def _cost(cost: StageCost, once_bytes: int) -> ChunkCost:
         input_gradient_s=cost.backward_s,
         weight_gradient_s=cost.weights_s,
         activation_bytes=cost.activation_bytes,
-        kept_bytes=cost.kept_bytes,
-        output_gradient_bytes=cost.handed_bytes,
+        weight_residual_bytes=cost.weight_residual_bytes,
+        output_gradient_bytes=cost.output_gradient_bytes,
         working_bytes=max(cost.working_bytes, once_bytes),
     )
 

@@ -28,7 +28,7 @@ def in_ticks(pipeline: Pipeline) -> Schedule:
     """Return the schedule of an SPMD pipeline, which has only one order.
 
     The step takes `before_s` of each pass and m + S - 1 times its `tick_s` +
-    `handed_s`; then `update_s`.
+    `send_s`; then `update_s`.
 
     Args:
       pipeline: an SPMD pipeline.
@@ -93,7 +93,7 @@ class _Ticks:
             is_last = number == len(passes)
             seconds = cost.update_s if is_last else passes[number].before_s
             # The last tick of a pass sends like all others, though nothing is read.
-            seconds += passes[number - 1].handed_s if number else 0.0
+            seconds += passes[number - 1].send_s if number else 0.0
             yield self._named(
                 self._once(number, stage),
                 stage,
@@ -161,8 +161,8 @@ class _Ticks:
                             source=self.at[self._tick(number, j, stage)],
                             targets=tuple(targets),
                             link=links.setdefault((stage, to), len(links)),
-                            bytes=one.handed_bytes,
-                            seconds=one.handed_s,
+                            bytes=one.send_bytes,
+                            seconds=one.send_s,
                         )
                     )
         return tuple(TransferLink(f"{a} → {b}") for a, b in links), tuple(found)

@@ -25,8 +25,8 @@ class ChunkCost:
         the same intermediate.
       activation_bytes: residuals that the forward pass saves for the backward pass,
         received values included.
-      kept_bytes: the part of these that is live until the weight gradients are
-        computed; None: all.
+      weight_residual_bytes: the part of these that is live until the weight gradients
+        are computed; None: all.
       output_gradient_bytes: further bytes that the input-gradient task saves for the
         weight-gradient task.
       working_bytes: temporary memory of any of its tasks, including received values
@@ -39,7 +39,7 @@ class ChunkCost:
     input_gradient_s: float | None = None
     weight_gradient_s: float | None = None
     activation_bytes: int = 0
-    kept_bytes: int | None = None
+    weight_residual_bytes: int | None = None
     output_gradient_bytes: int = 0
     working_bytes: int = 0
 
@@ -57,8 +57,9 @@ class ChunkCost:
     @property
     def split_bytes(self) -> tuple[int, int]:
         """Residuals freed after the input gradients, and after the weight gradients."""
-        kept = self.activation_bytes if self.kept_bytes is None else self.kept_bytes
-        return self.activation_bytes - kept, kept
+        late = self.weight_residual_bytes
+        late = self.activation_bytes if late is None else late
+        return self.activation_bytes - late, late
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,19 +114,6 @@ class SharedLayout:
     specs: tuple[Mapping[int, Spec], ...]
     bound_s: float
 
-    def to_json(self) -> Any:
-        specs = [list(of_one.items()) for of_one in self.specs]
-        return [list(self.mesh_axes), specs, self.bound_s]
-
-    @classmethod
-    def from_json(cls, data: Any) -> SharedLayout:
-        axes, specs, bound_s = data
-        return cls(
-            tuple((name, size) for name, size in axes),
-            tuple({slot: tuple(map(tuple, s)) for slot, s in one} for one in specs),
-            bound_s,
-        )
-
 
 def staying_inputs(program: Program) -> frozenset[int]:
     """Return the positions of the inputs that the next call needs.

@@ -54,9 +54,10 @@ class StageCost:
         these.
       weights_s: seconds of weight gradients, if the backward pass computes them in a
         separate task.
-      kept_bytes: the part of `activation_bytes` that the weight-gradient task reads.
-      handed_bytes: further bytes that the weight-gradient task reads, computed or
-        received by the rest of the backward pass.
+      weight_residual_bytes: the part of `activation_bytes` that the weight-gradient
+        task reads.
+      output_gradient_bytes: further bytes that the input-gradient task saves for the
+        weight-gradient task, computed or received.
       update_bytes: of the stage, largest temporary memory of the tasks that run once
         per step, in addition to `fixed_bytes`.
       ahead_s: seconds of the task ahead of a forward pass (`Pipeline.is_twice`).
@@ -70,8 +71,8 @@ class StageCost:
     fixed_bytes: int
     working_bytes: int
     weights_s: float = 0.0
-    kept_bytes: int = 0
-    handed_bytes: int = 0
+    weight_residual_bytes: int = 0
+    output_gradient_bytes: int = 0
     update_bytes: int = 0
     ahead_s: float = 0.0
     offloaded_bytes: int = 0
@@ -146,7 +147,7 @@ class PipelinePass:
 
     Attributes:
       tick_s: seconds of a stage's layers, for one micro-batch.
-      handed_s, handed_bytes: seconds and bytes (of one device) of the transfer to the
+      send_s, send_bytes: seconds and bytes (of one device) of the transfer to the
         next stage after every tick, for which all stages wait.
       before_s: seconds of the work that all stages do once per step between the
         previous pass and this one.
@@ -155,8 +156,8 @@ class PipelinePass:
     """
 
     tick_s: float
-    handed_s: float
-    handed_bytes: int
+    send_s: float
+    send_bytes: int
     before_s: float = 0.0
     is_backward: bool = False
     is_reversed: bool = False
@@ -181,7 +182,7 @@ class Pipeline:
       between: by stage, the task between forward and backward passes; empty if
         micro-batches are not coupled.
       recomputed: chunks whose backward passes recompute their whole forward passes.
-      made_again: by stage, selective remat and offload; empty if there is none.
+      remat: by stage, selective remat and offload; empty if there is none.
       is_twice: whether values that couple micro-batches are computed in tasks ahead of
         all forward passes, which recompute them.
       passes: passes of an SPMD pipeline, in order; `between` is then the work before
@@ -204,7 +205,7 @@ class Pipeline:
     orders: tuple[str, ...] = ()
     between: tuple[Between, ...] = ()
     recomputed: tuple[int, ...] = ()
-    made_again: tuple[StageRemat, ...] = ()
+    remat: tuple[StageRemat, ...] = ()
     is_twice: bool = False
     passes: tuple[PipelinePass, ...] = ()
     slices: tuple[int, ...] = ()
@@ -218,7 +219,7 @@ class Pipeline:
     @property
     def is_recomputed(self) -> bool:
         """Whether any backward pass recomputes values or loads offloaded ones."""
-        return bool(self.recomputed or self.made_again)
+        return bool(self.recomputed or self.remat)
 
     @property
     def is_offloaded(self) -> bool:

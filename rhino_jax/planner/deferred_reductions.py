@@ -16,7 +16,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec, replicated, share_of, without
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.ir.transform import PARTIAL_SUMS, Transform
+from rhino_jax.ir.transform import DEFERRED_REDUCTIONS, Transform
 from rhino_jax.passes.deferred_reductions import Site, accumulated, as_text, sites
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planner.search.found import SearchResult
@@ -177,7 +177,7 @@ class _Variants:
         if choice in self.met:
             return None
         self.met.add(choice)
-        search = self.search.after([Transform(PARTIAL_SUMS, 0, 0, choice)])
+        search = self.search.after([Transform(DEFERRED_REDUCTIONS, 0, 0, choice)])
         search = search.asking(has_recipes=False)
         found = search.asking(level="fast").find()
         if not found.fits:

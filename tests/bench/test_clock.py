@@ -21,6 +21,7 @@ from rhino_jax.bench.rows.row_run import RowResult, run_rows
 from rhino_jax.bench.store import Store, write_json
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.models import registry
+from rhino_jax.utils.codec import from_json, to_json
 
 
 SUITE = parse_suite(
@@ -71,7 +72,7 @@ def test_rows_are_clocked_once_and_failures_again(
         jobs.append(model)
         if model in dead:
             return Outcome(status="died", error="why", seconds=1.0)
-        write_json(Path(job["result"]), clocked(model, 0.8).to_dict())
+        write_json(Path(job["result"]), clocked(model, 0.8))
         return Outcome(status="ok", error="", seconds=1.0)
 
     monkeypatch.setattr(row_run, "run_job", run_job)
@@ -116,7 +117,7 @@ def test_steps_run_and_feed_back_what_was_donated(
     assert set(found.step_s) == {"dp", "megatron", "best"}
     assert found.recipe in ("dp", "megatron") and set(found.ratio) == {"best"}
     assert all(seconds > 0 for seconds in found.step_s.values())
-    assert Clocked.from_dict(found.to_dict()) == found
+    assert from_json(Clocked, to_json(found)) == found
 
 
 def test_overhead_is_of_all_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

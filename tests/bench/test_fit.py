@@ -14,6 +14,7 @@ from rhino_jax.bench.records import Measure, Result
 from rhino_jax.bench.store import read_results
 from rhino_jax.cli import main
 from rhino_jax.hardware.files import configs_dir, load_target
+from rhino_jax.utils.codec import to_json
 from rhino_jax.verify.hlo.records import Rates, rates_of
 from rhino_jax.verify.hlo.work import InstructionWork
 from tests.bench.samples import result
@@ -161,7 +162,7 @@ def test_the_command_reads_what_bench_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "full.json"
-    results = [program(str(i), tpu_rates(1.0)).to_dict() for i in range(3)]
+    results = [to_json(program(str(i), tpu_rates(1.0))) for i in range(3)]
     file.write_text(json.dumps({"results": results}))
     assert read_results(str(file), "`fit`")[0].rates == tpu_rates(1.0)
     assert main(["fit", str(file)]) == 0

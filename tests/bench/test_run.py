@@ -91,18 +91,18 @@ class Children:
             rematerialised=0,
             compile_s=3.0,
         )
-        values: dict[str, Any] = {"compiled": compiled.to_dict()}
+        values: dict[str, Any] = {"compiled": compiled}
         if job["task"] == "refine":
             values |= {"planned": entry(), "candidates": [{"name": "best"}]}
         write_json(Path(job["result"]), values)
 
 
-def entry(not_allowed: bool = False) -> dict[str, Any]:
+def entry(not_allowed: bool = False) -> PlanEntry:
     if not_allowed:
-        return PlanEntry(status="not allowed", error="no batch").to_dict()
+        return PlanEntry(status="not allowed", error="no batch")
     return PlanEntry(
         status="ok", plan_s=2.0, file="x", mesh={"data": 8}, predicted=measure(9.0)
-    ).to_dict()
+    )
 
 
 @pytest.fixture

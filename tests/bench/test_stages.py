@@ -15,6 +15,7 @@ from rhino_jax.bench.stages.report import stages_report, stages_summary
 from rhino_jax.bench.stages.run import Case, Piped
 from rhino_jax.bench.suite import load_suite, parse_suite
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
+from rhino_jax.utils.codec import from_json
 
 
 ROW = {
@@ -135,7 +136,7 @@ def test_what_a_core_does_beside_tasks_makes_these_longer() -> None:
 def test_ratios_are_told_with_the_rows_that_failed() -> None:
     (row,) = SUITE.rows
     found = Piped(one_device_s=0.3, cases=(case(0.2, 0.18), case(0.2, 0.22)))
-    assert Piped.from_dict({"one_device_s": 0.3, "cases": []}).cases == ()
+    assert from_json(Piped, {"one_device_s": 0.3, "cases": []}).cases == ()
     results: list[RowResult[Piped]] = [
         RowResult(row=row, found=found),
         RowResult(row=row, found=None, error="died. why"),
@@ -154,7 +155,7 @@ def test_ratios_are_told_with_the_rows_that_failed() -> None:
 @pytest.mark.slow
 def test_a_row_runs_in_processes_and_in_one(tmp_path: Path) -> None:
     (row,) = SUITE.rows
-    found = Piped.from_dict(run.run_stages(row, tmp_path / "x.json"))
+    found = from_json(Piped, run.run_stages(row, tmp_path / "x.json"))
     (one,) = found.cases
     assert found.one_device_s > 0
     # Far apart: tasks of a millisecond on a machine that does other things.

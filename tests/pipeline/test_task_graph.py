@@ -45,12 +45,12 @@ def test_halves_of_the_backward_pass() -> None:
     assert COST.split_s == (1, 1)
     assert replace(COST, weight_gradient_s=0.5).split_s == (1.5, 0.5)
     assert replace(COST, input_gradient_s=1.5, weight_gradient_s=1).split_s == (1.5, 1)
-    assert replace(COST, kept_bytes=3).split_bytes == (5, 3)
+    assert replace(COST, weight_residual_bytes=3).split_bytes == (5, 3)
 
 
 def test_what_input_gradients_free_is_free_before_the_weights() -> None:
     whole = chain([COST] * 2, 4)
-    early = chain([replace(COST, kept_bytes=2)] * 2, 4)
+    early = chain([replace(COST, weight_residual_bytes=2)] * 2, 4)
     peaks = [simulate(make("zero-bubble", w)).group_peak_bytes for w in (whole, early)]
     assert peaks[0] == (16, 16)
     assert peaks[1] == (16, 10)

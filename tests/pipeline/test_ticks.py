@@ -20,11 +20,11 @@ COST = StageCost(
     fixed_bytes=100,
     working_bytes=7,
 )
-THERE = PipelinePass(tick_s=2.0, handed_s=0.5, handed_bytes=3, before_s=1.0)
+THERE = PipelinePass(tick_s=2.0, send_s=0.5, send_bytes=3, before_s=1.0)
 BACK = PipelinePass(
     tick_s=4.0,
-    handed_s=0.25,
-    handed_bytes=3,
+    send_s=0.25,
+    send_bytes=3,
     before_s=1.5,
     is_backward=True,
     is_reversed=True,

@@ -176,7 +176,7 @@ def test_lines_of_a_recipe_are_those_of_its_own_program():
         memory_budget_bytes=22 << 20,
     )
     done = [t.name for t in plan.transforms]
-    assert done[-2:] == ["recompute", "partial sums"]
+    assert done[-2:] == ["recompute", "deferred reductions"]
     assert plan.recipe("fsdp").lines
     of = plan.origin.solved
     program = of.typed.solved[0].mesh_problem.model.graph.program

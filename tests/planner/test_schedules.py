@@ -94,8 +94,8 @@ def test_split_passes_hold_what_gradients_of_weights_need():
     whole, split = planned("1f1b"), planned("zero-bubble")
     assert split.pipeline.is_split and not whole.pipeline.is_split
     for cost in split.pipeline.costs:
-        assert cost.kept_bytes <= cost.activation_bytes
-        assert cost.weights_s > 0 and cost.handed_bytes > 0
+        assert cost.weight_residual_bytes <= cost.activation_bytes
+        assert cost.weights_s > 0 and cost.output_gradient_bytes > 0
     # As many micro-batches in flight as the first stage of 1F1B, on every stage.
     last = whole.simulate().group_peak_bytes[-1], split.simulate().group_peak_bytes[-1]
     assert last[0] < last[1]

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from rhino_jax.bench.tables.figures import geometric_mean
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.with_plan import jit_with_plan
 from rhino_jax.units import format_seconds
+from rhino_jax.utils.codec import from_json
 
 
 ROUNDS = 41
@@ -65,13 +66,6 @@ class Clocked:
     recipe: str
     overhead_s: float
     num_arrays: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Clocked:
-        return cls(**values)
 
 
 def clock_row(row: BenchRow) -> Clocked:
@@ -184,7 +178,7 @@ def clock_task() -> RowTask[Clocked]:
         name="clock",
         samples=1,
         is_by_method=False,
-        read=lambda samples: Clocked.from_dict(samples[0]),
+        read=lambda samples: from_json(Clocked, samples[0]),
         line=_line,
     )
 

@@ -8,6 +8,7 @@ from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
 from rhino_jax.bench.stages.run import Case, Piped
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import geometric_mean
+from rhino_jax.utils.codec import from_json
 
 
 def stages_task() -> RowTask[Piped]:
@@ -16,7 +17,7 @@ def stages_task() -> RowTask[Piped]:
         name="stages",
         samples=1,
         is_by_method=False,
-        read=lambda samples: Piped.from_dict(samples[0]),
+        read=lambda samples: from_json(Piped, samples[0]),
         line=_line,
     )
 

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.stages import Pipeline
+from rhino_jax.utils.codec import to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +84,6 @@ class Piped:
     one_device_s: float
     cases: tuple[Case, ...]
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Piped:
-        cases: Sequence[Mapping[str, Any]] = values["cases"]
-        return cls(
-            one_device_s=values["one_device_s"],
-            cases=tuple(Case(**case) for case in cases),
-        )
-
 
 def run_stages(row: BenchRow, result: Path) -> dict[str, Any]:
     """Run every schedule of a row; return the result as `records.Piped` in JSON.
@@ -109,7 +102,7 @@ def run_stages(row: BenchRow, result: Path) -> dict[str, Any]:
     job = {"row": row.to_table(), "devices": count, "result": str(result)}
     (one,) = _together(job | {"schedule": ""}, 1)
     cases = [_case(job, method.plan, count) for method in row.methods]
-    return {"one_device_s": one["step_s"], "cases": [asdict(c) for c in cases]}
+    return {"one_device_s": one["step_s"], "cases": to_json(cases)}
 
 
 def _check(row: BenchRow, count: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -95,9 +94,6 @@ class Figures:
     rematerialised: int
     recipes_rematerialised: int
     failed: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def figures_of(results: Sequence[Result]) -> Figures:

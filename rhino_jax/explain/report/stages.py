@@ -196,7 +196,7 @@ def _again(pipeline: Pipeline, stage: int) -> str:
     own = [c for c, at in enumerate(pipeline.groups) if at == stage]
     if set(own) <= set(pipeline.recomputed):
         return "forward pass"
-    made = pipeline.made_again[stage] if pipeline.made_again else None
+    made = pipeline.remat[stage] if pipeline.remat else None
     if made is None or not made.count:
         return ""
     values = "1 value" if made.count == 1 else f"{made.count} values"

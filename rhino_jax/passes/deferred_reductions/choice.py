@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rhino_jax.utils.codec import from_json, to_json
+
 
 Split = tuple[tuple[int, int], ...]
 """How an op's unreduced sum is divided: (index of a mesh axis of the group, factor that
@@ -30,27 +32,10 @@ class DeferredGroup:
 
 def as_text(groups: Iterable[DeferredGroup]) -> str:
     """Return groups as the choice that `delayed` takes; empty for no groups."""
-    said = [
-        {
-            "pieces": list(group.pieces),
-            "made": {str(op): split for op, split in sorted(group.made.items())},
-            "open": sorted(group.open),
-        }
-        for group in groups
-    ]
-    return json.dumps(said, separators=(",", ":")) if said else ""
+    said = to_json(tuple(groups))
+    return json.dumps(said, sort_keys=True, separators=(",", ":")) if said else ""
 
 
 def from_text(choice: str) -> Sequence[DeferredGroup]:
     """Parse the groups that `as_text` wrote."""
-    return [
-        DeferredGroup(
-            tuple(said["pieces"]),
-            {
-                int(op): tuple((piece, factor) for piece, factor in split)
-                for op, split in said["made"].items()
-            },
-            frozenset(said["open"]),
-        )
-        for said in json.loads(choice or "[]")
-    ]
+    return from_json(tuple[DeferredGroup, ...], json.loads(choice or "[]"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rhino_jax.errors import MicrobatchError, check_keys
+from rhino_jax.utils.codec import from_json, to_json
 
 
 KEPT = 1.0
@@ -64,9 +65,8 @@ class MicrobatchChoice:
             )
         known = cls.__dataclass_fields__
         check_keys(MicrobatchError, "the choice of micro-batches", table, known, where)
-        places = tuple(table.pop("per_microbatch", ()))
-        return cls(**table, per_microbatch=places)
+        return from_json(cls, table)
 
     def text(self) -> str:
         """Return the choice as JSON, which `read` parses."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(to_json(self), sort_keys=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from rhino_jax.utils.codec import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,10 @@ class RematChoice:
 
     def __str__(self) -> str:
         """Return the choice as JSON; empty where nothing is chosen."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
-        return (
-            json.dumps({k: v for k, v in said.items() if v})
-            if any(said.values())
-            else ""
-        )
+        said = {key: value for key, value in to_json(self).items() if value}
+        return json.dumps(said) if said else ""
 
     @classmethod
     def parse(cls, text: str) -> RematChoice:
         """Parse a choice from the text that `str` returns."""
-        said = json.loads(text) if text else {}
-        first = tuple((int(loop), int(k)) for loop, k in said.pop("first", ()))
-        ordered = bool(said.pop("ordered", False))
-        values = {k: tuple(map(int, v)) for k, v in said.items()}
-        return cls(first=first, ordered=ordered, **values)
+        return from_json(cls, json.loads(text or "{}"))

@@ -1,49 +1,43 @@
 """The content of a plan file: a plan as JSON data, and back.
 
-It contains everything but the mesh (devices are not portable); axes are named, not
-numbered, where people read them.
+It contains everything but meshes (devices are not portable). Axes are named in the
+specs of inputs and outputs, which people read, and numbered elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from importlib import metadata
 from typing import Any
 
 import jax
 
-from rhino_jax.cost.utilisation import ModelFlops
-from rhino_jax.ir.transform import Transform
-from rhino_jax.plan.files.stage_json import (
-    pipeline_from_json,
-    pipeline_to_json,
-    stages_from_json,
-    stages_to_json,
-)
-from rhino_jax.plan.files.tree_json import (
-    floats,
-    number,
-    predicted_from_json,
-    record_to_json,
-    tree_from_json,
-    tree_to_json,
-)
+from rhino_jax.plan.decisions import Decisions
+from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
 from rhino_jax.plan.fingerprint import outline_of
 from rhino_jax.plan.plan import Leaf, PlanData
-from rhino_jax.plan.records import (
-    Collective,
-    CompiledCandidate,
-    Coverage,
-    LineTime,
-    PeakValue,
-    SearchReport,
-    Variant,
-    WhileLoop,
+from rhino_jax.plan.stages import StagePlan
+from rhino_jax.utils.codec import from_json, to_json
+
+
+SCHEMA_VERSION = 7
+FORMAT = "rhino_jax plan"
+
+_LAST = ("pipeline", "transforms", "variants", "stages")
+"""Keys after those that people read."""
+
+_TREES = ("in_tree", "out_tree", "in_leaf_positions", "out_leaf_positions")
+_OF_THE_PROCESS = ("mesh", "cached", "origin", "traced")
+_SAVED = tuple(
+    f.name
+    for f in fields(PlanData)
+    if f.name not in (*_LAST, *_TREES, *_OF_THE_PROCESS, "versions")
 )
 
-
-SCHEMA_VERSION = 6
-FORMAT = "rhino_jax plan"
+KEYS = ("format", "schema_version", "versions", *_SAVED, "trees", *_LAST, "checksum")
+"""Keys of a plan file, in the order in which they are written."""
 
 
 def plan_to_dict(plan: PlanData) -> dict[str, Any]:
@@ -53,41 +47,18 @@ def plan_to_dict(plan: PlanData) -> dict[str, Any]:
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         "versions": dict(plan.versions) or current_versions(),
-        "program_name": plan.program_name,
-        "fingerprint": plan.fingerprint,
-        "hardware": plan.hardware,
-        "mesh_axes": [[name, size] for name, size in plan.mesh_axes],
-        "memory_budget_bytes": plan.memory_budget_bytes,
-        "stages": stages_to_json(plan.stages),
-        "pipeline": pipeline_to_json(plan.pipeline),
-        "transforms": [record_to_json(x) for x in plan.transforms],
-        "variants": [record_to_json(x) for x in plan.variants],
+        **{name: to_json(getattr(plan, name)) for name in _SAVED},
         "inputs": [_leaf_to_json(x, names) for x in plan.inputs],
         "outputs": [_leaf_to_json(x, names) for x in plan.outputs],
-        "predicted": record_to_json(plan.predicted),
-        "recipes": {
-            name: None if cost is None else record_to_json(cost)
-            for name, cost in plan.recipes.items()
-        },
-        "search": record_to_json(plan.search),
-        "coverage": record_to_json(plan.coverage),
-        "collectives": [record_to_json(x) for x in plan.collectives],
-        "at_peak": [record_to_json(x) for x in plan.at_peak],
-        "pins": dict(plan.pins),
-        "meshes": [[list(shape), number(s)] for shape, s in plan.meshes],
-        "refined": [record_to_json(x) for x in plan.refined],
-        "line_times": [record_to_json(x) for x in plan.line_times],
-        "model_flops": record_to_json(plan.model_flops),
-        "while_loops": [record_to_json(x) for x in plan.while_loops],
-        "notes": list(plan.notes),
         "outline": outline_of(plan),
-        "lines": {text: list(place) for text, place in plan.lines.items()},
         "trees": {
             "in": tree_to_json(plan.in_tree),
             "in_leaf_positions": list(plan.in_leaf_positions),
             "out": tree_to_json(plan.out_tree),
             "out_leaf_positions": list(plan.out_leaf_positions),
         },
+        **{name: to_json(getattr(plan, name)) for name in _LAST[:-1]},
+        "stages": _stages_to_json(plan.stages),
     }
 
 
@@ -97,9 +68,7 @@ def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
     Raises:
       KeyError, TypeError, ValueError: the content does not fit the schema.
     """
-    axes = tuple((str(name), int(size)) for name, size in data["mesh_axes"])
-    place = {name: i for i, (name, _) in enumerate(axes)}
-    stages = len(data["stages"])
+    place = {name: i for i, (name, _) in enumerate(data["mesh_axes"])}
     trees = data["trees"]
     in_tree, in_positions = tree_from_json(
         trees["in"], tuple(trees["in_leaf_positions"])
@@ -107,78 +76,17 @@ def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
     out_tree, out_positions = tree_from_json(
         trees["out"], tuple(trees["out_leaf_positions"])
     )
-    return PlanData(
-        program_name=data["program_name"],
-        fingerprint=data["fingerprint"],
-        mesh_axes=axes,
-        hardware=data["hardware"],
-        inputs=tuple(_leaf(x, place, stages) for x in data["inputs"]),
-        outputs=tuple(_leaf(x, place, stages) for x in data["outputs"]),
-        stages=stages_from_json(data["stages"]),
-        pipeline=pipeline_from_json(data["pipeline"]),
-        transforms=tuple(Transform(**x) for x in data["transforms"]),
-        variants=tuple(Variant(**floats(x, "step_time_s")) for x in data["variants"]),
-        predicted=predicted_from_json(data["predicted"]),
-        collectives=tuple(_collective(x) for x in data["collectives"]),
-        search=_search(data["search"]),
-        coverage=_coverage(data["coverage"]),
-        recipes={
-            name: None if cost is None else predicted_from_json(cost)
-            for name, cost in data["recipes"].items()
-        },
-        memory_budget_bytes=int(data["memory_budget_bytes"]),
-        at_peak=tuple(PeakValue(**x) for x in data["at_peak"]),
-        pins=dict(data["pins"]),
-        meshes=tuple((tuple(shape), float(s)) for shape, s in data["meshes"]),
-        refined=tuple(_candidate(x) for x in data["refined"]),
-        line_times=tuple(LineTime(**x) for x in data["line_times"]),
-        model_flops=ModelFlops(**data["model_flops"]),
-        while_loops=tuple(WhileLoop(**x) for x in data["while_loops"]),
-        notes=tuple(data["notes"]),
-        lines={text: (int(op), int(k)) for text, (op, k) in data["lines"].items()},
-        in_tree=in_tree,
-        out_tree=out_tree,
-        in_leaf_positions=in_positions,
-        out_leaf_positions=out_positions,
-        versions=dict(data["versions"]),
-        outline=str(data["outline"]),
-    )
-
-
-def _leaf(data: Mapping[str, Any], place: Mapping[str, int], stages: int) -> Leaf:
-    # Older files lack the last three keys, or have stage -1 for all stages.
-    stage = int(data.get("stage", 0))
-    return Leaf(
-        path=data["path"],
-        shape=tuple(data["shape"]),
-        dtype=data["dtype"],
-        spec=tuple(tuple(place[name] for name in dim) for dim in data["spec"]),
-        bytes_per_device=data["bytes_per_device"],
-        is_donated=bool(data.get("is_donated", False)),
-        stage=max(stage, 0),
-        num_stages=int(data.get("num_stages", stages if stage < 0 else 1)),
-    )
-
-
-def _collective(data: Mapping[str, Any]) -> Collective:
-    record = floats(data, "seconds")
-    return Collective(**{**record, "axes": tuple(record["axes"])})
-
-
-def _candidate(data: Mapping[str, Any]) -> CompiledCandidate:
-    record = floats(data, "predicted_s", "compiled_s")
-    return CompiledCandidate(**{**record, "mesh": tuple(record["mesh"])})
-
-
-def _search(data: Mapping[str, Any]) -> SearchReport:
-    record = floats(data, "objective_s", "bound_s", "gap", "seconds")
-    return SearchReport(**{**record, "nodes": tuple(record["nodes"])})
-
-
-def _coverage(data: Mapping[str, Any]) -> Coverage:
-    record = floats(data, "ops", "flops", "bytes")
-    unknown = tuple((name, count) for name, count in record["unknown"])
-    return Coverage(**{**record, "unknown": unknown})
+    saved = {name: data[name] for name in ("versions", *_SAVED, *_LAST)}
+    saved |= {
+        "inputs": [_leaf(x, place) for x in data["inputs"]],
+        "outputs": [_leaf(x, place) for x in data["outputs"]],
+        "stages": _stages(data["stages"]),
+        "in_tree": in_tree,
+        "out_tree": out_tree,
+        "in_leaf_positions": in_positions,
+        "out_leaf_positions": out_positions,
+    }
+    return from_json(PlanData, saved)
 
 
 def current_versions() -> dict[str, str]:
@@ -191,13 +99,146 @@ def current_versions() -> dict[str, str]:
 
 
 def _leaf_to_json(leaf: Leaf, names: Sequence[str]) -> dict[str, Any]:
-    return {
-        "path": leaf.path,
-        "shape": [int(d) for d in leaf.shape],
-        "dtype": leaf.dtype,
-        "spec": [[names[a] for a in dim] for dim in leaf.spec],
-        "bytes_per_device": int(leaf.bytes_per_device),
-        "is_donated": leaf.is_donated,
-        "stage": leaf.stage,
-        "num_stages": leaf.num_stages,
+    return {**to_json(leaf), "spec": [[names[a] for a in dim] for dim in leaf.spec]}
+
+
+def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
+    spec = [[place[name] for name in dim] for dim in data["spec"]]
+    return from_json(Leaf, {**data, "spec": spec})
+
+
+def _stages_to_json(stages: Sequence[StagePlan]) -> list[dict[str, Any]]:
+    """Convert stages to JSON data, without their meshes, which belong to a process.
+
+    Decisions that several stages share are written once, then as the position of the
+    first stage that has them.
+    """
+    first: dict[int, int] = {}
+    found = []
+    for i, stage in enumerate(stages):
+        known = first.setdefault(id(stage.decisions), i)
+        saved = ("mesh_axes", "predicted", "sends", "layers")
+        found.append(
+            {
+                **{name: to_json(getattr(stage, name)) for name in saved},
+                "devices": _runs(stage.devices),
+                "decisions": to_json(stage.decisions) if known == i else known,
+            }
+        )
+    return found
+
+
+def _stages(data: Iterable[Mapping[str, Any]]) -> list[StagePlan]:
+    found: list[StagePlan] = []
+    for x in data:
+        said = x["decisions"]
+        is_shared = isinstance(said, int)
+        decisions = found[said].decisions if is_shared else from_json(Decisions, said)
+        devices = [d for start, stop in x["devices"] for d in range(start, stop)]
+        stage = {**x, "decisions": decisions, "devices": devices}
+        found.append(from_json(StagePlan, stage))
+    return found
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Compress numbers to [start, stop) runs: [0, 1, 2, 8] is [[0, 3], [8, 9]]."""
+    found: list[list[int]] = []
+    for n in numbers:
+        if found and found[-1][1] == n:
+            found[-1][1] = n + 1
+        else:
+            found.append([n, n + 1])
+    return found
+
+
+_NEW_IN = {
+    3: ("stages", "transforms", "lines"),
+    4: ("variants",),
+    5: ("pipeline",),
+    6: ("line_times", "model_flops", "while_loops", "outline"),
+}
+"""Keys added in each version; those of version 3 in place of the key `decisions`."""
+
+OLD_VERSIONS = (6, 5, 4, 3, 2)
+"""Versions that are read as well. 7 has standard terms: see `_with_standard_terms`."""
+
+
+def keys_of(version: int) -> list[str]:
+    """Return the keys of a file of a version."""
+    later = {key for v, keys in _NEW_IN.items() if v > version for key in keys}
+    found = [key for key in KEYS if key not in later]
+    return [*found, "decisions"] if version == 2 else found
+
+
+def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the content of a file of an older version to the current version.
+
+    Raises:
+      KeyError, TypeError, ValueError: the content does not fit its version.
+    """
+    if data["schema_version"] == 2:
+        data = _from_2(data)
+    new: dict[str, Any] = {"variants": [], "pipeline": None}
+    new |= {"while_loops": [], "outline": "", "line_times": [], "model_flops": {}}
+    return _with_standard_terms({**new, **data, "schema_version": SCHEMA_VERSION})
+
+
+def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {key: value for key, value in data.items() if key != "decisions"}
+    decisions = dict(data["decisions"])
+    decisions["waypoints"] = decisions.pop("stops")
+    decisions["lowering"] = {
+        "gathers_by_axis": decisions.pop("gathers_by_axis"),
+        "annotates_waypoints": decisions.pop("says_stops"),
     }
+    stage = {
+        "mesh_axes": data["mesh_axes"],
+        "devices": [[0, math.prod(size for _, size in data["mesh_axes"])]],
+        "predicted": data["predicted"],
+        "sends": [],
+        "decisions": decisions,
+    }
+    # Lines are found again when the plan is applied to its program.
+    return {**rest, "stages": [stage], "transforms": [], "lines": {}}
+
+
+_RENAMED = {
+    "made_again": "remat",
+    "kept_bytes": "weight_residual_bytes",
+    "handed_bytes": "output_gradient_bytes",
+    "partial sums": "deferred reductions",
+}
+_OF_A_PASS = {"handed_s": "send_s", "handed_bytes": "send_bytes"}
+
+
+def _with_standard_terms(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename what versions before 7 called otherwise, and drop what they computed."""
+    stages = len(data["stages"])
+    found = {
+        **data,
+        "inputs": [_on_all_stages(x, stages) for x in data["inputs"]],
+        "outputs": [_on_all_stages(x, stages) for x in data["outputs"]],
+        "transforms": [
+            {**x, "name": _RENAMED.get(x["name"], x["name"])}
+            for x in data["transforms"]
+        ],
+    }
+    pipeline = data["pipeline"]
+    if pipeline is not None:
+        pipeline = _renamed(pipeline, _RENAMED)
+        pipeline.pop("parts", None)
+        pipeline["costs"] = [_renamed(x, _RENAMED) for x in pipeline["costs"]]
+        passes = pipeline.get("passes", ())
+        pipeline["passes"] = [_renamed(x, _OF_A_PASS) for x in passes]
+    return found | {"pipeline": pipeline}
+
+
+def _on_all_stages(leaf: Mapping[str, Any], stages: int) -> dict[str, Any]:
+    """Return a leaf whose stage -1, for all stages, is written as their number."""
+    if leaf.get("stage", 0) >= 0:
+        return dict(leaf)
+    return {**leaf, "stage": 0, "num_stages": stages}
+
+
+def _renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in data.items()}

@@ -3,134 +3,32 @@
 The checksum is of the content, not of its formatting: a file may be reindented, but not
 edited. `rhino_jax.plan.files.schema` defines the content of a file,
 `rhino_jax.plan.fits` checks that a plan belongs to a program and mesh.
-
-Plan files of older schema versions.
-
-2: without stages, transforms and lines. 3: without the variants that were compared.
-4: without a pipeline. 5: without `while_loops`, an outline of the
-program, and seconds by line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rhino_jax.errors import PlanFileError, nearest
 from rhino_jax.plan.files.schema import (
     FORMAT,
+    KEYS,
+    OLD_VERSIONS,
     SCHEMA_VERSION,
+    keys_of,
     plan_from_dict,
     plan_to_dict,
+    upgraded,
 )
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.keywords import brief
-
-
-VERSIONS = (5, 4, 3, 2)
-
-_NEW_IN_3 = ("stages", "transforms", "lines")
-"""Keys added in version 3, in place of the key `decisions`."""
-
-_NEW_IN_4 = ("variants",)
-
-_NEW_IN_5 = ("pipeline",)
-
-_NEW_IN_6 = ("line_times", "model_flops", "while_loops", "outline")
-
-
-def keys_of(version: int, keys: Sequence[str]) -> list[str]:
-    """Return the keys of a file of an older version.
-
-    Args:
-      version: schema version of the file.
-      keys: keys of the current version.
-    """
-    left = [k for k in keys if k not in _NEW_IN_6]
-    if version == 5:
-        return left
-    left = [k for k in left if k not in _NEW_IN_5]
-    if version == 4:
-        return left
-    left = [k for k in left if k not in _NEW_IN_4]
-    if version == 3:
-        return left
-    return [k for k in left if k not in _NEW_IN_3] + ["decisions"]
-
-
-def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the content of a file of an older version to the current version.
-
-    Raises:
-      KeyError, TypeError, ValueError: the content does not fit its version.
-    """
-    if data["schema_version"] == 2:
-        data = _from_2(data)
-    new: dict[str, Any] = {"variants": [], "pipeline": None}
-    new |= {"while_loops": [], "outline": "", "line_times": [], "model_flops": {}}
-    return {**new, **data, "schema_version": 6}
-
-
-def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {key: value for key, value in data.items() if key != "decisions"}
-    decisions = dict(data["decisions"])
-    decisions["waypoints"] = decisions.pop("stops")
-    decisions["lowering"] = {
-        "gathers_by_axis": decisions.pop("gathers_by_axis"),
-        "annotates_waypoints": decisions.pop("says_stops"),
-    }
-    stage = {
-        "mesh_axes": data["mesh_axes"],
-        "devices": [[0, math.prod(size for _, size in data["mesh_axes"])]],
-        "predicted": data["predicted"],
-        "sends": [],
-        "decisions": decisions,
-    }
-    # Lines are found again when the plan is applied to its program.
-    return {**rest, "stages": [stage], "transforms": [], "lines": {}}
-
-
-_KEYS = (
-    "format",
-    "schema_version",
-    "versions",
-    "program_name",
-    "fingerprint",
-    "hardware",
-    "mesh_axes",
-    "memory_budget_bytes",
-    "inputs",
-    "outputs",
-    "predicted",
-    "recipes",
-    "search",
-    "coverage",
-    "collectives",
-    "at_peak",
-    "pins",
-    "meshes",
-    "refined",
-    "line_times",
-    "model_flops",
-    "while_loops",
-    "notes",
-    "outline",
-    "lines",
-    "trees",
-    "pipeline",
-    "transforms",
-    "variants",
-    "stages",
-    "checksum",
-)
-"""Keys of a plan file, in the order in which they are written."""
 
 
 def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
@@ -198,7 +96,7 @@ def plan_to_json(plan: PlanData) -> str:
     body["checksum"] = checksum(body)
     lines = [
         f"{json.dumps(key)}: {json.dumps(body[key], ensure_ascii=False)}"
-        for key in _KEYS
+        for key in KEYS
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -220,7 +118,7 @@ def plan_from_json(text: str, *, what: str = "`load_plan`") -> PlanData:
             fix="plan again with pins={path: PartitionSpec} and save that plan.",
         )
     try:
-        if data["schema_version"] in VERSIONS:
+        if data["schema_version"] in OLD_VERSIONS:
             data = upgraded(data)
         return plan_from_dict(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -271,18 +169,16 @@ def _parse(text: str, what: str) -> dict[str, Any]:
 
 def _check_schema(data: Mapping[str, Any], what: str) -> None:
     version = data.get("schema_version")
-    if version not in (SCHEMA_VERSION, *VERSIONS):
+    if version not in (SCHEMA_VERSION, *OLD_VERSIONS):
         made_with = data.get("versions")
         raise PlanFileError(
             f"{what}: the plan was saved with another schema version.",
             where=f"key 'schema_version'; the file was made with {made_with}",
             numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}"
-            f" and {', '.join(map(str, VERSIONS))}",
+            f" and {', '.join(map(str, OLD_VERSIONS))}",
             fix="plan again and save that plan, or use the version that made it.",
         )
-    expected = list(_KEYS)
-    if version in VERSIONS:
-        expected = keys_of(version, _KEYS)
+    expected = keys_of(version)
     missing = [key for key in expected if key not in data]
     extra = sorted(set(data) - set(expected))
     if missing or extra:

@@ -15,6 +15,7 @@ from rhino_jax.plan.trees import axes_text
 from rhino_jax.planner.joint.programs import WHAT, JointPrograms
 from rhino_jax.runtime.processes.agree import decided_by_first
 from rhino_jax.units import format_bytes
+from rhino_jax.utils.codec import from_json, to_json
 from rhino_jax.utils.progress import shown
 
 
@@ -43,7 +44,7 @@ def decided_layout(
     def decide() -> Any:
         with shown(first.progress) as report:
             axes, found = _search(programs, target, shared, report)
-        return SharedLayout(tuple(axes), found.specs, found.bound_s).to_json()
+        return to_json(SharedLayout(tuple(axes), found.specs, found.bound_s))
 
     asked = {
         "hardware": repr(target),
@@ -55,14 +56,15 @@ def decided_layout(
             ]
         ),
     }
-    return SharedLayout.from_json(
+    return from_json(
+        SharedLayout,
         decided_by_first(
             list(programs.traced.values()),
             first.processes(programs.mesh, programs.meshes(target)),
             asked,
             decide,
             WHAT,
-        )
+        ),
     )
 
 

@@ -307,7 +307,7 @@ def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
     pipeline, shares = plan.pipeline, plan.places
     assert pipeline is not None
     traced = search.running
-    choices = (x.choice for x in pipeline.made_again)
+    choices = (x.choice for x in pipeline.remat)
     remat = StagedRemat.of(pipeline.recomputed, choices)
     of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
     step = step_of(of_step, pipeline)

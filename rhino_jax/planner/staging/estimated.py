@@ -91,6 +91,6 @@ def _cost(
         input_gradient_s=took[back],
         weight_gradient_s=took[late],
         activation_bytes=size(left),
-        kept_bytes=size(left & labels.reads[late]),
+        weight_residual_bytes=size(left & labels.reads[late]),
         output_gradient_bytes=size(handed),
     )

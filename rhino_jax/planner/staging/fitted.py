@@ -101,7 +101,7 @@ def _pipeline(
     groups: Sequence[PlannedGroup],
     remat: StagedRemat,
 ) -> Pipeline:
-    made_again = tuple(group.made_again for group in groups)
+    by_stage = tuple(group.remat for group in groups)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
         schedule=way.name,
@@ -112,7 +112,7 @@ def _pipeline(
         group_of=step.chunks if cut_step.slices else cut_step.group_of,
         is_split=way.is_split,
         recomputed=tuple(sorted(remat.chunks)),
-        made_again=made_again if any(x.choice for x in made_again) else (),
+        remat=by_stage if any(x.choice for x in by_stage) else (),
         is_twice=cut_step.work.is_twice,
         slices=cut_step.slices,
     )

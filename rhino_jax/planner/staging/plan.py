@@ -302,7 +302,7 @@ def _is_recomputed(plan: PlanData) -> bool:
     because that is faster."""
     pipeline = plan.pipeline
     assert pipeline is not None
-    busy = zip(pipeline.made_again, pipeline.busy_s, strict=False)
+    busy = zip(pipeline.remat, pipeline.busy_s, strict=False)
     gains = (
         made.added_s * pipeline.micro_batches < -MIN_GAIN * seconds
         for made, seconds in busy

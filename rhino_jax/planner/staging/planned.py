@@ -74,7 +74,7 @@ class PlannedGroup:
       working: for each task, its working bytes in addition to what is live anyway.
       is_bound: whether it could be faster with more memory.
       wide: the submesh planned with room for one micro-batch, which exceeds the budget.
-      made_again: the values that its backward passes recompute or fetch, if chosen one
+      remat: the values that its backward passes recompute or fetch, if chosen one
         by one.
       waits_s: estimated seconds of a step that it waits for offloaded values.
     """
@@ -88,7 +88,7 @@ class PlannedGroup:
     working: tuple[int, ...] = ()
     is_bound: bool = False
     wide: PlannedGroup | None = None
-    made_again: StageRemat = KEPT
+    remat: StageRemat = KEPT
     waits_s: float = 0.0
 
     @property

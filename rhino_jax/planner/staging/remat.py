@@ -164,7 +164,7 @@ class StageRematSearch:
             added_s=(_seconds(one) - _seconds(kept[1])) / step.micro_batches,
             offloaded=len(step.waits_on_host(group)),
         )
-        return replace(one, made_again=said)
+        return replace(one, remat=said)
 
     def _all(
         self, step: StagedStep, group: int, remat: StagedRemat

@@ -51,7 +51,7 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
     """
     step = of_step.closed, of_step.program
     count, places = pipeline.micro_batches, pipeline.per_microbatch
-    remat = StagedRemat.of(pipeline.recomputed, (x.choice for x in pipeline.made_again))
+    remat = StagedRemat.of(pipeline.recomputed, (x.choice for x in pipeline.remat))
     if pipeline.slices:
         groups = pipeline.groups
         return staged_in_slices(

@@ -57,7 +57,7 @@ def delayed_everywhere(
     traced = trace(fn, args, {})
     found = sites(traced.program, BytePrices(traced.program, pieces), 0.5)
     # Of another program, so that nobody asks how many ops it made of this one.
-    chosen = Transform("partial sums", 0, 0, as_text(s.group for s in found))
+    chosen = Transform("deferred reductions", 0, 0, as_text(s.group for s in found))
     again = apply_passes(traced, [chosen])
     return traced, again, found
 

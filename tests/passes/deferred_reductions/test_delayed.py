@@ -89,7 +89,7 @@ def test_sums_are_left_open(name: str) -> None:
     traced, again, found = delayed_everywhere(fn, args)
     assert sum(len(site.ops) for site in found) == opened
     assert sum(len(site.closed) for site in found) == closed
-    assert again.program.transforms[-1].name == "partial sums"
+    assert again.program.transforms[-1].name == "deferred reductions"
     for before, after in zip(ran(traced, args), ran(again, args), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 

@@ -26,7 +26,7 @@ def mesh():
 def test_plans_send_what_is_sent_by_hand(name: str, mesh) -> None:
     case = cases(512, 1024)[name]
     found = planned(case, AXES, "cpu:8")
-    assert found.best.transforms[-1].name == "partial sums"
+    assert found.best.transforms[-1].name == "deferred reductions"
     assert found.best.predicted.step_time_s < found.first.predicted.step_time_s
     by_hand = sent_by_hand(case, mesh)
     assert sent_by_plan(found.again, found.best, mesh) < 1.05 * by_hand

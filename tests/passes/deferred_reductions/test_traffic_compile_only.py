@@ -21,7 +21,7 @@ def test_plans_send_what_is_sent_by_hand(name: str, hardware: str) -> None:
     mesh = mesh_of_target(hardware, {"x": 8})
     case = cases(*SIZES.get(name, (512, 4096)))[name]
     found = planned(case, (("x", 8),), hardware)
-    assert found.best.transforms[-1].name == "partial sums"
+    assert found.best.transforms[-1].name == "deferred reductions"
     assert found.best.predicted.step_time_s < found.first.predicted.step_time_s
     by_hand = sent_by_hand(case, mesh)
     assert sent_by_plan(found.again, found.best, mesh) < 1.05 * by_hand
@@ -32,7 +32,7 @@ def test_plans_send_what_is_sent_by_hand(name: str, hardware: str) -> None:
 def test_other_sums_send_what_is_sent_by_hand(name: str, hardware: str) -> None:
     mesh, case = mesh_of_target(hardware, {"x": 8}), more_cases()[name]
     found = planned(case, (("x", 8),), hardware)
-    assert found.best.transforms[-1].name == "partial sums"
+    assert found.best.transforms[-1].name == "deferred reductions"
     by_hand = sent_by_hand(case, mesh)
     assert sent_by_plan(found.again, found.best, mesh) < 1.05 * by_hand
     assert sent_by_plan(found.traced, found.first, mesh) > 2 * by_hand

@@ -64,7 +64,7 @@ def test_a_plan_that_is_refused_without_a_host_fits_with_one(free, tmp_path):
     assert pipeline.is_offloaded and pipeline.recomputed == ()
     assert plan.predicted.peak_bytes <= budget
     for stage, (cost, made) in enumerate(
-        zip(pipeline.costs, pipeline.made_again, strict=True)
+        zip(pipeline.costs, pipeline.remat, strict=True)
     ):
         assert (cost.offloaded_bytes > 0) == (made.offloaded > 0), stage
         # Of eight in flight the device holds two of what waits on the host.

@@ -37,7 +37,7 @@ def test_the_simulated_step_is_the_predicted_one(plan: Any) -> None:
     assert 1.5 * there.tick_s < back.tick_s
     # One of five ticks is idle, of both passes; the rest of the step all do.
     idle = there.tick_s + back.tick_s
-    handed = 4 * (there.handed_s + back.handed_s)
+    handed = 4 * (there.send_s + back.send_s)
     expected = (idle + handed) / found.step_time_s
     assert found.bubble == pytest.approx(expected, rel=1e-6)
     assert plan.simulate(jitter=0.05).p95_s > found.step_time_s
@@ -46,9 +46,9 @@ def test_the_simulated_step_is_the_predicted_one(plan: Any) -> None:
 def test_what_layers_hand_on_is_what_the_plan_sends(plan: Any) -> None:
     each = [c for c in plan.collectives if c.count == plan.pipeline.ticks]
     each = [c for c in each if c.kind == "collective-permute"]
-    handed = sum(p.handed_s for p in plan.pipeline.passes) * plan.pipeline.ticks
+    handed = sum(p.send_s for p in plan.pipeline.passes) * plan.pipeline.ticks
     assert handed == pytest.approx(sum(c.seconds for c in each))
-    sizes = sum(p.handed_bytes for p in plan.pipeline.passes) * plan.pipeline.ticks
+    sizes = sum(p.send_bytes for p in plan.pipeline.passes) * plan.pipeline.ticks
     assert sizes == sum(c.bytes for c in each)
 
 
@@ -64,7 +64,7 @@ def test_every_stage_has_a_record(plan: Any) -> None:
         assert [every[i] for i in stage.devices] == own
         assert stage.peak_bytes == plan.predicted.peak_bytes
     assert [s.to for s in first.sends] == [1] and [s.to for s in last.sends] == [0]
-    assert first.sends[0].bytes == 5 * 4 * plan.pipeline.passes[0].handed_bytes
+    assert first.sends[0].bytes == 5 * 4 * plan.pipeline.passes[0].send_bytes
 
 
 @pytest.mark.slow

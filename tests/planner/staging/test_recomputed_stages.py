@@ -45,7 +45,7 @@ def free():
 def test_the_stage_that_does_not_fit_makes_what_is_cheap_again(free, tmp_path):
     plan = planned(int(0.9 * free.predicted.peak_bytes))
     assert plan.pipeline.recomputed == ()
-    first, second = plan.pipeline.made_again
+    first, second = plan.pipeline.remat
     assert first.count and second == KEPT
     assert plan.predicted.peak_bytes <= 0.9 * free.predicted.peak_bytes
     ahead, again = free.pipeline.costs[0], plan.pipeline.costs[0]
@@ -67,7 +67,7 @@ def test_the_stage_that_does_not_fit_makes_what_is_cheap_again(free, tmp_path):
 def test_the_less_memory_the_more_is_made_again(free):
     shares = (0.7, 0.6, 0.55, 0.5)
     plans = [planned(int(s * free.predicted.peak_bytes)) for s in shares]
-    saved = [sum(m.saved_bytes for m in plan.pipeline.made_again) for plan in plans]
+    saved = [sum(m.saved_bytes for m in plan.pipeline.remat) for plan in plans]
     assert saved == sorted({*saved}), saved
     times = [plan.predicted.step_time_s for plan in plans]
     assert times == sorted(times)

@@ -50,7 +50,7 @@ def plan():
 def test_stacks_that_fit_are_made_again(plan):
     kept = planned(recompute="as written")
     assert not kept.pipeline.is_recomputed
-    made = plan.pipeline.made_again
+    made = plan.pipeline.remat
     assert len(made) == 2 and all(m.count and m.saved_bytes > 0 for m in made)
     # As much faster as each stage says.
     for said, now, before in zip(
@@ -70,7 +70,7 @@ def test_what_split_passes_cannot_make_again_is_no_reason_to_split():
     auto = planned(**large)
     assert not auto.pipeline.is_split
     # Nor for the first stage, whose backward pass is one task either way.
-    assert all(made.count for made in auto.pipeline.made_again)
+    assert all(made.count for made in auto.pipeline.remat)
     # As long as nothing is made again, to split is faster.
     kept = planned(**large, recompute="as written")
     assert kept.pipeline.is_split
@@ -120,8 +120,8 @@ def test_what_gains_little_is_kept():
 def test_what_only_crosses_from_task_to_task_is_made_again():
     """Of layers one by one, whose forward pass is compiled apart from what reads it."""
     pipeline = unrolled(jax.nn.gelu).pipeline
-    assert all(made.count for made in pipeline.made_again)
-    assert all(made.added_s < 0 for made in pipeline.made_again)
+    assert all(made.count for made in pipeline.remat)
+    assert all(made.added_s < 0 for made in pipeline.remat)
 
 
 def softmax_step(params, x):

@@ -36,7 +36,7 @@ def test_a_stage_that_does_not_fit_makes_some_values_again():
     plan = rhino.plan(step, *args, **WISHES, memory_budget_bytes="1600KiB")
     pipeline = plan.pipeline
     assert pipeline.is_twice and pipeline.recomputed == ()
-    assert pipeline.made_again[0].count and pipeline.made_again[0].saved_bytes > 0
+    assert pipeline.remat[0].count and pipeline.remat[0].saved_bytes > 0
     assert plan.check(step, *args).ok
 
 
@@ -66,6 +66,6 @@ def test_what_loops_stack_is_made_again_by_price():
     args = params, normal(4096, width)
     plan = rhino.plan(step, *args, **WISHES)
     kept = rhino.plan(step, *args, **WISHES, recompute="as written")
-    assert plan.pipeline.is_twice and all(m.count for m in plan.pipeline.made_again)
+    assert plan.pipeline.is_twice and all(m.count for m in plan.pipeline.remat)
     assert plan.predicted.step_time_s < 0.97 * kept.predicted.step_time_s
     assert plan.check(step, *args).ok

@@ -50,7 +50,7 @@ def told(plan, step=train_step, args=None):
     ops = (of.program.ops[of.program.body.ops[i]] for i in of.forward)
     text = str(RematChoice(offload=tuple(v for op in ops for v in op.results)))
     every = (StageRemat(choice=text, offloaded=1),) * len(plan.stages)
-    return replace(plan, pipeline=replace(plan.pipeline, made_again=every))
+    return replace(plan, pipeline=replace(plan.pipeline, remat=every))
 
 
 def two_steps(step, make=arguments):

@@ -83,7 +83,7 @@ def test_two_steps_are_those_of_one_device(moves, tmp_path):
     got = two_steps(plan.jit(train_step, donate_argnums=0), arguments)
     assert_equal(got, expected)
     # Of every step all micro-batches go out and come back, but one or none.
-    count = sum(made.offloaded for made in plan.pipeline.made_again)
+    count = sum(made.offloaded for made in plan.pipeline.remat)
     assert moves.count("pinned_host") == moves.count("device") >= 2 * 7 * count > 0
 
 

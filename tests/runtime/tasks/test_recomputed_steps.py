@@ -85,7 +85,7 @@ def test_compiled_stages_take_less_memory_as_well():
     args = params, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
     options = {"mesh": {"stage": 2}, "schedule": "1f1b", "microbatches": 4}
     plans = planned(deep_step, args, 0.6, **options)
-    assert all(m.count for m in plans[1].pipeline.made_again)
+    assert all(m.count for m in plans[1].pipeline.remat)
     before, after = (plan.verify(deep_step, *args) for plan in plans)
     assert after.compiled.peak_bytes < 0.65 * before.compiled.peak_bytes
     for stage in (0, 1):

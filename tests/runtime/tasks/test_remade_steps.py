@@ -75,9 +75,9 @@ def test_two_steps_are_those_of_one_device(sizes, layers, schedule, is_split, tm
     plan = planned(train_step, args, sizes, schedule)
     pipeline = plan.pipeline
     assert pipeline.is_split == is_split
-    assert all(made.count for made in pipeline.made_again)
+    assert all(made.count for made in pipeline.remat)
     # Scores are handed over for what is made of them.
-    assert any('"keep": [' in made.choice for made in pipeline.made_again)
+    assert any('"keep": [' in made.choice for made in pipeline.remat)
     kept = planned(train_step, args, sizes, schedule, recompute="as written")
     assert plan.predicted.step_time_s < kept.predicted.step_time_s
     plan.save(tmp_path / "plan.json")

@@ -60,8 +60,8 @@ def _cost(
         update_bytes=group.update_bytes if is_first else 0,
         ahead_s=parts[TaskKind.AHEAD] / times,
         weights_s=parts[TaskKind.WEIGHTS] / times,
-        kept_bytes=kept,
-        handed_bytes=handed,
+        weight_residual_bytes=kept,
+        output_gradient_bytes=handed,
         offloaded_bytes=group.offloaded_bytes(step, chunk),
     )
 

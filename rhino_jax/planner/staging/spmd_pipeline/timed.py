@@ -69,16 +69,16 @@ def pipeline_of(
         every = [op, *_inside(program, op)]
         work_s = sum(seconds.get(o.id, 0.0) for o in every)
         handed = [by_op[o.id] for o in every if o.id in by_op]
-        handed_s = sum(s.collective.seconds for s in handed)
+        send_s = sum(s.collective.seconds for s in handed)
         permutes = _permutes(program, op, ticks)
         if not permutes:
-            once_s += work_s + handed_s
+            once_s += work_s + send_s
             continue
         passes.append(
             PipelinePass(
                 tick_s=work_s / ticks,
-                handed_s=handed_s / ticks,
-                handed_bytes=sum(s.local_bytes for s in handed),
+                send_s=send_s / ticks,
+                send_bytes=sum(s.local_bytes for s in handed),
                 before_s=once_s,
                 is_backward=any(o.flops and o.source.is_backward for o in every),
                 is_reversed=_is_reversed(permutes[0]),
@@ -157,7 +157,7 @@ def holding(pipeline: Pipeline, left: int, fixed: int, peak: int) -> Pipeline:
       peak: predicted peak of the step in bytes.
     """
     fixed = min(fixed, peak)
-    handed = max((p.handed_bytes for p in pipeline.passes), default=0)
+    handed = max((p.send_bytes for p in pipeline.passes), default=0)
     left = min(left, max(peak - fixed - handed, 0) // pipeline.ticks)
     costs = tuple(
         replace(
@@ -220,6 +220,6 @@ def _sends(pipeline: Pipeline, stage: int, devices: int) -> Iterator[StageSend]:
             yield StageSend(
                 to,
                 f"activations of layers in pass {i}, {pipeline.ticks} times",
-                one.handed_bytes * devices * pipeline.ticks,
-                one.handed_s * pipeline.ticks,
+                one.send_bytes * devices * pipeline.ticks,
+                one.send_s * pipeline.ticks,
             )
