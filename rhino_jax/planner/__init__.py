@@ -3,11 +3,12 @@ search run, cached plans and other processes taken into account.
 
 In: a traced function, and the keywords of `auto_shard`, `plan` or `plan_together`.
 Out: a `plan.plan.PlanData`, which `explain.results` shows, or several of them.
-Order: `search` (one program on meshes), `variant_search` (one variant of it), `storage`
-(interleaved storage of fused weights), `deferred_reductions`, `least_memory` and `cuts`
-(choice of a variant), `staging` (pipeline stages), `per_microbatch` (places by name),
-`notes` (ops without a rule, arguments), `like` (layouts fixed by another plan),
-`meshes`, `searched` (one mesh or stages), `options` (one program planned), `origin`
-(planning again from a plan); `joint` (programs that share state).
+Order: `search` (one program on meshes), `variant_search` (its variants, and the least
+gain), `storage` (interleaved storage of fused weights), `deferred_reductions`,
+`variants`, `least_memory` and `cuts` (choice of a variant), `staging` (stages),
+`per_microbatch` (places by name), `notes` (ops without a rule, arguments), `like`
+(layouts fixed by another plan), `meshes`, `searched` (one mesh or stages), `options`
+(one program planned), `origin` (planning again from a plan); `joint` (programs that
+share state).
 `rhino_jax.api` calls this.
 """

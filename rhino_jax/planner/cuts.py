@@ -12,16 +12,16 @@ import math
 from dataclasses import replace
 
 from rhino_jax.ir.blocks import Stored
-from rhino_jax.passes.remat.unremat import has_remat
+from rhino_jax.ir.transform import UN_REMAT
+from rhino_jax.passes.apply import cut_in
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
-from rhino_jax.planner.least_memory.refused import error_of
-from rhino_jax.planner.least_memory.variants import LeastMemory
+from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.per_microbatch import notes_of_places
 from rhino_jax.planner.storage import best_stored, stored_as, with_storage_note
-from rhino_jax.planner.variant_search import Search, Solved
-from rhino_jax.planner.variants import WITHOUT_REMAT, Explorer, VariantCandidate, cut_in
+from rhino_jax.planner.variant_search import Search, Solved, VariantCandidate
+from rhino_jax.planner.variants import AllowedPasses, Explorer
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -52,7 +52,6 @@ def best_cut(
         search = best_stored(search)
     elif not isinstance(storage, str):
         search = stored_as(search, storage)
-    has_wish = has_remat(search.traced.program)
     search = as_requested(search, recompute)
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches, places)])
@@ -61,16 +60,15 @@ def best_cut(
     # The recipes are those of the user's program, where that fits.
     typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
-    explorer = Explorer(
-        search, first, microbatches == AUTO, recompute == AUTO, has_wish, places
-    )
-    if not first.fits and (explorer.may_cut or explorer.may_recompute):
-        explorer.least = _least_memory(explorer)
+    allowed = AllowedPasses(microbatches == AUTO, recompute == AUTO, places)
+    explorer = Explorer(search, first, allowed)
+    if not first.fits and (allowed.may_cut or allowed.may_recompute):
+        explorer.least = _least_memory(search, allowed)
     if explorer.has_more:
         search, found = explorer.best()
         if not first.fits:
             typed_search, typed = search, found
-        variants = explorer.variants()
+        variants = explorer.records()
     if found.fits:
         search, found = with_deferred_reductions(search, found)
     if written.refine:
@@ -95,22 +93,15 @@ def best_cut(
     return with_storage_note(plan)
 
 
-def _least_memory(explorer: Explorer) -> VariantCandidate:
+def _least_memory(search: Search, allowed: AllowedPasses) -> VariantCandidate:
     """Return the variant with the smallest peak.
 
     Raises:
       InfeasiblePlanError: it does not fit, and so no variant does.
     """
-    least = LeastMemory(
-        explorer.search,
-        explorer.may_cut,
-        explorer.may_recompute,
-        explorer.has_wish,
-        explorer.places,
-    )
+    least = LeastMemory(search, allowed)
     best = least.best()
-    peak = best.found.solved[0].solution.peak
-    if peak > explorer.search.request.memory_budget_bytes:
+    if best.found.solved[0].solution.peak > search.request.memory_budget_bytes:
         raise error_of(least, best)
     return best
 
@@ -118,9 +109,8 @@ def _least_memory(explorer: Explorer) -> VariantCandidate:
 def as_requested(search: Search, recompute: str) -> Search:
     """Return the search of the program without `jax.checkpoint` if `recompute` is
     "none"; else the search as given."""
-    if recompute == "none" and has_remat(search.traced.program):
-        return search.after([WITHOUT_REMAT])
-    return search
+    done = search.choices(UN_REMAT) if recompute == "none" else []
+    return search.after(done) if done else search
 
 
 def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> PlanData:

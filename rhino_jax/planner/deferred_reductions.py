@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
@@ -20,12 +20,12 @@ from rhino_jax.ir.transform import DEFERRED_REDUCTIONS, Transform
 from rhino_jax.passes.deferred_reductions import Site, accumulated, as_text, sites
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.variant_search import Search
-
-
-MIN_GAIN = 0.005
-"""Share of the predicted step time that deferred reductions must gain: plans at level
-"best" are proved to within 0.4 % (`bench plan`)."""
+from rhino_jax.planner.variant_search import (
+    MIN_LAYOUT_GAIN,
+    Search,
+    VariantCandidate,
+    Variants,
+)
 
 
 @dataclass(frozen=True)
@@ -133,92 +133,55 @@ def with_deferred_reductions(
         arguments.
     """
     program, sizes = search.running.program, [size for _, size in found.mesh_axes]
-    variants = _Variants(search.on(found.mesh_axes), found)
     fast = found.at_fast
-    variants.find(sites_of(program, fast, search.target))
-    supposed = variants.find(accumulated(program, [math.prod(sizes)]))
+    variants = Variants(
+        search.on(found.mesh_axes).asking(has_recipes=False), min_gain=MIN_LAYOUT_GAIN
+    )
+    written = variants.add("baseline", (), search, fast)
+    _plan(variants, sites_of(program, fast, search.target))
+    supposed = _plan(variants, accumulated(program, [math.prod(sizes)]))
     if supposed is not None:
-        used = _axes_of_pieces(*supposed, math.prod(sizes))
+        used = _axes_of_pieces(supposed, math.prod(sizes))
         if 0 < math.prod(sizes[a] for a in used) < math.prod(sizes):
-            variants.find(accumulated(program, [sizes[a] for a in used]))
-    variants.taken_at_fast()
+            _plan(variants, accumulated(program, [sizes[a] for a in used]))
+    # What level "fast" takes is searched in any case, so that no level is worse.
+    taken = [variants.fastest()]
     if not found.is_same_choice(fast):
-        variants.find(sites_of(program, found, search.target))
-    return variants.best() or (search, found)
+        _plan(variants, sites_of(program, found, search.target))
+        taken.append(variants.fastest())
+    best = (search, found)
+    for one in dict.fromkeys(taken):
+        if one is not written:
+            further = one.search, one.search.again(one.found)
+            best = min(best, further, key=lambda f: f[1].step_s)
+    return best
 
 
-@dataclass(slots=True, eq=False)
-class _Variants:
-    """Variants of a program with deferred reductions.
+def _plan(variants: Variants, sites: Sequence[Site]) -> VariantCandidate | None:
+    """Plan a variant with the reductions of some sites deferred.
 
-    Attributes:
-      search, first: the search of the program, and its result.
-      found: the searches of variants, and their brief results.
-      at_fast: the variant that level "fast" takes, if any.
-      met: the choices of sites so far.
+    Returns:
+      The variant; None where nothing fits, where the sites are estimated to save less
+        than a variant must gain, or were tried before.
     """
-
-    search: Search
-    first: SearchResult
-    found: list[tuple[Search, SearchResult]] = field(default_factory=list)
-    at_fast: tuple[Search, SearchResult] | None = None
-    met: set[str] = field(default_factory=set)
-
-    def find(self, sites: Sequence[Site]) -> tuple[Program, SearchResult] | None:
-        """Search with the reductions of these sites deferred.
-
-        Returns:
-          The program and its result; None where nothing fits, where the sites are
-            estimated to save less than `MIN_GAIN`, or were tried before.
-        """
-        if sum(s.saved_s for s in sites) < MIN_GAIN * self.first.step_s:
-            return None
-        choice = as_text(site.group for site in sites)
-        if choice in self.met:
-            return None
-        self.met.add(choice)
-        search = self.search.after([Transform(DEFERRED_REDUCTIONS, 0, 0, choice)])
-        search = search.asking(has_recipes=False)
-        found = search.asking(level="fast").find()
-        if not found.fits:
-            return None
-        self.found.append((search, found))
-        return search.running.program, found
-
-    def taken_at_fast(self) -> None:
-        """Note the variant that level "fast" takes of those searched so far."""
-        self.at_fast = self._fastest()
-
-    def _fastest(self) -> tuple[Search, SearchResult] | None:
-        """Return the fastest variant, where it gains enough over the program, which is
-        searched as briefly."""
-        if not self.found:
-            return None
-        search, found = min(self.found, key=lambda f: f[1].step_s)
-        worth_s = (1 - MIN_GAIN) * self.first.at_fast.step_s
-        return (search, found) if found.step_s < worth_s else None
-
-    def best(self) -> tuple[Search, SearchResult] | None:
-        """Return the fastest variant, searched with the request's own level; None where
-        none gains enough. The one that level "fast" takes is searched in any case, so
-        that no level is worse than that."""
-        taken = [t for t in (self.at_fast, self._fastest()) if t is not None]
-        further = [
-            (search, search.again(found))
-            for k, (search, found) in enumerate(taken)
-            if k == 0 or found is not taken[0][1]
-        ]
-        best = min(further, key=lambda f: f[1].step_s, default=None)
-        return best if best and best[1].step_s < self.first.step_s else None
+    written = variants.tried[0]
+    if sum(s.saved_s for s in sites) < variants.min_gain * written.step_s:
+        return None
+    done = (
+        Transform(DEFERRED_REDUCTIONS, 0, 0, as_text(site.group for site in sites)),
+    )
+    if any(t.done == done for t in variants.tried):
+        return None
+    found = variants.plan("deferred reductions", done)
+    return found if found is not None and found.found.fits else None
 
 
-def _axes_of_pieces(
-    program: Program, found: SearchResult, count: int
-) -> tuple[int, ...]:
+def _axes_of_pieces(variant: VariantCandidate, count: int) -> tuple[int, ...]:
     """Return the mesh axes that shard most of the partial sums stacked in `count`
     parts, by bytes."""
     weights: Counter[tuple[int, ...]] = Counter()
-    values, held = program.values, found.decisions().values
+    program = variant.search.running.program
+    values, held = program.values, variant.found.decisions().values
     for op in program.ops:
         value = values[op.operands[0]] if op.operands else None
         is_sum = op.traits.kind is OpKind.REDUCTION

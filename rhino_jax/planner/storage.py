@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from rhino_jax.ir.blocks import Stored, as_text, from_text, stored_in_blocks
+from rhino_jax.ir.blocks import Stored, as_text, stored_in_blocks
 from rhino_jax.ir.transform import BLOCKS, Transform
-from rhino_jax.passes.interleaved import split_inputs
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.deferred_reductions import MIN_GAIN
-from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variant_search import (
+    MIN_LAYOUT_GAIN,
+    Search,
+    Variants,
+    briefly,
+)
 
 
 def stored_as(search: Search, stored: Stored) -> Search:
@@ -31,29 +33,23 @@ def best_stored(search: Search) -> Search:
       search: the search of the user's program.
     """
     plain = replace(search, refine=0)
-    briefly = plain.asking(level="fast", has_recipes=False)
-    first = briefly.find()
+    first = briefly(plain)
     axes = first.plan().mesh_axes if first.fits else search.meshes[-1]
-    found: dict[str, float] = {}
-    for count in _counts([size for _, size in axes]):
-        traced = search.running
-        stored = split_inputs(traced.closed_jaxpr, traced.program, count)
-        choice = as_text(stored)
-        is_late = time.monotonic() > search.request.deadline
-        if choice and choice not in found and not is_late:
-            variant = stored_as(briefly, stored).on(axes)
-            found[choice] = variant.find().step_s
-    if not found:
+    plain = plain.on(axes)
+    variants = Variants(plain, min_gain=MIN_LAYOUT_GAIN)
+    variants.add("baseline", (), plain, first)
+    counts = _counts([size for _, size in axes])
+    for stored in search.choices(BLOCKS, counts=counts):
+        variants.plan("interleaved storage", [stored])
+    best = min(variants.tried[1:], key=lambda t: t.step_s, default=None)
+    if best is None:
         return search
-    choice = min(found, key=lambda c: found[c])
-    written_s, best_s = first.step_s, found[choice]
     if search.request.level != "fast":
         # A fast search misses more than interleaved storage often gains.
-        asked = [plain.on(axes), stored_as(plain, from_text(choice)).on(axes)]
-        written_s, best_s = (each.find().step_s for each in asked)
-    if best_s >= (1 - MIN_GAIN) * written_s:
-        return search
-    return stored_as(search, from_text(choice))
+        pair = variants.tried[0], best
+        variants.tried = [replace(t, found=t.search.find()) for t in pair]
+    best = variants.fastest()
+    return search.after(best.done) if best.done and best.found.fits else search
 
 
 def _counts(sizes: Sequence[int]) -> Iterator[int]:

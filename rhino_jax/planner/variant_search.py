@@ -1,20 +1,23 @@
-"""One search: the user's program, with or without passes applied, on meshes."""
+"""One search: the user's program with or without passes applied, on meshes; and the
+search of its variants, with the least gain that they are taken for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.errors import InfeasiblePlanError, InternalError, MicrobatchError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.apply import PASSES, apply_passes
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.records import Variant
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
@@ -22,7 +25,30 @@ from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
+from rhino_jax.solver.incumbents import EFFORTS
+from rhino_jax.units import format_bytes
 from rhino_jax.verify.refine import judge_of, refine
+
+
+MIN_GAIN = 0.03
+"""Share of the predicted step time that a plan must gain over one that is simpler: a
+variant over the program as it is, a schedule over the usual one, stages over one mesh.
+That is the error of predictions of two programs, compared with each other. Of nine
+pairs of suite full (`--methods best,auto`) and GPT 7B in frontier, all four on TPU
+predicted to gain 4 % and more gained 7 to 11 % once compiled, and those below 2 %
+gained up to 1 %. On H100 four that were predicted to gain 7 to 12 % gained 4, 4, -2 and
+-5 %, which no threshold tells apart. A tiny GPT predicted to be 6 % faster compiled 5 %
+slower on v5e:2x4: XLA combined reductions of its gradients with those of two norms'
+scales into one all-reduce of six arrays, which is not split again."""
+
+MIN_LAYOUT_GAIN = 2 * EFFORTS["best"].near
+"""As `MIN_GAIN`, where all compute stays as it is (deferred reductions, interleaved
+storage): its error is the same on both sides, so what is left is that of two results of
+the solver at level "best"."""
+
+NEAR = EFFORTS["fast"].near
+"""Share of the step time by which brief plans may be off: what is estimated to be this
+close to the best plan is planned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +91,17 @@ class Search:
         program = found.running.program
         pins = resolve_pins(self.pinned, program, self.meshes[-1])
         return replace(found, request=replace(self.request, value_pins=pins.values))
+
+    def choices(self, name: str, **options: Any) -> list[Transform]:
+        """Return the choices of a pass that the planned function allows, least change
+        first; see `passes.apply`.
+
+        Args:
+          name: the name of the pass; `options`: its own.
+        Raises:
+          MicrobatchError: there is no batch that can be split.
+        """
+        return list(PASSES[name].choices(self.running, **options))
 
     def asking(self, **changes: Any) -> Search:
         """Return the search with other options, such as another level or budget."""
@@ -148,6 +185,166 @@ class Search:
         except InfeasiblePlanError:
             return None
         return self._placed(PlanCandidate("less memory", plan))
+
+
+def briefly(search: Search) -> SearchResult:
+    """Return the result of a search at level "fast", without recipes."""
+    return search.asking(level="fast", has_recipes=False).find()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VariantCandidate:
+    """A variant, searched briefly.
+
+    Attributes:
+      name: the passes applied to the baseline, for messages.
+      done: these passes.
+      search: the search of the variant, with the request's own level.
+      found: the result of a brief search.
+    """
+
+    name: str
+    done: tuple[Transform, ...]
+    search: Search
+    found: SearchResult
+
+    @property
+    def step_s(self) -> float:
+        """Predicted step in seconds; infinite where nothing fits."""
+        return self.found.step_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the plan in bytes, or the smallest peak where nothing fits."""
+        solution = self.found.solved[0].solution
+        return int(solution.peak if self.found.fits else solution.smallest_peak)
+
+    def is_better(self, other: VariantCandidate) -> bool:
+        """Whether it is faster, or nearer to fitting where neither fits."""
+        if self.found.fits or other.found.fits:
+            return self.step_s < other.step_s
+        return self.peak_bytes < (1 - MIN_GAIN) * other.peak_bytes
+
+    def record(
+        self, *, is_chosen: bool, is_brief: bool, step_s: float | None = None
+    ) -> Variant:
+        """Return its row in a plan's table.
+
+        Args:
+          is_chosen, is_brief: see `Variant`.
+          step_s: the step in seconds; None: `step_s`.
+        """
+        step_s = self.step_s if step_s is None else step_s
+        return Variant(self.name, step_s, self.peak_bytes, is_chosen, is_brief)
+
+
+@dataclass(slots=True, eq=False)
+class Variants:
+    """Variants of a program, each planned briefly with shardings of its own.
+
+    Attributes:
+      search: the search of the baseline, with the request's own level.
+      tried: all variants so far, the baseline first.
+      meshes: the candidate meshes of variants; None: those of the baseline.
+      min_gain: share of the baseline's step that a variant must gain.
+      after: passes → the search of the baseline with these applied; None: `search`'s.
+      find: searches a variant.
+    """
+
+    search: Search
+    tried: list[VariantCandidate] = field(default_factory=list)
+    meshes: Sequence[tuple[tuple[str, int], ...]] | None = None
+    min_gain: float = MIN_GAIN
+    after: Callable[[Sequence[Transform]], Search] | None = None
+    find: Callable[[Search], SearchResult] = briefly
+
+    def plan(
+        self, name: str, done: Sequence[Transform] = ()
+    ) -> VariantCandidate | None:
+        """Plan and record a variant.
+
+        Args:
+          name: for messages; `done`: its passes.
+        Returns:
+          The variant; None where the program does not allow the passes, or the time is
+            up. The first is planned in any case.
+        """
+        if self.tried and time.monotonic() > self.search.request.deadline:
+            return None
+        try:
+            search = (self.after or self.search.after)(done)
+        except MicrobatchError:
+            if not self.tried:
+                raise
+            return None
+        if self.meshes is not None:
+            search = search.on_any(self.meshes)
+        return self.add(name, done, search, self.find(search))
+
+    def add(
+        self,
+        name: str,
+        done: Sequence[Transform],
+        search: Search,
+        found: SearchResult,
+    ) -> VariantCandidate:
+        """Record a variant that is planned already."""
+        self.tried.append(VariantCandidate(name, (*done,), search, found))
+        return self.tried[-1]
+
+    @property
+    def worth_s(self) -> float:
+        """The step in seconds below which a variant is worth taking."""
+        return (1 - self.min_gain) * self.tried[0].step_s
+
+    @property
+    def shortest_s(self) -> float:
+        """The shortest step so far, in seconds."""
+        return min(t.step_s for t in self.tried)
+
+    def may_win(self, estimate_s: float) -> bool:
+        """Whether a variant of some estimated step may be the one to take."""
+        return (1 - NEAR) * estimate_s < min(self.worth_s, self.shortest_s)
+
+    def fastest(self) -> VariantCandidate:
+        """Return the fastest variant, or the baseline where that is hardly slower."""
+        first = self.tried[0]
+        best = min(self.tried, key=lambda t: (t.step_s, t.peak_bytes))
+        return best if best.step_s < self.worth_s or not first.found.fits else first
+
+
+def peaks_text(tried: Iterable[VariantCandidate]) -> str:
+    """Return the smallest peaks of variants, for errors."""
+    peaks = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in tried)
+    return f"smallest peaks: {peaks}"
+
+
+def nothing_fits(
+    tried: Sequence[VariantCandidate], intro: str = ""
+) -> InfeasiblePlanError:
+    """Return the error of the variant that comes nearest to the budget.
+
+    Args:
+      tried: all variants, none of which fits.
+      intro: what to say before.
+    """
+    nearest = min(tried, key=lambda t: t.peak_bytes)
+    try:
+        nearest.found.plan()
+    except InfeasiblePlanError as error:
+        if len(tried) == 1 and not intro:
+            return error
+        return InfeasiblePlanError(
+            f"{intro}{error.what}",
+            where=error.where,
+            numbers=f"{error.numbers}; {peaks_text(tried)}",
+            fix=error.fix,
+        )
+    raise InternalError(
+        f"A plan of `{nearest.search.traced.name}` over its memory budget was read"
+        " back.",
+        numbers=f"peak {format_bytes(nearest.peak_bytes)}",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.errors import InfeasiblePlanError, MicrobatchError
-from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, UN_REMAT, Transform, chosen
-from rhino_jax.passes.microbatch import may_cut
-from rhino_jax.passes.remat.unremat import ALL
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, UN_REMAT, Transform
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.chunking import counts_of_chunks
 from rhino_jax.planner.remat import (
     SHARES,
     MicrobatchedProgram,
@@ -22,67 +18,54 @@ from rhino_jax.planner.remat import (
 )
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import SOME
-from rhino_jax.planner.variant_search import Search
-from rhino_jax.solver.incumbents import EFFORTS
-from rhino_jax.units import format_bytes
+from rhino_jax.planner.variant_search import (
+    MIN_GAIN,
+    Search,
+    VariantCandidate,
+    Variants,
+    nothing_fits,
+)
 
 
-MAX_COUNTS = 8
-"""Maximum number of doublings of the number of micro-batches: up to 256."""
-
-MIN_GAIN = 0.03
-"""Share of the predicted step time that a variant must gain over a baseline program
-that fits. Of nine pairs of suite full (`--methods best,auto`) and GPT 7B in frontier,
-all four on TPU predicted to gain 4 % and more gained 7 to 11 % once compiled, and those
-below 2 % gained up to 1 %. On H100 four that were predicted to gain 7 to 12 % gained 4,
-4, -2 and -5 %, which no threshold tells apart. A tiny GPT predicted to be 6 % faster
-compiled 5 % slower on v5e:2x4: XLA combined reductions of its gradients with those of
-two norms' scales into one all-reduce of six arrays, which is not split again."""
-
-NEAR = EFFORTS["fast"].near
-"""Share of the step time by which brief plans may be off: remat policies are planned
-whose estimates are this close to the best plan."""
-
-WITHOUT_REMAT = Transform(UN_REMAT, 0, 0, ALL)
-"""The pass that drops `jax.checkpoint`: everything that it would recompute is saved."""
-
-
-def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
-    """Return the pass that splits the batch into micro-batches.
-
-    Args:
-      count: the number of micro-batches.
-      places: places where sums over the batch are taken over each micro-batch.
-    """
-    own = {"per_microbatch": list(places)} if places else {}
-    return chosen(MICROBATCHES, {"count": count, **own})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VariantCandidate:
-    """A variant, searched briefly.
+@dataclass(frozen=True, slots=True)
+class AllowedPasses:
+    """The passes that the user leaves to the planner.
 
     Attributes:
-      name: the passes applied to the program, for messages.
-      search: the search of the variant, with the request's own level.
-      found: the result of a brief search.
+      may_cut, may_recompute: whether it may choose micro-batches, and
+        rematerialization.
+      places: places where sums over the batch are taken over each micro-batch.
     """
 
-    name: str
-    search: Search
-    found: SearchResult
+    may_cut: bool
+    may_recompute: bool
+    places: tuple[str, ...] = ()
 
-    @property
-    def peak_bytes(self) -> int:
-        """Peak of the plan in bytes, or the smallest peak where nothing fits."""
-        solution = self.found.solved[0].solution
-        return int(solution.peak if self.found.fits else solution.smallest_peak)
+    def remat_of(self, search: Search) -> list[Transform]:
+        """Return the pass that drops the program's `jax.checkpoint`, if it may run."""
+        return search.choices(UN_REMAT) if self.may_recompute else []
 
-    def is_better(self, other: VariantCandidate) -> bool:
-        """Whether it is faster, or nearer to fitting where neither fits."""
-        if self.found.fits or other.found.fits:
-            return self.found.step_s < other.found.step_s
-        return self.peak_bytes < (1 - MIN_GAIN) * other.peak_bytes
+    def chunks_of(self, search: Search, peak_bytes: int) -> list[Transform]:
+        """Return the numbers of chunks in which the loss is worth a try: none where the
+        logits, sharded over all devices, are less of the peak than a variant must gain.
+
+        Args:
+          search: the search of the program; `peak_bytes`: the peak of one device.
+        """
+        if not self.may_cut:
+            return []
+        devices = math.prod(size for _, size in search.meshes[0])
+        return search.choices(CHUNKS, least_bytes=MIN_GAIN * peak_bytes * devices)
+
+    def cuts_of(self, search: Search) -> list[Transform]:
+        """Return the numbers of micro-batches, fewest first.
+
+        Raises:
+          MicrobatchError: the batch cannot be split.
+        """
+        if not self.may_cut:
+            return []
+        return search.choices(MICROBATCHES, places=self.places)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,43 +75,44 @@ class Explorer:
     Attributes:
       search: the search of the program without further passes.
       written: its result.
-      first: its result at level "fast", from which variants are explored at any level,
-        so that none is worse than "fast".
-      may_cut, may_recompute: whether the planner may choose micro-batches, and
-        rematerialization.
-      has_wish: the program uses `jax.checkpoint`.
-      places: places where sums over the batch are taken over each micro-batch.
+      allowed: the passes that may be tried.
       least: the variant with the smallest peak, where the program without passes does
         not fit; planned where no other variant fits.
-      tried: all variants searched so far.
+      variants: the program at level "fast", from which variants are explored at any
+        level, so that none is worse than "fast"; and all variants searched so far.
       estimated: name → remat policy that is estimated only, and the passes before it.
       chosen: the variant that is taken, once that is known.
     """
 
     search: Search
     written: SearchResult
-    may_cut: bool
-    may_recompute: bool
-    has_wish: bool
-    places: tuple[str, ...] = ()
+    allowed: AllowedPasses
     least: VariantCandidate | None = None
-    tried: list[VariantCandidate] = field(default_factory=list)
+    variants: Variants = field(init=False)
     estimated: dict[str, tuple[RematSite, Sequence[Transform]]] = field(
         default_factory=dict
     )
     chosen: VariantCandidate | None = None
 
+    def __post_init__(self) -> None:
+        first = self.written.at_fast
+        meshes = [first.mesh_axes] if first.fits else None
+        self.variants = Variants(self.search, meshes=meshes)
+        self.variants.add("baseline", (), self.search, first)
+
     @property
-    def first(self) -> SearchResult:
-        """The result of the program without further passes at level "fast"."""
-        return self.written.at_fast
+    def tried(self) -> list[VariantCandidate]:
+        """All variants searched so far, the program without further passes first."""
+        return self.variants.tried
 
     @property
     def has_more(self) -> bool:
         """Whether other variants may be faster, or fit."""
-        if self.may_recompute and self.has_wish:
+        may = self.allowed
+        is_bound = self.tried[0].found.is_bound_by_memory
+        if is_bound and (may.may_cut or may.may_recompute):
             return True
-        return self.first.is_bound_by_memory and (self.may_cut or self.may_recompute)
+        return bool(may.remat_of(self.search))
 
     def best(self) -> tuple[Search, SearchResult]:
         """Return the best variant's search, with its result at the requested level.
@@ -136,64 +120,47 @@ class Explorer:
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        written = VariantCandidate("baseline", self.search, self.first)
-        self.tried.append(written)
+        may, written = self.allowed, self.tried[0]
         kept = written
-        if self.may_recompute and self.has_wish:
-            kept = self._try("no remat", [WITHOUT_REMAT]) or written
-        if self.may_cut and self.first.is_bound_by_memory:
+        if without := may.remat_of(self.search):
+            kept = self.variants.plan("no remat", without) or written
+        if may.may_cut and written.found.is_bound_by_memory:
             nearer = kept if kept.is_better(written) else written
             cut = self._in_chunks(nearer)
             if cut is not nearer and kept is not nearer:
-                all_kept = [*self._done(kept), *self._done(cut)]
-                kept = self._try("no remat, the loss in chunks", all_kept) or kept
+                all_kept = [*kept.done, *cut.done]
+                name = "no remat, the loss in chunks"
+                kept = self.variants.plan(name, all_kept) or kept
             else:
                 kept = cut
-        if self.may_recompute:
+        if may.may_recompute:
             self._recompute(kept)
             self._try_policies()
-        if self.may_cut and all(t.found.is_bound_by_memory for t in self.tried):
+        if all(t.found.is_bound_by_memory for t in self.tried):
             self._cut_in_time(kept)
-        best = self._fastest()
+        best = self.variants.fastest()
         if not best.found.fits and self.least is not None:
-            least = self.least
-            brief = least.search.asking(level="fast", has_recipes=False)
-            best = replace(least, found=brief.again(least.found))
+            brief = self.least.search.asking(level="fast", has_recipes=False)
+            best = replace(self.least, found=brief.again(self.least.found))
             self.tried.append(best)
         if not best.found.fits:
-            raise self._nothing_fits()
+            raise nothing_fits(self.tried)
         self.tried[0] = self.chosen = replace(written, found=self.written)
         if best is written:
             return self.search, self.written
-        found = self._again(best)
+        # The recipes are those of the program without passes, where that fits.
+        has_recipes = not written.found.fits
+        found = best.search.asking(has_recipes=has_recipes).again(best.found)
         if found.step_s >= self.written.step_s:
             return self.search, self.written
         self.chosen = best
         return best.search, found
 
-    def _again(self, tried: VariantCandidate) -> SearchResult:
-        """Search a variant with the request's own level, from its brief result; with
-        recipes if the program without passes does not fit."""
-        has_recipes = not self.first.fits
-        return tried.search.asking(has_recipes=has_recipes).again(tried.found)
-
-    def _fastest(self) -> VariantCandidate:
-        """Return the fastest variant, or the baseline if that is hardly slower."""
-        written, best = self.tried[0], min(self.tried, key=lambda t: t.found.step_s)
-        is_faster = best.found.step_s < self._worth_s()
-        return best if is_faster or not written.found.fits else written
-
-    def variants(self) -> tuple[Variant, ...]:
+    def records(self) -> tuple[Variant, ...]:
         """Return the rows of the plan's table of variants, tried or estimated."""
         best, written = self.chosen, self.tried[0]
         tried = tuple(
-            Variant(
-                t.name,
-                t.found.step_s,
-                t.peak_bytes,
-                is_chosen=t is best,
-                is_brief=t is not written and t is not best,
-            )
+            t.record(is_chosen=t is best, is_brief=t is not written and t is not best)
             for t in self.tried
         )
         return tried + tuple(
@@ -206,51 +173,45 @@ class Explorer:
         if not any(t.name.startswith(SOME) for t in self.tried):
             return  # Estimates that no plan has calibrated are too rough to follow.
         for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
-            planned_s = min(t.found.step_s for t in self.tried)
-            if (1 - NEAR) * again.step_s >= min(self._worth_s(), planned_s):
+            if not self.variants.may_win(again.step_s):
                 return
             del self.estimated[again.name]
-            self._try(again.name, [*done, again.transform])
-
-    def _worth_s(self) -> float:
-        """Return the step in seconds below which a variant is worth taking."""
-        return (1 - MIN_GAIN) * self.first.step_s
+            self.variants.plan(again.name, [*done, again.transform])
 
     def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
         """Try the loss in more and more chunks while that helps; return the best."""
-        before, best = self._done(kept), kept
-        for count in counts_of_chunks(kept.search, kept.peak_bytes):
-            chunks = chosen(CHUNKS, {"count": count})
-            tried = self._try(f"{count} chunks of the loss", [*before, chunks])
+        best = kept
+        for chunks in self.allowed.chunks_of(kept.search, kept.peak_bytes):
+            name = f"{chunks.chosen['count']} chunks of the loss"
+            tried = self.variants.plan(name, [*kept.done, chunks])
             if tried is None or not tried.is_better(best):
                 break
             best = tried
         return best
 
-    def _done(self, tried: VariantCandidate) -> tuple[Transform, ...]:
-        """Return the passes of a variant that the explored program does not have."""
-        return tried.search.transforms[len(self.search.transforms) :]
-
     def _cut_in_time(self, kept: VariantCandidate) -> None:
         """Try more and more micro-batches, while that helps."""
-        chunks = [t for t in self._done(kept) if t.name == CHUNKS]
+        chunks = [t for t in kept.done if t.name == CHUNKS]
         words = ", the loss in chunks" if chunks else ""
         peaks: list[int] = []
-        for count in self._counts():
-            best_s = min(t.found.step_s for t in self.tried)
-            name, cut_here = f"{count} micro-batches{words}", cut_in(count, self.places)
-            cut = self._try(name, [*chunks, cut_here])
-            tried = [cut]
-            if self.may_recompute and cut and not cut.found.fits:
-                tried += self._recompute(
-                    kept, MicrobatchedProgram(count, cut.peak_bytes)
-                )
-            now_s = min((t.found.step_s for t in tried if t), default=math.inf)
+        try:
+            cuts = self.allowed.cuts_of(self.search)
+        except MicrobatchError:
+            return
+        for cut in cuts:
+            count, best_s = cut.chosen["count"], self.variants.shortest_s
+            name = f"{count} micro-batches{words}"
+            found = self.variants.plan(name, [*chunks, cut])
+            tried = [found] if found else []
+            if self.allowed.may_recompute and found and not found.found.fits:
+                in_cut = MicrobatchedProgram(count, found.peak_bytes)
+                tried += self._recompute(kept, in_cut, [cut])
+            now_s = min((t.step_s for t in tried), default=math.inf)
             if math.isfinite(best_s) and now_s >= best_s:
                 return
-            if any(t and not t.found.is_bound_by_memory for t in tried):
+            if any(not t.found.is_bound_by_memory for t in tried):
                 return
-            peaks += [min(t.peak_bytes for t in tried if t)] if any(tried) else []
+            peaks += [min(t.peak_bytes for t in tried)] if tried else []
             if not math.isfinite(now_s) and self._is_hopeless(peaks):
                 return
 
@@ -264,48 +225,46 @@ class Explorer:
         budget = self.search.request.memory_budget_bytes
         return peaks[-1] - 2 * saved > budget
 
-    def _counts(self) -> Iterator[int]:
-        traced = self.search.running
-        for k in range(1, MAX_COUNTS + 1):
-            options = {"per_microbatch": self.places}
-            cut = may_cut(traced.closed_jaxpr, traced.program, 2**k, **options)
-            if isinstance(cut, MicrobatchError) or 2**k > cut.rows:
-                return
-            yield cut.count
-
     def _recompute(
-        self, kept: VariantCandidate, cut: MicrobatchedProgram | None = None
-    ) -> list[VariantCandidate | None]:
+        self,
+        kept: VariantCandidate,
+        cut: MicrobatchedProgram | None = None,
+        then: Sequence[Transform] = (),
+    ) -> list[VariantCandidate]:
         """Try selective remat under several shardings; return the variants tried.
 
         Args:
           kept: the variant whose residuals are all saved.
           cut: the micro-batches that it will run in; None: the whole batch at once.
+          then: the pass that splits it into these.
         """
         pieces = f"{cut.count} micro-batches, " if cut else ""
-        done = self._done(kept)
-        if any(t.name == CHUNKS for t in done):
+        if any(t.name == CHUNKS for t in kept.done):
             pieces += "the loss in chunks, "
-        then = [cut_in(cut.count, self.places)] if cut else []
-        budget = self.search.request.memory_budget_bytes
-        tried: list[VariantCandidate | None] = []
+        search = kept.search
+        if self.variants.meshes is not None:
+            search = search.on_any(self.variants.meshes)
+        budget = search.request.memory_budget_bytes
+        tried: list[VariantCandidate] = []
         seen: set[str] = set()
-        for wide in with_room(self._there(kept.search), kept.found):
+        for wide in with_room(search, kept.found):
             for share in SHARES:
                 every = remat_sites(wide, share * budget, cut)
                 if not every or every[0].transform.choice in seen:
                     break
                 best = every[0]
                 seen.add(best.transform.choice)
-                if best.name != SOME and best.step_s >= self._worth_s():
-                    self._note(every, done)
+                if best.name != SOME and best.step_s >= self.variants.worth_s:
+                    self._note(every, kept.done)
                     break
                 name = f"{pieces}{best.name}{_extent(best.transform)}"
-                found = self._try(name, [*done, best.transform, *then])
+                found = self.variants.plan(name, [*kept.done, best.transform, *then])
+                if found is None:
+                    return tried
                 tried.append(found)
-                if found is not None and found.found.fits and cut is None:
-                    self._note(every[1:], done, found.found.step_s / best.step_s)
-                if found is None or found.found.fits:
+                if found.found.fits and cut is None:
+                    self._note(every[1:], kept.done, found.step_s / best.step_s)
+                if found.found.fits:
                     return tried
         return tried
 
@@ -324,42 +283,6 @@ class Explorer:
             known = self.estimated.get(again.name)
             if again.name != SOME and (not known or again.step_s < known[0].step_s):
                 self.estimated[again.name] = again, done
-
-    def _there(self, search: Search) -> Search:
-        """Return the search on the mesh of the first plan, where there is one."""
-        if not self.first.fits:
-            return search
-        return search.on(self.first.mesh_axes)
-
-    def _try(
-        self, name: str, transforms: Sequence[Transform]
-    ) -> VariantCandidate | None:
-        if time.monotonic() > self.search.request.deadline:
-            return None
-        try:
-            search = self._there(self.search.after(transforms))
-        except MicrobatchError:
-            return None
-        found = search.asking(level="fast", has_recipes=False).find()
-        self.tried.append(VariantCandidate(name, search, found))
-        return self.tried[-1]
-
-    def _nothing_fits(self) -> InfeasiblePlanError:
-        """Return the error of the variant that comes nearest to the budget."""
-        nearest = min(self.tried, key=lambda t: t.peak_bytes)
-        others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in self.tried)
-        try:
-            nearest.found.plan()
-        except InfeasiblePlanError as error:
-            if len(self.tried) == 1:
-                return error
-            return InfeasiblePlanError(
-                error.what,
-                where=error.where,
-                numbers=f"{error.numbers}; smallest peaks: {others}",
-                fix=error.fix,
-            )
-        raise AssertionError("a variant that does not fit has a plan")
 
 
 def _extent(remat: Transform) -> str:

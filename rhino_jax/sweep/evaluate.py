@@ -18,6 +18,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
+from rhino_jax.passes.apply import cut_in
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.pins.trees import expand_pins
 from rhino_jax.plan.records import Predicted
@@ -30,7 +31,6 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.planner.variant_search import Search, tell_nobody
-from rhino_jax.planner.variants import cut_in
 from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.solver.problem import Labels

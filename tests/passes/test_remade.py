@@ -33,7 +33,8 @@ def as_it_was(closed, program, choice):
 
 @pytest.fixture
 def traced(monkeypatch):
-    monkeypatch.setattr(remade_module, "PASSES", {"same": as_it_was})
+    same = remade_module.ProgramPass("same", as_it_was)
+    monkeypatch.setattr(remade_module, "PASSES", {"same": same})
     return trace(function, (jnp.ones((8, 4)), jnp.ones(4)), {})
 
 

@@ -24,12 +24,9 @@ from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 
-
-MIN_GAIN = 0.05
-"""Share of the predicted step time that stages must gain: ratios of predictions of
-different programs were off by more than this on H100 (`planner.variants.MIN_GAIN`)."""
 
 MAX_BATCHES = 8
 """Micro-batches per stage with which a pipeline is filled best: the largest number that

@@ -34,7 +34,7 @@ from rhino_jax.planner.staging.slices.chosen import (
     paced,
     sums_s,
 )
-from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variant_search import MIN_GAIN, Search
 
 
 MAX_OPS_OF_BEST = 1500
@@ -247,7 +247,7 @@ def _cut_into(
         return _cut_where_best(asked.search, problem, may_recompute=may_recompute)
     many = paced(problem, asked.most_slices)
     # The growth of work along a sequence is not modelled: a closer cut is no better.
-    gap = when.MIN_GAIN
+    gap = MIN_GAIN
     found = _cut_where_best(asked.search, many, may_recompute=may_recompute, gap=gap)
     return [(problem, chosen) for _, chosen in found]
 

@@ -13,10 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from rhino_jax.planner.staging.shapes import GroupMeshes
-
-
-NEAR = 0.03
-"""Share by which a search at level "fast" may be above the best (`EFFORTS`)."""
+from rhino_jax.planner.variant_search import NEAR
 
 
 MAX_AXIS_GAIN = 0.25

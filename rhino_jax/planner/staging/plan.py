@@ -33,8 +33,7 @@ from rhino_jax.planner.staging.fitted import fitted
 from rhino_jax.planner.staging.least import check_least
 from rhino_jax.planner.staging.loops.forms import all_layers, forms_of, reusing
 from rhino_jax.planner.staging.slices.asked import FEW, slices_in
-from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import MIN_GAIN
+from rhino_jax.planner.variant_search import MIN_GAIN, Search
 from rhino_jax.units import format_bytes
 from rhino_jax.utils.gc import no_garbage_collection
 

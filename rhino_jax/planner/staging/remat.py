@@ -24,7 +24,7 @@ from rhino_jax.planner.staging.planned import (
     Refused,
     Room,
 )
-from rhino_jax.planner.variants import MIN_GAIN
+from rhino_jax.planner.variant_search import MIN_GAIN
 
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD

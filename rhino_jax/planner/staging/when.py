@@ -17,6 +17,7 @@ from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import ChunkCost, StepWork
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.meshes import AUTO
+from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 
 
@@ -34,10 +35,6 @@ RUN = tuple(name for name, family in TABLE.items() if family.has_backward)
 """Schedules that stages can run. "auto" considers `token-slices` only where
 micro-batches are fewer than stages: it needs causal sequences, and a submesh's program
 is longer by the number of slices, as is planning."""
-
-MIN_GAIN = 0.02
-"""Share of a simulated step that a schedule must gain over one that holds less, sends
-less or is the default."""
 
 DISPATCH_S = 1e-4
 """Seconds that any task takes in addition to its work, where schedules are compared: a

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.apply import apply_passes, cut_in
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.microbatch.cutting import MAX_CHANGES, find_cut
-from rhino_jax.planner.variants import cut_in
 from tests.passes.interpreter import interpret
 
 

@@ -10,13 +10,13 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.auto import _Tried
 from rhino_jax.planner.staging.enough import (
     MAX_AXIS_GAIN,
-    NEAR,
     NotFaster,
     check_any,
     least_step_s,
     most_seconds,
 )
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.variant_search import NEAR
 
 
 def shapes(compute_s: float, sent_s: float, groups: int = 4) -> GroupMeshes:

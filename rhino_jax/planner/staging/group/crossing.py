@@ -19,7 +19,7 @@ from rhino_jax.errors import PinError
 from rhino_jax.ir.spec import Spec, share_of
 from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.planner.staging.planned import PlannedGroup, Refused
-from rhino_jax.planner.variants import MIN_GAIN
+from rhino_jax.planner.variant_search import MIN_GAIN
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,11 +25,12 @@ from rhino_jax.ir.program import Program, Region, RegionKind
 from rhino_jax.pipeline.of_plan import schedule_of, work_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.staging.auto import MIN_GAIN, flops_of
+from rhino_jax.planner.staging.auto import flops_of
 from rhino_jax.planner.staging.counts import PER_STAGE
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.spmd_pipeline.planned import StageBaseline
 from rhino_jax.planner.staging.when import DISPATCH_S, dispatched
+from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 
 

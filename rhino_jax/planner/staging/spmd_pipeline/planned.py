@@ -7,23 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.errors import InfeasiblePlanError, StageError
+from rhino_jax.errors import StageError
+from rhino_jax.ir.transform import num_microbatches
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.records import Variant
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.staging.counts import counts_of, rows_of
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.spmd_pipeline.again import SolvedInOne
-from rhino_jax.planner.staging.spmd_pipeline.recomputed import (
-    BRIEF,
-    WORTH,
-    Recompute,
-    RematCandidate,
-)
+from rhino_jax.planner.staging.spmd_pipeline.recomputed import Recompute
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
-from rhino_jax.planner.variant_search import Search
-from rhino_jax.units import format_bytes
+from rhino_jax.planner.variant_search import (
+    NEAR,
+    Search,
+    VariantCandidate,
+    nothing_fits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +81,22 @@ def plan_in_one_program(
         raise NotFaster(math.inf)
     fastest = min(best, key=lambda t: (_step_s(stage, t), t.peak_bytes))
     if not fastest.found.fits:
-        raise _nothing_fits(stage, tried)
-    found = fastest.found
-    if _step_s(stage, fastest) * WORTH >= asked.enough_s:
-        raise NotFaster(_step_s(stage, fastest), fastest.count)
-    if search.request.level != BRIEF:
+        intro = f"in one program of {stages} stages nothing fits: "
+        raise nothing_fits([*map(_named, tried)], intro)
+    found, count = fastest.found, _count(fastest)
+    if _step_s(stage, fastest) * (1 - NEAR) >= asked.enough_s:
+        raise NotFaster(_step_s(stage, fastest), count)
+    if search.request.level != "fast":
         found = fastest.search.again(found)
     plan = SolvedInOne(stage, fastest.search, found).plan()
     if plan.predicted.step_time_s >= asked.enough_s:
-        raise NotFaster(plan.predicted.step_time_s, fastest.count)
+        raise NotFaster(plan.predicted.step_time_s, count)
     report = replace(plan.search, seconds=time.monotonic() - started)
     variants = tuple(
-        Variant(
-            t.name,
-            _step_s(stage, t),
-            t.peak_bytes,
+        _named(t).record(
             is_chosen=t is fastest,
             is_brief=t is not fastest,
+            step_s=_step_s(stage, t),
         )
         for t in tried
     )
@@ -110,10 +108,10 @@ def _planned(
     microbatches: int | str,
     may_recompute: bool,
     asked: StageBaseline,
-) -> tuple[list[RematCandidate], list[RematCandidate]]:
+) -> tuple[list[VariantCandidate], list[VariantCandidate]]:
     """Return the best variant of every number of micro-batches, and all variants."""
-    tried: list[RematCandidate] = []
-    best: list[RematCandidate] = []
+    tried: list[VariantCandidate] = []
+    best: list[VariantCandidate] = []
 
     def may_do(count: int) -> bool:
         """Whether `count` micro-batches may be fast enough: more than were tried only
@@ -122,7 +120,7 @@ def _planned(
             return False
         idle, fit = stage.stages - 1, [t for t in best if t.found.fits]
         return not fit or any(
-            _step_s(stage, t) * (1 + idle / count) / (1 + idle / t.count)
+            _step_s(stage, t) * (1 + idle / count) / (1 + idle / _count(t))
             < asked.enough_s
             for t in fit
         )
@@ -131,14 +129,24 @@ def _planned(
         for count in filter(may_do, counts):
             recompute = Recompute(stage, count)
             # The best remat hardly depends on the number of micro-batches.
-            best.append(recompute.best(best[:1], is_free=may_recompute and not best))
-            tried += recompute.tried
+            best.append(recompute.best(best[:1], may_recompute=may_recompute))
+            tried += recompute.variants.tried
         if any(t.found.fits for t in best):
             break
     return best, tried
 
 
-def _step_s(stage: StageSearch, of: RematCandidate) -> float:
+def _count(of: VariantCandidate) -> int:
+    return num_microbatches(of.search.transforms)
+
+
+def _named(of: VariantCandidate) -> VariantCandidate:
+    """Return a variant with its number of micro-batches in its name."""
+    count = f"{_count(of)} micro-batches"
+    return replace(of, name=f"{count}, {of.name}" if of.done else count)
+
+
+def _step_s(stage: StageSearch, of: VariantCandidate) -> float:
     """Return the step of all stages in seconds; infinite where it does not fit."""
     return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
 
@@ -161,21 +169,3 @@ def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
             fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
         )
     return counts
-
-
-def _nothing_fits(
-    stage: StageSearch, tried: Sequence[RematCandidate]
-) -> InfeasiblePlanError:
-    """Return the error of the variant that comes nearest to the budget."""
-    nearest = min(tried, key=lambda t: t.peak_bytes)
-    others = ", ".join(f"{t.name} {format_bytes(t.peak_bytes)}" for t in tried)
-    try:
-        nearest.found.plan()
-    except InfeasiblePlanError as error:
-        return InfeasiblePlanError(
-            f"in one program of {stage.stages} stages nothing fits: {error.what}",
-            where=error.where,
-            numbers=f"{error.numbers}; smallest peaks: {others}",
-            fix=error.fix,
-        )
-    raise AssertionError("a variant that does not fit has a plan")

@@ -8,55 +8,16 @@ and then planned on one stage's program.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from rhino_jax.ir.transform import RECOMPUTE, Transform
-from rhino_jax.passes.remat.unremat import has_remat
+from rhino_jax.ir.transform import RECOMPUTE, UN_REMAT, Transform
 from rhino_jax.planner.remat import SECONDS, SHARES, with_room
-from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.stacked import Stacking
 from rhino_jax.planner.staging.spmd_pipeline.stage import StageSearch
-from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import MIN_GAIN, WITHOUT_REMAT
-
-
-BRIEF = "fast"
-"""Level of the searches that are compared."""
-
-WORTH = 0.99
-"""Share of the shortest step so far below which a choice's estimate must be for it to
-be planned. Brief plans take about a second and may be off by a percent
-(`planner.variants.NEAR`)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RematCandidate:
-    """A variant of one stage's program.
-
-    Attributes:
-      count: the number of micro-batches.
-      what: the passes applied to the step before, for messages; "" for none.
-      done: these passes.
-      search, found: the search of a stage, and its result.
-    """
-
-    count: int
-    what: str
-    done: tuple[Transform, ...]
-    search: Search
-    found: SearchResult
-
-    @property
-    def name(self) -> str:
-        return ", ".join([f"{self.count} micro-batches", *filter(None, [self.what])])
-
-    @property
-    def peak_bytes(self) -> int:
-        solution = self.found.solved[0].solution
-        return int(solution.peak if self.found.fits else solution.smallest_peak)
+from rhino_jax.planner.variant_search import VariantCandidate, Variants
 
 
 @dataclass(slots=True, eq=False)
@@ -66,46 +27,44 @@ class Recompute:
     Attributes:
       stage: the search of one stage's program.
       count: the number of micro-batches.
-      tried: all variants planned so far, the user's step first.
+      variants: all variants planned so far, the user's step first.
     """
 
     stage: StageSearch
     count: int
-    tried: list[RematCandidate] = field(default_factory=list)
+    variants: Variants = field(init=False)
 
-    def best(self, known: Sequence[RematCandidate], *, is_free: bool) -> RematCandidate:
+    def __post_init__(self) -> None:
+        after = partial(self.stage.of_stage, self.count)
+        self.variants = Variants(self.stage.search, after=after)
+
+    def best(
+        self, known: Sequence[VariantCandidate], *, may_recompute: bool
+    ) -> VariantCandidate:
         """Return the fastest variant that fits, or the user's step if hardly slower.
 
         Args:
           known: the best variant of another number of micro-batches, whose passes are
             taken here.
-          is_free: whether the planner may choose what to recompute.
+          may_recompute: whether the planner may choose what to recompute.
         """
-        for other in known:
-            return self._plan(other.what, other.done)
-        written = self._plan("", ())
-        if is_free:
+        name, done = (known[0].name, known[0].done) if known else ("baseline", ())
+        self.variants.plan(name, done)
+        (written,) = self.variants.tried
+        if may_recompute and not known:
+            if written.found.fits:
+                self.variants.meshes = [written.found.mesh_axes]
             self._choose(written)
-        best = min(self.tried, key=lambda t: (t.found.step_s, t.peak_bytes))
-        is_faster = best.found.step_s < (1 - MIN_GAIN) * written.found.step_s
-        return best if is_faster or not written.found.fits else written
+        return self.variants.fastest()
 
-    def _plan(self, what: str, done: Sequence[Transform]) -> RematCandidate:
-        search = self.stage.of_stage(self.count, done)
-        if self.tried and self.tried[0].found.fits:
-            search = search.on(self.tried[0].found.mesh_axes)
-        found = search.asking(level=BRIEF).find()
-        self.tried.append(RematCandidate(self.count, what, (*done,), search, found))
-        return self.tried[-1]
-
-    def _choose(self, written: RematCandidate) -> None:
+    def _choose(self, written: VariantCandidate) -> None:
         """Plan variants that may be better than the user's step."""
-        all_kept, before = written, tuple[Transform, ...]()
-        if has_remat(self.stage.search.traced.program):
-            before = (WITHOUT_REMAT,)
-            all_kept = self._plan("no remat", before)
+        all_kept, plan = written, self.variants.plan
+        before = tuple(self.stage.search.choices(UN_REMAT))
+        if before:
+            all_kept = plan("no remat", before) or written
         search = self.stage.of_step(before).on(written.found.mesh_axes)
-        brief = search.asking(level=BRIEF)
+        brief = search.asking(level="fast")
         wide = next(with_room(brief, brief.find()), None)
         if wide is None:
             return
@@ -113,16 +72,18 @@ class Recompute:
         kept, least = stacking.all_kept(), stacking.nothing_saved()
         if kept is None or least is None or not least.choice.recompute:
             return
-        again = self._plan(least.name, (*before, _as_pass(least)))
+        again = plan(least.name, (*before, _as_pass(least)))
+        if again is None:
+            return
         some = self._some(stacking, (kept, all_kept), (least, again))
         if some is not None and some.choice != least.choice:
-            self._plan(some.name, (*before, _as_pass(some)))
+            plan(some.name, (*before, _as_pass(some)))
 
     def _some(
         self,
         stacking: Stacking,
-        kept: tuple[Chosen, RematCandidate],
-        least: tuple[Chosen, RematCandidate],
+        kept: tuple[Chosen, VariantCandidate],
+        least: tuple[Chosen, VariantCandidate],
     ) -> Chosen | None:
         """Return the cheapest choice of residuals, if that may be better than the plans
         so far: two plans give the cost of a stacked byte.
@@ -132,13 +93,13 @@ class Recompute:
           kept, least: the choice and the plan with all residuals saved, and with none
             saved.
         """
-        if not least[1].found.fits or time.monotonic() > self._deadline:
+        if not least[1].found.fits:
             return None
         # A stage runs its part of the layers, on ticks without a micro-batch too.
         stages = self.stage.stages
         share = (self.count + stages - 1) / (self.count * stages)
         more = stacking.stacked_bytes(kept[0]) - stacking.stacked_bytes(least[0])
-        saved_s = _free_s(kept[1]) - least[1].found.step_s
+        saved_s = _free_s(kept[1]) - least[1].step_s
         remade_s = least[0].answer.added_s - kept[0].answer.added_s
         per_byte_s = (saved_s / share + remade_s) / more if more else 0.0
         if per_byte_s <= 0:
@@ -151,21 +112,16 @@ class Recompute:
             return None
         copied_s = stacking.stacked_bytes(least[0]) * per_byte_s
         more_s = some.answer.added_s - copied_s - least[0].answer.added_s
-        fastest = min(t.found.step_s for t in self.tried)
-        is_better = least[1].found.step_s + share * more_s < WORTH * fastest
-        return some if is_better else None
-
-    @property
-    def _deadline(self) -> float:
-        return self.stage.search.request.deadline
+        may_win = self.variants.may_win(least[1].step_s + share * more_s)
+        return some if may_win else None
 
 
-def _free_s(tried: RematCandidate) -> float:
+def _free_s(tried: VariantCandidate) -> float:
     """Return the step of a variant in seconds, were memory no limit."""
     if tried.found.fits:
-        return tried.found.step_s
+        return tried.step_s
     return (
-        tried.search.asking(level=BRIEF, memory_budget_bytes=float(1 << 62))
+        tried.search.asking(level="fast", memory_budget_bytes=float(1 << 62))
         .again(tried.found)
         .step_s
     )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.ir.spec import OpenSpec, without
 from rhino_jax.ir.transform import ONE_PROGRAM, Transform, chosen
+from rhino_jax.passes.apply import cut_in
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.planner.variants import cut_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,226 @@
+"""The variant of a program with the smallest memory peak, whatever its step time; and
+the error where that is over the budget.
+
+A budget below that peak is refused, and one above it has a plan. The budget has no
+influence here except on which copies are too small to be counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rhino_jax.errors import (
+    CoupledBatchError,
+    InfeasiblePlanError,
+    MicrobatchError,
+)
+from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, Transform
+from rhino_jax.passes.microbatch import may_cut
+from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.search.minimum_memory import (
+    divided_peak,
+    find_minimum_memory,
+    refused,
+)
+from rhino_jax.planner.search.remat.choice import least_choice
+from rhino_jax.planner.variant_search import (
+    Search,
+    VariantCandidate,
+    Variants,
+    nothing_fits,
+    peaks_text,
+)
+from rhino_jax.planner.variants import AllowedPasses
+from rhino_jax.units import format_bytes
+
+
+MAX_MESHES = 2
+"""Maximum number of meshes on which variants are tried: those with the smallest peaks
+of the baseline program."""
+
+MAX_PLACES = 4
+"""Maximum number of rounds in which the places of the last refusal are added until the
+batch can be split."""
+
+Passes = tuple[Transform, ...]
+
+
+@dataclass(slots=True, eq=False)
+class LeastMemory:
+    """Search for the variant with the smallest peak.
+
+    Attributes:
+      search: the search of the user's program.
+      allowed: the passes that may be tried.
+      variants: the variants so far, each with its plan of the smallest peak.
+      refused: why the batch cannot be split into micro-batches; None: it can, or this
+        is unknown yet.
+    """
+
+    search: Search
+    allowed: AllowedPasses
+    variants: Variants = field(init=False)
+    refused: MicrobatchError | None = None
+
+    def __post_init__(self) -> None:
+        self.variants = Variants(self.search, find=_minimum)
+
+    @property
+    def tried(self) -> list[VariantCandidate]:
+        """The variants so far, the baseline first."""
+        return self.variants.tried
+
+    def best(self) -> VariantCandidate:
+        """Return the variant with the smallest peak."""
+        self.variants.plan("baseline")
+        (written,) = self.tried
+        self.variants.meshes = written.found.meshes[:MAX_MESHES]
+        for done in self._recomputed(written):
+            before = len(self.tried)
+            self._cut(done)
+            if before == len(self.tried) and done:
+                self.variants.plan(_name(done), done)
+        self._in_chunks()
+        return min(self.tried, key=lambda t: t.peak_bytes)
+
+    def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
+        """Yield passes without micro-batches: none, and remat that saves least."""
+        yield ()
+        if not self.allowed.may_recompute:
+            return
+        every = [(), tuple(self.allowed.remat_of(self.search))]
+        for before in dict.fromkeys(every):
+            kept = self.variants.plan("no remat", before) if before else written
+            if kept and (least := self._least_of(kept)):
+                yield (*before, *least)
+
+    def _least_of(self, kept: VariantCandidate) -> Passes:
+        """Return the remat of a variant that saves least; empty for none."""
+        if not self.allowed.may_recompute:
+            return ()
+        least = least_choice(kept.found.solved[0])
+        return (Transform(RECOMPUTE, 0, 0, str(least.choice)),) if least else ()
+
+    def _cut(self, before: Passes) -> None:
+        """Try numbers of micro-batches, largest first, while the peak gets lower."""
+        if self.refused is not None:
+            return
+        try:
+            cuts = self.allowed.cuts_of(self.search)
+        except MicrobatchError as error:
+            self.refused = error
+            return
+        last: VariantCandidate | None = None
+        for count in reversed(cuts):
+            done = (*before, count)
+            cut = self.variants.plan(_name(done), done)
+            if cut is None or (last is not None and cut.peak_bytes >= last.peak_bytes):
+                return
+            last = cut
+
+    def _in_chunks(self) -> None:
+        """Try the best variant so far with a chunked loss."""
+        best = min(self.tried, key=lambda t: t.peak_bytes)
+        cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
+        for chunks in self.allowed.chunks_of(self.search, best.peak_bytes)[-1:]:
+            name = f"{chunks.chosen['count']} chunks of the loss"
+            kept = self.variants.plan(name, [chunks])
+            if kept is None:
+                return
+            least = self._least_of(kept)
+            if cuts or least:
+                done = (chunks, *least, *cuts)
+                self.variants.plan(f"{_name(done)}, {name}", done)
+
+    def freed(self) -> tuple[tuple[str, ...], LeastMemory] | None:
+        """Return the places whose sums must be taken over each micro-batch to make the
+        batch divisible, and the search of the variants that this allows; None where no
+        such places are known."""
+        places, refused = self.allowed.places, self.refused
+        running = self.search.running
+        for _ in range(MAX_PLACES):
+            more = refused.places if isinstance(refused, CoupledBatchError) else ()
+            if not {*more} - {*places}:
+                return None
+            places = (*dict.fromkeys([*places, *more]),)
+            found = may_cut(
+                running.closed_jaxpr, running.program, 2, per_microbatch=places
+            )
+            if not isinstance(found, MicrobatchError):
+                allowed = replace(self.allowed, may_cut=True, places=places)
+                freely = LeastMemory(self.search, allowed)
+                freely.best()
+                return places, freely
+            refused = found
+        return None
+
+
+def _minimum(search: Search) -> SearchResult:
+    return find_minimum_memory(
+        search.running.program, search.meshes, search.target, search.request
+    )
+
+
+def _name(done: Sequence[Transform]) -> str:
+    """Return the name of some passes, for messages."""
+    words = [
+        f"{t.chosen['count']} micro-batches" for t in done if t.name == MICROBATCHES
+    ]
+    again = [t.chosen for t in done if t.name == RECOMPUTE]
+    words += ["recompute of all layers"] * any("recompute" in c for c in again)
+    words += ["offload"] * any("offload" in c for c in again)
+    return ", ".join(words)
+
+
+def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
+    """Return the error of the variant with the smallest peak, with the reason why
+    further variants were refused and the keyword that allows them.
+
+    Args:
+      least: the completed search for the smallest peak.
+      best: its result.
+    """
+    search = best.search
+    told = nothing_fits([replace(best, found=refused(best.found, search.request))])
+    where, fixes = [told.where], list[str]()
+    if least.refused is not None:
+        couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))
+        where.append(f"no micro-batches: {least.refused.what} {couples}")
+        fixes = _freed(least, best)
+    open_to = ["microbatches='auto'"] * (not least.allowed.may_cut)
+    open_to += ["recompute='auto'"] * (not least.allowed.may_recompute)
+    if open_to:
+        fixes.append(f"leave it to the planner: {' and '.join(open_to)}")
+    numbers = f"{told.numbers}; {peaks_text(least.tried)}"
+    divided = math.ceil(divided_peak(best.found))
+    if divided > search.request.memory_budget_bytes:
+        numbers += (
+            f"; evenly divided over all devices {format_bytes(divided)}, which stages"
+            " do not lower"
+        )
+    return InfeasiblePlanError(
+        told.what,
+        where="; ".join(where),
+        numbers=numbers,
+        fix="; or ".join([*fixes, told.fix]),
+        smallest_peak_bytes=told.smallest_peak_bytes,
+        divided_peak_bytes=divided,
+    )
+
+
+def _freed(least: LeastMemory, best: VariantCandidate) -> list[str]:
+    """Return the keyword that decouples the batch, where that lowers the peak."""
+    found = least.freed()
+    if found is None:
+        return []
+    places, freely = found
+    lower = min(t.peak_bytes for t in freely.tried)
+    if lower >= best.peak_bytes:
+        return []
+    names = repr(places[0]) if len(places) == 1 else repr(places)
+    return [
+        f"take these sums over each micro-batch: per_microbatch={names} (smallest peak"
+        f" then {format_bytes(lower)})"
+    ]
