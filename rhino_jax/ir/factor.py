@@ -111,6 +111,18 @@ Layout = tuple[Dim, ...]
 """The dims of one operand or result."""
 
 
+def dim_of(layout: Layout, factor: int) -> int | None:
+    """Return the dim of a layout that is exactly a factor.
+
+    It is -1 where no dim has the factor, None where it is a part of a dim, or in
+    several.
+    """
+    found = [d for d, dim in enumerate(layout) if factor in dim]
+    if not found:
+        return -1
+    return found[0] if len(found) == 1 and len(layout[found[0]]) == 1 else None
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The factors of an op, and the dims that each appears in.

@@ -9,11 +9,15 @@ import enum
 import functools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.traits import Traits
 
+
+T = TypeVar("T")
 
 ITEM_BYTES = {
     "bool": 1, "int4": 1, "uint4": 1, "int8": 1, "uint8": 1, "int16": 2,
@@ -170,6 +174,22 @@ class RegionCall:
     is_remat: bool = False
     is_apart: bool = False
     is_program: bool = False
+
+    def consts(self, inputs: Sequence[T]) -> Sequence[T]:
+        """Return the consts among operands of a SCAN, or inputs of a loop's body."""
+        return inputs[: self.num_consts]
+
+    def carries(self, inputs: Sequence[T]) -> Sequence[T]:
+        """Return the carries among operands of a SCAN, or inputs of a loop's body."""
+        return inputs[self.num_consts : self.num_consts + self.num_carry]
+
+    def sliced(self, inputs: Sequence[T]) -> Sequence[T]:
+        """Return the operands that a SCAN slices, or the slices among its inputs."""
+        return inputs[self.num_consts + self.num_carry :]
+
+    def stacked(self, results: Sequence[T]) -> Sequence[T]:
+        """Return the results that a SCAN stacks, or what they stack of its outputs."""
+        return results[self.num_carry :]
 
 
 PIN = "rhino_pin"

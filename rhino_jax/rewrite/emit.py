@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr
@@ -15,6 +16,7 @@ from rhino_jax.frontend.regions import (
     evaluate,
     has_barrier,
 )
+from rhino_jax.frontend.registry import local_params
 from rhino_jax.rewrite.retraced import retraced, traced_on
 
 
@@ -91,6 +93,28 @@ def inline_body(eqn: Any, opened: Callable[[Any], bool] = is_plain_call) -> Any:
         return run_inlined(jaxpr, consts, arrays, lambda *_: None, opened)
 
     return traced_on(run, [v.aval for v in jaxpr.invars])
+
+
+def bind_part(
+    eqn: Any, args: Sequence[Any], dims: Sequence[int], size: int
+) -> list[Any]:
+    """Bind an equation to operands that are parts of its own along a dim.
+
+    Args:
+      eqn: the equation.
+      args: the operands.
+      dims: for every result the dim of which it is a part; -1: it is whole.
+      size: size of the parts.
+    """
+    shapes = []
+    for var, d in zip(eqn.outvars, dims, strict=True):
+        shape = list(var.aval.shape)
+        if d != -1:
+            shape[d] = size
+        shapes.append(tuple(shape))
+    ins = [tuple(jnp.shape(x)) for x in args]
+    params = local_params(eqn.primitive.name, eqn.params, ins, shapes)
+    return bind_eqn(eqn, args, params)
 
 
 def scan_like(

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import jax.numpy as jnp
 
 from rhino_jax._compat import (
     bind_eqn,
     eqn_context,
-    is_literal,
-    jaxpr_consts,
-    open_jaxpr,
+    hide_frames,
+    tagged,
     user_frames,
 )
 from rhino_jax.frontend.provenance import is_library_file
-from rhino_jax.frontend.regions import (
-    PLAIN_CALLS,
-    REMATS,
-    call_scope,
-    closed_region_jaxprs,
-    ops_and_equations,
-)
+from rhino_jax.frontend.regions import call_scope
 from rhino_jax.ir.program import Op, Program, Region, RegionCall, RegionKind
+
+
+hide_frames(__file__)
+
+NOTHING: Mapping[int, Any] = {}
+"""An empty mapping."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,10 +76,20 @@ class FlatOp:
             stack.enter_context(eqn_context(eqn))
             yield
 
-    def bind(self, operands: Sequence[Any]) -> list[Any]:
-        """Bind the op's equation, unchanged, to new operands."""
+    def renamed(self, of: Callable[[Iterable[int]], tuple[int, ...]]) -> FlatOp:
+        """Return the op with the value ids that a function gives."""
+        return replace(self, operands=of(self.operands), results=of(self.results))
+
+    def bind(self, operands: Sequence[Any], params: Any = None) -> list[Any]:
+        """Bind the op's equation to new operands.
+
+        Args:
+          operands: arrays.
+          params: parameters of the equation; None: its own.
+        """
         with self.context():
-            return bind_eqn(self.eqn, operands, self.eqn.params)
+            params = self.eqn.params if params is None else params
+            return bind_eqn(self.eqn, operands, params)
 
 
 def _at_user_line(eqn: Any, call: Any) -> Any:
@@ -94,28 +105,178 @@ def _at_user_line(eqn: Any, call: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class FlatRegion:
-    """A region as a flat list of ops.
+    """A region as a flat list of ops, which are referred to by their positions.
 
     Attributes:
       inputs, outputs: value ids; for an output that an inlined call computes, the id
         inside of the call.
       ops: the ops, in order.
-      alias: of the program; see `FlatProgram`.
+      alias, consts, avals: of the program; see `FlatProgram`.
     """
 
     inputs: tuple[int, ...]
     ops: tuple[FlatOp, ...]
     outputs: tuple[int, ...]
     alias: Mapping[int, int]
+    consts: Mapping[int, Any] = field(default_factory=dict)
+    avals: Mapping[int, Any] = field(default_factory=dict)
+
+    @cached_property
+    def makes(self) -> tuple[tuple[int, ...], ...]:
+        """Results of each op."""
+        return tuple(each.results for each in self.ops)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """Operands of each op that are no constants."""
+        return tuple(
+            tuple(v for v in each.operands if v not in self.consts) for each in self.ops
+        )
 
     @cached_property
     def maker(self) -> dict[int, int]:
         """Value id → position of the op that computes it."""
         return {v: k for k, each in enumerate(self.ops) for v in each.results}
 
+    @cached_property
+    def readers(self) -> dict[int, tuple[int, ...]]:
+        """Value id → positions of the ops that read it."""
+        found: dict[int, list[int]] = {}
+        for i, values in enumerate(self.reads):
+            for v in dict.fromkeys(values):
+                found.setdefault(v, []).append(i)
+        return {v: tuple(readers) for v, readers in found.items()}
+
     def named(self, value: int) -> int:
         """Return the id by which the region's ops refer to a value."""
         return self.alias.get(value, value)
+
+    def bytes(self, value: int) -> int:
+        """Return the size of a value."""
+        aval = self.avals[value]
+        return int(getattr(aval, "size", 1)) * int(getattr(aval.dtype, "itemsize", 4))
+
+    def with_consts(self, arrays: Sequence[Any]) -> FlatRegion:
+        """Return the region with constants in place of its last inputs."""
+        count = len(self.inputs) - len(arrays)
+        consts = zip(self.inputs[count:], arrays, strict=True)
+        return replace(
+            self, inputs=self.inputs[:count], consts={**self.consts, **dict(consts)}
+        )
+
+    def renamed(self, ids: Mapping[int, int]) -> FlatRegion:
+        """Return the region with other value ids; regions of its ops keep theirs.
+
+        Args:
+          ids: value id → its new id; other values get ids above all of these.
+        """
+        first = 1 + max(ids.values(), default=-1)
+
+        def of(values: Iterable[int]) -> tuple[int, ...]:
+            return tuple(ids.get(v, first + v) for v in values)
+
+        return FlatRegion(
+            of(self.inputs),
+            tuple(each.renamed(of) for each in self.ops),
+            of(self.outputs),
+            NOTHING,
+            dict(zip(of(self.consts), self.consts.values(), strict=True)),
+            dict(zip(of(self.avals), self.avals.values(), strict=True)),
+        )
+
+    def with_copies(self, ops: Collection[int], outputs: Collection[int]) -> FlatRegion:
+        """Return the region with copies of some ops ahead of all.
+
+        Args:
+          ops: positions of the ops to copy; copies read one another.
+          outputs: positions of the outputs that are results of copies.
+        """
+        copied = [self.ops[i] for i in sorted(ops)]
+        first = 1 + max(self.avals, default=-1)
+        made = [v for each in copied for v in each.results]
+        copy = {v: first + k for k, v in enumerate(made)}
+
+        def of(values: Iterable[int]) -> tuple[int, ...]:
+            return tuple(copy.get(v, v) for v in values)
+
+        copies = (each.renamed(of) for each in copied)
+        pairs = enumerate(zip(self.outputs, of(self.outputs), strict=True))
+        return replace(
+            self,
+            ops=(*copies, *self.ops),
+            outputs=tuple(b if k in outputs else a for k, (a, b) in pairs),
+            avals={**self.avals, **{copy[v]: self.avals[v] for v in made}},
+        )
+
+    def needed(
+        self, values: Iterable[int], known: Collection[int] = ()
+    ) -> tuple[set[int], set[int]]:
+        """Return the ops that compute some values from others.
+
+        Args:
+          values: ids of the values to compute.
+          known: ids of values that are available.
+        Returns:
+          Positions of the ops; which of `known`, and of the region's inputs, they read
+            or are wanted themselves.
+        """
+
+        def maker(value: int) -> int | None:
+            return None if value in known else self.maker.get(value)
+
+        found, read = trace_back(values, maker, self.reads.__getitem__)
+        return found, read - self.consts.keys()
+
+    def late(self, ops: Iterable[int], again: Collection[int]) -> list[int]:
+        """Return ops in an order in which recomputed ones run late.
+
+        Those of `again` come just before the first other op that needs them: their
+        results are not live before.
+        """
+        ordered = sorted(ops)
+        needed: dict[int, int] = {}
+        for i in reversed(ordered):
+            at = needed.get(i, len(self.ops)) if i in again else i
+            needed[i] = at
+            for v in self.reads[i]:
+                maker = self.maker.get(v)
+                if maker is not None and maker in again:
+                    needed[maker] = min(at, needed.get(maker, at))
+        return sorted(ordered, key=lambda i: (needed[i], i not in again, i))
+
+    def run(
+        self,
+        ops: Iterable[int],
+        env: dict[int, Any],
+        tags: Mapping[int, str] = NOTHING,
+    ) -> None:
+        """Run some ops, in this order.
+
+        Args:
+          ops: positions.
+          env: known arrays, by value id; results are added.
+          tags: of ops, for `_compat.untagged`.
+        """
+        for i in ops:
+            mark = tagged(tags[i]) if i in tags else contextlib.nullcontext()
+            with mark:
+                results = self.ops[i].bind(self.arguments(i, env))
+            env.update(zip(self.makes[i], results, strict=True))
+
+    def arguments(self, op: int, env: Mapping[int, Any]) -> list[Any]:
+        """Return the arrays that an op reads, constants too."""
+        return [self.read(v, env) for v in self.ops[op].operands]
+
+    def read(self, value: int, env: Mapping[int, Any]) -> Any:
+        """Return the array of a value: of `env`, or a constant."""
+        return env[value] if value in env else self.consts[value]
+
+    def result(self, position: int, env: Mapping[int, Any]) -> Any:
+        """Return the array of an output; that of a literal has the output's type."""
+        value = self.outputs[position]
+        found = self.read(value, env)
+        is_array = value in env or jnp.ndim(found)
+        return found if is_array else jnp.asarray(found, self.avals[value].dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +290,7 @@ class FlatProgram:
         array; empty without a jaxpr.
       maker: value id → the op that computes it, in the body or in a region.
       alias: id of an input or result of an inlined call → id of the value that it is.
+      avals: value id → abstract value of JAX; empty without a jaxpr.
     """
 
     program: Program
@@ -136,6 +298,7 @@ class FlatProgram:
     consts: dict[int, Any]
     maker: dict[int, FlatOp]
     alias: dict[int, int]
+    avals: dict[int, Any]
 
     def run(self, ops: Collection[int], env: dict[int, Any]) -> None:
         """Run some ops of the body, in its order.
@@ -146,13 +309,13 @@ class FlatProgram:
         """
         for each in self.top.ops:
             if each.op.id in ops:
-                results = each.bind([self.read(v, env) for v in each.operands])
+                results = each.bind([self.top.read(v, env) for v in each.operands])
                 for value, array in zip(each.results, results, strict=True):
                     env.setdefault(value, array)
 
     def read(self, value: int, env: Mapping[int, Any]) -> Any:
         """Return the array of a value: of `env`, or a constant."""
-        return env[value] if value in env else self.consts[value]
+        return self.top.read(value, env)
 
     def can_change(self, each: FlatOp) -> bool:
         """Whether an op is a scan that can be rewritten with other stacks."""
@@ -171,155 +334,6 @@ class FlatProgram:
                 return False
             (value,) = made.operands
         return value in self.top.inputs
-
-
-NOTHING: Mapping[int, int] = {}
-"""An empty mapping."""
-
-
-def flatten(
-    program: Program,
-    closed: Any = None,
-    entered: Callable[[Op], bool] | None = None,
-    same: Mapping[int, int] = NOTHING,
-    *,
-    is_top_entered: bool = True,
-) -> FlatProgram:
-    """Inline the calls of a program.
-
-    Rules of custom derivatives are dropped with their calls: a planned step is not
-    differentiated again.
-
-    Args:
-      program: the program.
-      closed: the closed jaxpr that it was imported from; None: ops have no equations.
-      entered: whether the call of an op is inlined; None: as `plain_calls`.
-      same: value id → id of an earlier, equal value that is read instead.
-      is_top_entered: whether calls of the body are inlined, not only those in regions.
-    """
-    walk = _FlatWalk(program, entered or plain_calls(program), same)
-    jaxpr = None if closed is None else open_jaxpr(closed)
-    top = walk.region(program.body, jaxpr, (), (), is_entered=is_top_entered)
-    return FlatProgram(program, top, walk.consts, walk.maker, walk.alias)
-
-
-def plain_calls(
-    program: Program, names: Collection[str] = PLAIN_CALLS
-) -> Callable[[Op], bool]:
-    """Return which calls to inline: those of some primitives that capture no arrays.
-
-    Args:
-      program: the program.
-      names: names of the primitives.
-    """
-
-    def is_entered(op: Op) -> bool:
-        if op.name not in names or op.call is None:
-            return False
-        is_call = op.call.kind is RegionKind.CALL
-        return is_call and not holds_arrays(program, op.call.regions[0])
-
-    return is_entered
-
-
-def all_calls(opened: Collection[int] = ()) -> Callable[[Op], bool]:
-    """Return which calls to inline: all but recomputed regions (`jax.checkpoint`).
-
-    Args:
-      opened: ids of recomputed regions to inline as well.
-    """
-
-    def is_entered(op: Op) -> bool:
-        if op.call is None or op.call.kind is not RegionKind.CALL:
-            return False
-        return op.name not in REMATS or op.id in opened
-
-    return is_entered
-
-
-@dataclass(slots=True)
-class _FlatWalk:
-    """Flattens regions recursively; attributes as of `flatten` and `FlatProgram`."""
-
-    program: Program
-    entered: Callable[[Op], bool]
-    same: Mapping[int, int]
-    consts: dict[int, Any] = field(default_factory=dict)
-    maker: dict[int, FlatOp] = field(default_factory=dict)
-    alias: dict[int, int] = field(default_factory=dict)
-
-    def region(
-        self,
-        region: Region,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        within: tuple[FlatOp, ...],
-        *,
-        is_entered: bool = True,
-    ) -> FlatRegion:
-        """Flatten a region; `consts` are arrays of its jaxpr's constants, if any."""
-        found: list[FlatOp] = []
-        pairs: Iterable[tuple[Op, Any]]
-        if jaxpr is None:
-            pairs = ((self.program.ops[i], None) for i in region.ops)
-        else:
-            held = dict(zip(jaxpr.constvars, consts, strict=False))
-            pairs = ops_and_equations(self.program, region, jaxpr)
-        for op, eqn in pairs:
-            if eqn is not None:
-                self.note(eqn.invars, op.operands, held)
-            operands = self.named(op.operands)
-            each = FlatOp(op, eqn, operands, op.results, within)
-            found += self.op(each, is_entered=is_entered and self.entered(op))
-        if jaxpr is not None:
-            self.note(jaxpr.outvars, region.outputs, held)
-        outputs = self.named(region.outputs)
-        return FlatRegion(region.inputs, tuple(found), outputs, self.alias)
-
-    def named(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return value ids after inlining."""
-        return tuple(self.alias.get(v, v) for v in ids)
-
-    def note(
-        self, atoms: Sequence[Any], ids: Sequence[int], held: Mapping[Any, Any]
-    ) -> None:
-        """Record the arrays of literals and constants."""
-        for atom, value in zip(atoms, ids, strict=True):
-            if is_literal(atom):
-                self.consts[value] = atom.val
-            elif atom in held:
-                self.consts[value] = held[atom]
-
-    def op(self, each: FlatOp, *, is_entered: bool) -> Sequence[FlatOp]:
-        """Return the flattened ops of an op: of its region if it is inlined, else
-        itself."""
-        op = each.op
-        regions = op.call.regions if op.call is not None else ()
-        bodies = [None] * len(regions)
-        if regions and each.eqn is not None:
-            bodies = [*closed_region_jaxprs(each.eqn)]
-        if is_entered:
-            (region,), (body,) = regions, bodies
-            self.alias.update(zip(region.inputs, each.operands, strict=True))
-            inner = self.inside(region, body, (*each.within, each))
-            self.alias.update(zip(op.results, inner.outputs, strict=True))
-            return inner.ops
-        flat = tuple(
-            self.inside(region, body, ())
-            for body, region in zip(bodies, regions, strict=True)
-        )
-        each = FlatOp(op, each.eqn, each.operands, each.results, each.within, flat)
-        self.maker.update(dict.fromkeys(op.results, each))
-        self.alias.update({v: self.same[v] for v in op.results if v in self.same})
-        return [each]
-
-    def inside(
-        self, region: Region, body: Any, within: tuple[FlatOp, ...]
-    ) -> FlatRegion:
-        """Flatten a region of an op."""
-        if body is None:
-            return self.region(region, None, (), within)
-        return self.region(region, open_jaxpr(body), jaxpr_consts(body), within)
 
 
 def holds_arrays(program: Program, region: Region) -> bool:
@@ -346,3 +360,32 @@ def may_run_again(program: Program, op: Op) -> bool:
     return all(
         may_run_again(program, program.ops[inner]) for r in regions for inner in r.ops
     )
+
+
+def trace_back(
+    values: Iterable[int],
+    maker: Callable[[int], int | None],
+    reads: Callable[[int], Iterable[int]],
+) -> tuple[set[int], set[int]]:
+    """Return the ops that values depend on.
+
+    Args:
+      values: ids of the values.
+      maker: value id → position of the op to compute it; None: it is available.
+      reads: position of an op → the values that it reads.
+    Returns:
+      Positions of the ops; the available values that they read or that are among
+        `values`.
+    """
+    queue = list(values)
+    ops: set[int] = set()
+    read: set[int] = set()
+    while queue:
+        value = queue.pop()
+        at = maker(value)
+        if at is None:
+            read.add(value)
+        elif at not in ops:
+            ops.add(at)
+            queue += reads(at)
+    return ops, read

@@ -13,7 +13,8 @@ from jax import lax
 
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.rewrite.emit import substitute
-from rhino_jax.rewrite.flat import FlatProgram, all_calls, flatten
+from rhino_jax.rewrite.flat import FlatProgram
+from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.numbers import ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
 from tests.passes.interpreter import interpret

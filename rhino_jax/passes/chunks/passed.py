@@ -18,7 +18,8 @@ from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
-from rhino_jax.rewrite.flat import FlatProgram, all_calls, flatten
+from rhino_jax.rewrite.flat import FlatProgram
+from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.retraced import retraced
 
 

@@ -35,7 +35,8 @@ from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.microbatch.flow.single import analyse_one
 from rhino_jax.passes.microbatch.flow.states import Partial, RowsState, WholeState
 from rhino_jax.passes.microbatch.meeting import meeting_flops
-from rhino_jax.rewrite.flat import FlatOp, all_calls, flatten
+from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.numbers import ValueNumbers
 from rhino_jax.rewrite.retraced import reimported
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhino_jax.passes.remat.rerun import Rerun
-from rhino_jax.rewrite.equations import trace_back
-from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion, trace_back
 
 
 class RematValues:

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Program
-from rhino_jax.rewrite.equations import trace_back
-from rhino_jax.rewrite.flat import FlatRegion, may_run_again
+from rhino_jax.rewrite.flat import FlatRegion, may_run_again, trace_back
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import decide
 from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.frame import RematPlan
-from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import retraced
 
 

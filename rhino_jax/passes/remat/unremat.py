@@ -20,13 +20,8 @@ from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import NOTHING
-from rhino_jax.rewrite.flat import (
-    FlatOp,
-    FlatProgram,
-    FlatRegion,
-    flatten,
-    plain_calls,
-)
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
+from rhino_jax.rewrite.flatten import flatten, plain_calls
 from rhino_jax.rewrite.numbers import ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
 

@@ -35,7 +35,8 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import sides_of
-from rhino_jax.rewrite.flat import FlatOp, FlatProgram, flatten
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
+from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.numbers import NumberTable, ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
 

@@ -5,10 +5,9 @@ number of stages.
 Out: the function of one stage (`on_stage`), to run inside of `shard_map` over the axis
 `stage`: stacks `[L, …]` are its L/S layers, and collectives are over that axis.
 Order: `found` (the loop over micro-batches, or why there is none), `body` (a
-micro-batch: its `layers`, stacks, `sums`), `step` (equations around the loop), `along`
-and `local` (equations on a stage's layers), `run` (micro-batches in ticks, and what
-lies between scans, divided among stages), `spread` (permutes between stages), `emit`
-(the pass).
+micro-batch: its layers, stacks, `sums`), `step` (ops around the loop), `along` (ops on
+a stage's layers), `run` (micro-batches in ticks, and what lies between scans, divided
+among stages), `spread` (permutes between stages), `emit` (the pass).
 """
 
 from rhino_jax.passes.spmd_pipeline.emit import AXIS as AXIS, on_stage as on_stage

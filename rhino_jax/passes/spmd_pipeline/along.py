@@ -1,4 +1,4 @@
-"""Equations along the layers of stacks `[L, …]`: each stage may run its own part."""
+"""Ops along the layers of stacks `[L, …]`: each stage may run its own part."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.frontend.registry import traits_of
-from rhino_jax.ir.factor import FactorKind, Layout, Rule
-from rhino_jax.ir.traits import OpKind
-from rhino_jax.rewrite.equations import Equations
+import jax.numpy as jnp
+from jax import lax
 
+from rhino_jax._compat import hide_frames
+from rhino_jax.ir.factor import FactorKind, Layout, dim_of
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.rewrite.emit import bind_part
+from rhino_jax.rewrite.flat import FlatOp
+
+
+hide_frames(__file__)
 
 _PASSING = (OpKind.IDENTITY, OpKind.CONVERSION)
 
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """An equation on a stage's part of stacks.
+    """An op on a stage's part of stacks.
 
     Attributes:
       dims: for every operand the dim over layers; -1: it has none.
@@ -29,95 +36,75 @@ class Stacked:
     results: tuple[int, ...]
     reducer: str = ""
 
-    def stacks_of(self, operands: Sequence[int | None]) -> set[int]:
-        """Return those of the operands that are read along their dim 0.
+    def stacks_of(self, operands: Sequence[int]) -> set[int]:
+        """Return those of the operands, value ids, that are read along their dim 0."""
+        return {v for v, d in zip(operands, self.dims, strict=True) if d == 0}
 
-        Args:
-          operands: value ids, None of literals.
-        """
-        pairs = zip(operands, self.dims, strict=True)
-        return {v for v, d in pairs if d == 0 and v is not None}
+    def stacks_in(self, results: Sequence[int]) -> set[int]:
+        """Return those of the results, value ids, whose dim 0 is over layers."""
+        return {v for v, d in zip(results, self.results, strict=True) if d == 0}
 
 
-def reads_along(
-    lines: Equations, rule: Rule | None, i: int, stacks: Collection[int]
-) -> Stacked | None:
-    """Return an equation along dim 0 of stacks that it reads.
-
-    None where it needs them whole.
+def reads_along(each: FlatOp, stacks: Collection[int]) -> Stacked | None:
+    """Return an op along dim 0 of stacks that it reads; None where it needs them whole.
 
     Args:
-      lines: equations.
-      rule: factors of the equation's op; None: unknown.
-      i: its position.
+      each: the op.
       stacks: value ids of stacks.
     """
-    if (found := plain(lines, i)) is not None or rule is None:
-        return found
-    operands = lines.operands[i]
-    kind = traits_of(lines.eqns[i].primitive.name).kind
-    if kind is OpKind.IDENTITY and len(operands) == len(lines.makes[i]):
+    rule, operands = each.op.rule, each.operands
+    if passes_on(each.op):
+        return Stacked((0,), (0,))
+    if rule is None:
+        return None
+    is_same = each.op.traits.kind is OpKind.IDENTITY
+    if is_same and len(operands) == len(each.results):
         same = tuple(0 if v in stacks else -1 for v in operands)
         return Stacked(same, same)
     known = {k: 0 for k, v in enumerate(operands) if v in stacks}
     cut = {rule.operands[k][:1] for k in known}
-    if len(cut) != 1:
+    return _along(each.op, next(iter(cut)), known) if len(cut) == 1 else None
+
+
+def makes_along(each: FlatOp) -> Stacked | None:
+    """Return an op along dim 0 of its only result; None where it is not."""
+    if len(each.results) != 1:
         return None
-    return _along(rule, next(iter(cut)), known, lines, i)
-
-
-def makes_along(lines: Equations, rule: Rule | None, i: int) -> Stacked | None:
-    """Return an equation along dim 0 of its only result; None where it is not.
-
-    Args:
-      lines: equations.
-      rule: factors of the equation's op; None: unknown.
-      i: its position.
-    """
-    if len(lines.makes[i]) != 1:
-        return None
-    if (found := plain(lines, i)) is not None or rule is None:
-        return found
-    found = _along(rule, rule.results[0][:1], {}, lines, i)
+    if passes_on(each.op):
+        return Stacked((0,), (0,))
+    rule = each.op.rule
+    found = None if rule is None else _along(each.op, rule.results[0][:1], {})
     if found is not None and 0 not in found.dims:
         # A result that depends on positions alone (an iota) differs on every stage.
-        kind = traits_of(lines.eqns[i].primitive.name).kind
-        return found if kind is OpKind.BROADCAST else None
+        return found if each.op.traits.kind is OpKind.BROADCAST else None
     return found
 
 
-def plain(lines: Equations, i: int) -> Stacked | None:
-    return Stacked((0,), (0,)) if passes_on(lines.eqns[i]) else None
+def passes_on(op: Op) -> bool:
+    """Whether an op's result is its operand, perhaps of another type."""
+    is_one = len(op.operands) == 1 == len(op.results)
+    return is_one and op.traits.kind in _PASSING
 
 
-def passes_on(eqn: Any) -> bool:
-    """Whether an equation's result is its operand, perhaps of another type."""
-    is_one = len(eqn.invars) == 1 == len(eqn.outvars)
-    return is_one and traits_of(eqn.primitive.name).kind in _PASSING
-
-
-def _along(
-    rule: Rule, layout: Layout, known: Mapping[int, int], lines: Equations, i: int
-) -> Stacked | None:
-    """Return an equation along the factor that is dim 0 of a layout.
+def _along(op: Op, layout: Layout, known: Mapping[int, int]) -> Stacked | None:
+    """Return an op along the factor that is dim 0 of a layout.
 
     None where that factor is not a dim of its own in all operands and results.
 
     Args:
-      rule: factors of the equation's op.
+      op: the op.
       layout: of an operand or result; its dim 0 is the factor.
       known: index of an operand → the dim that must be the factor.
-      lines: equations.
-      i: position of the equation.
     """
-    if not layout or len(layout[0]) != 1 or lines.eqns[i].primitive.name == "scan":
+    rule = op.rule
+    if rule is None or not layout or len(layout[0]) != 1:
         return None
     (factor,) = layout[0]
     kind = rule.factors[factor].kind
     if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
         return None
-    dims = [_dim(lay, factor) for lay in rule.operands]
-    results = [_dim(lay, factor) for lay in rule.results]
+    dims = [dim_of(lay, factor) for lay in rule.operands]
+    results = [dim_of(lay, factor) for lay in rule.results]
     if None in dims or any(d not in (0, -1) for d in results):
         return None
     if any(dims[k] != d for k, d in known.items()):
@@ -134,13 +121,31 @@ def _along(
     )
 
 
-def _dim(layout: Layout, factor: int) -> int | None:
-    """Return the dim that is exactly a factor.
+def run_local(
+    each: FlatOp, stacked: Stacked, args: Sequence[Any], stage: Any, stages: int
+) -> list[Any]:
+    """Run an op on this stage's layers.
 
-    It is -1 where no dim has the factor, None where it is a part of a dim, or in
-    several.
+    Args:
+      each: the op.
+      stacked: dims of its operands and results that are over layers.
+      args: its operands; stacks are this stage's part, others are whole.
+      stage: index of this stage, traced.
+      stages: number of stages.
     """
-    found = [d for d, dim in enumerate(layout) if factor in dim]
-    if not found:
-        return -1
-    return found[0] if len(found) == 1 and len(layout[found[0]]) == 1 else None
+    given = [
+        part(x, d, stage, stages)
+        if d != -1 and jnp.shape(x) == tuple(v.aval.shape)
+        else x
+        for x, d, v in zip(args, stacked.dims, each.eqn.invars, strict=True)
+    ]
+    results = zip(each.eqn.outvars, stacked.results, strict=True)
+    sizes = [v.aval.shape[d] // stages for v, d in results if d != -1]
+    with each.context():
+        return bind_part(each.eqn, given, stacked.results, max(sizes, default=0))
+
+
+def part(x: Any, dim: int, stage: Any, stages: int) -> Any:
+    """Return this stage's part of a whole array."""
+    size = x.shape[dim] // stages
+    return lax.dynamic_slice_in_dim(x, stage * size, size, dim)

@@ -1,4 +1,4 @@
-"""Phases of a micro-batch: scans over layers, and equations before, between and after.
+"""Phases of a micro-batch: scans over layers, and ops before, between and after them.
 
 Layers are spread over stages, L/S on each, and so is every stack `[L, …]` of theirs:
 weights, residuals of the forward pass, gradients.
@@ -9,22 +9,23 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from rhino_jax._compat import scan_counts
-from rhino_jax.ir.factor import Rule
-from rhino_jax.ir.program import Program
+from rhino_jax._compat import open_jaxpr
+from rhino_jax.frontend.regions import sub_jaxprs
+from rhino_jax.frontend.registry import traits_of
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.spmd_pipeline.along import (
     Stacked,
     makes_along,
     reads_along,
 )
-from rhino_jax.passes.spmd_pipeline.layers import layer_loops, sliced
 from rhino_jax.passes.spmd_pipeline.sums import Sum, sum_of
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
 class EquationPhase(enum.Enum):
-    """Phase in which an equation runs.
+    """Phase in which an op runs.
 
     ONCE: it is the same for all micro-batches. ROWS: for a stage's own micro-batches.
     LOOP: a pipelined scan over layers. TAIL: on a stage's layers, right after the scan
@@ -40,22 +41,22 @@ class EquationPhase(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class MicrobatchBody:
-    """A micro-batch's equations, each with its phase.
+    """A micro-batch's ops, each with its phase.
 
     Attributes:
-      lines: the equations.
+      lines: the ops.
       consts, carries: how many of the inputs are these; then come slices.
       loops: positions of the scans over layers, in order.
-      places: for every equation its phase.
+      places: for every op its phase.
       levels: for every value how many of the scans have to be done before it is
         available.
       varies: values that differ from one micro-batch to another.
       stacks: values of which a stage has its part of dim 0.
-      stacked: equations on such values, by position.
+      stacked: ops on such values, by position.
       sums: for every carry how it accumulates.
     """
 
-    lines: Equations
+    lines: FlatRegion
     consts: int
     carries: int
     loops: tuple[int, ...]
@@ -67,42 +68,38 @@ class MicrobatchBody:
     sums: tuple[Sum, ...]
 
     def at(self, place: EquationPhase, level: int) -> tuple[int, ...]:
-        """Return the equations of a phase that run after so many scans."""
+        """Return the ops of a phase that run after so many scans."""
         return tuple(
             i
             for i, p in enumerate(self.places)
             if p is place and self.level(i) == level
         )
 
-    def level(self, equation: int) -> int:
-        """Return the number of scans that are done before an equation runs."""
-        return max((self.levels[v] for v in self.lines.reads[equation]), default=0)
+    def level(self, op: int) -> int:
+        """Return the number of scans that are done before an op runs."""
+        return max((self.levels[v] for v in self.lines.reads[op]), default=0)
+
+    @property
+    def reads_stacks(self) -> list[bool]:
+        """For every const and carry of the loop, whether a stage has its part of it."""
+        consts = [v in self.stacks for v in self.lines.inputs[: self.consts]]
+        return consts + [self.is_stacked_sum(s) for s in self.sums]
 
     def is_stacked_sum(self, found: Sum) -> bool:
         """Whether every stage accumulates the values of its own layers."""
         return found.part in self.stacks and found.part in self.varies
 
-    def loop_values(self, loop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the carries and the stacks that a scan computes."""
-        at = self.loops[loop]
-        makes = self.lines.makes[at]
-        _, carries = scan_counts(self.lines.eqns[at].params)
-        return makes[:carries], makes[carries:]
 
-
-def body_of(
-    lines: Equations, program: Program, consts: int, carries: int
-) -> MicrobatchBody:
-    """Assign phases to the equations of a micro-batch.
+def body_of(each: FlatOp) -> MicrobatchBody:
+    """Assign phases to the ops of a micro-batch.
 
     Args:
-      lines: its equations, calls inlined.
-      program: imported from the same jaxpr.
-      consts, carries: number of these inputs of the loop over micro-batches.
+      each: the loop over micro-batches.
     """
-    rules = [program.ops[op].rule for op in program.body.ops]
-    sums = tuple(sum_of(lines, consts + k, k) for k in range(carries))
-    walk = _BodyWalk(lines, rules, consts, carries, sums)
+    (lines,), consts, carries = each.regions, each.call.num_consts, each.call.num_carry
+    pairs = zip(each.call.carries(lines.inputs), lines.outputs, strict=False)
+    sums = tuple(sum_of(lines, carry, value) for carry, value in pairs)
+    walk = _BodyWalk(lines, consts, carries, sums)
     walk.run()
     return MicrobatchBody(
         lines=lines,
@@ -119,36 +116,31 @@ def body_of(
 
 
 class _BodyWalk:
-    """One walk over the equations."""
+    """One walk over the ops."""
 
     def __init__(
-        self,
-        lines: Equations,
-        rules: list[Rule | None],
-        consts: int,
-        carries: int,
-        sums: tuple[Sum, ...],
+        self, lines: FlatRegion, consts: int, carries: int, sums: tuple[Sum, ...]
     ) -> None:
-        self.lines, self.rules = lines, rules
+        self.lines = lines
         self.loops = layer_loops(lines, consts)
         self.in_sums = {i for s in sums for i in s.steps}
-        self.levels = dict.fromkeys((*lines.inputs, *lines.consts), 0)
+        self.levels = dict.fromkeys(lines.inputs, 0)
         self.varies = set(lines.inputs[consts + carries :])
         self.stacks = self._given(consts)
         self.stacked: dict[int, Stacked] = {}
         self.places: list[EquationPhase] = []
 
     def _given(self, consts: int) -> set[int]:
-        """Return constants that scans read as stacks, directly or through equations."""
-        lines = self.lines
-        wanted = {v for i in self.loops for v in sliced(lines, i)}
-        for i in reversed(range(len(lines.eqns))):
-            if i in self.loops or not wanted.intersection(lines.makes[i]):
+        """Return constants that scans read as stacks, directly or through ops."""
+        loops = [self.lines.ops[i] for i in self.loops]
+        wanted = {v for loop in loops for v in loop.call.sliced(loop.operands)}
+        for each in reversed(self.lines.ops):
+            if each in loops or not wanted.intersection(each.results):
                 continue
-            found = makes_along(lines, self.rules[i], i)
+            found = makes_along(each)
             if found is not None:
-                wanted.update(found.stacks_of(lines.operands[i]))
-        return wanted & set(lines.inputs[:consts])
+                wanted.update(found.stacks_of(each.operands))
+        return wanted & set(self.lines.inputs[:consts])
 
     def run(self) -> None:
         lines = self.lines
@@ -163,8 +155,7 @@ class _BodyWalk:
                 done = self.loops.index(i) + 1
                 self.levels.update(dict.fromkeys(makes, done))
                 self.varies.update(makes)
-                _, carries = scan_counts(lines.eqns[i].params)
-                self.stacks.update(makes[carries:])
+                self.stacks.update(lines.ops[i].call.stacked(makes))
                 continue
             self.levels.update(dict.fromkeys(makes, level))
             varies = bool(self.varies.intersection(reads))
@@ -173,7 +164,7 @@ class _BodyWalk:
             self.places.append(self._place(i, level, varies))
 
     def _place(self, i: int, level: int, varies: bool) -> EquationPhase:
-        reads, makes = self.lines.reads[i], self.lines.makes[i]
+        reads = self.lines.reads[i]
         otherwise = EquationPhase.ROWS if varies else EquationPhase.ONCE
         if not self.stacks.intersection(reads):
             return otherwise
@@ -184,11 +175,46 @@ class _BodyWalk:
         }
         if varies and (level == 0 or late):
             return otherwise
-        found = reads_along(self.lines, self.rules[i], i, self.stacks)
+        found = reads_along(self.lines.ops[i], self.stacks)
         if found is None or (found.reducer and not varies):
             return otherwise
         self.stacked[i] = found
-        self.stacks.update(
-            v for v, d in zip(makes, found.results, strict=True) if d == 0
-        )
+        self.stacks |= found.stacks_in(self.lines.makes[i])
         return EquationPhase.TAIL if varies else EquationPhase.ONCE
+
+
+def layer_loops(lines: FlatRegion, consts: int) -> list[int]:
+    """Return positions of scans with matmuls or convolutions that go through stacks.
+
+    The stacks are weights, or results of such a scan before.
+
+    Args:
+      lines: ops of a micro-batch.
+      consts: how many of its inputs, the first ones, are the same for all
+        micro-batches.
+    """
+    varies = set(lines.inputs[consts:])
+    stacks: set[int] = set()
+    found = []
+    for i, (each, reads) in enumerate(zip(lines.ops, lines.reads, strict=True)):
+        if each.is_scan and _has_products(each.eqn):
+            rows = set(each.call.sliced(each.operands)) - lines.consts.keys()
+            if rows - varies or rows & stacks:
+                found.append(i)
+                stacks.update(each.call.stacked(each.results))
+                varies.update(each.results)
+                continue
+        traits = each.op.traits
+        is_drawn = traits.kind is OpKind.GENERATOR and traits.is_expensive
+        if varies & set(reads) or is_drawn:
+            varies.update(each.results)
+    return found
+
+
+def _has_products(eqn: Any) -> bool:
+    jaxprs = map(open_jaxpr, sub_jaxprs(eqn))
+    return any(
+        traits_of(inner.primitive.name).is_contraction or _has_products(inner)
+        for jaxpr in jaxprs
+        for inner in jaxpr.eqns
+    )

@@ -16,14 +16,14 @@ from rhino_jax._compat import (
     open_jaxpr,
     without_dead_code,
 )
+from rhino_jax.frontend.regions import PLAIN_CALLS
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import num_microbatches
 from rhino_jax.passes.spmd_pipeline.found import find
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
-from rhino_jax.rewrite.emit import substitute
-from rhino_jax.rewrite.equations import Equations
-from rhino_jax.rewrite.retraced import reimported, without_captured
+from rhino_jax.rewrite.flatten import flatten
+from rhino_jax.rewrite.retraced import without_captured
 
 
 hide_frames(__file__)
@@ -52,17 +52,14 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
       StageError: it has no scan over layers that divides; see `found.find`.
     """
     stages = int(json.loads(choice)["stages"])
-    flat = substitute(closed, lambda *_: None)
-    lines = Equations.of(flat)
-    asked = num_microbatches(program.transforms)
-    loop = find(flat, program.name, stages, asked)
-    step = step_of(lines, reimported(flat, program), loop)
+    flat = flatten(program, closed, lambda op: op.name in PLAIN_CALLS)
+    loop = find(flat, stages, num_microbatches(program.transforms))
+    step = step_of(flat, loop)
 
     def run(*arrays: Any) -> list[Any]:
         axis = StageAxis(AXIS, stages, loop.count, lax.axis_index(AXIS))
         return OnStage(step, axis, arrays).results()
 
-    consts = jaxpr_consts(flat)
-    opened = consts_as_inputs(open_jaxpr(flat))
+    consts, opened = jaxpr_consts(closed), consts_as_inputs(open_jaxpr(closed))
     new = without_captured(run, opened, step.shapes(stages), {AXIS: stages})
     return without_dead_code(last_as_consts(close_jaxpr(new, ()), consts))

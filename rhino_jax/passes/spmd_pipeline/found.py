@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from rhino_jax._compat import open_jaxpr, scan_counts
 from rhino_jax.errors import StageError
-from rhino_jax.frontend.importer import import_jaxpr
-from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of
-from rhino_jax.passes.spmd_pipeline.layers import layer_loops, length_of
-from rhino_jax.rewrite.emit import inline_body
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.ir.transform import MICROBATCHES
+from rhino_jax.passes.spmd_pipeline.body import MicrobatchBody, body_of, layer_loops
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,37 +15,32 @@ class StageLoop:
     """A loop over micro-batches, to be run in stages.
 
     Attributes:
-      at: position of its equation.
-      closed: its body, of one micro-batch, calls inlined.
-      body: the same, with the phases of its equations.
+      op: its op.
+      body: of one micro-batch, with the phases of its ops.
       count: number of micro-batches.
-      layers: for every scan over layers, their number.
     """
 
-    at: int
-    closed: Any
+    op: FlatOp
     body: MicrobatchBody
     count: int
-    layers: tuple[int, ...]
 
 
-def find(closed: Any, name: str, stages: int, asked: int) -> StageLoop:
+def find(flat: FlatProgram, stages: int, asked: int) -> StageLoop:
     """Return the loop over micro-batches, if its layers divide into stages.
 
     Args:
-      closed: closed jaxpr of the step in micro-batches.
-      name: of the step.
+      flat: the step in micro-batches, calls inlined.
       stages: number of stages.
       asked: number of micro-batches that was requested.
     Raises:
       StageError: there is no such loop with a scan over layers, or several; or its
         layers, or micro-batches, do not divide among stages.
     """
-    opened = open_jaxpr(closed)
-    found = [*_loops(opened)]
+    name = flat.program.name
+    scans = [each for each in flat.top.ops if each.is_scan]
+    found = [*filter(_goes_through_layers, scans)]
     if len(found) != 1:
-        scans = [e for e in opened.eqns if e.primitive.name == "scan"]
-        lengths = [int(e.params["length"]) for e in scans]
+        lengths = [each.call.trip_count for each in scans]
         raise StageError(
             f"`{name}` does not run in one program of {stages} stages: "
             + (
@@ -63,10 +53,8 @@ def find(closed: Any, name: str, stages: int, asked: int) -> StageLoop:
             fix="write the layers as one `lax.scan` over weights [layers, …], cut the"
             ' batch (microbatches=), or take another schedule, as schedule="1f1b".',
         )
-    at, inner, lines, loops = found[0]
-    eqn = opened.eqns[at]
-    count = int(eqn.params["length"])
-    layers = tuple(length_of(lines, i) for i in loops)
+    (each,) = found
+    count, body = each.call.trip_count, body_of(each)
     if count != asked:
         raise StageError(
             f"the batch of `{name}` does not divide into {asked} equal micro-batches.",
@@ -74,24 +62,16 @@ def find(closed: Any, name: str, stages: int, asked: int) -> StageLoop:
             numbers=f"{count} of equal size, and a smaller one",
             fix=f"take a number that divides the batch, and a multiple of {stages}.",
         )
+    layers = tuple(body.lines.ops[i].call.trip_count for i in body.loops)
     _check_sizes(name, stages, count, layers)
-    program = import_jaxpr(inner, name=name)
-    body = body_of(lines, program, *scan_counts(eqn.params))
     _check_carries(name, body)
-    return StageLoop(at, inner, body, count, layers)
+    return StageLoop(each, body, count)
 
 
-def _loops(jaxpr: Any) -> Iterator[tuple[int, Any, Equations, list[int]]]:
-    for at, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name != "scan":
-            continue
-        if "micro-batches" not in str(eqn.source_info.name_stack):
-            continue
-        inner = inline_body(eqn)
-        lines = Equations.of(inner)
-        loops = layer_loops(lines, scan_counts(eqn.params)[0])
-        if loops:
-            yield at, inner, lines, loops
+def _goes_through_layers(each: FlatOp) -> bool:
+    """Whether a scan is over micro-batches, and has scans over layers."""
+    is_loop = MICROBATCHES in each.op.source.name_stack
+    return is_loop and bool(layer_loops(each.regions[0], each.call.num_consts))
 
 
 def _check_sizes(name: str, stages: int, count: int, layers: tuple[int, ...]) -> None:
@@ -125,7 +105,7 @@ def _check_carries(name: str, body: MicrobatchBody) -> None:
         if i not in steps and carries.intersection(reads):
             raise StageError(
                 f"a micro-batch of `{name}` reads what those before have left.",
-                where=str(body.lines.eqns[i].source_info.name_stack),
-                numbers=f"`{body.lines.eqns[i].primitive.name}`",
+                where=body.lines.ops[i].op.source.name_stack,
+                numbers=f"`{body.lines.ops[i].op.name}`",
                 fix='take another schedule, as schedule="1f1b".',
             )

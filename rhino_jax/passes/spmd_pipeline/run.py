@@ -9,19 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import (
-    at_line_of,
-    bind_eqn,
-    eqn_context,
-    hide_frames,
-    is_literal,
-    scan_counts,
-)
+from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
+from rhino_jax.passes.spmd_pipeline.along import part, run_local
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody
-from rhino_jax.passes.spmd_pipeline.local import part, run_local
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
 from rhino_jax.passes.spmd_pipeline.sums import Sum
+from rhino_jax.rewrite.flat import FlatOp
 
 
 hide_frames(__file__)
@@ -74,7 +68,7 @@ class StageRun:
     def _line(self, value: int | None) -> AbstractContextManager[None]:
         """Enter the source line of the equation that computed a value."""
         at = None if value is None else self.body.lines.maker.get(value)
-        return nullcontext() if at is None else at_line_of(self.body.lines.eqns[at])
+        return nullcontext() if at is None else at_line_of(self.body.lines.ops[at].eqn)
 
     def _once(self, value: int, as_stack: bool) -> Any:
         """Return a value that is the same for all micro-batches.
@@ -105,25 +99,20 @@ class StageRun:
         return self.rows[value]
 
     def _do(self, i: int, env: dict[int, Any], read: Any) -> None:
-        """Run an equation and add its results to `env`.
+        """Run an op and add its results to `env`.
 
         Args:
-          i: position of the equation.
+          i: position of the op.
           env: value id → array.
           read: function of (value id, as_stack) that returns an operand; see `_once`.
         """
-        lines, stacked = self.body.lines, self.body.stacked.get(i)
-        eqn = lines.eqns[i]
-        args = [
-            v.val if is_literal(v) else read(lines.number(v), stacked is not None)
-            for v in eqn.invars
-        ]
-        if stacked is not None:
-            made = run_local(eqn, stacked, args, self.axis.stage, self.axis.stages)
+        each, stacked = self.body.lines.ops[i], self.body.stacked.get(i)
+        args = [read(v, stacked is not None) for v in each.operands]
+        if stacked is None:
+            made = each.bind(args)
         else:
-            with eqn_context(eqn):
-                made = bind_eqn(eqn, args, eqn.params)
-        env.update(zip(lines.makes[i], made, strict=True))
+            made = run_local(each, stacked, args, self.axis.stage, self.axis.stages)
+        env.update(zip(each.results, made, strict=True))
 
     # Between scans: a stage's own micro-batches.
 
@@ -190,11 +179,10 @@ class StageRun:
 
     def _loop(self, number: int) -> None:
         body, axis, at = self.body, self.axis, self.body.loops[number]
-        eqn = body.lines.eqns[at]
-        is_reversed = bool(eqn.params["reverse"])
-        consts, carries = scan_counts(eqn.params)
+        each = body.lines.ops[at]
+        is_reversed = bool(each.eqn.params["reverse"])
         here = (at, *body.at(EquationPhase.TAIL, number + 1))
-        carried, _ = body.loop_values(number)
+        carried = each.results[: each.call.num_carry]
         sums = [
             k
             for k, s in enumerate(body.sums)
@@ -203,13 +191,13 @@ class StageRun:
         made = {v for i in here for v in body.lines.makes[i]}
         leave = sorted(v for v in made if self._is_read_elsewhere(v, here))
         for v in {v for i in here for v in body.lines.reads[i]} - made:
-            self._prepare(at, consts + carries, v)
-        with at_line_of(eqn):
-            starts = self._operands(eqn, lambda v, s: self._at(v, s, 0))
-            nothing = map(_nothing, starts[consts : consts + carries])
+            self._prepare(each, v)
+        with at_line_of(each.eqn):
+            starts = self._operands(each, lambda v, s: self._at(v, s, 0))
+            nothing = map(_nothing, each.call.carries(starts))
             begin = [self.given[k] for k in sums]
             (_, ends), stacks = lax.scan(
-                self._tick(eqn, here, sums, leave),
+                self._tick(each, here, sums, leave),
                 ([*nothing], begin),
                 lax.iota("int32", axis.ticks),
             )
@@ -224,21 +212,25 @@ class StageRun:
                     self.rows[v] = axis.rows_of_parts(x, is_reversed, reducer)
 
     def _tick(
-        self, eqn: Any, here: Sequence[int], sums: Sequence[int], leave: Sequence[int]
+        self,
+        each: FlatOp,
+        here: Sequence[int],
+        sums: Sequence[int],
+        leave: Sequence[int],
     ) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
         """Return the scan body of a tick: the stage runs what it has received.
 
         Args:
-          eqn: the scan over layers.
-          here: its position, and those of TAIL equations on its results.
+          each: the scan over layers.
+          here: its position, and those of TAIL ops on its results.
           sums: carries that it accumulates.
           leave: values that are stacked over ticks.
         """
         body, axis = self.body, self.axis
-        is_reversed = bool(eqn.params["reverse"])
-        consts, carries = scan_counts(eqn.params)
+        params, call = each.eqn.params, each.call
+        is_reversed, consts = bool(params["reverse"]), call.num_consts
         place = axis.place(is_reversed)
-        params = {**eqn.params, "length": int(eqn.params["length"]) // axis.stages}
+        params = {**params, "length": call.trip_count // axis.stages}
 
         def tick(state: Any, t: Any) -> tuple[Any, list[Any]]:
             received, so_far = state
@@ -250,14 +242,13 @@ class StageRun:
             def read(value: int, as_stack: bool) -> Any:
                 return env[value] if value in env else self._at(value, as_stack, j)
 
-            args = self._operands(eqn, read)
-            args[consts : consts + carries] = [
+            args = self._operands(each, read)
+            args[consts : consts + call.num_carry] = [
                 either(place == 0, jnp.asarray(x), y)
-                for x, y in zip(args[consts : consts + carries], received, strict=True)
+                for x, y in zip(call.carries(args), received, strict=True)
             ]
-            with eqn_context(eqn):
-                outs = bind_eqn(eqn, args, params)
-            env.update(zip(body.lines.makes[here[0]], outs, strict=True))
+            outs = each.bind(args, params)
+            env.update(zip(each.results, outs, strict=True))
             for i in here[1:]:
                 self._do(i, env, read)
             more = [
@@ -268,36 +259,33 @@ class StageRun:
                 )
                 for k, x in zip(sums, so_far, strict=True)
             ]
-            with at_line_of(eqn):
-                sent = [axis.handed_on(x, is_reversed) for x in outs[:carries]]
+            with at_line_of(each.eqn):
+                ends = outs[: call.num_carry]
+                sent = [axis.handed_on(x, is_reversed) for x in ends]
             return (sent, more), [env[v] for v in leave]
 
         return tick
 
-    def _operands(self, eqn: Any, read: Any) -> list[Any]:
+    def _operands(self, each: FlatOp, read: Any) -> list[Any]:
         """Return operands of a scan over layers; stacks are this stage's part."""
-        first = sum(scan_counts(eqn.params))
-        number = self.body.lines.number
+        first = each.call.num_consts + each.call.num_carry
         args = []
-        for k, v in enumerate(eqn.invars):
-            x = v.val if is_literal(v) else read(number(v), k >= first)
-            is_part = not is_literal(v) and number(v) in self.body.stacks
-            if k >= first and not is_part:
+        for k, v in enumerate(each.operands):
+            x = read(v, k >= first)
+            if k >= first and v not in self.body.stacks:
                 x = part(x, 0, self.axis.stage, self.axis.stages)
             args.append(x)
         return args
 
-    def _prepare(self, at: int, first: int, value: int) -> None:
+    def _prepare(self, each: FlatOp, value: int) -> None:
         """Gather, before a scan, a value that is read whole in it.
 
         Args:
-          at: position of the scan.
-          first: number of its consts and carries.
+          each: the scan.
           value: its id.
         """
-        lines, stacks = self.body.lines, self.body.stacks
-        eqn = lines.eqns[at]
-        whole = {lines.number(v) for v in eqn.invars[:first] if not is_literal(v)}
+        stacks = self.body.stacks
+        whole = each.operands[: each.call.num_consts + each.call.num_carry]
         if value in self.body.varies:
             if value in whole or value not in stacks:
                 self._all(value)
@@ -327,15 +315,13 @@ class StageRun:
         return self.given[carry] if found.part is None else self.sums[carry]
 
     def _slices(self, position: int) -> Any:
-        value = self.body.lines.outputs[position]
+        lines = self.body.lines
+        value = lines.outputs[position]
         own = self.axis.count // self.axis.stages
-        if value is not None and value in self.body.varies:
+        if value in self.body.varies:
             return self._own_rows(value)
-        x = (
-            self.body.lines.result(position, {})
-            if value is None
-            else self._once(value, False)
-        )
+        is_const = value in lines.consts
+        x = lines.result(position, {}) if is_const else self._once(value, False)
         return jnp.broadcast_to(x, (own, *jnp.shape(x)))
 
 
@@ -345,7 +331,7 @@ def _nothing(start: Any) -> Any:
 
 
 def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
-    """Return value → equations that read it; -1: an output, or a sum elsewhere."""
+    """Return value → ops that read it; -1: an output, or a sum elsewhere."""
     found: dict[int, set[int]] = {}
     steps = {i for s in body.sums for i in s.steps}
     for i, values in enumerate(body.lines.reads):
@@ -353,8 +339,7 @@ def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
             if i not in steps:
                 found.setdefault(v, set()).add(i)
     for left in body.lines.outputs[body.carries :]:
-        if left is not None:
-            found.setdefault(left, set()).add(-1)
+        found.setdefault(left, set()).add(-1)
     for s in body.sums:
         at = None if s.part is None else body.lines.maker.get(s.part)
         is_of_rows = at is None or body.places[at] is EquationPhase.ROWS

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rhino_jax.frontend.registry import traits_of
 from rhino_jax.passes.spmd_pipeline.along import passes_on
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatRegion
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,7 @@ class Sum:
       part: value of one micro-batch that is accumulated; None: the carry is passed
         through.
       how: its reducer, as "sum"; "unchanged": all micro-batches output the same value.
-      steps: equations that accumulate it.
+      steps: positions of the ops that accumulate it.
     """
 
     part: int | None
@@ -25,49 +24,35 @@ class Sum:
     steps: tuple[int, ...]
 
 
-def sum_of(lines: Equations, carry: int, position: int) -> Sum:
+def sum_of(lines: FlatRegion, carry: int, value: int) -> Sum:
     """Return how a carry accumulates.
 
     Args:
-      lines: equations of a micro-batch.
-      carry: position of the carry among the inputs.
-      position: of it among the outputs.
+      lines: ops of a micro-batch.
+      carry: id of the carry, an input.
+      value: id of the output that is the carry of the next micro-batch.
     """
-    value = lines.outputs[position]
-    carry = lines.inputs[carry]
-    if value is None or value == carry:
+    if value == carry or value in lines.consts:
         return Sum(None, "unchanged", ())
-    steps: list[int] = []
-    result = value
-    while (at := lines.maker.get(result)) is not None:
-        eqn = lines.eqns[at]
-        if passes_on(eqn):
-            steps.append(at)
-            (result,) = lines.reads[at]
-            continue
-        traits, reads = traits_of(eqn.primitive.name), lines.reads[at]
-        if not traits.is_elementwise or len(reads) != 2:
-            break
-        for k in traits.accumulates:
-            mine, part = reads[k], reads[1 - k]
-            back = _back(lines, mine)
-            if back is not None and back[0] == carry:
-                return Sum(part, traits.reducer, (*steps, at, *back[1]))
-        break
+    result, steps = _passed(lines, value)
+    if (at := lines.maker.get(result)) is not None:
+        traits, operands = lines.ops[at].op.traits, lines.ops[at].operands
+        is_pair = traits.is_elementwise and len(operands) == 2
+        for k in traits.accumulates if is_pair else ():
+            mine, back = _passed(lines, operands[k])
+            if mine == carry:
+                return Sum(operands[1 - k], traits.reducer, (*steps, at, *back))
     return Sum(value, "unchanged", ())
 
 
-def _back(lines: Equations, value: int) -> tuple[int, list[int]] | None:
+def _passed(lines: FlatRegion, value: int) -> tuple[int, list[int]]:
     """Trace a value back through converts and sharding constraints.
 
     Returns:
-      The value that it comes from, and these equations; None where other ops compute
-        it.
+      The value that it comes from, and positions of these ops.
     """
     steps = []
-    while (at := lines.maker.get(value)) is not None:
-        if not passes_on(lines.eqns[at]):
-            return None
+    while (at := lines.maker.get(value)) is not None and passes_on(lines.ops[at].op):
         steps.append(at)
-        (value,) = lines.reads[at]
+        (value,) = lines.ops[at].operands
     return value, steps

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatRegion
 
 
 LIGHT_BYTES = 4096
@@ -51,7 +51,7 @@ class After:
       sent: values sent between submeshes.
     """
 
-    lines: Equations
+    lines: FlatRegion
     homes: dict[int, int | None]
     rounds: dict[int, int] = field(default_factory=dict)
     equations: dict[tuple[int, int], set[int]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class After:
     @classmethod
     def of(
         cls,
-        lines: Equations,
+        lines: FlatRegion,
         known: Mapping[int, int],
         left: Mapping[int, int],
         ties: Sequence[tuple[int, int]],
@@ -75,9 +75,8 @@ class After:
         """
         after = cls(lines, _homes(lines, {**known, **left}, ties))
         after._rounds(frozenset(left))
-        wanted = [v for v in lines.outputs if v is not None]
         seen: set[tuple[int, int]] = set()
-        queue = [(after.home(v), v) for v in wanted]
+        queue = [(after.home(v), v) for v in lines.outputs]
         while queue:
             group, value = queue.pop()
             if (group, value) in seen or value in lines.consts:
@@ -119,7 +118,7 @@ class After:
 
 
 def _homes(
-    lines: Equations, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
+    lines: FlatRegion, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
 ) -> dict[int, int | None]:
     """Propagate known submeshes through the ops: an update is with its parameter."""
     homes: dict[int, int | None] = dict(known)
@@ -128,7 +127,7 @@ def _homes(
             homes[v] = None
     _tie(homes, ties)
     # Values that only a new state depends on are best computed where that state is.
-    for i in reversed(range(len(lines.eqns))):
+    for i in reversed(range(len(lines.ops))):
         home = homes.get(lines.makes[i][0])
         for v in lines.reads[i]:
             if home is not None and v in lines.maker and not _is_light(lines, v):
@@ -136,7 +135,7 @@ def _homes(
     own = _own_bytes(lines)
     while True:
         before = len(homes)
-        for i in range(len(lines.eqns)):
+        for i in range(len(lines.ops)):
             _follow(lines, i, homes, own)
         _tie(homes, ties)
         if len(homes) == before:
@@ -153,7 +152,7 @@ def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
                 homes[y] = homes[x]
 
 
-def _own_bytes(lines: Equations) -> dict[int, int]:
+def _own_bytes(lines: FlatRegion) -> dict[int, int]:
     """Return how many bytes of each value are its own.
 
     A broadcast value, as the scale of clipping in the shape of a gradient, has no more
@@ -167,7 +166,7 @@ def _own_bytes(lines: Equations) -> dict[int, int]:
 
 
 def _follow(
-    lines: Equations, i: int, homes: dict[int, int | None], own: Mapping[int, int]
+    lines: FlatRegion, i: int, homes: dict[int, int | None], own: Mapping[int, int]
 ) -> None:
     reads, makes = lines.reads[i], lines.makes[i]
     heavy = [v for v in reads if not _is_light(lines, v)]
@@ -188,5 +187,5 @@ def _follow(
             homes.setdefault(v, home)
 
 
-def _is_light(lines: Equations, value: int) -> bool:
+def _is_light(lines: FlatRegion, value: int) -> bool:
     return lines.bytes(value) <= LIGHT_BYTES

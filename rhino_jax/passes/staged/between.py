@@ -43,8 +43,7 @@ def between(apart: Apart, labels: Labels, names: ValueNames) -> list[StagedTask]
 def _task(apart: Apart, names: ValueNames, group: int, values: list[int]) -> StagedTask:
     first, lines = 1 + len(apart.entering), names.between
     made = [names.of_piece[v] - first for v in values]
-    wanted = [v for p in made if (v := lines.outputs[p]) is not None]
-    equations, needed = lines.needed(wanted, ())
+    equations, needed = lines.needed(lines.outputs[p] for p in made)
     reads = sorted(needed)
     left = {v: k for k, v in enumerate(lines.inputs[names.inputs :])}
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rhino_jax.passes.staged.sides import Sides
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatRegion
 
 
-def made_at(lines: Equations, of: Sequence[int | None]) -> dict[int, int]:
+def made_at(lines: FlatRegion, of: Sequence[int | None]) -> dict[int, int]:
     """Return value → label of its equation; values of free equations are left out."""
     return {
         v: label
@@ -123,7 +123,7 @@ class Labels:
         return replace(self, sides=sides, of=(*ahead, *rest), is_twice=True)
 
     @property
-    def lines(self) -> Equations:
+    def lines(self) -> FlatRegion:
         return self.sides.lines
 
     @property
@@ -163,10 +163,7 @@ class Labels:
     @cached_property
     def left_at(self) -> tuple[int, ...]:
         """Labels at which each output of a micro-batch is produced."""
-        last = self.chunks - 1
-        return tuple(
-            last if v is None else self.made_at.get(v, last) for v in self.lines.outputs
-        )
+        return tuple(self.made_at.get(v, self.chunks - 1) for v in self.lines.outputs)
 
     def leaves(self, label: int) -> list[int]:
         """Return positions of the outputs that a micro-batch produces at a label."""
@@ -232,8 +229,7 @@ class Labels:
         return sorted(v for v in wanted if self.made_at.get(v) == label)
 
     def _left(self, label: int) -> list[int]:
-        outputs = [self.lines.outputs[k] for k in self.leaves(label)]
-        return [v for v in outputs if v is not None]
+        return [self.lines.outputs[k] for k in self.leaves(label)]
 
 
 def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
@@ -258,7 +254,7 @@ def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
 
 
 def _waited_for(
-    lines: Equations, of: Sequence[int | None], chunks: int
+    lines: FlatRegion, of: Sequence[int | None], chunks: int
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return equations, and values, of backward passes that other labels need."""
     made = made_at(lines, of)
@@ -277,7 +273,9 @@ def _waited_for(
     return frozenset(equations), frozenset(values)
 
 
-def _split(lines: Equations, of: Sequence[int | None], chunks: int) -> list[int | None]:
+def _split(
+    lines: FlatRegion, of: Sequence[int | None], chunks: int
+) -> list[int | None]:
     """Move what no other label waits for of backward passes to labels of its own.
 
     That is gradients of weights, mostly, and what only these read.

@@ -12,18 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rhino_jax._compat import (
-    eqn_context,
-    hide_frames,
-    scan_counts,
-    without_dead_code,
-)
+from rhino_jax._compat import hide_frames, without_dead_code
 from rhino_jax.frontend.regions import REMATS
-from rhino_jax.frontend.registry import traits_of
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.rewrite.emit import inline_body, scan_like
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flatten import flat_region
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -42,8 +37,8 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
     for i, (makes, label) in enumerate(zip(lines.makes, labels.of, strict=True)):
         wanted = [k for k, v in enumerate(makes) if v in waited_for]
         is_back = label is not None and labels.turn(label) == 1
-        if is_back and wanted and lines.eqns[i].primitive.name == "scan":
-            loop = _SplitScan(lines.eqns[i], wanted)
+        if is_back and wanted and lines.ops[i].is_scan:
+            loop = _SplitScan(lines.ops[i], wanted)
             if loop.is_worth_it:
                 loops[i] = loop
     if not loops:
@@ -51,13 +46,13 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
 
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(lines.inputs, arrays, strict=True))
-        for i, eqn in enumerate(lines.eqns):
+        for i, each in enumerate(lines.ops):
             if i not in loops:
                 lines.run([i], env)
                 continue
-            with eqn_context(eqn):
+            with each.context():
                 results = loops[i].run(lines.arguments(i, env))
-            env.update(zip(lines.makes[i], results, strict=True))
+            env.update(zip(each.results, results, strict=True))
         return [lines.result(k, env) for k in range(len(lines.outputs))]
 
     types = [lines.avals[v] for v in lines.inputs]
@@ -73,28 +68,25 @@ class _SplitScan:
       saved: values of a step that the second scan reads of the first.
     """
 
-    def __init__(self, eqn: Any, wanted: Sequence[int]) -> None:
-        self.eqn = eqn
-        self.consts, self.carries = scan_counts(eqn.params)
+    def __init__(self, each: FlatOp, wanted: Sequence[int]) -> None:
+        self.eqn = each.eqn
+        self.consts, self.carries = each.call.num_consts, each.call.num_carry
         # Recomputation in a layer under `jax.checkpoint` runs in the first scan alone:
         # the second reads what it needs of it from stacks.
-        self.body = body = Equations.of(inline_body(eqn, _is_call))
+        self.body = body = flat_region(inline_body(each.eqn, _is_call))
         self.early = self._early(wanted)
         outs = body.outputs
-        ahead = [v for k in self.early if (v := outs[k]) is not None]
-        self.first, _ = body.needed(ahead, ())
+        self.first, _ = body.needed(outs[k] for k in self.early)
         made = {v for i in self.first for v in body.makes[i]}
         made |= {self._carry(k) for k in self.early if k < self.carries}
         self.late = [k for k in range(len(outs)) if k not in set(self.early)]
-        rest = [v for k in self.late if (v := outs[k]) is not None]
-        self.second, read = body.needed(rest, made)
+        self.second, read = body.needed([outs[k] for k in self.late], made)
         self.saved = sorted(read & made)
 
     @property
     def is_worth_it(self) -> bool:
         """Whether the second scan has matmuls or convolutions."""
-        names = {self.body.eqns[i].primitive.name for i in self.second}
-        return any(traits_of(name).is_contraction for name in names)
+        return any(self.body.ops[i].op.traits.is_contraction for i in self.second)
 
     def _carry(self, position: int) -> int:
         return self.body.inputs[self.consts + position]
@@ -103,8 +95,7 @@ class _SplitScan:
         """Return the results of the first scan: wanted ones, and carries for them."""
         found = set(wanted)
         while True:
-            outs = [v for k in found if (v := self.body.outputs[k]) is not None]
-            _, read = self.body.needed(outs, ())
+            _, read = self.body.needed(self.body.outputs[k] for k in found)
             more = {k for k in range(self.carries) if self._carry(k) in read} - found
             if not more:
                 return sorted(found)

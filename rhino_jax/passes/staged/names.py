@@ -8,7 +8,8 @@ from typing import Any
 
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatRegion
+from rhino_jax.rewrite.flatten import flat_region
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,20 +23,20 @@ class ValueNames:
     """
 
     apart: Apart
-    piece: Equations
+    piece: FlatRegion
     types: dict[ValueKey, Any] = field(default_factory=dict)
 
     @cached_property
-    def before(self) -> Equations:
-        return Equations.of(self.apart.before)
+    def before(self) -> FlatRegion:
+        return flat_region(self.apart.before)
 
     @cached_property
-    def between(self) -> Equations:
-        return Equations.of(self.apart.between)
+    def between(self) -> FlatRegion:
+        return flat_region(self.apart.between)
 
     @cached_property
-    def after(self) -> Equations:
-        return Equations.of(self.apart.after)
+    def after(self) -> FlatRegion:
+        return flat_region(self.apart.after)
 
     @property
     def inputs(self) -> int:
@@ -73,9 +74,9 @@ class ValueNames:
     def entering(self, position: int) -> ValueKey:
         """Return the key of an input of micro-batches, by its position among these."""
         value = self.before.outputs[position]
-        if value is not None and value in self._of_before:
+        if value in self._of_before:
             return self.step_input(value)
-        aval = self.before.atoms[position].aval
+        aval = self.before.avals[value]
         return self._given(ValueKey(ValueKind.ENTERING, position), aval)
 
     def inside(self, value: int) -> ValueKey:
@@ -90,7 +91,7 @@ class ValueNames:
 
     def coupled(self, position: int) -> ValueKey:
         """Return the key of a value computed between forward and backward passes."""
-        aval = self.between.atoms[position].aval
+        aval = self.between.avals[self.between.outputs[position]]
         return self._given(ValueKey(ValueKind.COUPLED, position), aval)
 
     def left(self, position: int) -> ValueKey:

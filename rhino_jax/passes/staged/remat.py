@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.congruence import pair_ops, pair_regions
-from rhino_jax.ir.program import Op
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import Decided, decide
 from rhino_jax.passes.remat.emit import emit
@@ -17,8 +16,7 @@ from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import ValueKind
-from rhino_jax.rewrite.equations import Equations
-from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.flatten import flat_region, flatten
 from rhino_jax.rewrite.retraced import retraced
 
 
@@ -88,13 +86,13 @@ def applied(
     """
     if sides is not asked:
         choice = _in_ids_of(sides, choice, asked)
-    flat = flatten(sides.program, apart.piece, is_top_entered=False)
+    flat = sides.flat
     stacked = {s.value for s in find_stacks(flat, halves_of(flat.top))}
     slices = tuple(v for v in choice.recompute if v in stacked)
     place = {
         v: (k, j)
-        for k, results in enumerate(_results(sides))
-        for j, v in enumerate(results)
+        for k, i in enumerate(sides.forward)
+        for j, v in enumerate(sides.lines.makes[i])
     }
     again = frozenset(place[v] for v in choice.recompute if v in place.keys() - stacked)
     kept = frozenset(place[v] for v in choice.keep if v in place)
@@ -104,8 +102,11 @@ def applied(
     decided = decide(flat, RematChoice(slices, inside))
     plan = RematPlan(flat, decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
-    lines = Equations.of(piece, _numbers(sides, decided[None]))
-    return replace(sides, lines=lines), again, kept
+    region, before = flat_region(piece), sides.lines
+    ids = dict(zip(region.inputs, before.inputs, strict=True))
+    for makes, known in zip(region.makes, _numbers(sides, decided[None]), strict=True):
+        ids.update(zip(makes, known, strict=True))
+    return replace(sides, lines=region.renamed(ids)), again, kept
 
 
 def offloaded(
@@ -117,20 +118,18 @@ def offloaded(
       sides, asked: as of `applied`.
       remat: choices of all submeshes.
     """
-    number = dict(_numbered(sides))
-    found = {}
+    forward, found = _forward_values(sides), {}
     for group, text in remat.values.items():
         choice = RematChoice((), (), RematChoice.parse(text).offload)
         if sides is not asked and choice.offload:
             choice = _in_ids_of(sides, choice, asked)
-        found[group] = frozenset(number[v] for v in choice.offload if v in number)
+        found[group] = forward.intersection(choice.offload)
     return {group: values for group, values in found.items() if values}
 
 
-def _numbered(sides: Sides) -> Iterator[tuple[int, int]]:
-    """Yield (id in the program, id in `Sides.lines`) of results of forward ops."""
-    for i, results in zip(sides.forward, _results(sides), strict=True):
-        yield from zip(results, sides.lines.makes[i], strict=True)
+def _forward_values(sides: Sides) -> frozenset[int]:
+    """Return the results of forward ops."""
+    return frozenset(v for i in sides.forward for v in sides.lines.makes[i])
 
 
 def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
@@ -139,14 +138,13 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
     The id of a value that was not stacked before depends on that value alone: submeshes
     that are planned already know values by their ids.
     """
-    lines, found = sides.lines, list(sides.lines.makes)
+    first, found = len(sides.program.values), list(sides.lines.makes)
     for k in decided.stacks.keys() | decided.added.keys():
-        call = decided.block.ops[k].op.call
-        assert call is not None
+        call = decided.block.ops[k].call
         left_out = {call.num_carry + slot for slot in decided.stacks.get(k, ())}
         found[k] = (
             *(v for at, v in enumerate(found[k]) if at not in left_out),
-            *(len(lines.avals) + v for v in decided.added.get(k, ())),
+            *(first + v for v in decided.added.get(k, ())),
         )
     return found
 
@@ -168,16 +166,6 @@ def _in_ids_of(sides: Sides, choice: RematChoice, asked: Sides) -> RematChoice:
     return RematChoice(again, keep, sent)
 
 
-def _op(sides: Sides, equation: int) -> Op:
-    return sides.program.ops[sides.program.body.ops[equation]]
-
-
-def _results(sides: Sides) -> Iterator[tuple[int, ...]]:
-    """Yield ids of the results of every forward op."""
-    for i in sides.forward:
-        yield _op(sides, i).results
-
-
 def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
     """Translate a choice from ids of a submesh's program to ids of a micro-batch.
 
@@ -188,17 +176,17 @@ def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
     Returns:
       A `RematChoice` as text.
     """
-    made = {number: v for v, number in _numbered(sides)}
+    made = _forward_values(sides)
     ids = {
-        end.value: made[key.number]
+        end.value: key.number
         for key, end in zip(of.arguments, of.program.inputs, strict=True)
         if key.kind is ValueKind.INSIDE and key.number in made
     }
     for op_id, place in of.places.items():
-        other = _op(sides, sides.forward[place])
+        other = sides.lines.ops[sides.forward[place]].op
         pair_ops(of.program, of.program.ops[op_id], sides.program, other, ids)
     alias = flatten(sides.program).alias
-    outside = {alias.get(v, v): v for results in _results(sides) for v in results}
+    outside = {alias.get(v, v): v for v in made}
     recompute = [ids[v] for v in choice.recompute if v in ids]
     # Received values are available anyway.
     received = {end.value for end in of.program.inputs}

@@ -15,18 +15,16 @@ import jax
 
 from rhino_jax._compat import (
     hide_frames,
-    is_literal,
     jaxpr_consts,
     open_jaxpr,
     untagged,
     without_dead_code,
 )
-from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.passes.microbatch.cut import LoopCrossing
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.labels import Labels
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatRegion
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -83,7 +81,7 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
     lines, sides = labels.lines, labels.sides
     value = lines.outputs[position]
     chain: list[tuple[int, int]] = []
-    while value is not None and value in lines.maker:
+    while value in lines.maker:
         at = lines.maker[value]
         readers = sides.readers.get(value, ())
         wanted = lines.outputs.count(value)
@@ -93,26 +91,19 @@ def _shared(labels: Labels, position: int) -> _Shared | None:
         # The number of forward ops must not change: stages were chosen for them.
         if not sides.is_backward[at]:
             return None
-        eqn = lines.eqns[at]
-        traits = traits_of(eqn.primitive.name)
+        traits, operands = lines.ops[at].op.traits, lines.ops[at].operands
         if traits.reducer == "sum" and traits.accumulates == (0, 1):
-            if any(map(is_literal, eqn.invars)):
-                return None
-            made = [labels.made_at.get(v) for v in lines.reads[at]]
+            made = [labels.made_at.get(v) for v in operands]
             groups = {labels.group(m) for m in made if m is not None}
-            is_alike = len({v.aval.shape for v in eqn.invars}) == 1
+            is_alike = len({lines.avals[v].shape for v in operands}) == 1
             if None in made or len(groups) < 2 or not is_alike:
                 return None
-            return _Shared(lines.reads[at], tuple(reversed(chain)))
-        varying = [
-            i
-            for i, v in enumerate(eqn.invars)
-            if not is_literal(v) and lines.number(v) in labels.made_at
-        ]
-        if len(varying) != 1 or not _may_split(traits, varying[0], len(eqn.invars)):
+            return _Shared(operands, tuple(reversed(chain)))
+        varying = [i for i, v in enumerate(operands) if v in labels.made_at]
+        if len(varying) != 1 or not _may_split(traits, varying[0], len(operands)):
             return None
         chain.append((at, varying[0]))
-        value = lines.number(eqn.invars[varying[0]])
+        value = operands[varying[0]]
     return None
 
 
@@ -128,7 +119,7 @@ def _may_split(traits: Traits, operand: int, operands: int) -> bool:
 
 
 def _piece(
-    apart: Apart, lines: Equations, found: Mapping[int, _Shared]
+    apart: Apart, lines: FlatRegion, found: Mapping[int, _Shared]
 ) -> tuple[Any, tuple[int | None, ...]]:
     """Return a micro-batch that outputs the terms, and chunks of its equations.
 
@@ -138,12 +129,14 @@ def _piece(
     def term(value: int, chain: Sequence[tuple[int, int]], env: dict[int, Any]) -> Any:
         x = env[value]
         for at, place in chain:
-            x = lines.bound(at, env, {place: x})
+            args = lines.arguments(at, env)
+            args[place] = x
+            (x,) = lines.ops[at].bind(args)
         return x
 
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(lines.inputs, arrays, strict=True))
-        every = range(len(lines.eqns))
+        every = range(len(lines.ops))
         lines.run(every, env, {i: str(i) for i in every})
         left: list[Any] = []
         for k in range(len(lines.outputs)):

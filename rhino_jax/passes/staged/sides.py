@@ -11,16 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rhino_jax._compat import jaxpr_consts
 from rhino_jax.errors import MicrobatchError, PlanFileError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart, take_apart
-from rhino_jax.rewrite.equations import Equations
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
+from rhino_jax.rewrite.flatten import flatten
 
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """A micro-batch's ops, by their positions in its jaxpr, divided by pass.
+    """A micro-batch's ops, by their positions, divided by pass.
 
     What reads values that couple micro-batches, and all that depends on it, waits for
     the forward passes of all of them: it is in the backward pass.
@@ -29,23 +31,28 @@ class Sides:
     they run wherever their results are read, and are in neither pass.
 
     Attributes:
-      lines: equations of a micro-batch.
-      program: imported from it; `program.body.ops[i]` is equation i.
-      is_free: for every equation.
-      is_backward: for every equation.
+      flat: a micro-batch; its calls are ops.
+      lines: its ops, by position.
+      is_free: for every op.
+      is_backward: for every op.
       parameters: ids of the inputs that depend on other arrays than the data: weights,
         converted or not. Scalars and random keys are not.
       coupled: ids of the inputs that depend on all micro-batches.
-      ahead: equations that the coupled values depend on.
+      ahead: ops that the coupled values depend on.
     """
 
-    lines: Equations
-    program: Program
+    flat: FlatProgram
+    lines: FlatRegion
     is_free: tuple[bool, ...]
     is_backward: tuple[bool, ...]
     parameters: frozenset[int]
     coupled: frozenset[int]
     ahead: frozenset[int]
+
+    @property
+    def program(self) -> Program:
+        """The program of a micro-batch, that value ids refer to."""
+        return self.flat.program
 
     @cached_property
     def is_coupled(self) -> bool:
@@ -100,8 +107,8 @@ class Sides:
     def of_weights(self) -> frozenset[int]:
         """Values of parameters alone, by no contraction: slices of layer stacks."""
         found = set(self.parameters)
-        for i, op_id in enumerate(self.program.body.ops):
-            op, reads = self.program.ops[op_id], self.lines.reads[i]
+        for i, reads in enumerate(self.lines.reads):
+            op = self.lines.ops[i].op
             is_light = op.call is None and not op.traits.is_contraction
             if is_light and reads and found.issuperset(reads):
                 found.update(self.lines.makes[i])
@@ -121,7 +128,7 @@ class Sides:
         and waits for that of the layers that read its results. Only of equations with
         regions, and without pairs of which the second depends on the first anyway.
         """
-        ops = [self.program.ops[i] for i in self.program.body.ops]
+        ops = [each.op for each in self.lines.ops]
         if all(ops[i].call is None for i in self.backward):
             return frozenset()
         rank = {i: i for i in self.forward}
@@ -278,20 +285,19 @@ def _sides_of(
     entering: int,
     early: int,
 ) -> Sides:
-    program = import_jaxpr(piece, name=name)
-    lines = Equations.of(piece)
+    flat = flatten(import_jaxpr(piece, name=name), piece, is_top_entered=False)
+    lines = flat.top.with_consts(jaxpr_consts(piece))
     parameters = frozenset(
         value
         for value, made_of in zip(lines.inputs[1:], sources, strict=True)
         if made_of - data and _is_array(lines.avals[value])
     )
     coupled = frozenset(lines.inputs[1 + entering :])
-    left = [v for v in lines.outputs[:early] if v is not None]
-    ahead, _ = lines.needed(left, ())
+    ahead, _ = lines.needed(lines.outputs[:early])
     is_free: list[bool] = []
     is_backward: list[bool] = []
-    for i, (reads, op_id) in enumerate(zip(lines.reads, program.body.ops, strict=True)):
-        op = program.ops[op_id]
+    for i, reads in enumerate(lines.reads):
+        op = lines.ops[i].op
         made_by = [lines.maker[v] for v in reads if v in lines.maker]
         is_free.append(
             not (parameters | coupled) & set(reads)
@@ -308,8 +314,8 @@ def _sides_of(
             )
         )
     return Sides(
+        flat=flat,
         lines=lines,
-        program=program,
         is_free=tuple(is_free),
         is_backward=tuple(
             b and not f for f, b in zip(is_free, is_backward, strict=True)

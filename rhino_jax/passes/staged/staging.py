@@ -125,15 +125,15 @@ def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
     pair_regions(now, now.body, then, then.body, ids)
     known: dict[int, int] = {}
     for i, chunk in zip(before.forward, stages, strict=True):
-        known.update(dict.fromkeys(then.ops[then.body.ops[i]].results, chunk))
+        known.update(dict.fromkeys(before.lines.makes[i], chunk))
     of_value: dict[int, int] = {}
     found = []
     for i in sides.forward:
-        op = now.ops[now.body.ops[i]]
-        read = max((of_value.get(v, 0) for v in op.operands), default=0)
-        chunk = max((known.get(ids.get(v, -1), read) for v in op.results), default=read)
+        makes = sides.lines.makes[i]
+        read = max((of_value.get(v, 0) for v in sides.lines.reads[i]), default=0)
+        chunk = max((known.get(ids.get(v, -1), read) for v in makes), default=read)
         found.append(chunk)
-        of_value.update(dict.fromkeys(op.results, chunk))
+        of_value.update(dict.fromkeys(makes, chunk))
     return found
 
 
@@ -182,12 +182,10 @@ class _Staging:
             home=home,
             copies=copies,
             outputs=tuple(
-                atom.val
-                if value is None
+                names.after.consts[value]
+                if value in names.after.consts
                 else (self.after.home(value), names.result(value))
-                for value, atom in zip(
-                    names.after.outputs, names.after.atoms, strict=True
-                )
+                for value in names.after.outputs
             ),
             types=names.types,
             offloaded=self._offloaded(tasks, tuple(sent.values())),
@@ -219,8 +217,7 @@ class _Staging:
         read -= labels.sides.coupled
         entering = sorted(names.of_piece[v] - 1 for v in read)
         made = [p for p in entering if p >= 0 and names.is_made_before(p)]
-        wanted = [v for p in made if (v := lines.outputs[p]) is not None]
-        equations, needed = lines.needed(wanted, ())
+        equations, needed = lines.needed(lines.outputs[p] for p in made)
         sums = [k for k, at in enumerate(labels.left_at) if labels.group(at) == group]
         reads = sorted(needed)
 
@@ -324,7 +321,7 @@ class _Staging:
             for v, end in zip(
                 lines.outputs, self.apart.cut.program.outputs, strict=True
             )
-            if v is not None and end.state_of is not None
+            if v not in lines.consts and end.state_of is not None
         ]
         return After.of(lines, known, left, ties)
 

@@ -22,7 +22,7 @@ def updates(apart: Apart, names: ValueNames, after: After) -> list[StagedTask]:
       names: keys of its values.
       after: which equations run where.
     """
-    results = {v for v in names.after.outputs if v is not None}
+    results = {*names.after.outputs}
     # An accumulated output may be a result itself, up to its type.
     left = {v for v in results if names.is_left(v)}
     turns = {*after.equations, *((after.home(v), 0) for v in left)}

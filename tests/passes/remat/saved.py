@@ -9,7 +9,8 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.remat.late import halves_of
 from rhino_jax.passes.remat.rerun import again
 from rhino_jax.passes.remat.residual_stacks import find_stacks
-from rhino_jax.rewrite.flat import FlatProgram, FlatRegion, flatten, may_run_again
+from rhino_jax.rewrite.flat import FlatProgram, FlatRegion, may_run_again
+from rhino_jax.rewrite.flatten import flatten
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rhino_jax.passes.staged.holding import TaskResiduals
 from rhino_jax.passes.staged.remat import StagedRemat, applied, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
-from rhino_jax.rewrite.flat import flatten
+from rhino_jax.rewrite.flatten import flatten
 from tests.cases import covering
 from tests.passes.staged.helpers_staged import (
     check,

@@ -19,12 +19,8 @@ from rhino_jax.passes.remat.rerun import Rerun, again
 from rhino_jax.passes.remat.residual_stacks import ResidualStack, find_stacks
 from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow, RerunWork
-from rhino_jax.rewrite.flat import (
-    FlatOp,
-    FlatRegion,
-    flatten,
-    may_run_again,
-)
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion, may_run_again
+from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.remat.question import Question, SavedValue
 
