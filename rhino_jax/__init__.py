@@ -131,11 +131,8 @@ from rhino_jax.errors import (
     StageError,
     TraceError,
 )
-from rhino_jax.explain.results.audit import Audit
-from rhino_jax.explain.results.check import Check
-from rhino_jax.explain.results.diff import diff
-from rhino_jax.explain.results.plan import Plan
-from rhino_jax.explain.results.verification import Verification
+from rhino_jax.explain.diff import diff
+from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.check.rule import check_rule
 from rhino_jax.frontend.pin import pin
 from rhino_jax.frontend.registry import (
@@ -150,6 +147,9 @@ from rhino_jax.ir.traits import OpKind, Traits
 from rhino_jax.plan.shared import Plans
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.sweep.sweep import sweep
+from rhino_jax.verify.results.audit import Audit
+from rhino_jax.verify.results.check import Check
+from rhino_jax.verify.results.verification import Verification
 from rhino_jax.verify.targets import compile_target
 from rhino_jax.version import __version__
 

@@ -11,8 +11,7 @@ from typing import Any, cast
 from jax.sharding import AbstractMesh, Mesh
 
 from rhino_jax.errors import RhinoError
-from rhino_jax.explain.results.audit import Audit
-from rhino_jax.explain.results.plan import Plan
+from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.parameters import (
     CALLING,
     Parameters,
@@ -30,8 +29,9 @@ from rhino_jax.planner.joint.together import planned_together
 from rhino_jax.planner.like import hardware_of_like
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import read_mesh
-from rhino_jax.runtime.sharded import ShardedFunction
+from rhino_jax.runtime.sharded import Planner, ShardedFunction
 from rhino_jax.verify.by_hand.audit import audit as audited
+from rhino_jax.verify.results.audit import Audit
 
 
 def auto_shard(
@@ -189,9 +189,7 @@ def auto_shard(
         plan_options = plan_options.beside(fn.plan_options, is_elsewhere)
     parameters = _parameters(fn, calling, what)
 
-    def planner(traced: Traced, mesh: Any, before: PlanData | None) -> Plan:
-        return Plan.of(plan_options.plan(traced, mesh, before))
-
+    planner = _planner(plan_options)
     sharded = ShardedFunction(parameters, planner, read_mesh(mesh, what), what)
     sharded.plan_options = plan_options
     sharded.shows_progress = plan_options.progress is True
@@ -199,6 +197,13 @@ def auto_shard(
     if sharded.hardware is None:
         sharded.hardware = hardware_of_like(plan_options.like)
     return sharded
+
+
+def _planner(options: PlanOptions) -> Planner[Plan]:
+    def plan(traced: Traced, mesh: Any, before: PlanData | None) -> Plan:
+        return Plan.of(options.plan(traced, mesh, before))
+
+    return plan
 
 
 def _parameters(
@@ -340,7 +345,7 @@ def audit(
     static_argnames: str | Iterable[str] | None = None,
     progress: bool | Callable[[float | None, float | None], None] = True,
     **kwargs: Any,
-) -> Audit:
+) -> Audit[Plan]:
     """Compare a program that its user sharded by hand with rhino's plan of it.
 
     Compiles `fn(*args, **kwargs)` as it is and reads the HLO back: every collective
@@ -373,15 +378,13 @@ def audit(
     mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
     plan_options = PlanOptions(what="`rhino.audit`", **said)
     budget = plan_options.memory_budget_bytes
-    return Audit.of(
-        audited(
-            fn,
-            args,
-            kwargs,
-            plan_options.plan,
-            mesh=mesh,
-            hardware=hardware,
-            memory_budget_bytes=budget,
-            **calling,
-        )
+    return audited(
+        fn,
+        args,
+        kwargs,
+        _planner(plan_options),
+        mesh=mesh,
+        hardware=hardware,
+        memory_budget_bytes=budget,
+        **calling,
     )

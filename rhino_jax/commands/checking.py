@@ -21,8 +21,6 @@ from rhino_jax.commands.planning import (
 )
 from rhino_jax.commands.words import EXIT_CODES, read_pins
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
-from rhino_jax.explain.results.audit import audit_to_html
-from rhino_jax.explain.results.verification import verification_to_html
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import trace_call
@@ -96,7 +94,7 @@ def _run_verify(args: argparse.Namespace) -> int:
     )
     if args.html:
         title = f"verification of {plan.program_name}"
-        write_page(args.html, verification_to_html(verified), title)
+        write_page(args.html, verified._repr_html_(), title)
     print(verified.table(full=args.full))
     return 0 if verified.ok else 1
 
@@ -152,7 +150,7 @@ def _run_audit(args: argparse.Namespace) -> None:
     )
     if args.html:
         title = f"audit of {found.program_name}"
-        write_page(args.html, audit_to_html(found), title)
+        write_page(args.html, found._repr_html_(), title)
     print(found.table(full=args.full))
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.displayed import Displayed
 from rhino_jax.explain.report.section import Section, Table
-from rhino_jax.explain.report.text import sections_to_text
 from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
@@ -69,8 +68,8 @@ class LayoutAlternative:
     stage_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+@dataclass(frozen=True, slots=True, repr=False)
+class Why(Displayed):
     """Explanation of a value's layout; `print` it to read it.
 
     Attributes:
@@ -103,30 +102,19 @@ class Why:
     stage_s: float = 0.0
     also: tuple[Why, ...] = ()
 
-    def table(self, *, full: bool = False) -> str:
-        """Return the whole explanation as text, at most 100 columns wide.
-
-        Args:
-          full: show every layout, not only the best of them.
-        """
-        return sections_to_text(_tell(self, full=full))
-
-    def __str__(self) -> str:
-        return self.table()
+    def _sections(self, *, full: bool) -> tuple[Section, ...]:
+        return _sections(self, full)
 
     def __repr__(self) -> str:
         at = "" if self.stage is None else f" on stage {self.stage}"
         return f"Why({self.name}: {self.spec}{at}; {len(self.layouts)} layouts)"
-
-    def _repr_html_(self) -> str:
-        return sections_to_html(_tell(self))
 
 
 MAX_ROWS = 12
 """Maximum number of layouts in a table that is not full."""
 
 
-def _tell(why: Why, *, full: bool = False) -> tuple[Section, ...]:
+def _sections(why: Why, full: bool) -> tuple[Section, ...]:
     every = (why, *why.also)
     return tuple(section for part in every for section in _tell_one(part, full))
 

@@ -62,7 +62,7 @@ class Leaf:
 class PlanData:
     """The layout of a program over a mesh, and its predicted cost: data alone.
 
-    Users work with `rhino_jax.explain.results.plan.Plan`, which adds methods.
+    Users work with `rhino_jax.explain.plan.Plan`, which adds methods.
 
     Attributes:
       program_name: the planned function's name.

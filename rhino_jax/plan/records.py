@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -140,6 +141,35 @@ class Collective:
     op: str
     source: str
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Collectives of one kind over the same axes, summed.
+
+    Attributes:
+      count: number of collectives per step.
+      bytes: bytes that one device puts on the wire per step.
+      seconds: predicted seconds of all of them.
+    """
+
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+def traffic_of(
+    collectives: Iterable[Collective],
+) -> dict[tuple[str, tuple[str, ...]], Traffic]:
+    """Sum collectives by kind and axes, slowest first."""
+    sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
+    for c in collectives:
+        old = sums.get((c.kind, c.axes), Traffic())
+        sums[c.kind, c.axes] = Traffic(
+            old.count + c.count, old.bytes + c.bytes, old.seconds + c.seconds
+        )
+    order = sorted(sums.items(), key=lambda x: (-x[1].seconds, -x[1].bytes, x[0]))
+    return dict(order)
 
 
 @dataclass(frozen=True, slots=True)

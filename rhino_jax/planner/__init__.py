@@ -2,7 +2,7 @@
 search run, cached plans and other processes taken into account.
 
 In: a traced function, and the keywords of `auto_shard`, `plan` or `plan_together`.
-Out: a `plan.plan.PlanData`, which `explain.results` shows, or several of them.
+Out: a `plan.plan.PlanData`, which `explain.plan` shows, or several of them.
 Order: `search` (one program on meshes), `variant_search` (its variants, and the least
 gain), `storage` (interleaved storage of fused weights), `deferred_reductions`,
 `variants`, `least_memory` and `cuts` (choice of a variant), `staging` (stages),

@@ -13,7 +13,7 @@ from typing import Any
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.errors import RhinoError
-from rhino_jax.explain.results.plan import Plan
+from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target

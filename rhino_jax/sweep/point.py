@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.explain.plan import Plan
 from rhino_jax.explain.report.line import format_mesh
-from rhino_jax.explain.results.plan import Plan
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.planner.meshes import read_stages

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.explain.report.displayed import Displayed
 from rhino_jax.explain.report.html import sections_to_html
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
-from rhino_jax.explain.report.text import sections_to_text
 from rhino_jax.explain.report.views.scatter import Dot, PlotAxis, scatter
 from rhino_jax.sweep.point import Point, SweepWork, format_price, format_stages
 from rhino_jax.units import format_bytes, format_seconds
@@ -36,8 +36,8 @@ MAX_ROWS = 20
 """Maximum number of points in a table that is not full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sweep(Displayed):
     """Cost of every configuration; `print` it to read it.
 
     Attributes:
@@ -110,23 +110,15 @@ class Sweep:
             ) from None
         return pandas.DataFrame(self.to_dicts(), columns=list(COLUMNS))
 
-    def table(self, *, full: bool = False) -> str:
-        """Return the best points, as text at most 100 columns wide.
-
-        Args:
-          full: show all points.
-        """
-        return sections_to_text(_tell(self, full=full))
-
-    def __str__(self) -> str:
-        return self.table()
+    def _sections(self, *, full: bool) -> tuple[Section, ...]:
+        return _sections(self, full)
 
     def __repr__(self) -> str:
         fitting = sum(p.fits for p in self.points)
         return f"Sweep({self.program}: {fitting} of {len(self.points)} fit)"
 
     def _repr_html_(self) -> str:
-        return sections_to_html(_tell(self, full=True))
+        return sections_to_html(_sections(self, full=True))
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
@@ -139,7 +131,7 @@ def _is_as_good(a: Point, b: Point) -> bool:
     return all(x <= y for x, y in zip(a.worth, b.worth, strict=True))
 
 
-def _tell(sweep: Sweep, *, full: bool) -> tuple[Section, ...]:
+def _sections(sweep: Sweep, full: bool) -> tuple[Section, ...]:
     front = sweep.pareto()
     fitting = sorted((p for p in sweep.points if p.fits), key=lambda p: p.worth)
     others = [p for p in sweep.points if not p.fits]

@@ -1,7 +1,7 @@
 """Compile a plan and compare the compiled program with the plan's predictions.
 
 In: a plan or a hand-sharded function, and hardware to compile for.
-Out: `verification.VerificationData`, `by_hand.audit.AuditData`, `check.CheckData`.
+Out: `results`: a `Verification`, `Audit` or `Check`, which show themselves.
 Order: `places` and `targets` (where to compile; on emulated devices where there are
 none), `compile` (in a process of its own for compile-only devices: an aborting compiler
 does not end the notebook), `hlo` (compiled text → collectives, memory, work),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,6 +35,7 @@ from rhino_jax.runtime.storage import dims_of, in_order
 from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.comparison import ComparedLeaf, compare
 from rhino_jax.verify.places import emulated_mesh
+from rhino_jax.verify.results.check import Check
 from rhino_jax.verify.verification import planned_parameters
 
 
@@ -49,32 +49,6 @@ ASKS_FOR_A_MESH = ANNOTATIONS | {"shard_map"}
 _ROUNDING = {"xla_allow_excess_precision": False}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckData:
-    """The results of a sharded program compared with those of one device.
-
-    Attributes:
-      program_name: name of the planned function.
-      mesh_axes: (name, size) of every mesh axis, major first.
-      devices: devices that the plan ran on, as "8 emulated cpu devices".
-      leaves: comparison of every array of the result, the largest differences first.
-      not_compared: (tree path, reason) of leaves that could not be compared.
-      seconds: wall time of compiling and running both programs.
-    """
-
-    program_name: str
-    mesh_axes: tuple[tuple[str, int], ...]
-    devices: str
-    leaves: tuple[ComparedLeaf, ...]
-    not_compared: tuple[tuple[str, str], ...]
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether no compared leaf differs beyond its tolerance."""
-        return all(leaf.ok for leaf in self.leaves)
-
-
 def check(
     plan: PlanData,
     fn: Any,
@@ -84,8 +58,8 @@ def check(
     tolerance: float | None = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
-) -> CheckData:
-    """Run `fn` as planned and on one device, and compare; see `PlanData.check`."""
+) -> Check:
+    """Run `fn` as planned and on one device, and compare; see `Plan.check`."""
     what, started = "`plan.check`", time.monotonic()
     fn, args = unbound(fn, args)
     parameters = planned_parameters(
@@ -121,7 +95,7 @@ def check(
         compare(path, a, b, tolerance, c)
         for path, a, b, c in zip(paths, planned, single, rounded, strict=True)
     ]
-    return CheckData(
+    return Check(
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
         devices=devices,

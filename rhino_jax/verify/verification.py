@@ -7,14 +7,12 @@ holds. Nothing is run; the hardware need not be present.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.records import Collective, Predicted
-from rhino_jax.plan.stages import StageCost
 from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.runtime.sharded import ShardedFunction, unbound
@@ -23,103 +21,14 @@ from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import priced, read_compiled
 from rhino_jax.verify.hlo.records import (
     Compilation,
-    CompiledCollective,
-    MemoryUse,
-    OutOfMemory,
 )
 from rhino_jax.verify.in_child import CompileLimit
 from rhino_jax.verify.matching.ledger import evidence_of
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.problems import differences_of, problems_of
+from rhino_jax.verify.results.verification import Verification
 from rhino_jax.verify.stages import Made, compiled_stages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerificationData:
-    """A plan compared with its compiled program.
-
-    Attributes:
-      program_name: name of the planned function.
-      mesh_axes: (name, size) of every mesh axis, major first.
-      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
-      hardware: name of the target whose rates turn compiled work into seconds.
-      planned_hardware: name of the plan's target. Where the two differ, seconds in
-        `planned` and `differences` are of `hardware`, those in `predicted` are not.
-      predicted: the plan's prediction.
-      compiled: the same fields, read from the compiled program; None where it does not
-        fit.
-      planned: the plan's collectives.
-      collectives: the compiled program's collectives, in run order.
-      differences: differences of the two lists, most seconds first.
-      memory: the compiler's memory statistics; None where the program does not fit.
-      stage_peak_bytes: peak memory of each stage, bytes per device, with compiled tasks
-        or in one SPMD program; empty where there is one stage.
-      memory_budget_bytes: memory budget of the plan, bytes per device.
-      out_of_memory: the compiler's error that the program does not fit, or None.
-      rematerialised: the compiler's messages on values that it replicated in full.
-      problems: reasons why the plan does not hold, as sentences; empty where it does.
-      notes: notes on what could not be read or compared, as sentences.
-      seconds: wall time of compiling.
-      stages: (planned, compiled) cost of each chunk of a pipeline; the residuals
-        between tasks are as planned in both.
-      between: (planned, compiled) seconds of each chunk for the task that its group
-        runs once a step between forward and backward; 0 but for a group's first chunk,
-        and empty where micro-batches are not coupled.
-    """
-
-    program_name: str
-    mesh_axes: tuple[tuple[str, int], ...]
-    platform: str
-    hardware: str
-    planned_hardware: str
-    predicted: Predicted
-    compiled: Predicted | None
-    planned: tuple[Collective, ...]
-    collectives: tuple[CompiledCollective, ...]
-    differences: tuple[Difference, ...]
-    memory: MemoryUse | None
-    stage_peak_bytes: tuple[int, ...]
-    memory_budget_bytes: int
-    out_of_memory: OutOfMemory | None
-    rematerialised: tuple[str, ...]
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
-    seconds: float
-    stages: tuple[tuple[StageCost, StageCost], ...] = ()
-    between: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether the compiled program does what the plan says.
-
-        All of these hold:
-
-        - The compiler accepts it, and its peak memory is within the plan's budget.
-        - Peak memory exceeds the prediction by at most 30 %, or by 10 % of the budget.
-        - No reduction over devices adds the same parts several times: wrong numbers.
-        - No value is rematerialised involuntarily.
-        - Bytes on the wire that differ for no harmless reason, more or fewer, are at
-          most 10 % of the planned, or take at most 5 % of the compiled step.
-        - No collective of a kind and axes that the plan does not have takes more than
-          5 % of the compiled step.
-
-        Harmless are: the same bytes in fewer or more runs or in another order; fewer
-        runs (hoisted out of a loop); more chunks of a windowed einsum that overlap with
-        its matmul; traffic inside a user's `shard_map`; and on CPU an all-reduce for a
-        reduce-scatter, which XLA:CPU does not have.
-        """
-        return not self.problems
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that one device puts on the wire per step, as compiled."""
-        return sum(c.bytes for c in self.collectives)
-
-    @property
-    def planned_wire_bytes(self) -> int:
-        """Bytes that one device puts on the wire per step, as planned."""
-        return sum(c.bytes for c in self.planned)
 
 
 def verify(
@@ -132,8 +41,8 @@ def verify(
     static_argnums: Any = None,
     static_argnames: Any = None,
     time_limit_s: float | str | None = None,
-) -> VerificationData:
-    """Compile `fn` as planned and read it back; see `PlanData.verify`."""
+) -> Verification:
+    """Compile `fn` as planned and read it back; see `Plan.verify`."""
     what = "`plan.verify`"
     fn, args = unbound(fn, args)
     parameters = planned_parameters(
@@ -181,7 +90,7 @@ def planned_parameters(
 
 def verification_of(
     plan: PlanData, lowered: Lowered, compilation: Compilation, place: CompilePlace
-) -> VerificationData:
+) -> Verification:
     """Compare a plan with a compilation of it.
 
     Args:
@@ -217,7 +126,7 @@ def verification_of(
     return _beside(plan, made, place)
 
 
-def _beside(plan: PlanData, made: Made, place: CompilePlace) -> VerificationData:
+def _beside(plan: PlanData, made: Made, place: CompilePlace) -> Verification:
     """Compare a plan with its compiled form, of one program or of several tasks."""
     planned = priced(plan.collectives, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
@@ -235,7 +144,7 @@ def _beside(plan: PlanData, made: Made, place: CompilePlace) -> VerificationData
             f"compiled for {place.target.name}, planned for {plan.hardware}: bytes and"
             " memory compare, step times do not."
         )
-    return VerificationData(
+    return Verification(
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
         platform=made.platform,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from rhino_jax.explain.results.plan import Plan
+from rhino_jax.explain.plan import Plan
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.decisions import Decisions

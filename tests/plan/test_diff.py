@@ -9,8 +9,8 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax import diff
 from rhino_jax.ir.transform import Transform
-from rhino_jax.plan.diff import Traffic
 from rhino_jax.plan.plan import Leaf
+from rhino_jax.plan.records import Traffic
 from tests.plan.samples import sample_plan, sample_stage
 
 

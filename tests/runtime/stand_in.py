@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from rhino_jax.explain.results.plan import Plan
+from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program, Region

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.explain.results.audit import Audit
+from rhino_jax.verify.results.audit import Audit
 
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -14,9 +14,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.explain.results.audit import Audit
 from rhino_jax.models import registry
 from rhino_jax.verify.hlo.records import OutOfMemory
+from rhino_jax.verify.results.audit import Audit
 from tests.verify.audited import (
     BATCH,
     DIM,

@@ -11,14 +11,13 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import rhino_jax as rhino
-from rhino_jax.explain.results.verification import Verification
 from rhino_jax.models import registry
-from rhino_jax.plan.diff import Traffic
-from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.records import Predicted, Traffic
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.problems import problems_of
+from rhino_jax.verify.results.verification import Verification
 from tests.cases import covering
 from tests.verify.extras import mesh_of_target
 

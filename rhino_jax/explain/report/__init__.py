@@ -1,11 +1,11 @@
-"""Reports on plans, verifications, audits and checks, as text and HTML.
+"""Reports on plans, as text and HTML, and what reports of other results are made of.
 
-In: the data of `rhino_jax.plan` and `rhino_jax.verify`; nothing here computes.
+In: the data of `rhino_jax.plan`; nothing here computes.
 Out: one line, text and HTML.
-Order: `tables` (rows of values, collectives and source lines), `step` (the simulated
-step, also for Perfetto), `story`, `stages` and
-`changes` (sections of one thing each), `section` (what sections are),
-`text` and `html` (sections → output), `line`.
+Order: `section` (what sections are), `tables` (rows of values, collectives and source
+lines), `step` (the simulated step, also for Perfetto), `story` and `stages` (sections
+of one thing each), `text` and `html` (sections → output), `line`, `displayed` (results
+that show themselves).
 
 To add a report: one file that gives a tuple of `section.Section`, which `text` and
 `html` show. To add an output format: one file next to them that takes the same tuple.

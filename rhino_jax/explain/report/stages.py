@@ -5,13 +5,11 @@ A step of a pipeline as a timeline: the tasks of every stage over time.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
-from rhino_jax.explain.report.views.bars import Bar, Quantity, bars
 from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
 from rhino_jax.pipeline.of_plan import link_wait_s, schedule_of
 from rhino_jax.pipeline.simulation import Simulation, Times, lines_of
@@ -23,7 +21,6 @@ from rhino_jax.units import format_bytes, format_count, format_seconds, format_s
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
     from rhino_jax.plan.stages import Pipeline, StageCost, StagePlan
-    from rhino_jax.verify.verification import VerificationData
 
 
 MAX_TASKS = 2000
@@ -213,77 +210,6 @@ def _on_host(pipeline: Pipeline, stage: int) -> str:
         return ""
     seconds = format_seconds(size / pipeline.host_bytes_per_s)
     return f"{format_bytes(size)} a micro-batch, {seconds} each way"
-
-
-PASSES = ("ahead", "forward", "whole batch", "backward", "update")
-"""Passes in their order in a step. The first and the third exist if micro-batches are
-coupled."""
-
-
-def compiled_stages_section(found: VerificationData) -> Section:
-    """Return the section that compares every stage chunk as planned and as compiled.
-
-    For an SPMD pipeline, which all of its devices run, it shows memory by stage only.
-    """
-    if found.compiled is None:
-        return Section("")
-    if not found.stages:
-        return _peaks(found)
-    of_chunk = found.between or ((0.0, 0.0),) * len(found.stages)
-    every = [
-        [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
-        for pair, seconds in zip(found.stages, of_chunk, strict=True)
-    ]
-    is_ahead = any(each[0] for passes in every for each in passes)
-    there = (is_ahead, True, bool(found.between), True, True)
-    names = tuple(itertools.compress(PASSES, there))
-    rows, drawn = [], []
-    for i, (pair, all_passes) in enumerate(zip(found.stages, every, strict=True)):
-        passes = [tuple(itertools.compress(each, there)) for each in all_passes]
-        cells = [
-            " → ".join(map(format_seconds, each)) for each in zip(*passes, strict=True)
-        ]
-        working = [cost.working_bytes for cost in pair]
-        rows.append((str(i), *cells, " → ".join(map(format_bytes, working))))
-        drawn.append(
-            Quantity(
-                f"chunk {i}",
-                "seconds",
-                tuple(
-                    Bar(tuple(zip(each, names, strict=True)), format_seconds(sum(each)))
-                    for each in passes
-                ),
-            )
-        )
-    # Compiled seconds of different hardware do not compare with planned ones.
-    is_same = found.hardware == found.planned_hardware
-    return Section(
-        "chunks of stages: passes of one micro-batch, update"
-        f"{' and whole batch' if found.between else ''} once a step;"
-        " planned → compiled",
-        table=Table(
-            ("chunk", *names, "tasks take up to"),
-            tuple(rows),
-            ">" * (2 + len(names)),
-        ),
-        drawing=bars(drawn, ("predicted", "compiled"), parts=names) if is_same else "",
-    )
-
-
-def _peaks(found: VerificationData) -> Section:
-    planned = format_bytes(found.predicted.peak_bytes)
-    rows = tuple(
-        (str(i), f"{planned} → {format_bytes(peak)}")
-        for i, peak in enumerate(found.stage_peak_bytes)
-    )
-    table = Table(("stage", "peak"), rows, ">>")
-    return Section("stages: memory of one device, planned → compiled", table=table)
-
-
-def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
-    """Return seconds of a chunk's passes, in the order of `PASSES`."""
-    back_s = cost.backward_s + cost.weights_s
-    return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s
 
 
 def _sends(stage: StagePlan) -> str:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.ir.spec import format_spec
-from rhino_jax.plan.diff import Traffic, traffic_of
-from rhino_jax.plan.records import Collective
+from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.units import (
     format_bytes,

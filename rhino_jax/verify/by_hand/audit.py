@@ -8,7 +8,7 @@ compiled programs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import AxisType
@@ -17,14 +17,12 @@ from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.trace import trace_call
-from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.records import Predicted
+from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.runtime.sharded import BoundMethod, Planner, ShardedFunction
 from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.by_hand.culprits import (
     Culprits,
-    SourceCost,
     costs_of,
     culprits_of,
 )
@@ -37,83 +35,23 @@ from rhino_jax.verify.by_hand.hand_sharded import (
 )
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum, by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
 from rhino_jax.verify.places import CompilePlace, place_on
-from rhino_jax.verify.verification import VerificationData, verification_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditData:
-    """Cost and memory use of a hand-sharded program, next to rhino's plan.
-
-    Attributes:
-      program_name: name of the audited function.
-      mesh_axes: (name, size) of every mesh axis, major first.
-      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
-      hardware: name of the target whose rates turn compiled work into seconds.
-      memory_budget_bytes: memory budget, bytes per device.
-      compiled: step time, peak memory and FLOPs of the unchanged program; None where it
-        does not fit.
-      collectives: collectives of the unchanged program, most seconds first.
-      memory: the compiler's memory statistics; None where the program does not fit.
-      costs: communication cost of each source line, most seconds first.
-      out_of_memory: the compiler's error that the program does not fit, or None.
-      rematerialised: the compiler's messages on values that it replicated in full.
-      plan: rhino's plan of the same function; None where there is none.
-      rhino: verification of that plan, compiled for the same mesh; None without a plan.
-      notes: notes for the user, one sentence each.
-      seconds: wall time of compiling the unchanged program.
-    """
-
-    program_name: str
-    mesh_axes: tuple[tuple[str, int], ...]
-    platform: str
-    hardware: str
-    memory_budget_bytes: int
-    compiled: Predicted | None
-    collectives: tuple[CompiledCollective, ...]
-    memory: MemoryUse | None
-    costs: tuple[SourceCost, ...]
-    out_of_memory: OutOfMemory | None
-    rematerialised: tuple[str, ...]
-    plan: PlanData | None
-    rhino: VerificationData | None
-    notes: tuple[str, ...]
-    seconds: float
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that one device puts on the wire per step."""
-        return sum(c.bytes for c in self.collectives)
-
-    @property
-    def gain(self) -> float | None:
-        """Compiled step time of the unchanged program ÷ that of rhino's plan.
-
-        Above 1, rhino's is faster; infinite where only rhino's fits, 0 where only the
-        user's does; None where neither does or there is no plan.
-        """
-        ours = None if self.rhino is None else self.rhino.compiled
-        if self.compiled is None:
-            return None if ours is None else float("inf")
-        if ours is None:
-            return None if self.rhino is None else 0.0
-        if not ours.step_time_s:
-            return 1.0 if not self.compiled.step_time_s else float("inf")
-        return self.compiled.step_time_s / ours.step_time_s
+from rhino_jax.verify.results.audit import Audit
+from rhino_jax.verify.results.verification import Verification
+from rhino_jax.verify.verification import verification_of
 
 
 def audit(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    planner: Planner,
+    planner: Planner[AnyPlan],
     *,
     mesh: Any,
     hardware: Any,
     memory_budget_bytes: int | None,
     **calling: Any,
-) -> AuditData:
+) -> Audit[AnyPlan]:
     """Compile a hand-sharded program unchanged and compare it with rhino's plan.
 
     See `rhino.audit`, which documents the arguments.
@@ -149,7 +87,7 @@ def audit(
         sorted(reading.collectives, key=lambda c: (-c.seconds, -c.bytes))
     )
     budget = place.target.hbm_bytes
-    return AuditData(
+    return Audit(
         program_name=parameters.name,
         mesh_axes=axes,
         platform=compilation.platform,
@@ -202,8 +140,11 @@ def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culpri
 
 
 def _with_rhino(
-    program: HandSharded, parameters: Parameters, planner: Planner, place: CompilePlace
-) -> tuple[PlanData | None, VerificationData | None, list[str]]:
+    program: HandSharded,
+    parameters: Parameters,
+    planner: Planner[AnyPlan],
+    place: CompilePlace,
+) -> tuple[AnyPlan | None, Verification | None, list[str]]:
     """Plan the same function on the same mesh and compile it.
 
     Returns rhino's plan, its verification (both None where there is no plan), and

@@ -22,8 +22,7 @@ from rhino_jax.frontend.cells import cell_of
 from rhino_jax.frontend.regions import all_equations
 from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Source
-from rhino_jax.plan.diff import Traffic, traffic_of
-from rhino_jax.plan.records import Collective
+from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.verify.matching.ledger import (
     Evidence,
     Key,

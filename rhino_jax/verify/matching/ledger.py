@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.program import Program
-from rhino_jax.plan.diff import Traffic
-from rhino_jax.plan.records import Collective
+from rhino_jax.plan.records import Collective, Traffic
 from rhino_jax.verify.hlo.module import source_of
 
 

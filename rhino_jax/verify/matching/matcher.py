@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.plan.diff import Traffic
+from rhino_jax.plan.records import Traffic
 from rhino_jax.verify.matching import ledger as causes
 from rhino_jax.verify.matching.identities import Identity
 from rhino_jax.verify.matching.ledger import Entry, Evidence, Key, Ledger, total

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from rhino_jax.plan.diff import Traffic
+from rhino_jax.plan.records import Traffic
 from rhino_jax.verify.hlo.collectives.read import count_collectives, read_collectives
 from tests.plan.samples import sample_plan
 

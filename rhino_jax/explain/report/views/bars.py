@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.explain.report.views.boxes import HUES, beside, box, colour, legend, row
-from rhino_jax.plan.diff import traffic_of
+from rhino_jax.plan.records import traffic_of
 from rhino_jax.units import format_bytes, format_ratio, format_seconds
 
 

@@ -28,8 +28,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.plan.diff import Traffic, traffic_of
-from rhino_jax.plan.records import Collective
+from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.verify.hlo.collectives.groups import (
     Groups,
     MeshMap,

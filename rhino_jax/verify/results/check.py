@@ -1,31 +1,55 @@
-"""The result of `plan.check`: differences of two runs, and their displays.
-
-Displays are a line, text and HTML.
-"""
+"""The result of `plan.check`: differences of two runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.displayed import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
-from rhino_jax.explain.report.text import sections_to_text
-from rhino_jax.explain.results.dress import dressed
 from rhino_jax.units import format_count, format_seconds
-from rhino_jax.verify import check as data
-from rhino_jax.verify.comparison import ROUNDINGS
-
-
-if TYPE_CHECKING:
-    from rhino_jax.verify.check import CheckData
-    from rhino_jax.verify.comparison import ComparedLeaf
+from rhino_jax.verify.comparison import ROUNDINGS, ComparedLeaf
 
 
 TOP_LEAVES = 10
 
 
-def check_line(found: CheckData) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Check(Displayed):
+    """The results of a sharded program compared with those of one device.
+
+    Attributes:
+      program_name: name of the planned function.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      devices: devices that the plan ran on, as "8 emulated cpu devices".
+      leaves: comparison of every array of the result, the largest differences first.
+      not_compared: (tree path, reason) of leaves that could not be compared.
+      seconds: wall time of compiling and running both programs.
+    """
+
+    program_name: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    devices: str
+    leaves: tuple[ComparedLeaf, ...]
+    not_compared: tuple[tuple[str, str], ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether no compared leaf differs beyond its tolerance."""
+        return all(leaf.ok for leaf in self.leaves)
+
+    def _line(self) -> str:
+        return _line(self)
+
+    def _sections(self, *, full: bool) -> tuple[Section, ...]:
+        return _sections(self, full)
+
+    def __repr__(self) -> str:
+        return self._line()
+
+
+def _line(found: Check) -> str:
     """Return one line with program, mesh, and whether the results agree."""
     bad = sum(not leaf.ok for leaf in found.leaves)
     said = "ok" if found.ok else f"{format_count(bad)} differ"
@@ -36,23 +60,7 @@ def check_line(found: CheckData) -> str:
     )
 
 
-def check_to_text(found: CheckData, *, full: bool = False) -> str:
-    """Return the whole report of a check as text.
-
-    Args:
-      found: the check.
-      full: show every leaf, not only those that differ most.
-    """
-    return sections_to_text(tell_check(found, full=full))
-
-
-def check_to_html(found: CheckData) -> str:
-    """Return the whole report of a check as self-contained HTML."""
-    return sections_to_html(tell_check(found), line=check_line(found))
-
-
-def tell_check(found: CheckData, *, full: bool = False) -> tuple[Section, ...]:
-    """Return all sections of a check's report."""
+def _sections(found: Check, full: bool) -> tuple[Section, ...]:
     bad = [leaf for leaf in found.leaves if not leaf.ok]
     result = f"{format_count(len(found.leaves))} arrays agree"
     if bad:
@@ -104,34 +112,3 @@ def _row(leaf: ComparedLeaf) -> tuple[str, ...]:
         f"[{', '.join(map(str, leaf.worst))}]" if leaf.relative else "",
         "" if leaf.ok else f"{format_count(leaf.differing)} differ",
     )
-
-
-class Check(data.CheckData):
-    """Results of a planned program compared with those of one device.
-
-    Its attributes are those of `rhino_jax.verify.check.CheckData`.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, found: data.CheckData) -> Check:
-        """Return a check's data as this class."""
-        return dressed(cls, found)
-
-    def table(self, *, full: bool = False) -> str:
-        """Return the whole report as text.
-
-        Args:
-          full: show every leaf, not only those that differ most.
-        """
-        return check_to_text(self, full=full)
-
-    def __repr__(self) -> str:
-        return check_line(self)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        return check_to_html(self)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
+from rhino_jax.errors import PlanFileError
+from rhino_jax.explain.diff import PlanDiff, diff
 from rhino_jax.explain.report.html import to_html
 from rhino_jax.explain.report.line import one_line
 from rhino_jax.explain.report.step import save_trace
 from rhino_jax.explain.report.text import to_text
-from rhino_jax.explain.results.check import Check
-from rhino_jax.explain.results.diff import PlanDiff, diff
-from rhino_jax.explain.results.dress import dressed
-from rhino_jax.explain.results.explored import Explored
-from rhino_jax.explain.results.verification import Verification
+from rhino_jax.explain.why import Why
 from rhino_jax.export.code import code_of
 from rhino_jax.pipeline.jitter import Jittered, Noise
 from rhino_jax.pipeline.of_plan import simulated
@@ -29,10 +28,12 @@ from rhino_jax.plan.files.store import save_plan
 from rhino_jax.runtime import placing
 from rhino_jax.runtime.with_plan import jit_with_plan
 from rhino_jax.verify.check import check
+from rhino_jax.verify.results.check import Check
+from rhino_jax.verify.results.verification import Verification
 from rhino_jax.verify.verification import verify
 
 
-class Plan(Explored):
+class Plan(data.PlanData):
     """Layouts of a program over a mesh, and their predicted cost.
 
     `str(plan)` is one line, `plan.table()` the whole report. Its attributes are those
@@ -42,7 +43,9 @@ class Plan(Explored):
     @classmethod
     def of(cls, plan: data.PlanData) -> Plan:
         """Return a plan's data as this class."""
-        return dressed(cls, plan)
+        if isinstance(plan, cls):
+            return plan
+        return cls(**{f.name: getattr(plan, f.name) for f in fields(plan)})
 
     def __reduce__(self) -> Any:
         """Pickle the content of a plan file, without the process's devices."""
@@ -218,17 +221,15 @@ class Plan(Explored):
           CompilerError: compiling took longer than `time_limit_s`, or the compiler
             aborted.
         """
-        return Verification.of(
-            verify(
-                self,
-                fn,
-                args,
-                kwargs,
-                compile_for=compile_for,
-                static_argnums=static_argnums,
-                static_argnames=static_argnames,
-                time_limit_s=time_limit_s,
-            )
+        return verify(
+            self,
+            fn,
+            args,
+            kwargs,
+            compile_for=compile_for,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            time_limit_s=time_limit_s,
         )
 
     def simulate(self, jitter: Noise | float | None = None) -> Simulation | Jittered:
@@ -276,16 +277,14 @@ class Plan(Explored):
           PlanFileError: the plan is of another program.
           MeshError: the mesh has no devices, and that many cannot be emulated.
         """
-        return Check.of(
-            check(
-                self,
-                fn,
-                args,
-                kwargs,
-                tolerance=tolerance,
-                static_argnums=static_argnums,
-                static_argnames=static_argnames,
-            )
+        return check(
+            self,
+            fn,
+            args,
+            kwargs,
+            tolerance=tolerance,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
 
     def donated_arguments(self) -> tuple[int | str, ...]:
@@ -339,6 +338,114 @@ class Plan(Explored):
           worth: as in `rhino.diff`.
         """
         return diff(self, other, worth=worth)
+
+    def with_(
+        self,
+        *,
+        pins: Any = None,
+        memory_budget_bytes: float | str | None = None,
+        mesh: Any = None,
+        microbatches: int | str | None = None,
+        recompute: str | None = None,
+        stages: int | str | None = None,
+        schedule: str | None = None,
+    ) -> Plan:
+        """Plan the same program again with some options changed.
+
+        With other pins or another budget, this plan's search problem is solved again,
+        on its mesh and with its passes (micro-batches, remat), in a fraction of the
+        time; `recipes` stay those of this plan. The stage cuts of a plan in stages stay
+        if only pins of layouts change. If nothing fits this way, and for all other
+        changes, everything but tracing is repeated.
+
+        Args:
+          pins: as in `auto_shard`; added to the pins of this plan, and replacing those
+            with the same key.
+          memory_budget_bytes, mesh, microbatches, recompute, stages, schedule: as in
+            `auto_shard`; None: as in this plan's request. A mesh that rhino chose
+            stays, unless `stages` is given.
+
+        Raises:
+          PlanFileError: the plan was loaded from a file, without its program. PinError,
+            InfeasiblePlanError, …: as `rhino.plan`.
+        """
+        changes = {
+            "pins": pins,
+            "memory_budget_bytes": memory_budget_bytes,
+            "mesh": mesh,
+            "microbatches": microbatches,
+            "recompute": recompute,
+            "stages": stages,
+            "schedule": schedule,
+        }
+        return Plan.of(_origin(self, "with_").with_(self, changes))
+
+    def recipe(self, name: str) -> Plan:
+        """Return an expert's recipe at its best, as a plan: to run, verify and compare.
+
+        It is the one in this plan's table of recipes, whether it fits or not.
+
+        Args:
+          name: as in `plan.recipes`.
+
+        Raises:
+          RhinoError: there is no such recipe, or the program does not allow it.
+          PlanFileError: as `with_`.
+        """
+        from rhino_jax.explain.questions import recipe
+
+        _origin(self, "recipe")
+        return Plan.of(recipe(self, name))
+
+    def why(self, key: str) -> Why:
+        """Explain why a value has its layout, and what each alternative would cost.
+
+        The value is fixed to each of its other layouts, one after the other, and
+        everything else is solved again: the cost of a layout is what
+        `plan.with_(pins={key: spec})` would find. `print` the result to read it.
+
+        For a plan in stages, the result says on which stage the value is, and why; and
+        what its other layouts cost that stage and the simulated step. Values that
+        several stages have are explained for each (`Why.also`).
+
+        Args:
+          key: a tree path or glob of arguments and results, a source line (`gpt.py:61`;
+            in notebooks `In[7]:39`), a scope, an op (`dot_general #12`) or a value
+            (`%34`), as the plan's tables name them.
+
+        Raises:
+          RhinoError: the key names nothing.
+          PlanFileError: as `with_`.
+        """
+        from rhino_jax.explain.questions import why
+
+        _origin(self, "why")
+        return why(self, key)
+
+    def why_not(self, key: str, spec: Any) -> Why:
+        """Explain what one layout of a value would cost, or why it is impossible.
+
+        Args:
+          key: as in `why`.
+          spec: a PartitionSpec; for a plan in stages also the number of a stage: the
+            cost of placing the value there, with everything cut and planned again.
+        """
+        from rhino_jax.explain.questions import why
+
+        _origin(self, "why_not")
+        return why(self, key, spec)
+
+
+def _origin(plan: data.PlanData, what: str) -> Any:
+    if plan.origin is None:
+        raise PlanFileError(
+            f"`plan.{what}`: the program of this plan is not at hand.",
+            where=f"the plan of `{plan.program_name}`",
+            numbers="it was loaded from a file, or planned inside of another trace",
+            fix="plan = rhino.plan(fn, *args, mesh=mesh), which the cache makes quick;"
+            " then ask that plan.",
+        )
+    return plan.origin
 
 
 def _from_dict(data: Mapping[str, Any]) -> Plan:

@@ -1,30 +1,19 @@
-"""The result of `rhino.audit`: a hand-sharded program, compiled; its displays.
-
-Report of an audit, on a hand-sharded program: one line, text and HTML.
-"""
+"""The result of `rhino.audit`: a hand-sharded program, compiled."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any, Generic
 
-from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.displayed import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.tables import format_axes, value_sections
-from rhino_jax.explain.report.text import sections_to_text
 from rhino_jax.explain.report.views.bars import bars, peak_of, step_of, wire_of
-from rhino_jax.explain.results.dress import dressed
-from rhino_jax.explain.results.plan import Plan
-from rhino_jax.explain.results.verification import (
-    Verification,
-    out_of_memory_section,
-    quantity_row,
-    remat_section,
-    time_rows,
-)
 from rhino_jax.export.code import patch_of
+from rhino_jax.plan.plan import AnyPlan
+from rhino_jax.plan.records import Predicted
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -33,18 +22,106 @@ from rhino_jax.units import (
     format_seconds,
     format_share,
 )
-from rhino_jax.verify.by_hand import audit as data
-
-
-if TYPE_CHECKING:
-    from rhino_jax.verify.by_hand.audit import AuditData
-    from rhino_jax.verify.by_hand.culprits import SourceCost
+from rhino_jax.verify.by_hand.culprits import SourceCost
+from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.results.verification import (
+    Verification,
+    out_of_memory_section,
+    quantity_row,
+    remat_section,
+    time_rows,
+)
 
 
 TOP_COSTS = 8
 
 
-def audit_line(found: AuditData) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Audit(Displayed, Generic[AnyPlan]):
+    """Cost and memory use of a hand-sharded program, next to rhino's plan.
+
+    Attributes:
+      program_name: name of the audited function.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
+      hardware: name of the target whose rates turn compiled work into seconds.
+      memory_budget_bytes: memory budget, bytes per device.
+      compiled: step time, peak memory and FLOPs of the unchanged program; None where it
+        does not fit.
+      collectives: collectives of the unchanged program, most seconds first.
+      memory: the compiler's memory statistics; None where the program does not fit.
+      costs: communication cost of each source line, most seconds first.
+      out_of_memory: the compiler's error that the program does not fit, or None.
+      rematerialised: the compiler's messages on values that it replicated in full.
+      plan: rhino's plan of the same function; None where there is none.
+      rhino: verification of that plan, compiled for the same mesh; None without a plan.
+      notes: notes for the user, one sentence each.
+      seconds: wall time of compiling the unchanged program.
+    """
+
+    program_name: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    platform: str
+    hardware: str
+    memory_budget_bytes: int
+    compiled: Predicted | None
+    collectives: tuple[CompiledCollective, ...]
+    memory: MemoryUse | None
+    costs: tuple[SourceCost, ...]
+    out_of_memory: OutOfMemory | None
+    rematerialised: tuple[str, ...]
+    plan: AnyPlan | None
+    rhino: Verification | None
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one device puts on the wire per step."""
+        return sum(c.bytes for c in self.collectives)
+
+    @property
+    def gain(self) -> float | None:
+        """Compiled step time of the unchanged program ÷ that of rhino's plan.
+
+        Above 1, rhino's is faster; infinite where only rhino's fits, 0 where only the
+        user's does; None where neither does or there is no plan.
+        """
+        ours = None if self.rhino is None else self.rhino.compiled
+        if self.compiled is None:
+            return None if ours is None else float("inf")
+        if ours is None:
+            return None if self.rhino is None else 0.0
+        if not ours.step_time_s:
+            return 1.0 if not self.compiled.step_time_s else float("inf")
+        return self.compiled.step_time_s / ours.step_time_s
+
+    def patch(self) -> str:
+        """Return rhino's plan as a diff of your files, for `patch -p1`.
+
+        It adds constraints at your lines, and changes your own where the plan has
+        another layout. Constraints on names alone (`h = with_sharding_constraint(h,
+        …)`) stay as they are. Empty if there is no plan.
+        """
+        return "" if self.plan is None else patch_of(self.plan)
+
+    def _line(self) -> str:
+        return _line(self)
+
+    def _sections(self, *, full: bool) -> tuple[Section, ...]:
+        return _sections(self, full)
+
+    def __repr__(self) -> str:
+        return self._line()
+
+    def __str__(self) -> str:
+        return self._line()
+
+
+AnyAudit = Audit[Any]
+
+
+def _line(found: AnyAudit) -> str:
     """Return one line with program, mesh, step, traffic, memory and rhino's gain."""
     head = (
         f"Audit({found.program_name} on {format_mesh(found.mesh_axes)},"
@@ -60,7 +137,7 @@ def audit_line(found: AuditData) -> str:
     )
 
 
-def _verdict(found: AuditData) -> str:
+def _verdict(found: AnyAudit) -> str:
     gain = found.gain
     if gain is None:
         return "rhino has no plan" if found.plan is None else "rhino's does not fit"
@@ -73,23 +150,7 @@ def _verdict(found: AuditData) -> str:
     return f"gain with rhino {format_ratio(gain)}"
 
 
-def audit_to_text(found: AuditData, *, full: bool = False) -> str:
-    """Return the whole report of an audit as text.
-
-    Args:
-      found: the audit.
-      full: show every source line and collective.
-    """
-    return sections_to_text(tell_audit(found, full=full))
-
-
-def audit_to_html(found: AuditData) -> str:
-    """Return the whole report of an audit as self-contained HTML."""
-    return sections_to_html(tell_audit(found), line=audit_line(found))
-
-
-def tell_audit(found: AuditData, *, full: bool = False) -> tuple[Section, ...]:
-    """Return all sections of an audit's report."""
+def _sections(found: AnyAudit, full: bool) -> tuple[Section, ...]:
     sections = [
         _head(found),
         out_of_memory_section(found.out_of_memory),
@@ -107,7 +168,7 @@ def tell_audit(found: AuditData, *, full: bool = False) -> tuple[Section, ...]:
     )
 
 
-def _head(found: AuditData) -> Section:
+def _head(found: AnyAudit) -> Section:
     facts = [
         ("mesh", format_mesh(found.mesh_axes)),
         (
@@ -129,7 +190,7 @@ def _head(found: AuditData) -> Section:
     return Section(f"audit of {found.program_name}", facts=tuple(facts))
 
 
-def _beside(found: AuditData) -> Section:
+def _beside(found: AnyAudit) -> Section:
     """Return the section that compares program and rhino's plan, both compiled."""
     ours = None if found.rhino is None else found.rhino.compiled
     if found.compiled is None or ours is None or found.rhino is None:
@@ -158,7 +219,7 @@ def _beside(found: AuditData) -> Section:
     )
 
 
-def _costs(found: AuditData, *, full: bool) -> tuple[Section, ...]:
+def _costs(found: AnyAudit, *, full: bool) -> tuple[Section, ...]:
     if found.compiled is None:
         return ()
     if not found.costs:
@@ -200,7 +261,7 @@ def _moves(cost: SourceCost) -> str:
     return ", ".join(f"{kind} {format_axes(axes)}" for (kind, axes), _ in cost.moves)
 
 
-def _held(found: AuditData) -> Section:
+def _held(found: AnyAudit) -> Section:
     memory = found.memory
     if memory is None:
         return Section("")
@@ -216,7 +277,7 @@ def _held(found: AuditData) -> Section:
     return Section("memory", facts=facts)
 
 
-def _inputs(found: AuditData, *, full: bool) -> Section:
+def _inputs(found: AnyAudit, *, full: bool) -> Section:
     """Return the section on the specs that rhino's plan has for the arguments."""
     if found.plan is None:
         return Section("")
@@ -227,50 +288,3 @@ def _inputs(found: AuditData, *, full: bool) -> Section:
         inputs.table,
         (*inputs.lines, "`audit.patch()` says it as a diff of your files."),
     )
-
-
-class Audit(data.AuditData):
-    """Traffic and memory of a hand-sharded program, compared with rhino's plan of it.
-
-    Its attributes are those of `rhino_jax.verify.by_hand.audit.AuditData`.
-    """
-
-    __slots__ = ()
-
-    plan: Plan | None
-    rhino: Verification | None
-
-    @classmethod
-    def of(cls, found: data.AuditData) -> Audit:
-        """Return an audit's data as this class."""
-        return dressed(
-            cls,
-            replace(
-                found,
-                plan=found.plan and Plan.of(found.plan),
-                rhino=found.rhino and Verification.of(found.rhino),
-            ),
-        )
-
-    def table(self, *, full: bool = False) -> str:
-        """Return the whole audit as text at most 100 columns wide.
-
-        Args:
-          full: show every line and collective.
-        """
-        return audit_to_text(self, full=full)
-
-    def patch(self) -> str:
-        """Return rhino's plan as a diff of your files, for `patch -p1`.
-
-        It adds constraints at your lines, and changes your own where the plan has
-        another layout. Constraints on names alone (`h = with_sharding_constraint(h,
-        …)`) stay as they are. Empty if there is no plan.
-        """
-        return "" if self.plan is None else patch_of(self.plan)
-
-    def __repr__(self) -> str:
-        return audit_line(self)
-
-    def _repr_html_(self) -> str:
-        return audit_to_html(self)

@@ -1,22 +1,25 @@
-"""The result of `plan.verify`: predictions compared with the compiled program.
-
-Report of a verification: predicted compared with compiled; line, text and HTML.
-"""
+"""The result of `plan.verify`: predictions compared with the compiled program."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.displayed import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
-from rhino_jax.explain.report.stages import compiled_stages_section
 from rhino_jax.explain.report.tables import format_axes
-from rhino_jax.explain.report.text import sections_to_text
-from rhino_jax.explain.report.views.bars import bars, peak_of, step_of, wire_of
-from rhino_jax.explain.results.dress import dressed
-from rhino_jax.plan.diff import traffic_of
+from rhino_jax.explain.report.views.bars import (
+    Bar,
+    Quantity,
+    bars,
+    peak_of,
+    step_of,
+    wire_of,
+)
+from rhino_jax.plan.records import Collective, Predicted, traffic_of
+from rhino_jax.plan.stages import StageCost
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -24,21 +27,114 @@ from rhino_jax.units import (
     format_ratio,
     format_seconds,
 )
-from rhino_jax.verify import verification as data
-
-
-if TYPE_CHECKING:
-    from rhino_jax.plan.records import Predicted
-    from rhino_jax.verify.hlo.records import OutOfMemory
-    from rhino_jax.verify.matching.matcher import Difference
-    from rhino_jax.verify.verification import VerificationData
+from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.matching.matcher import Difference
 
 
 TOP_DIFFERENCES = 10
 TOP_SOURCES = 3
 
 
-def verification_line(found: VerificationData) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Displayed):
+    """A plan compared with its compiled program.
+
+    Attributes:
+      program_name: name of the planned function.
+      mesh_axes: (name, size) of every mesh axis, major first.
+      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
+      hardware: name of the target whose rates turn compiled work into seconds.
+      planned_hardware: name of the plan's target. Where the two differ, seconds in
+        `planned` and `differences` are of `hardware`, those in `predicted` are not.
+      predicted: the plan's prediction.
+      compiled: the same fields, read from the compiled program; None where it does not
+        fit.
+      planned: the plan's collectives.
+      collectives: the compiled program's collectives, in run order.
+      differences: differences of the two lists, most seconds first.
+      memory: the compiler's memory statistics; None where the program does not fit.
+      stage_peak_bytes: peak memory of each stage, bytes per device, with compiled tasks
+        or in one SPMD program; empty where there is one stage.
+      memory_budget_bytes: memory budget of the plan, bytes per device.
+      out_of_memory: the compiler's error that the program does not fit, or None.
+      rematerialised: the compiler's messages on values that it replicated in full.
+      problems: reasons why the plan does not hold, as sentences; empty where it does.
+      notes: notes on what could not be read or compared, as sentences.
+      seconds: wall time of compiling.
+      stages: (planned, compiled) cost of each chunk of a pipeline; the residuals
+        between tasks are as planned in both.
+      between: (planned, compiled) seconds of each chunk for the task that its group
+        runs once a step between forward and backward; 0 but for a group's first chunk,
+        and empty where micro-batches are not coupled.
+    """
+
+    program_name: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    platform: str
+    hardware: str
+    planned_hardware: str
+    predicted: Predicted
+    compiled: Predicted | None
+    planned: tuple[Collective, ...]
+    collectives: tuple[CompiledCollective, ...]
+    differences: tuple[Difference, ...]
+    memory: MemoryUse | None
+    stage_peak_bytes: tuple[int, ...]
+    memory_budget_bytes: int
+    out_of_memory: OutOfMemory | None
+    rematerialised: tuple[str, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    stages: tuple[tuple[StageCost, StageCost], ...] = ()
+    between: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the compiled program does what the plan says.
+
+        All of these hold:
+
+        - The compiler accepts it, and its peak memory is within the plan's budget.
+        - Peak memory exceeds the prediction by at most 30 %, or by 10 % of the budget.
+        - No reduction over devices adds the same parts several times: wrong numbers.
+        - No value is rematerialised involuntarily.
+        - Bytes on the wire that differ for no harmless reason, more or fewer, are at
+          most 10 % of the planned, or take at most 5 % of the compiled step.
+        - No collective of a kind and axes that the plan does not have takes more than
+          5 % of the compiled step.
+
+        Harmless are: the same bytes in fewer or more runs or in another order; fewer
+        runs (hoisted out of a loop); more chunks of a windowed einsum that overlap with
+        its matmul; traffic inside a user's `shard_map`; and on CPU an all-reduce for a
+        reduce-scatter, which XLA:CPU does not have.
+        """
+        return not self.problems
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one device puts on the wire per step, as compiled."""
+        return sum(c.bytes for c in self.collectives)
+
+    @property
+    def planned_wire_bytes(self) -> int:
+        """Bytes that one device puts on the wire per step, as planned."""
+        return sum(c.bytes for c in self.planned)
+
+    def _line(self) -> str:
+        return _line(self)
+
+    def _sections(self, *, full: bool) -> tuple[Section, ...]:
+        return _sections(self, full)
+
+    def __repr__(self) -> str:
+        return self._line()
+
+    def __str__(self) -> str:
+        return self._line()
+
+
+def _line(found: Verification) -> str:
     """Return one line with program, mesh, platform, and whether the plan holds."""
     head = (
         f"Verification({found.program_name} on {format_mesh(found.mesh_axes)},"
@@ -58,30 +154,12 @@ def verification_line(found: VerificationData) -> str:
     )
 
 
-def verification_to_text(found: VerificationData, *, full: bool = False) -> str:
-    """Return the whole report of a verification as text.
-
-    Args:
-      found: the verification.
-      full: show every difference and collective.
-    """
-    return sections_to_text(tell_verification(found, full=full))
-
-
-def verification_to_html(found: VerificationData) -> str:
-    """Return the whole report of a verification as self-contained HTML."""
-    return sections_to_html(tell_verification(found), line=verification_line(found))
-
-
-def tell_verification(
-    found: VerificationData, *, full: bool = False
-) -> tuple[Section, ...]:
-    """Return all sections of a verification's report."""
+def _sections(found: Verification, full: bool) -> tuple[Section, ...]:
     sections = [
         _head(found),
         Section("why it is not ok", lines=found.problems),
         _numbers(found),
-        compiled_stages_section(found),
+        _chunks(found),
         _traffic(found),
         *_differences(found.differences, full=full),
         remat_section(found.rematerialised, full=full),
@@ -95,7 +173,7 @@ def tell_verification(
     )
 
 
-def _head(found: VerificationData) -> Section:
+def _head(found: Verification) -> Section:
     verdict = "ok: the compiled program does what the plan says"
     if not found.ok:
         verdict = "not ok"
@@ -114,7 +192,7 @@ def _head(found: VerificationData) -> Section:
     )
 
 
-def _numbers(found: VerificationData) -> Section:
+def _numbers(found: Verification) -> Section:
     """Return predicted and compiled quantities; times for equal hardware only."""
     compiled, predicted = found.compiled, found.predicted
     if compiled is None:
@@ -143,7 +221,7 @@ def _numbers(found: VerificationData) -> Section:
     )
 
 
-def _drawn(found: VerificationData) -> str:
+def _drawn(found: Verification) -> str:
     """Draw memory and traffic of both sides; the step for equal hardware only."""
     sides = (found.predicted, found.compiled)
     is_same = found.hardware == found.planned_hardware
@@ -180,7 +258,7 @@ def quantity_row(
     return name, form(a), form(b), ratio
 
 
-def _traffic(found: VerificationData) -> Section:
+def _traffic(found: Verification) -> Section:
     """Return the section of collectives by kind and mesh axes, planned and compiled."""
     planned, made = traffic_of(found.planned), traffic_of(found.collectives)
     if found.compiled is None or not (planned or made):
@@ -280,29 +358,72 @@ def out_of_memory_section(found: OutOfMemory | None) -> Section:
     )
 
 
-class Verification(data.VerificationData):
-    """Predictions of a plan compared with the compiled program.
+PASSES = ("ahead", "forward", "whole batch", "backward", "update")
+"""Passes in their order in a step. The first and the third exist if micro-batches are
+coupled."""
 
-    Its attributes are those of `rhino_jax.verify.verification.VerificationData`.
+
+def _chunks(found: Verification) -> Section:
+    """Return the section that compares every stage chunk as planned and as compiled.
+
+    For an SPMD pipeline, which all of its devices run, it shows memory by stage only.
     """
+    if found.compiled is None:
+        return Section("")
+    if not found.stages:
+        return _peaks(found)
+    of_chunk = found.between or ((0.0, 0.0),) * len(found.stages)
+    every = [
+        [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
+        for pair, seconds in zip(found.stages, of_chunk, strict=True)
+    ]
+    is_ahead = any(each[0] for passes in every for each in passes)
+    there = (is_ahead, True, bool(found.between), True, True)
+    names = tuple(itertools.compress(PASSES, there))
+    rows, drawn = [], []
+    for i, (pair, all_passes) in enumerate(zip(found.stages, every, strict=True)):
+        passes = [tuple(itertools.compress(each, there)) for each in all_passes]
+        cells = [
+            " → ".join(map(format_seconds, each)) for each in zip(*passes, strict=True)
+        ]
+        working = [cost.working_bytes for cost in pair]
+        rows.append((str(i), *cells, " → ".join(map(format_bytes, working))))
+        drawn.append(
+            Quantity(
+                f"chunk {i}",
+                "seconds",
+                tuple(
+                    Bar(tuple(zip(each, names, strict=True)), format_seconds(sum(each)))
+                    for each in passes
+                ),
+            )
+        )
+    # Compiled seconds of different hardware do not compare with planned ones.
+    is_same = found.hardware == found.planned_hardware
+    return Section(
+        "chunks of stages: passes of one micro-batch, update"
+        f"{' and whole batch' if found.between else ''} once a step;"
+        " planned → compiled",
+        table=Table(
+            ("chunk", *names, "tasks take up to"),
+            tuple(rows),
+            ">" * (2 + len(names)),
+        ),
+        drawing=bars(drawn, ("predicted", "compiled"), parts=names) if is_same else "",
+    )
 
-    __slots__ = ()
 
-    @classmethod
-    def of(cls, found: data.VerificationData) -> Verification:
-        """Return a verification's data as this class."""
-        return dressed(cls, found)
+def _peaks(found: Verification) -> Section:
+    planned = format_bytes(found.predicted.peak_bytes)
+    rows = tuple(
+        (str(i), f"{planned} → {format_bytes(peak)}")
+        for i, peak in enumerate(found.stage_peak_bytes)
+    )
+    table = Table(("stage", "peak"), rows, ">>")
+    return Section("stages: memory of one device, planned → compiled", table=table)
 
-    def table(self, *, full: bool = False) -> str:
-        """Return predicted and compiled quantities as text at most 100 columns wide.
 
-        Args:
-          full: show every difference and collective.
-        """
-        return verification_to_text(self, full=full)
-
-    def __repr__(self) -> str:
-        return verification_line(self)
-
-    def _repr_html_(self) -> str:
-        return verification_to_html(self)
+def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
+    """Return seconds of a chunk's passes, in the order of `PASSES`."""
+    back_s = cost.backward_s + cost.weights_s
+    return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s
