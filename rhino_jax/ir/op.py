@@ -19,26 +19,21 @@ from rhino_jax.ir.traits import Traits
 
 T = TypeVar("T")
 
-ITEM_BYTES = {
-    "bool": 1, "int4": 1, "uint4": 1, "int8": 1, "uint8": 1, "int16": 2,
-    "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
-    "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
-    "complex128": 16, "float0": 0,
-}  # fmt: skip
-
 
 USERS_CONSTRAINT = "sharding_constraint"
 """Name of the op of `jax.lax.with_sharding_constraint` in a user's program."""
 
 
+@functools.cache
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of one element; PRNG keys hold two 32-bit words, or four
-    (`rbg`)."""
+    """Return the bytes of one element; types of less than a byte (`int2`,
+    `float4_e2m1fn`) take one, PRNG keys two 32-bit words, or four (`rbg`)."""
     if dtype.startswith("key<"):
         return 16 if "rbg" in dtype else 8
-    if dtype.startswith("float8"):
+    if dtype == "bool":
         return 1
-    return ITEM_BYTES.get(dtype, 4)
+    bits = re.search(r"\d+", dtype)
+    return -(-int(bits[0]) // 8) if bits else 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rhino_jax.ir.op import (
-    ITEM_BYTES as ITEM_BYTES,
     PIN as PIN,
     USERS_CONSTRAINT as USERS_CONSTRAINT,
     AxisNames as AxisNames,

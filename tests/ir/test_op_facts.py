@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from rhino_jax._compat import bind_eqn, is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
+from rhino_jax.ir.op import item_bytes
 from rhino_jax.ir.traits import Traits, positions
 from tests.cases import covering
 from tests.frontend.rule_cases import CASES, primitive
@@ -122,3 +124,14 @@ def test_functions_applied_at_indices_are_not_linear() -> None:
 
     assert traits(lambda x: x.at[1].set(2.0)).commutes_in(3) == ((0, 2),)
     assert traits(lambda x: x.at[1].apply(jnp.sin)).commutes_in(3) == ()
+
+
+def test_an_element_has_the_bytes_that_numpy_gives_it() -> None:
+    types = {n: getattr(ml_dtypes, n) for n in ml_dtypes.__all__}
+    sizes = {
+        name: np.dtype(t).itemsize
+        for name, t in types.items()
+        if isinstance(t, type) and issubclass(t, np.generic)
+    }
+    assert "int2" in sizes
+    assert {name: item_bytes(name) for name in sizes} == sizes
