@@ -15,6 +15,7 @@ from rhino_jax.frontend.rules.rotate import ROTATE, halves
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.traits import OpKind
 
 
 SLICE = "dynamic_slice"
@@ -58,6 +59,40 @@ def with_clamped_starts(
         if is_index and any(spec is None or spec[d] for spec in held):
             starts[d] = _clamped(starts[d], whole.shape[d] - update.shape[d])
     return [whole, update, *starts]
+
+
+def with_shards_made(
+    op: Op, operands: Sequence[Any], specs: Sequence[Spec | None], sizes: Sequence[int]
+) -> list[Any]:
+    """Make the shards of an array before a scatter writes at one index of them.
+
+    Shards in which the index does not fall write back the elements at a start that is
+    clamped to the shard. Where the shard itself is a slice of a replicated array, XLA
+    folds both slices into one without that clamp, and other elements are written
+    (openxla/xla#49121). A barrier keeps the slices apart. Scatters at several indices
+    are loops, which are not folded.
+
+    Args:
+      op: the op.
+      operands: its operands: an array, the indices, the updates.
+      specs: specs of operands, then results; None where the compiler decides.
+      sizes: sizes of the mesh axes.
+    Returns:
+      The operands; unchanged where the op is no scatter at one index of a shard.
+    """
+    if op.rule is None or op.traits.kind is not OpKind.SCATTER:
+        return list(operands)
+    array, indices, updates = operands
+    held, whole = specs[1] or ((),) * indices.ndim, specs[-1]
+    pieces = math.prod(sizes[a] for axes in held[:-1] for a in axes)
+    if math.prod(indices.shape[:-1]) > pieces:
+        return list(operands)
+    is_sharded = any(
+        (whole is None or whole[d])
+        and any(op.rule.factors[f].kind is FactorKind.INDEX for f in factors)
+        for d, factors in enumerate(op.rule.operands[0])
+    )
+    return [lax.optimization_barrier(array) if is_sharded else array, indices, updates]
 
 
 def concatenated(

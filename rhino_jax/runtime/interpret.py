@@ -32,7 +32,11 @@ from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Region, RegionKi
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.decisions import Decisions, held_specs
 from rhino_jax.runtime.constraints import Constraints, auto_mesh
-from rhino_jax.runtime.indexing import concatenated, with_clamped_starts
+from rhino_jax.runtime.indexing import (
+    concatenated,
+    with_clamped_starts,
+    with_shards_made,
+)
 from rhino_jax.runtime.meshes import check_devices_of
 from rhino_jax.runtime.on_shards.kernels import run_on_shards
 from rhino_jax.runtime.on_shards.parts import run_each_part
@@ -165,6 +169,7 @@ class _Interpretation:
         if joined is not None:
             return [self.made(joined, op.results[0], None)]
         operands = with_clamped_starts(op, operands, specs)
+        operands = with_shards_made(op, operands, specs, sizes)
         results = bind_eqn(eqn, operands, params)
         return [
             self.made(x, v, whole)

@@ -64,3 +64,14 @@ def test_a_slice_outside_of_a_dim_is_clamped_if_its_rows_are_sharded(
     sharded, whole = rhino.auto_shard(fn, mesh={"x": 8}, progress=False), jax.jit(fn)
     for place in map(np.int32, (-70, -3, 3, ROWS // 2, ROWS - 5, ROWS)):
         assert_close(sharded(cache, place), whole(cache, place))
+
+
+def test_a_write_at_one_index_leaves_the_other_shards_of_a_replicated_array() -> None:
+    def add(array: Any, place: Any) -> Any:
+        return rhino.pin(array.at[place].add(1.0), jax.P("x"))
+
+    array = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("f")
+    pins = {"array": jax.P()}
+    sharded = rhino.auto_shard(add, mesh={"x": 8}, pins=pins, progress=False)
+    for place in map(np.int32, (-3, 0, 3, ROWS - 1, ROWS + 1)):
+        assert_close(sharded(array, place), jnp.asarray(array).at[place].add(1.0))
