@@ -123,6 +123,24 @@ def test_gradients_of_scales_and_biases_are_named_in_an_accumulation_loop() -> N
         assert any(f"gradient of params['{name}']" in reason for reason in said), said
 
 
+def test_sums_of_gradients_after_the_loop_over_micro_batches_are_named() -> None:
+    def train(params: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda p: jnp.mean(jnp.tanh(batch @ p["up"]) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    found = rhino.plan(
+        train,
+        {"up": shaped(512, 512)},
+        shaped(65536, 512),
+        mesh={"data": 4},
+        hardware="h100:4",
+        microbatches=4,
+        donate_argnums=0,
+        progress=False,
+    )
+    assert "gradient of params['up']: sum over the batch" in reasons(found)
+
+
 def scanned_step(params: Any, batch: Any) -> Any:
     def layer(x: Any, w: Any) -> Any:
         return jax.nn.relu(x @ w), None

@@ -116,8 +116,8 @@ class Reasons:
 
     def _find_gradient(self, port: Port) -> str | None:
         graph, roles = self.model.graph, self.model.analysis.roles
-        made_by = graph.nodes[port.node].op
-        if made_by is None or not _is_backward(made_by):
+        made_by = graph.nodes[port.node]
+        if made_by.op is None or not self._is_backward(made_by):
             return None
         seen, queue = {port.id}, deque([port])
         while queue and len(seen) < LIMITS.most_visited:
@@ -134,6 +134,28 @@ class Reasons:
                     queue += [p for p in reader.ports if p.id not in seen]
                     seen |= {p.id for p in reader.ports}
         return None
+
+    def _is_backward(self, node: Node) -> bool:
+        """Whether an op is of the backward pass.
+
+        One that a pass added is if it sums or scales results of the backward pass, as
+        deferred sums of what a loop accumulates do.
+        """
+        assert node.op is not None
+        if node.op.source.file:
+            return _is_backward(node.op)
+        graph, seen, queue = self.model.graph, {node.id}, deque([node])
+        while queue and len(seen) < LIMITS.most_visited:
+            at = queue.popleft()
+            if at.kind is NodeKind.OP and at.op is not None:
+                if _is_backward(at.op):
+                    return True
+                if not at.op.is_fusible and at is not node:
+                    continue
+            before = {e.source.node for e in graph.incoming[at.id]} - seen
+            seen |= before
+            queue += [graph.nodes[n] for n in before]
+        return False
 
     def _passes(self, edge: Edge, reader: Node) -> bool:
         """Whether a gradient that an op reads may be its result."""
