@@ -9,10 +9,13 @@ operand or result to another by the factor that holds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.factor import Layout, Rule
+from rhino_jax.ir.program import Op, Program
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,13 +102,20 @@ def place(rule: Rule, layout: Layout, at: FactorSpan) -> AxisSpan | None:
     Returns:
       The first such dim; None where none has the factor.
     """
-    for d, dim in enumerate(layout):
-        if at.factor in dim:
-            k = dim.index(at.factor)
-            major = math.prod(rule.factors[f].size for f in dim[:k])
-            minor = math.prod(rule.factors[f].size for f in dim[k + 1 :])
-            return AxisSpan(d, at.size, major * at.outer, at.inner * minor, at.first)
+    for span in _with_factor(rule, layout, at.factor):
+        outer, inner = span.outer * at.outer, at.inner * span.inner
+        return AxisSpan(span.dim, at.size, outer, inner, at.first)
     return None
+
+
+def _with_factor(rule: Rule, layout: Layout, factor: int) -> Iterator[AxisSpan]:
+    """Yield the dims of an operand or result that have a factor, with its size."""
+    for d, dim in enumerate(layout):
+        if factor in dim:
+            sizes = [rule.factors[f].size for f in dim]
+            k = dim.index(factor)
+            inner = math.prod(sizes[k + 1 :])
+            yield AxisSpan(d, sizes[k], math.prod(sizes[:k]), inner)
 
 
 def follow(rule: Rule, layout: Layout, span: AxisSpan, to: Layout) -> AxisSpan | None:
@@ -121,3 +131,50 @@ def follow(rule: Rule, layout: Layout, span: AxisSpan, to: Layout) -> AxisSpan |
     """
     at = locate(rule, layout, span)
     return None if at is None else place(rule, to, at)
+
+
+class AxisEnd(NamedTuple):
+    """A dim that holds an axis of an op.
+
+    Attributes:
+      value: id of the value.
+      span: the dim.
+      operand, result: position of the value among the op's operands or results; None
+        where it is no such, as inputs and outputs of the op's regions are not.
+    """
+
+    value: int
+    span: AxisSpan
+    operand: int | None = None
+    result: int | None = None
+
+
+def ends_of(op: Op, factor: int) -> list[AxisEnd]:
+    """Return the dims of an op's operands and results that have one of its factors."""
+    rule, found = op.rule, list[AxisEnd]()
+    assert rule is not None
+    for i, layout in enumerate(rule.operands):
+        spans = _with_factor(rule, layout, factor)
+        found += (AxisEnd(op.operands[i], span, operand=i) for span in spans)
+    for i, layout in enumerate(rule.results):
+        spans = _with_factor(rule, layout, factor)
+        found += (AxisEnd(op.results[i], span, result=i) for span in spans)
+    return found
+
+
+def ends_across(program: Program, op: Op) -> Iterator[list[AxisEnd]]:
+    """Yield, for every dim of values that enter or leave an op's regions, the dims that
+    are the same one outside and inside.
+
+    A value is the same inside and outside, or one is the slices of the other.
+    """
+    for at in crossings(op):
+        inside = at.entering + at.leaving
+        for d, size in enumerate(program.values[inside[0]].shape):
+            span = AxisSpan(d, size)
+            around = span.moved(at.is_stack)
+            yield [
+                *(AxisEnd(op.operands[i], around, operand=i) for i in at.operands),
+                *(AxisEnd(op.results[i], around, result=i) for i in at.results),
+                *(AxisEnd(value, span) for value in inside),
+            ]

@@ -4,9 +4,9 @@ In: a closed jaxpr with its program; the dims of inputs that are interleaved, an
 (`rhino_jax.ir.blocks`).
 Out: a closed jaxpr of arguments and results of the same shapes, in which values
 computed from these inputs are interleaved as well, up to where they are split.
-Order: `order` (arrays in interleaved and logical order), `links` (dims that are one
-range), `moves` (splits and reshapes per block), `reach` (all interleaved dims), `sites`
-(inputs worth interleaving), `emit` (the new jaxpr).
+Order: `order` (arrays in interleaved and logical order), `moves` (splits and reshapes
+per block), `reach` (all interleaved dims), `sites` (inputs worth interleaving), `emit`
+(the new jaxpr).
 """
 
 from rhino_jax.passes.interleaved.emit import in_blocks

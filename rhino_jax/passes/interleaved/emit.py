@@ -21,8 +21,8 @@ from rhino_jax.frontend.regions import (
 )
 from rhino_jax.ir.blocks import InterleavedOrder, from_text
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.passes.interleaved.links import DimRef
 from rhino_jax.passes.interleaved.moves import (
+    DimRef,
     Marks,
     pieces_in_blocks,
     regroup_of,
@@ -151,17 +151,17 @@ class InterleavedEmitter:
 
     def op(self, op: Op, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         """Run one equation: on interleaved dims where it can, else in logical order."""
-        asks = handled(self.ops, op, self.marks)
+        reads, makes = handled(self.ops, op, self.marks)
         arrays = []
         for i, (x, v) in enumerate(zip(operands, op.operands, strict=True)):
             dims = self.dims(v)
-            kept = [each for each in dims if (i, each[0]) in asks.operands]
+            kept = [each for each in dims if (i, each[0]) in reads]
             arrays.append(self.taken(x, dims, kept))
         results = []
         made = self.bound(op, eqn, arrays)
         for i, (x, v) in enumerate(zip(made, op.results, strict=True)):
             dims = self.dims(v)
-            have = [each for each in dims if (i, each[0]) in asks.results]
+            have = [each for each in dims if (i, each[0]) in makes]
             results.append(self.taken(x, have, dims))
         return results
 

@@ -9,15 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax.ir.blocks import InterleavedOrder
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.interleaved.links import DimRef
 from rhino_jax.passes.interleaved.order import split_shape
+
+
+class DimRef(NamedTuple):
+    """One dim of a value.
+
+    Attributes:
+      value: value id.
+      dim: position of the dim.
+    """
+
+    value: int
+    dim: int
 
 
 Marks = Mapping[DimRef, InterleavedOrder]

@@ -11,7 +11,7 @@ from rhino_jax.ir.blocks import InterleavedOrder, Stored
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.interleaved.links import DimRef
+from rhino_jax.passes.interleaved.moves import DimRef
 from rhino_jax.passes.interleaved.reach import DimOrders, reach
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rhino_jax.frontend.regions import REMATS
-from rhino_jax.ir.factor import FactorKind, Layout
-from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.ir.axes import ends_across, ends_of
+from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.program import Program, Region, RegionKind
 from rhino_jax.utils.union_find import DisjointSets
 
 
@@ -83,54 +85,28 @@ class _Flow:
     def set_of(self, value: int, dim: int = 0) -> int:
         return self._sets.find(self._starts[value] + dim)
 
-    def _unite(self, ends: Iterator[tuple[int, int]]) -> None:
-        first = next(ends, None)
-        for value, dim in ends:
-            assert first is not None
-            self._sets.union(
-                self._starts[first[0]] + first[1], self._starts[value] + dim
-            )
-
-    def _same(self, a: Sequence[int], b: Sequence[int]) -> None:
-        """Unite the dims of pairs of equal values."""
-        for x, y in zip(a, b, strict=True):
-            for dim in range(self.program.values[x].rank):
-                self._unite(iter([(x, dim), (y, dim)]))
+    def _unite(self, ends: Iterable[tuple[int, int]]) -> None:
+        """Unite dims that are one index range, given as (value id, dim)."""
+        for a, b in pairwise(self._starts[value] + dim for value, dim in ends):
+            self._sets.union(a, b)
 
     def walk(self, region: Region) -> None:
         for op in (self.program.ops[o] for o in region.ops):
             call = op.call
             if call is None:
-                self._op(op)
+                for f, factor in enumerate(op.rule.factors) if op.rule else ():
+                    if factor.kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
+                        ends = [e for e in ends_of(op, f) if e.span.is_plain]
+                        self._unite((e.value, e.span.dim) for e in ends)
             elif call.kind is RegionKind.CALL and op.name not in REMATS:
-                (inner,) = call.regions
-                self._same(op.operands, inner.inputs)
-                self._same(op.results, inner.outputs)
-                self.walk(inner)
+                for ends in ends_across(self.program, op):
+                    self._unite((e.value, e.span.dim) for e in ends)
+                self.walk(call.regions[0])
             elif call.kind is RegionKind.SCAN:
                 first = call.num_consts + call.num_carry
                 stacks = [*op.operands[first:], *op.results[call.num_carry :]]
                 self._unite((value, 0) for value in stacks)
                 self.loops += [(op.id, stack) for stack in stacks[:1]]
-
-    def _op(self, op: Op) -> None:
-        rule = op.rule
-        for factor, kind in enumerate(f.kind for f in rule.factors) if rule else ():
-            if kind in (FactorKind.PARALLEL, FactorKind.REDUCE):
-                assert rule is not None
-                self._unite(
-                    (value, dim)
-                    for values, layouts in (
-                        (op.operands, rule.operands),
-                        (op.results, rule.results),
-                    )
-                    for value, layout in zip(values, layouts, strict=True)
-                    for dim in _places(layout, factor)
-                )
-
-
-def _places(layout: Layout, factor: int) -> Iterator[int]:
-    return (d for d, dim in enumerate(layout) if dim == (factor,))
 
 
 def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rhino_jax.ir.axes import AxisSpan, locate, place
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.traits import FROM_ALL, OpKind
 from rhino_jax.passes.microbatch.flow.states import RowsState, State, WholeState
@@ -113,12 +114,14 @@ def counts_along(
     if len(item.operands) != 1 or not traits.keeps_data or rule is None:
         return None
     dim = counts_along(flat, item.operands[0])
-    if dim is None or not rule.operands[0][dim]:
+    if dim is None:
         return None
-    found = rule.operands[0][dim]
-    if any(rule.factors[f].kind is not FactorKind.PARALLEL for f in found):
+    span = AxisSpan(dim, item.eqn.invars[0].aval.shape[dim])
+    at = locate(rule, rule.operands[0], span)
+    if at is None or rule.factors[at.factor].kind is not FactorKind.PARALLEL:
         return None
-    return rule.results[0].index(found) if found in rule.results[0] else None
+    made = place(rule, rule.results[0], at)
+    return made.dim if made is not None and made.is_plain else None
 
 
 def _wrapped(flat: FlatProgram, item: FlatOp) -> int | None:
