@@ -50,7 +50,7 @@ def crossings(op: Op) -> Iterator[Crossing]:
 def _of_scan(op: Op) -> Iterator[Crossing]:
     assert op.call is not None
     (region,) = op.call.regions
-    first, last = op.call.num_consts, op.call.num_consts + op.call.num_carry
+    first, last = op.call.num_consts, op.call.first_slice
     for i, v in enumerate(region.inputs):
         if first <= i < last:
             k = i - first

@@ -170,17 +170,22 @@ class RegionCall:
     is_apart: bool = False
     is_program: bool = False
 
+    @property
+    def first_slice(self) -> int:
+        """Position of the first operand that a SCAN slices."""
+        return self.num_consts + self.num_carry
+
     def consts(self, inputs: Sequence[T]) -> Sequence[T]:
         """Return the consts among operands of a SCAN, or inputs of a loop's body."""
         return inputs[: self.num_consts]
 
     def carries(self, inputs: Sequence[T]) -> Sequence[T]:
         """Return the carries among operands of a SCAN, or inputs of a loop's body."""
-        return inputs[self.num_consts : self.num_consts + self.num_carry]
+        return inputs[self.num_consts : self.first_slice]
 
     def sliced(self, inputs: Sequence[T]) -> Sequence[T]:
         """Return the operands that a SCAN slices, or the slices among its inputs."""
-        return inputs[self.num_consts + self.num_carry :]
+        return inputs[self.first_slice :]
 
     def stacked(self, results: Sequence[T]) -> Sequence[T]:
         """Return the results that a SCAN stacks, or what they stack of its outputs."""

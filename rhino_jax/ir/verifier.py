@@ -148,19 +148,16 @@ def _scan_faults(
     inputs: list[Value],
     outputs: list[Value],
 ) -> Iterator[str]:
-    first_stacked = call.num_consts + call.num_carry
-    carries = inputs[call.num_consts : first_stacked]
+    first, carries = call.first_slice, call.carries(inputs)
     if len(carries) != call.num_carry or len(outputs) < call.num_carry:
         yield f"has fewer than {call.num_carry} carries"
         return
     yield from _mismatch("carry", carries, outputs[: call.num_carry])
-    yield from _mismatch(
-        "const or carry", operands[:first_stacked], inputs[:first_stacked]
-    )
+    yield from _mismatch("const or carry", operands[:first], inputs[:first])
     yield from _mismatch("carry result", results[: call.num_carry], carries)
     for what, outer, inner in (
-        ("stacked input", operands[first_stacked:], inputs[first_stacked:]),
-        ("stacked result", results[call.num_carry :], outputs[call.num_carry :]),
+        ("stacked input", operands[first:], inputs[first:]),
+        ("stacked result", call.stacked(results), call.stacked(outputs)),
     ):
         if len(outer) != len(inner):
             yield f"{len(outer)} of {what}s outside, {len(inner)} inside"
@@ -191,7 +188,9 @@ def _while_faults(
     yield from _mismatch("result", results, carries)
 
 
-def _mismatch(what: str, outer: list[Value], inner: list[Value]) -> Iterator[str]:
+def _mismatch(
+    what: str, outer: Sequence[Value], inner: Sequence[Value]
+) -> Iterator[str]:
     if len(outer) != len(inner):
         yield f"{len(outer)} of {what}s outside, {len(inner)} inside"
     for i, (a, b) in enumerate(zip(outer, inner, strict=False)):

@@ -139,13 +139,13 @@ class ValueNumbers:
 
     def _loop(self, each: FlatOp) -> None:
         call, (body,), same = each.call, each.regions, self.table.same
-        length, first = call.trip_count, call.num_consts + call.num_carry
+        length = call.trip_count
         pairs = zip(body.inputs, each.operands, strict=True)
         for k, (inner, outer) in enumerate(pairs):
             number = self.number(outer)
             if k < call.num_consts:
                 self.of[inner] = number
-            elif k < first:
+            elif k < call.first_slice:
                 self.of[inner] = self.table.fresh()
             else:
                 stacked = self._stacked.get((number, length))

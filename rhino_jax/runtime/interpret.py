@@ -369,9 +369,7 @@ def carried(op: Op, position: int) -> tuple[int, ...]:
     """Return the inputs of a loop body that its first results become."""
     call = op.call
     assert call is not None
-    inputs = call.regions[position].inputs
-    if call.kind is RegionKind.SCAN:
-        return inputs[call.num_consts : call.num_consts + call.num_carry]
-    if call.kind is RegionKind.WHILE and position == 1:
-        return inputs[call.num_consts : call.num_consts + call.num_carry]
+    is_body = call.kind is RegionKind.WHILE and position == 1
+    if call.kind is RegionKind.SCAN or is_body:
+        return tuple(call.carries(call.regions[position].inputs))
     return ()

@@ -119,12 +119,12 @@ def crossings(op: Op) -> Iterator[tuple[int, int, bool]]:
     assert call is not None
     (region,) = call.regions
     if call.kind is RegionKind.SCAN:
-        first, last = call.num_consts, call.num_consts + call.num_carry
-        for k in range(first, last):
-            yield op.operands[k], region.inputs[k], True
-        pairs = zip(op.results, region.outputs, strict=True)
-        for result, out in list(pairs)[call.num_carry :]:
-            yield result, out, False
+        pairs = zip(call.carries(op.operands), call.carries(region.inputs), strict=True)
+        for outer, inner in pairs:
+            yield outer, inner, True
+        pairs = zip(call.stacked(op.results), call.stacked(region.outputs), strict=True)
+        for outer, inner in pairs:
+            yield outer, inner, False
         return
     if op.name in PLAIN_CALLS:
         for outer, inner in zip(op.operands, region.inputs, strict=True):
@@ -139,7 +139,7 @@ def carried(op: Op) -> Iterator[tuple[int, int, int]]:
     assert call is not None
     if call.kind is RegionKind.SCAN:
         (region,) = call.regions
-        entering = region.inputs[call.num_consts : call.num_consts + call.num_carry]
+        entering = call.carries(region.inputs)
         yield from zip(entering, region.outputs, op.results, strict=False)
 
 

@@ -13,7 +13,6 @@ from rhino_jax.passes.remat.rerun import NOTHING, Rerun, again
 from rhino_jax.passes.remat.residual_stacks import (
     ResidualStack,
     find_stacks,
-    num_carried,
 )
 from rhino_jax.rewrite.flat import FlatProgram, FlatRegion
 
@@ -165,10 +164,9 @@ def _pairs(
     for (at, loop), operands in dropped.items():
         forward = block.ops[loop]
         body = forward.regions[0]
-        num_carry = forward.call.num_carry
-        backward = block.ops[at]
-        slices = set(backward.operands[num_carried(backward)[1] :]) - gone
-        made = zip(forward.results[num_carry:], body.outputs[num_carry:], strict=True)
+        backward, stacked = block.ops[at], forward.call.stacked
+        slices = set(backward.call.sliced(backward.operands)) - gone
+        made = zip(stacked(forward.results), stacked(body.outputs), strict=True)
         still = {inside for value, inside in made if value in slices}
         kept = still | {body.named(v) for v in explicit}
         remat = again(flat.program, body, operands.values(), kept)
@@ -193,8 +191,7 @@ def stacked_anew(block: FlatRegion, pair: LoopPair) -> tuple[int, ...]:
         return ()
     forward = block.ops[pair.loop]
     body, call = forward.regions[0], forward.call
-    first = call.num_consts + call.num_carry
-    held = {*body.inputs[: call.num_consts], *body.inputs[first:]}
+    held = {*call.consts(body.inputs), *call.sliced(body.inputs)}
     dropped = set(pair.dropped.values())
-    held |= {v for v in body.outputs[call.num_carry :] if v not in dropped}
+    held |= {v for v in call.stacked(body.outputs) if v not in dropped}
     return tuple(v for v in leaves(pair) if v not in held)

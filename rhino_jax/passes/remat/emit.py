@@ -10,7 +10,6 @@ from rhino_jax.passes.remat.decided import Decided, LoopPair, leaves
 from rhino_jax.passes.remat.frame import Frame, Read, RematPlan
 from rhino_jax.passes.remat.offload import from_host, to_host, waits_on_host
 from rhino_jax.passes.remat.recomputed import RematValues
-from rhino_jax.passes.remat.residual_stacks import num_carried
 from rhino_jax.passes.remat.slices import LoopRange, SlicedStacks
 from rhino_jax.rewrite.emit import scan_like
 from rhino_jax.rewrite.flat import FlatOp
@@ -87,9 +86,9 @@ def loop(frame: Frame, k: int, line: FlatOp, read: Read) -> list[Any]:
       Its results; None for stacks that were dropped, or are in `Frame.parts`.
     """
     call, decided = line.call, frame.decided
-    carries = [read(v) for v in line.operands[call.num_consts : num_carried(line)[1]]]
+    carries = [read(v) for v in call.carries(line.operands)]
     left_out = decided.stacks.get(k, frozenset())
-    num_stacks = len(line.results) - call.num_carry
+    num_stacks = len(call.stacked(line.results))
     split = decided.split.get(k)
     if split is None:
         carries, ys = steps(frame, k, read, carries, None)
@@ -124,14 +123,14 @@ def steps(
       part: range of its steps; None: all.
     """
     line, decided, plan = frame.block.ops[k], frame.decided, frame.plan
-    call, first = line.call, num_carried(line)[1]
+    call = line.call
     is_first = part is not None and part.number == 0
     pairs = () if is_first else decided.pairs.get(k, ())
     left_out = frozenset() if is_first else decided.stacks.get(k, frozenset())
     added = () if is_first else decided.added.get(k, ())
     gone = {position for pair in pairs for position in pair.dropped}
-    own = [p for p in range(first, len(line.operands)) if p not in gone]
-    consts = [read(v) for v in line.operands[: call.num_consts]]
+    own = [p for p in range(call.first_slice, len(line.operands)) if p not in gone]
+    consts = [read(v) for v in call.consts(line.operands)]
     slices = SlicedStacks(part)
     for p in own:
         slices.add(*frame.stack(line.operands[p], part, read))
@@ -152,7 +151,7 @@ def steps(
         outs = inner.outputs()
         ys = [
             to_host(y) if line.results[call.num_carry + s] in hosted else y
-            for s, y in enumerate(outs[call.num_carry :])
+            for s, y in enumerate(call.stacked(outs))
             if s not in left_out
         ]
         return outs[: call.num_carry], [*ys, *(inner.read(v) for v in added)]
@@ -182,20 +181,19 @@ def needed(
         return {v: (False, frame.read_late(v)) for v in leaves(pair)}
     forward = frame.block.ops[pair.loop]
     body, call = forward.regions[0], forward.call
-    first = call.num_consts + call.num_carry
     place = {v: i for i, v in enumerate(body.inputs)}
     gone = frame.decided.stacks.get(pair.loop, frozenset())
-    stacked = enumerate(body.outputs[call.num_carry :])
+    stacked = enumerate(call.stacked(body.outputs))
     slot = {v: s for s, v in stacked if s not in gone}
     found: dict[int, tuple[bool, Any]] = {}
     for v in leaves(pair):
         at = place.get(v, -1)
         if 0 <= at < call.num_consts:
             found[v] = False, frame.read_late(forward.operands[at])
-        elif at >= first or v in slot:
+        elif at >= call.first_slice or v in slot:
             value = (
                 forward.operands[at]
-                if at >= first
+                if at >= call.first_slice
                 else forward.results[call.num_carry + slot[v]]
             )
             stack = frame.stack(value, slices.part, frame.read_late)

@@ -32,12 +32,6 @@ class ResidualStack:
     readers: tuple[tuple[int, int], ...]
 
 
-def num_carried(line: FlatOp) -> tuple[int, int]:
-    """Return how many consts a loop has, and how many consts and carries together."""
-    call = line.call
-    return call.num_consts, call.num_consts + call.num_carry
-
-
 def find_stacks(flat: FlatProgram, halves: Halves) -> tuple[ResidualStack, ...]:
     """Return all residual stacks of a region."""
     block = halves.block
@@ -50,7 +44,7 @@ def find_stacks(flat: FlatProgram, halves: Halves) -> tuple[ResidualStack, ...]:
         if halves.is_late[k] or not flat.can_change(line):
             continue
         body, num_carry = line.regions[0], line.call.num_carry
-        for slot, value in enumerate(line.results[num_carry:]):
+        for slot, value in enumerate(line.call.stacked(line.results)):
             readers = reads[value]
             inside = body.outputs[num_carry + slot]
             if (
@@ -73,5 +67,5 @@ def _reads_slices(
     return (
         flat.can_change(line)
         and line.call.trip_count == forward.call.trip_count
-        and position >= num_carried(line)[1]
+        and position >= line.call.first_slice
     )

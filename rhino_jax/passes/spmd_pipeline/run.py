@@ -228,7 +228,7 @@ class StageRun:
         """
         body, axis = self.body, self.axis
         params, call = each.eqn.params, each.call
-        is_reversed, consts = bool(params["reverse"]), call.num_consts
+        is_reversed = bool(params["reverse"])
         place = axis.place(is_reversed)
         params = {**params, "length": call.trip_count // axis.stages}
 
@@ -243,7 +243,7 @@ class StageRun:
                 return env[value] if value in env else self._at(value, as_stack, j)
 
             args = self._operands(each, read)
-            args[consts : consts + call.num_carry] = [
+            args[call.num_consts : call.first_slice] = [
                 either(place == 0, jnp.asarray(x), y)
                 for x, y in zip(call.carries(args), received, strict=True)
             ]
@@ -268,11 +268,11 @@ class StageRun:
 
     def _operands(self, each: FlatOp, read: Any) -> list[Any]:
         """Return operands of a scan over layers; stacks are this stage's part."""
-        first = each.call.num_consts + each.call.num_carry
         args = []
         for k, v in enumerate(each.operands):
-            x = read(v, k >= first)
-            if k >= first and v not in self.body.stacks:
+            is_slice = k >= each.call.first_slice
+            x = read(v, is_slice)
+            if is_slice and v not in self.body.stacks:
                 x = part(x, 0, self.axis.stage, self.axis.stages)
             args.append(x)
         return args
@@ -285,7 +285,7 @@ class StageRun:
           value: its id.
         """
         stacks = self.body.stacks
-        whole = each.operands[: each.call.num_consts + each.call.num_carry]
+        whole = each.operands[: each.call.first_slice]
         if value in self.body.varies:
             if value in whole or value not in stacks:
                 self._all(value)

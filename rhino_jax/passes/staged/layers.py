@@ -103,8 +103,7 @@ class _Flow:
                     self._unite((e.value, e.span.dim) for e in ends)
                 self.walk(call.regions[0])
             elif call.kind is RegionKind.SCAN:
-                first = call.num_consts + call.num_carry
-                stacks = [*op.operands[first:], *op.results[call.num_carry :]]
+                stacks = [*call.sliced(op.operands), *call.stacked(op.results)]
                 self._unite((value, 0) for value in stacks)
                 self.loops += [(op.id, stack) for stack in stacks[:1]]
 
@@ -124,10 +123,7 @@ def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int
             )
             call, mine = op.call, None
             if call is not None and call.kind is RegionKind.SCAN:
-                stacks = [
-                    *op.operands[call.num_consts + call.num_carry :],
-                    *op.results[call.num_carry :],
-                ]
+                stacks = [*call.sliced(op.operands), *call.stacked(op.results)]
                 mine = at.get(flow.set_of(stacks[0])) if stacks else None
             if mine is not None:
                 found[mine] |= had - {mine}

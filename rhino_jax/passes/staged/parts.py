@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,11 +19,11 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.frontend.regions import REMATS, closed_region_jaxprs, evaluate_ops
-from rhino_jax.frontend.registry import local_params
 from rhino_jax.frontend.rules.reduce import COMBINE
-from rhino_jax.ir.factor import FactorKind, Layout
+from rhino_jax.ir.factor import FactorKind, dim_of
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.rewrite.emit import bind_part
 
 
 hide_frames(__file__)
@@ -113,7 +114,7 @@ class InParts:
         for dim, factors in enumerate(rule.results[0]):
             if len(factors) != 1 or rule.factors[factors[0]].kind is not PARALLEL:
                 continue
-            places = [_place(layout, factors[0]) for layout in rule.operands]
+            places = [dim_of(layout, factors[0]) for layout in rule.operands]
             of = [
                 x.dims if isinstance(x, Uniform) else ()
                 for x, place in zip(args, places, strict=True)
@@ -132,19 +133,15 @@ class InParts:
         (factor,) = rule.results[0][dim]
         given = []
         for arg, layout in zip(x.args, rule.operands, strict=True):
-            place = _place(layout, factor)
-            is_whole = place in (None, -1)
+            place = dim_of(layout, factor)
+            is_part = place is not None and place != -1
             given.append(
-                self.whole(arg)
-                if is_whole
-                else self._of_size(arg, int(place or 0), size)
+                self._of_size(arg, int(place or 0), size)
+                if is_part
+                else self.whole(arg)
             )
-        shape = list(x.eqn.outvars[0].aval.shape)
-        shape[dim] = size
-        ins = [tuple(jax.numpy.shape(a)) for a in given]
-        params = local_params(x.op.name, x.eqn.params, ins, [tuple(shape)])
         with eqn_context(x.eqn):
-            (found,) = bind_eqn(x.eqn, given, params)
+            (found,) = bind_part(x.eqn, given, [dim], size)
         return found
 
     def op(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any]:
@@ -169,27 +166,22 @@ class InParts:
         call = op.call
         if call is None or call.kind is not RegionKind.SCAN:
             return None
-        first = call.num_consts + call.num_carry
-        found = {
-            x.sizes for x in args[first:] if isinstance(x, ValueParts) and x.dim == 0
-        }
+        sliced = call.sliced(args)
+        found = {x.sizes for x in sliced if isinstance(x, ValueParts) and x.dim == 0}
         if len(found) != 1:
             return None
         (sizes,) = found
-        consts = [self.whole(x) for x in args[: call.num_consts]]
-        carry = [self.whole(x) for x in args[call.num_consts : first]]
-        stacks = [self.parts(x, 0, sizes) for x in args[first:]]
+        consts = [self.whole(x) for x in call.consts(args)]
+        carry = [self.whole(x) for x in call.carries(args)]
+        stacks = [self.parts(x, 0, sizes) for x in sliced]
         order = range(len(sizes))
         made: dict[int, list[Any]] = {}
         for k in reversed(order) if eqn.params["reverse"] else order:
             given = [*consts, *carry, *(x.arrays[k] for x in stacks)]
             outs = bind_eqn(eqn, given, {**eqn.params, "length": sizes[k]})
             carry, made[k] = outs[: call.num_carry], outs[call.num_carry :]
-        count = len(eqn.outvars) - call.num_carry
-        return [
-            *carry,
-            *(ValueParts(0, tuple(made[k][i] for k in order)) for i in range(count)),
-        ]
+        rows = zip(*(made[k] for k in order), strict=True)
+        return [*carry, *(ValueParts(0, row) for row in rows)]
 
     def _by_factor(self, op: Op, eqn: Any, args: Sequence[Any]) -> list[Any] | None:
         """Run an op part by part, where the split dim is a factor of it."""
@@ -208,62 +200,26 @@ class InParts:
         kind = rule.factors[factor].kind
         if kind not in (PARALLEL, FactorKind.REDUCE):
             return None
-        places = [_place(layout, factor) for layout in rule.operands]
-        results = [_place(layout, factor) for layout in rule.results]
+        places = [dim_of(layout, factor) for layout in rule.operands]
+        results = [dim_of(layout, factor) for layout in rule.results]
         if None in (*places, *results) or rule.factors[factor].size != sum(sizes):
             return None
         partial = rule.partial_results(factor)
         if any(d == -1 and i not in partial for i, d in enumerate(results)):
             return None
-        count = range(len(sizes))
-        made = [self._part(op, eqn, args, places, results, sizes, k) for k in count]
-        reducer = rule.factors[factor].reducer
-        return [
-            _added([m[i] for m in made], COMBINE[str(reducer)])
-            if d == -1
-            else ValueParts(int(d or 0), tuple(m[i] for m in made))
-            for i, d in enumerate(results)
-        ]
-
-    def _part(
-        self,
-        op: Op,
-        eqn: Any,
-        args: Sequence[Any],
-        places: Sequence[int | None],
-        results: Sequence[int | None],
-        sizes: Sequence[int],
-        k: int,
-    ) -> list[Any]:
         given = [
-            self.whole(x) if d == -1 else self.parts(x, int(d or 0), sizes).arrays[k]
+            [self.whole(x)] * len(sizes)
+            if d == -1
+            else self.parts(x, int(d or 0), sizes).arrays
             for x, d in zip(args, places, strict=True)
         ]
-        shapes = []
-        for var, d in zip(eqn.outvars, results, strict=True):
-            shape = list(var.aval.shape)
-            if d != -1:
-                shape[int(d or 0)] = sizes[k]
-            shapes.append(tuple(shape))
-        ins = [tuple(jax.numpy.shape(x)) for x in given]
-        params = local_params(op.name, eqn.params, ins, shapes)
-        return bind_eqn(eqn, given, params)
-
-
-def _place(layout: Layout, factor: int) -> int | None:
-    """Return the dim that is exactly a factor.
-
-    It is -1 where no dim has the factor, None where it is a part of a dim, or in
-    several.
-    """
-    found = [d for d, dim in enumerate(layout) if factor in dim]
-    if not found:
-        return -1
-    return found[0] if len(found) == 1 and len(layout[found[0]]) == 1 else None
-
-
-def _added(parts: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
-    total = parts[0]
-    for part in parts[1:]:
-        total = combine(total, part)
-    return total
+        dims = [int(d or 0) for d in results]
+        made = [
+            bind_part(eqn, own, dims, size)
+            for own, size in zip(zip(*given, strict=True), sizes, strict=True)
+        ]
+        reducer = str(rule.factors[factor].reducer)
+        return [
+            functools.reduce(COMBINE[reducer], row) if d == -1 else ValueParts(d, row)
+            for d, row in zip(dims, zip(*made, strict=True), strict=True)
+        ]

@@ -232,7 +232,7 @@ class ResidualReader:
         remat = again(self.program, body, [stack.inside], set(others))
         lines = [body.ops[j] for j in remat.lines]
         outside = dict(zip(body.inputs, forward.operands, strict=True))
-        carries = body.inputs[call.num_consts : call.num_consts + call.num_carry]
+        carries = call.carries(body.inputs)
         needs = [
             others.get(v, v if v in carries else outside.get(v, v))
             for v in self._needs(remat)
@@ -280,8 +280,7 @@ class ResidualReader:
                 continue
             forward = self.block.ops[stack.loop]
             call, body = forward.call, forward.regions[0]
-            first = call.num_consts + call.num_carry
-            for v in set(row.needs) & set(body.inputs[call.num_consts : first]):
+            for v in set(row.needs) & set(call.carries(body.inputs)):
                 if v not in known:
                     size = self._bytes(v) * call.trip_count
                     place, start = (stack.loop, 0), row.start

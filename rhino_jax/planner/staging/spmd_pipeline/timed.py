@@ -139,8 +139,7 @@ def left_bytes(program: Program, ticks: int, local_bytes: Mapping[int, float]) -
     for op in (program.ops[o] for o in program.body.ops):
         if op.call is None or not _permutes(program, op, ticks):
             continue
-        kept = op.results[op.call.num_carry :]
-        total += sum(local_bytes[v] for v in kept) / ticks
+        total += sum(local_bytes[v] for v in op.call.stacked(op.results)) / ticks
     return int(total)
 
 
