@@ -17,7 +17,6 @@ from tests.helpers_source import PACKAGE as ROOT, TESTS, parsed, text_of
 IN_PROSE = (
     "",
     "_compat",
-    "bench/newcomers",
     "bench/holdout",
     "contest",
     "solver",

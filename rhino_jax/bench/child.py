@@ -20,21 +20,17 @@ import jax
 
 from rhino_jax.bench.compiling import Compiler, ProgramStore
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.planned import PlanEntry, add_entry
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
-from rhino_jax.bench.rows.calls import call_row
-from rhino_jax.bench.rows.clock import clock_row
-from rhino_jax.bench.rows.pipeline_run import plan_pipeline
-from rhino_jax.bench.rows.plan_run import time_row
-from rhino_jax.bench.rows.scale_run import scale_row
-from rhino_jax.bench.stages.run import run_stages
-from rhino_jax.bench.store import write_json
+from rhino_jax.bench.records import CellOutcome
+from rhino_jax.bench.rows.kinds import ROW_KINDS
+from rhino_jax.bench.store import add_plan, write_json
 from rhino_jax.bench.suite import BenchRow, parse_suite
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.records import CompiledCandidate
+from rhino_jax.utils.codec import from_json
 from rhino_jax.utils.stderr import keep_captured
 
 
@@ -49,7 +45,7 @@ def main(path: str) -> int:
     (row,) = parse_suite({"rows": [job["row"]]}, name="job", file=path).rows
     _emulate(row)
     try:
-        _TASKS[job["task"]](job, row)
+        write_json(Path(job["result"]), _TASKS[job["task"]](job, row))
     except RhinoError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -63,20 +59,22 @@ def _emulate(row: BenchRow) -> None:
         jax.config.update("jax_num_cpu_devices", target.num_devices)
 
 
-def _plan(job: Mapping[str, Any], row: BenchRow) -> None:
+def _plan(job: Mapping[str, Any], row: BenchRow) -> dict[str, Any]:
     """Save each plan as soon as it is made."""
     for planned in Planner.of(row).plans(row.methods):
-        add_entry(Path(job["folder"]), job["versions"], planned)
+        name, plan = planned.method.name, planned.plan
+        add_plan(Path(job["folder"]), job["versions"], name, planned.outcome(), plan)
+    return {}
 
 
-def _compile(job: Mapping[str, Any], row: BenchRow) -> None:
+def _compile(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
     """Compile a saved plan."""
     compiler = _compiler(job, row, trace_workload(workload_of(row)))
-    compiled = compiler.compile(load_plan(job["plan"]))
-    write_json(Path(job["result"]), {"compiled": compiled})
+    planned = from_json(CellOutcome, job["planned"])
+    return compiler.compile(load_plan(job["plan"]), planned)
 
 
-def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
+def _refine(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
     """Plan, compile the candidates, and choose the fastest compiled one."""
     planner = Planner.of(row)
     compiler = _compiler(job, row, planner.traced)
@@ -84,12 +82,12 @@ def _refine(job: Mapping[str, Any], row: BenchRow) -> None:
     # Programs that other cells compiled before are cached here; a user would wait for
     # their compilation, so its seconds are added.
     plan_s = planned.plan_s - compiler.waited_s + compiler.charged_s
-    entry = PlanEntry.of(replace(planned, plan_s=plan_s), "")
-    found: dict[str, Any] = {"planned": entry}
+    outcome = replace(planned, plan_s=plan_s).outcome()
     if planned.plan is not None:
-        found["compiled"] = compiler.compile(planned.plan)
-        found["candidates"] = [_candidate(c) for c in planned.plan.refined]
-    write_json(Path(job["result"]), found)
+        candidates = tuple(_candidate(c) for c in planned.plan.refined)
+        outcome = replace(outcome, candidates=candidates)
+        outcome = compiler.compile(planned.plan, outcome)
+    return outcome
 
 
 def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
@@ -100,51 +98,16 @@ def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
     return values
 
 
-def _clock(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Run every method's step on emulated devices, and time it."""
-    write_json(Path(job["result"]), clock_row(row))
-
-
-def _time(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan by every method, and time it."""
-    write_json(Path(job["result"]), time_row(row))
-
-
-def _pipelines(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan a pipeline, and time it."""
-    write_json(Path(job["result"]), plan_pipeline(row))
-
-
-def _scale(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Plan with nothing specified, and time every pass."""
-    write_json(Path(job["result"]), scale_row(row))
-
-
-def _stages(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Run a pipeline by every schedule, in one process and in several."""
-    write_json(Path(job["result"]), run_stages(row, Path(job["result"])))
-
-
-def _calls(job: Mapping[str, Any], row: BenchRow) -> None:
-    """Call a step once under `jit` and once under `auto_shard`."""
-    write_json(Path(job["result"]), call_row(row))
+def _measure(job: Mapping[str, Any], row: BenchRow) -> Any:
+    """Measure a row as a whole."""
+    return ROW_KINDS[job["kind"]].measure(row)
 
 
 def _compiler(job: Mapping[str, Any], row: BenchRow, traced: Traced) -> Compiler:
     return Compiler(traced, row.target, ProgramStore(Path(job["cache"])))
 
 
-_TASKS = {
-    "plan": _plan,
-    "compile": _compile,
-    "refine": _refine,
-    "clock": _clock,
-    "time": _time,
-    "pipelines": _pipelines,
-    "scale": _scale,
-    "stages": _stages,
-    "calls": _calls,
-}
+_TASKS = {"plan": _plan, "compile": _compile, "refine": _refine, "measure": _measure}
 
 
 if __name__ == "__main__":

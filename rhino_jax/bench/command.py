@@ -5,44 +5,28 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import ALPA, SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
-from rhino_jax.bench.rows.calls import calls_report, calls_summary, calls_task
-from rhino_jax.bench.rows.clock import clock_report, clock_task
-from rhino_jax.bench.rows.pipeline_run import (
-    pipeline_report,
-    pipeline_summary,
-    pipeline_task,
-)
-from rhino_jax.bench.rows.plan_run import plan_report, plan_task
-from rhino_jax.bench.rows.row_run import RowResult, RowTask, run_rows
-from rhino_jax.bench.rows.scale_run import (
-    scale_plot,
-    scale_report,
-    scale_summary,
-    scale_task,
-)
+from rhino_jax.bench.rows.kinds import ROW_KINDS
+from rhino_jax.bench.rows.row_run import run_rows
 from rhino_jax.bench.run import run_suite
-from rhino_jax.bench.stages.report import stages_report, stages_summary, stages_task
 from rhino_jax.bench.store import Store, read_results, write_json
 from rhino_jax.bench.suite import BenchRow, Suite, load_suite, suite_names
 from rhino_jax.bench.tables.figures import figures_of
 from rhino_jax.bench.tables.readme import check_places, write_results
-from rhino_jax.bench.tables.summary import (
+from rhino_jax.bench.tables.table import (
     changes_text,
-    clocked_summary,
     compiled_summary,
-    planned_summary,
     to_list,
+    to_markdown,
 )
-from rhino_jax.bench.tables.table import to_markdown
 from rhino_jax.bench.versions import versions
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import load_target
@@ -109,14 +93,14 @@ def run_command(command: Command) -> int:
             where="--only" if command.only else "--methods",
             fix="leave one of them out.",
         )
-    if suite.kind in _BY_ROW and command.against is not None:
+    if suite.kind in ROW_KINDS and command.against is not None:
         raise BenchError(
             f"`bench {suite.name} --against`: only what is compiled is compared.",
             where="--against",
             numbers=f"the suite's kind is {suite.kind!r}",
             fix="leave --against out.",
         )
-    if suite.kind in _BY_ROW and any(m.refine for r in suite.rows for m in r.methods):
+    if suite.kind in ROW_KINDS and any(m.refine for r in suite.rows for m in r.methods):
         raise BenchError(
             f"`bench {suite.name}`: only suites of kind 'compile' refine plans.",
             where="--methods" if command.methods else command.suite,
@@ -166,40 +150,6 @@ def _check_schedules(suite: Suite) -> None:
             )
 
 
-class _ByRow(NamedTuple):
-    """Task and report of a kind of suites whose rows are measured as a whole.
-
-    Attributes:
-      task: makes the task of a row.
-      report: formats the results as Markdown.
-      summary: formats the results as lines for the README.
-      plot: draws the results as SVG; None: no plot.
-    """
-
-    task: Callable[[], RowTask[Any]]
-    report: Callable[..., str]
-    summary: Callable[..., tuple[str, ...]]
-    plot: Callable[..., str] | None = None
-
-
-_BY_ROW = {
-    "calls": _ByRow(calls_task, calls_report, calls_summary),
-    "clock": _ByRow(clock_task, clock_report, clocked_summary),
-    "plan": _ByRow(plan_task, plan_report, planned_summary),
-    "pipelines": _ByRow(pipeline_task, pipeline_report, pipeline_summary),
-    "scale": _ByRow(scale_task, scale_report, scale_summary, scale_plot),
-    "stages": _ByRow(stages_task, stages_report, stages_summary),
-}
-
-
-def _row_values(result: RowResult[Any]) -> dict[str, Any]:
-    return {
-        "workload": result.row.workload,
-        "found": result.found,
-        "error": result.error,
-    }
-
-
 def _run(suite: Suite, command: Command) -> int:
     earlier: tuple[Result, ...] = ()
     if command.against is not None:
@@ -208,13 +158,13 @@ def _run(suite: Suite, command: Command) -> int:
     missing: dict[str, str] = {}
     plot = ""
     values: dict[str, Any]
-    if suite.kind in _BY_ROW:
-        kind = _BY_ROW[suite.kind]
-        rows = run_rows(suite, store, say, kind.task())
+    if suite.kind in ROW_KINDS:
+        kind = ROW_KINDS[suite.kind]
+        rows = run_rows(suite, store, say, kind)
         text = kind.report(suite, rows, _words(command))
         summary = kind.summary(suite.name, rows)
         plot = kind.plot(rows) if kind.plot else ""
-        values = {"results": [_row_values(r) for r in rows]}
+        values = {"results": [r.to_json() for r in rows]}
         failed = sum(r.found is None for r in rows)
     else:
         missing = _missing_extras(suite, command)

@@ -16,10 +16,10 @@ import gzip
 import hashlib
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rhino_jax.bench.records import Measure
+from rhino_jax.bench.records import CellOutcome, Measure
 from rhino_jax.bench.store import whole_file
 from rhino_jax.bench.versions import compiler_versions
 from rhino_jax.frontend.trace import Traced
@@ -33,7 +33,6 @@ from rhino_jax.utils.codec import from_json, to_json
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import (
     Compilation,
-    Rates,
     Reading,
 )
 from rhino_jax.verify.places import place_of
@@ -71,32 +70,6 @@ class ProgramStore:
         return self.folder / f"{program}.json.gz"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledRow:
-    """Measures of one compiled plan.
-
-    Attributes:
-      program: hash of the program before compiling, and of its compile target.
-      status: "ok" or "out of memory" (see `records.STATUSES`).
-      measure: measure of the compiled program; if the compiler refuses it, only the
-        peak, if reported.
-      rematerialised: number of values that the compiler had to replicate in full.
-      compile_s: seconds of compiling.
-      rates: rates of the compiled program; None if the compiler refuses it.
-      error: the compiler's message, if the program does not fit.
-      notes: sentences on values that could not be read.
-    """
-
-    program: str
-    status: str
-    measure: Measure
-    rematerialised: int
-    compile_s: float
-    rates: Rates | None = None
-    error: str = ""
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(slots=True, eq=False)
 class Compiler:
     """Compiler of one traced workload's plans for one target.
@@ -115,15 +88,39 @@ class Compiler:
     waited_s: float = 0.0
     charged_s: float = 0.0
 
-    def compile(self, plan: PlanData) -> CompiledRow:
-        """Compile a plan and return its measures."""
-        return self._compile(plan)[0]
-
     def judge(self, plan: PlanData) -> Reading:
         """Compile a plan and return its reading for `rhino_jax.verify.refine`."""
-        return self._compile(plan)[1]
+        return self._compile(plan)[-1]
 
-    def _compile(self, plan: PlanData) -> tuple[CompiledRow, Reading]:
+    def compile(self, plan: PlanData, planned: CellOutcome) -> CellOutcome:
+        """Compile a plan and return its outcome, extended by the compiled program."""
+        program, compilation, reading = self._compile(plan)
+        out, hbm_bytes = compilation.out_of_memory, load_target(self.target).hbm_bytes
+        peak_bytes = reading.compiled.peak_bytes
+        if out is not None:
+            measure, error = Measure(peak_bytes=out.needed_bytes), out.message
+        else:
+            measure, error = Measure.of(reading.compiled, reading.collectives), ""
+            if peak_bytes > hbm_bytes:
+                error = (
+                    f"it holds {format_bytes(peak_bytes)}, a device has"
+                    f" {format_bytes(hbm_bytes)}."
+                )
+        return replace(
+            planned,
+            program=program,
+            status="out of memory" if error else "ok",
+            compiled=measure,
+            rematerialised=len(reading.rematerialised),
+            compile_s=compilation.seconds,
+            rates=reading.rates,
+            error=error,
+            notes=reading.notes,
+        )
+
+    def _compile(self, plan: PlanData) -> tuple[str, Compilation, Reading]:
+        """Return the hash of the program before compiling and of its target, the
+        compiled program, and its reading."""
         place = place_of(plan, self.target, "`bench`")
         plan = with_trees(plan, self.traced, place.mesh)
         bound = Bound(self.traced, plan, place.mesh)
@@ -139,26 +136,4 @@ class Compiler:
         reading = read_compiled(
             compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
         )
-        out = compilation.out_of_memory
-        hbm_bytes = load_target(self.target).hbm_bytes
-        peak_bytes = reading.compiled.peak_bytes
-        if out is not None:
-            measure, error = Measure(peak_bytes=out.needed_bytes), out.message
-        else:
-            measure, error = Measure.of(reading.compiled, reading.collectives), ""
-            if peak_bytes > hbm_bytes:
-                error = (
-                    f"it holds {format_bytes(peak_bytes)}, a device has"
-                    f" {format_bytes(hbm_bytes)}."
-                )
-        compiled = CompiledRow(
-            program=program,
-            status="out of memory" if error else "ok",
-            measure=measure,
-            rematerialised=len(reading.rematerialised),
-            compile_s=compilation.seconds,
-            rates=reading.rates,
-            error=error,
-            notes=reading.notes,
-        )
-        return compiled, reading
+        return program, compilation, reading

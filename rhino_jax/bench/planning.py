@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.bench.methods import ShardingMethod
+from rhino_jax.bench.records import CellOutcome, Measure
 from rhino_jax.bench.suite import BenchRow, model_of
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.call import split_call
@@ -56,6 +57,14 @@ class Planned:
     plan_s: float = 0.0
     status: str = "ok"
     error: str = ""
+
+    def outcome(self) -> CellOutcome:
+        """Return the outcome of planning as plain values."""
+        found = CellOutcome(status=self.status, plan_s=self.plan_s, error=self.error)
+        if self.plan is None:
+            return found
+        measure = Measure.of(self.plan.predicted, self.plan.collectives)
+        return replace(found, mesh=dict(self.plan.mesh_axes), predicted=measure)
 
 
 def workload_of(row: BenchRow) -> Workload:

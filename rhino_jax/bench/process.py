@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.bench.store import write_json
+from rhino_jax.bench.store import read_json, write_json
 from rhino_jax.utils.subprocess import environment_of_child
 
 
@@ -26,12 +26,12 @@ class Outcome:
     Attributes:
       status: "ok", "timeout", "died" (by a signal) or "error".
       error: the last error that it wrote, or what ended it.
-      seconds: seconds that it ran.
+      values: result of the job; None without one.
     """
 
     status: str
-    error: str
-    seconds: float
+    error: str = ""
+    values: Any = None
 
 
 class Stopped(Exception):
@@ -44,21 +44,30 @@ def run_job(
     timeout_s: float,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Run `rhino_jax.bench.child` on a job.
+    """Run `rhino_jax.bench.child` on a job, and return its result.
 
     Args:
       job: content of the job file.
-      log: file for all output of the process; the job file is next to it.
+      log: file for all output of the process; those of job and result are next to it.
       timeout_s: seconds after which it is killed.
       stop: kills it when it is set; None: it is not stopped.
 
     Raises:
       Stopped: `stop` was set.
     """
-    path = log.with_suffix(".json")
-    write_json(path, dict(job))
+    path, result = log.with_suffix(".json"), log.with_suffix(".result.json")
+    write_json(path, {**job, "result": str(result)})
+    result.unlink(missing_ok=True)
     command = (sys.executable, "-m", "rhino_jax.bench.child", str(path))
-    return run_process(command, log, timeout_s, stop)
+    outcome = run_process(command, log, timeout_s, stop)
+    if outcome.status != "ok":
+        return outcome
+    values = read_json(result)
+    result.unlink(missing_ok=True)
+    if values is None:
+        error = "the process ended without a result."
+        return Outcome(status="error", error=error)
+    return Outcome(status="ok", values=values)
 
 
 def run_process(
@@ -99,7 +108,7 @@ def run_process(
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     status, error = _verdict(code, log, timeout_s)
-    return Outcome(status=status, error=error, seconds=time.monotonic() - started)
+    return Outcome(status=status, error=error)
 
 
 _POLL_S = 0.1

@@ -74,16 +74,12 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """Result of one cell: a method on a row.
+class CellOutcome:
+    """Outcome of one method on one row: of planning alone, or of compiling as well.
 
     Attributes:
-      key: key of the cell, see `cell_key`.
-      row: key of the row, see `row_key`, which is common to the methods that are
-        compared.
-      workload, regime, target, mesh, method: the request; `mesh` as {"data": 4}, that
-        of the plan if rhino chose it.
       status: one of `STATUSES`.
+      mesh: mesh of the plan, size by axis, major first; as requested without a plan.
       predicted: predictions of the plan; None without a plan.
       compiled: measure of the compiled program; only the peak if it does not fit.
       rematerialised: number of values that the compiler had to replicate in full.
@@ -96,17 +92,10 @@ class Result:
         `CompiledCandidate`.
       error: what went wrong, in a few lines.
       notes: what the user should know, in sentences.
-      versions: see `rhino_jax.bench.versions`.
     """
 
-    key: str
-    row: str
-    workload: str
-    regime: str
-    target: str
-    mesh: Mapping[str, int]
-    method: str
     status: str
+    mesh: Mapping[str, int] = field(default_factory=dict)
     predicted: Measure | None = None
     compiled: Measure | None = None
     rematerialised: int | None = None
@@ -117,7 +106,6 @@ class Result:
     candidates: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
     notes: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -128,25 +116,33 @@ class Result:
         return self.status == "ok"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(CellOutcome):
+    """Result of one cell: a method on a row.
+
+    Attributes:
+      key: key of the cell, see `cell_key`.
+      row: key of the row, see `row_key`, which is common to the methods that are
+        compared.
+      workload, regime, target, method: the request.
+      versions: see `rhino_jax.bench.versions`.
+    """
+
+    key: str
+    row: str
+    workload: str
+    regime: str
+    target: str
+    method: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
 def row_key(row: BenchRow) -> str:
     """Return a row's name for files: readable, and different for different rows."""
     axes = "x".join(str(n) for _, n in row.mesh) or "any"
-    what: list[object] = [row.model, row.overrides, row.target, row.mesh]
-    if row.memory_share is not None:
-        what.append(row.memory_share)
-    if row.memory_room is not None:
-        what.append(["room", row.memory_room])
-    if row.memory:
-        what.append(["memory", row.memory])
-    if row.microbatches:
-        what.append(["microbatches", row.microbatches])
-    if row.stages:
-        what.append(["stages", row.stages])
-    if row.per_microbatch:
-        what.append(["per_microbatch", row.per_microbatch])
-    if row.alpa is not None:
-        what.append(["alpa", row.alpa.to_table()])
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+    what = row.to_table()
+    del what["methods"]
+    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
     return f"{row.model}-{row.target.replace(':', '_')}-{axes}-{digest}"
 
 

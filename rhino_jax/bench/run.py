@@ -8,17 +8,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rhino_jax.bench.compiling import CompiledRow
 from rhino_jax.bench.methods import PLAIN, ShardingMethod
-from rhino_jax.bench.planned import PlanEntry, read_entries
-from rhino_jax.bench.process import Outcome, run_job
+from rhino_jax.bench.process import run_job
 from rhino_jax.bench.progress import Clock, Report, line_of, title_of
-from rhino_jax.bench.records import Result, cell_key, file_name, row_key
-from rhino_jax.bench.store import Store, in_order, read_json
+from rhino_jax.bench.records import CellOutcome, Result, cell_key, file_name, row_key
+from rhino_jax.bench.store import Store, in_order, plan_file, read_plans
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.versions import versions
 from rhino_jax.utils.codec import from_json
@@ -42,7 +40,7 @@ class RowRun:
     versions: Mapping[str, str]
     timeout_s: float
     stop: threading.Event = field(default_factory=threading.Event)
-    _entries: dict[str, PlanEntry] = field(default_factory=dict)
+    _planned: dict[str, CellOutcome] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -55,105 +53,66 @@ class RowRun:
         A failure is recorded in every cell that it concerns.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._entries.update(read_entries(self.folder, self.versions))
+        self._planned.update(read_plans(self.folder, self.versions))
         missing = [
-            m.name for m in methods if not m.refine and m.name not in self._entries
+            m.name for m in methods if not m.refine and m.name not in self._planned
         ]
         if not missing:
             return
         job = self._job("plan", folder=str(self.folder))
         job["row"]["methods"] = missing
         outcome = run_job(job, self._log("plan"), self.timeout_s, self.stop)
-        self._entries.update(read_entries(self.folder, self.versions))
+        self._planned.update(read_plans(self.folder, self.versions))
+        failed = CellOutcome(status=outcome.status, error=outcome.error)
         for name in missing:
-            failed = PlanEntry(status=outcome.status, error=outcome.error)
-            self._entries.setdefault(name, failed)
+            self._planned.setdefault(name, failed)
 
     def cell(self, method: ShardingMethod) -> Result:
         """Compile a method's plan; a refined one is planned here, too.
 
         `plan` must have been called for the others.
         """
-        key, cache = cell_key(self.row, method), self.store.folder / "compiled"
-        file = cache / f"{key}.result.json"
+        planned, programs = CellOutcome(status="error"), 1
         if method.refine:
             job = self._job("refine", method=method.name)
+            programs = method.refine + len(PLAIN)
         else:
-            entry = self._entries[method.name]
-            if entry.status != "ok":
-                return self._result(method, _from_plan(entry))
-            job = self._job("compile", plan=str(self.folder / entry.file))
-        job |= {"cache": str(cache), "result": str(file)}
-        file.unlink(missing_ok=True)
-        programs = method.refine + len(PLAIN) if method.refine else 1
+            planned = self._planned[method.name]
+            if not planned.fits:
+                return self._result(method, planned)
+            plan = str(plan_file(self.folder, method.name))
+            job = self._job("compile", plan=plan, planned=planned)
+        job["cache"] = str(self.store.folder / "compiled")
         timeout_s = self.timeout_s * programs
         outcome = run_job(job, self._log(method.name), timeout_s, self.stop)
-        values = read_json(file) if outcome.status == "ok" else None
-        file.unlink(missing_ok=True)
-        if values is None:
-            found = {} if method.refine else _from_plan(entry)
-            return self._result(method, found | _from_outcome(outcome))
-        if method.refine:
-            entry = from_json(PlanEntry, values["planned"])
-        if "compiled" not in values:
-            return self._result(method, _from_plan(entry))
-        compiled = from_json(CompiledRow, values["compiled"])
-        candidates = tuple(values.get("candidates", ()))
-        found = {**_from_compiled(compiled), "candidates": candidates}
-        return self._result(method, _from_plan(entry) | found)
+        if outcome.values is not None:
+            return self._result(method, from_json(CellOutcome, outcome.values))
+        failed = replace(planned, status=outcome.status, error=outcome.error)
+        return self._result(method, failed)
 
     def without_extra(self, method: ShardingMethod, error: str) -> Result:
         """Return the result of a cell whose target has no compiler installed."""
-        return self._result(method, {"status": "no extra", "error": error})
+        return self._result(method, CellOutcome(status="no extra", error=error))
 
-    def _job(self, task: str, **values: str) -> dict[str, Any]:
+    def _job(self, task: str, **values: Any) -> dict[str, Any]:
         versions = dict(self.versions)
         return {"task": task, "row": self.row.to_table(), "versions": versions} | values
 
     def _log(self, name: str) -> Path:
         return self.store.log(f"{row_key(self.row)}-{file_name(name)}")
 
-    def _result(self, method: ShardingMethod, found: Mapping[str, Any]) -> Result:
-        asked = {
-            "key": cell_key(self.row, method),
-            "row": row_key(self.row),
-            "workload": self.row.workload,
-            "regime": self.row.regime,
-            "target": self.row.target,
-            "mesh": dict(self.row.mesh),
-            "method": method.name,
-            "versions": dict(self.versions),
-        }
-        return Result(**(asked | dict(found)))
-
-
-def _from_plan(entry: PlanEntry) -> dict[str, Any]:
-    found = {
-        "status": entry.status,
-        "plan_s": entry.plan_s,
-        "predicted": entry.predicted,
-        "error": entry.error,
-    }
-    return found if entry.mesh is None else found | {"mesh": entry.mesh}
-
-
-def _from_outcome(outcome: Outcome) -> dict[str, Any]:
-    status = "error" if outcome.status == "ok" else outcome.status
-    error = outcome.error or "the process ended without a result."
-    return {"status": status, "error": error}
-
-
-def _from_compiled(compiled: CompiledRow) -> dict[str, Any]:
-    return {
-        "status": compiled.status,
-        "compiled": compiled.measure,
-        "rematerialised": compiled.rematerialised,
-        "compile_s": compiled.compile_s,
-        "rates": compiled.rates,
-        "program": compiled.program,
-        "error": compiled.error,
-        "notes": compiled.notes,
-    }
+    def _result(self, method: ShardingMethod, outcome: CellOutcome) -> Result:
+        values = {f.name: getattr(outcome, f.name) for f in fields(outcome)}
+        return Result(
+            **values | {"mesh": outcome.mesh or dict(self.row.mesh)},
+            key=cell_key(self.row, method),
+            row=row_key(self.row),
+            workload=self.row.workload,
+            regime=self.row.regime,
+            target=self.row.target,
+            method=method.name,
+            versions=dict(self.versions),
+        )
 
 
 def cells_of(suite: Suite) -> list[tuple[BenchRow, ShardingMethod]]:

@@ -4,8 +4,9 @@ SUITE.jsonl        one result per line, written as soon as it is available
 SUITE.json         all results of a suite, and its figures, written at the end
 SUITE.md           the same as a report
 plans/ROW/         the plans of a row
+rows/KIND/         results of rows that are measured as a whole
 compiled/          each compiled program, by the hash of what it was compiled from
-logs/              output of each child process
+logs/              job, output and result of each child process
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from typing import Any
 
 import rhino_jax
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.records import FINAL, Result
+from rhino_jax.bench.records import FINAL, CellOutcome, Result, file_name
+from rhino_jax.plan.files.store import save_plan
+from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.codec import from_json, to_json
+
+
+PLANS = "planned.json"
+"""Name of the list of a row's plans, in their folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,35 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def read_plans(folder: Path, versions: Mapping[str, str]) -> dict[str, CellOutcome]:
+    """Return the outcomes of planning a row, by method, as the process that plans
+    wrote them; empty if they are of other versions."""
+    listed = read_json(folder / PLANS)
+    if listed is None or listed["versions"] != dict(versions):
+        return {}
+    return from_json(dict[str, CellOutcome], listed["methods"])
+
+
+def add_plan(
+    folder: Path,
+    versions: Mapping[str, str],
+    method: str,
+    outcome: CellOutcome,
+    plan: PlanData | None,
+) -> None:
+    """Save a method's plan, if any, and its outcome, next to those of the same
+    versions."""
+    if plan is not None:
+        save_plan(plan, plan_file(folder, method))
+    outcomes = read_plans(folder, versions) | {method: outcome}
+    write_json(folder / PLANS, {"versions": versions, "methods": outcomes})
+
+
+def plan_file(folder: Path, method: str) -> Path:
+    """Return the file of a method's plan, in the folder of the row's plans."""
+    return folder / f"{file_name(method)}.json"
 
 
 def in_order(found: Mapping[str, Result], keys: Iterable[str]) -> tuple[Result, ...]:

@@ -32,9 +32,10 @@ Methods: see `rhino_jax.bench.methods`.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -117,31 +118,15 @@ class BenchRow:
 
     def to_table(self) -> dict[str, Any]:
         """Return the row as a suite writes it."""
-        table: dict[str, Any] = {
-            "model": self.model,
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {
             "overrides": dict(self.overrides),
-            "regime": self.regime,
-            "target": self.target,
             "mesh": dict(self.mesh),
             "methods": [m.name for m in self.methods],
+            "alpa": self.alpa and self.alpa.to_table(),
         }
-        if self.memory_share is not None:
-            table["memory_share"] = self.memory_share
-        if self.memory_room is not None:
-            table["memory_room"] = self.memory_room
-        if self.memory:
-            table["memory"] = self.memory
-        if self.microbatches:
-            table["microbatches"] = self.microbatches
-        if self.stages:
-            table["stages"] = self.stages
-        if self.per_microbatch:
-            table["per_microbatch"] = list(self.per_microbatch)
-        if self.published:
-            table["published"] = self.published
-        if self.alpa is not None:
-            table["alpa"] = self.alpa.to_table()
-        return table
+        usual = {f.name: f.default for f in fields(self)}
+        return {key: x for key, x in values.items() if x != usual[key]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +145,11 @@ class Suite:
     kind: str
     timeout_s: float
     rows: tuple[BenchRow, ...]
+
+
+def method_names(suite: Suite) -> list[str]:
+    """Return the methods of all rows, in order."""
+    return list(dict.fromkeys(m.name for row in suite.rows for m in row.methods))
 
 
 _MODELS = {**holdout.MODELS, **newcomers.MODELS}
@@ -275,22 +265,7 @@ def _each_target(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
             yield row
 
 
-_ROW_KEYS = (
-    "model",
-    "overrides",
-    "regime",
-    "target",
-    "mesh",
-    "methods",
-    "memory_share",
-    "memory_room",
-    "memory",
-    "microbatches",
-    "stages",
-    "per_microbatch",
-    "published",
-    "alpa",
-)
+_ROW_KEYS = tuple(f.name for f in fields(BenchRow))
 
 
 def _check_of_stages(row: Mapping[str, Any], at: FilePlace) -> None:
@@ -299,7 +274,9 @@ def _check_of_stages(row: Mapping[str, Any], at: FilePlace) -> None:
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
         at.check(is_count, key, count, "a number >= 0")
     places = row.get("per_microbatch", [])
-    is_list = isinstance(places, list) and all(isinstance(p, str) for p in places)
+    is_list = isinstance(places, list | tuple) and all(
+        isinstance(p, str) for p in places
+    )
     at.check(is_list, "per_microbatch", places, "a list of names")
     over = row.get("published", 0.0)
     at.check(is_number(over) and over >= 0, "published", over, "a number >= 0")
@@ -337,10 +314,7 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: FilePlace) -> BenchRow:
     expected = "a target with its topology, as 'v5e:4x4'"
     at.check(num_devices is not None, "target", target, expected)
     assert num_devices is not None
-    sizes = 1
-    for size in mesh.values():
-        sizes *= size
-    is_whole = not mesh or sizes == num_devices
+    is_whole = not mesh or math.prod(mesh.values()) == num_devices
     at.check(
         is_whole, "mesh", mesh, f"axes of {num_devices} devices together, as {target}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rhino_jax.bench.tables.summary import changes_text
+from rhino_jax.bench.tables.table import changes_text
 from tests.bench.samples import result
 
 

@@ -10,15 +10,14 @@ import pytest
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.rows import clock as clock_module, row_run
 from rhino_jax.bench.rows.clock import (
+    CLOCK,
     Clocked,
     call_overhead_s,
-    clock_report,
     clock_row,
-    clock_task,
     median_ratio,
 )
 from rhino_jax.bench.rows.row_run import RowResult, run_rows
-from rhino_jax.bench.store import Store, write_json
+from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.models import registry
 from rhino_jax.utils.codec import from_json, to_json
@@ -71,16 +70,15 @@ def test_rows_are_clocked_once_and_failures_again(
         model = job["row"]["model"]
         jobs.append(model)
         if model in dead:
-            return Outcome(status="died", error="why", seconds=1.0)
-        write_json(Path(job["result"]), clocked(model, 0.8))
-        return Outcome(status="ok", error="", seconds=1.0)
+            return Outcome(status="died", error="why")
+        return Outcome(status="ok", values=to_json(clocked(model, 0.8)))
 
     monkeypatch.setattr(row_run, "run_job", run_job)
     monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
     store = Store.open(tmp_path, "mine")
 
     def run() -> list[str]:
-        results = run_rows(SUITE, store, lambda line: None, clock_task())
+        results = run_rows(SUITE, store, lambda line: None, CLOCK)
         return [r.error or r.found.workload for r in results if r.found or r.error]
 
     assert run() == ["mlp-tiny", "died. why"]
@@ -96,15 +94,15 @@ def test_the_report() -> None:
         RowResult(row=first, found=clocked("mlp-tiny", 0.5)),
         RowResult(row=second, found=clocked("gpt-tiny", 2.0)),
     ]
-    text = clock_report(SUITE, results, "the command")
+    text = CLOCK.report(SUITE, results, "the command")
     assert "| mlp-tiny | cpu:8 | megatron | 10 | 5 | 0.50 | 51 | 23 |" in text
     assert "`best`: worst ratio 2.00, geometric mean 1.00" in text
     failed = RowResult(row=second, found=None, error="died. why")
-    lines = clock_report(SUITE, [results[0], failed], "x").splitlines()
+    lines = CLOCK.report(SUITE, [results[0], failed], "x").splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert "died. why" in table[-1]
     assert len({line.count("|") for line in table}) == 1
-    assert clock_report(SUITE, [failed, failed], "x")
+    assert CLOCK.report(SUITE, [failed, failed], "x")
 
 
 def test_steps_run_and_feed_back_what_was_donated(

@@ -12,11 +12,9 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import SCHEDULES, parse_method
 from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.pipeline_run import (
-    Pipelines,
+    PIPELINES,
     PlannedPipeline,
-    pipeline_report,
-    pipeline_summary,
-    pipeline_task,
+    Plans,
     plan_pipeline,
 )
 from rhino_jax.bench.rows.row_run import RowResult
@@ -37,7 +35,7 @@ SUITE = parse_suite({"kind": "pipelines", "rows": [ROW]}, name="mine", file="min
 def test_a_row_is_planned_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RHINO_CACHE", "0")
     row = replace(SUITE.rows[0], model="mlp-tiny")
-    found = PlannedPipeline(**plan_pipeline(row))
+    found = plan_pipeline(row)
     workload = workload_of(row)
     plan = rhino.plan(
         workload.step,
@@ -52,18 +50,17 @@ def test_a_row_is_planned_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.bubble == plan.simulate().bubble
     # Nothing is faster than its busiest stage.
     assert max(plan.pipeline.busy_s) == found.ideal_s < found.step_s
-    assert (found.places, found.micro_batches) == ([1, 1], 4)
+    assert (found.places, found.micro_batches) == ((1, 1), 4)
     assert min(found.plan_s, found.cpu_s, found.yardstick_s) > 0
 
 
 def test_what_does_not_fit_says_so() -> None:
     (row,) = SUITE.rows
-    found = PlannedPipeline(**plan_pipeline(replace(row, memory="10kB")))
+    found = plan_pipeline(replace(row, memory="10kB"))
     assert "fits in no 2 stages" in found.error and not found.step_s
-    task = pipeline_task()
-    assert "fits in no 2 stages" in task.line(Pipelines(plans=(found,)))
-    result = RowResult(row=row, found=Pipelines(plans=(found,)))
-    text = pipeline_report(SUITE, [result], "bench mine")
+    assert "fits in no 2 stages" in PIPELINES.line([found])
+    result = RowResult(row=row, found=[found])
+    text = PIPELINES.report(SUITE, [result], "bench mine")
     (line,) = [line for line in text.splitlines() if line.startswith("| gpt-tiny")]
     header = next(line for line in text.splitlines() if line.startswith("| workload"))
     assert "fits in no 2 stages" in line and line.count("|") == header.count("|")
@@ -73,7 +70,7 @@ def test_a_line_for_every_method() -> None:
     def planned(method: str, step_s: float) -> PlannedPipeline:
         return PlannedPipeline(
             method=method,
-            places=[2, 1, 1],
+            places=(2, 1, 1),
             mesh={"stage": 4, "x": 8},
             micro_batches=16,
             schedule="1f1b",
@@ -90,10 +87,10 @@ def test_a_line_for_every_method() -> None:
     methods = tuple(parse_method(plan.method) for plan in plans)
     row = replace(SUITE.rows[0], published=0.8, methods=methods)
     results = [
-        RowResult(row=row, found=Pipelines(plans=plans)),
+        RowResult(row=row, found=plans),
         RowResult(row=row, found=None, error="killed"),
     ]
-    text = pipeline_report(SUITE, results, "bench mine")
+    text = PIPELINES.report(SUITE, results, "bench mine")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -116,8 +113,8 @@ def test_steps_are_compared_with_those_of_alpas_stages() -> None:
             method=method, error=error, mesh={}, step_s=step_s, ideal_s=1.0, **took
         )
 
-    def said(*plans: PlannedPipeline) -> RowResult[Pipelines]:
-        return RowResult(row=SUITE.rows[0], found=Pipelines(plans=plans))
+    def said(*plans: PlannedPipeline) -> RowResult[Plans]:
+        return RowResult(row=SUITE.rows[0], found=plans)
 
     rows = [
         said(planned("alpa", 4.0), planned("auto", 2.0)),
@@ -125,12 +122,12 @@ def test_steps_are_compared_with_those_of_alpas_stages() -> None:
         said(planned("alpa", 0.0, "does not fit"), planned("auto", 2.0)),
         said(planned("alpa", 2.0), planned("auto", 0.0, "does not fit")),
     ]
-    _, over = pipeline_summary("mine", rows)
+    _, over = PIPELINES.summary("mine", rows)
     assert over == (
         "`auto`, 2 steps over those of Alpa's stages: 0.50 to 2.00 (geometric mean"
         " 1.00)."
     )
-    assert len(pipeline_summary("mine", [said(planned("auto", 2.0))])) == 1
+    assert len(PIPELINES.summary("mine", [said(planned("auto", 2.0))])) == 1
 
 
 def test_what_ships_names_schedules_or_leaves_them() -> None:

@@ -15,18 +15,18 @@ from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.rows import row_run
-from rhino_jax.bench.rows.plan_run import plan_report, plan_task, time_row
+from rhino_jax.bench.rows.plan_run import PLAN, Timed, time_row
 from rhino_jax.bench.rows.row_run import RowResult, run_rows
 from rhino_jax.bench.rows.scale_run import (
-    ScaledPlan,
+    SCALE,
     layers_of,
     scale_plot,
-    scale_report,
     scale_row,
 )
-from rhino_jax.bench.store import Store, write_json
+from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.utils.codec import to_json
 
 
 SUITE = parse_suite(
@@ -57,15 +57,17 @@ SMALL = replace(
 )
 
 
-def measured(method: str, plan_s: float, step_s: float) -> dict[str, Any]:
-    return {
-        "num_ops": 1234,
-        "mesh": {"data": 4, "model": 4},
-        "num_nodes": [2000, 300],
-        "methods": {method: {"plan_s": plan_s, "step_s": step_s, "gap": 0.004}},
-        "peak_bytes": 2**29,
-        "yardstick_s": plan_s / 10,
-    }
+def measured(method: str, plan_s: float, step_s: float) -> Timed:
+    return Timed(
+        num_ops=1234,
+        mesh={"data": 4, "model": 4},
+        num_nodes=(2000, 300),
+        plan_s={method: plan_s},
+        step_s={method: step_s},
+        gap={method: 0.004},
+        peak_bytes=2**29,
+        yardstick_s=plan_s / 10,
+    )
 
 
 def test_a_row_is_planned_within_its_share_of_memory() -> None:
@@ -98,12 +100,12 @@ def test_a_row_without_room_is_planned_within_the_least_memory() -> None:
 def test_a_row_is_planned_by_each_method() -> None:
     row = replace(SUITE.rows[1], model="mlp-tiny", overrides=(("depth", 12),))
     found = time_row(row)
-    assert set(found["methods"]) == {"fast", "best"}
-    assert found["mesh"] == {"data": 4, "model": 4}
-    assert found["num_ops"] > 100 and found["num_nodes"][0] > found["num_nodes"][1]
-    best = found["methods"]["best"]
-    assert best["plan_s"] > 0 and 0 < best["step_s"] and 0 <= best["gap"] < 0.05
-    assert found["peak_bytes"] > 2**26 and 0.01 < found["yardstick_s"] < 60
+    assert set(found.plan_s) == {"fast", "best"}
+    assert found.mesh == {"data": 4, "model": 4}
+    assert found.num_ops > 100 and found.num_nodes[0] > found.num_nodes[1]
+    assert found.plan_s["best"] > 0 and 0 < found.step_s["best"]
+    assert 0 <= found.gap["best"] < 0.05
+    assert found.peak_bytes > 2**26 and 0.01 < found.yardstick_s < 60
 
 
 def test_a_method_without_a_plan_is_told_in_four_parts() -> None:
@@ -128,27 +130,27 @@ def test_medians_of_processes_that_each_plan_by_one_method(
         (method,) = job["row"]["methods"]
         jobs.append([job["row"]["model"], method])
         step_s = 0.0102 if method == "fast" else 0.01
-        write_json(Path(job["result"]), measured(method, next(seconds), step_s))
-        return Outcome(status="ok", error="", seconds=1.0)
+        values = to_json(measured(method, next(seconds), step_s))
+        return Outcome(status="ok", values=values)
 
     monkeypatch.setattr(row_run, "run_job", run_job)
     monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
     store = Store.open(tmp_path, "mine")
-    results = run_rows(SUITE, store, lambda line: None, plan_task())
+    results = run_rows(SUITE, store, lambda line: None, PLAN)
     assert len(jobs) == 12 and jobs[:2] == [["mlp-tiny", "fast"], ["mlp-tiny", "best"]]
     first = results[0].found
     assert first is not None and first.plan_s == {"fast": 3.0, "best": 2.5}
-    text = plan_report(SUITE, results, "the command")
+    text = PLAN.report(SUITE, results, "the command")
     cells = "1,234 | 2,000 | 300 | 3 | 2.5 | 0.4% | 0.4% | 1.020 | 512 MiB | 0.28 |"
     assert f"| mlp-tiny | v5e:4x4 | 4 × 4 (chosen) | {cells}" in text
     assert f"| gpt-tiny | v5e:4x4 | 4 × 4 | {cells}" in text
-    run_rows(SUITE, store, lambda line: None, plan_task())
+    run_rows(SUITE, store, lambda line: None, PLAN)
     assert len(jobs) == 12, "kept"
 
 
 def test_a_row_that_failed_keeps_its_place() -> None:
     failed = RowResult(row=SUITE.rows[0], found=None, error="died. why\nlog")
-    text = plan_report(SUITE, [failed], "the command")
+    text = PLAN.report(SUITE, [failed], "the command")
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert "died. why" in table[-1] and len({line.count("|") for line in table}) == 1
 
@@ -165,7 +167,7 @@ def test_every_pass_of_a_large_cluster_is_timed_and_drawn() -> None:
     models = {"gpt-7b": 32, "unet-base": 8, "resnet-50": 16, "mlp-tiny": 0}
     for model, layers in models.items():
         assert layers_of(replace(suite.rows[0], model=model)) == layers
-    found = ScaledPlan(**scale_row(suite.rows[0]))
+    found = scale_row(suite.rows[0])
     assert {"trace", "price", "solve", "read back", "other"} <= set(found.cpu_s)
     assert min(found.cpu_s.values()) >= 0 and found.step_s > 0
     slow = replace(found, cpu_s={"solve": 31.0})
@@ -173,7 +175,7 @@ def test_every_pass_of_a_large_cluster_is_timed_and_drawn() -> None:
         RowResult(row=row, found=one)
         for row, one in zip(suite.rows, (found, slow, found), strict=True)
     ]
-    text = scale_report(suite, results, "the command")
+    text = SCALE.report(suite, results, "the command")
     assert "](wide.svg)" in text and "1 above 30" in text and "| 1,024 |" in text
     plot = ElementTree.fromstring(scale_plot(results))
     drawn = [line for line in plot.iter() if line.tag.endswith("polyline")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,15 @@ import pytest
 
 from rhino_jax.bench import run as cell_module, run as run_module
 from rhino_jax.bench.command import Command, narrow, run_command
-from rhino_jax.bench.compiling import CompiledRow
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.planned import PlanEntry
 from rhino_jax.bench.process import Outcome, Stopped
 from rhino_jax.bench.progress import Clock, format_duration
-from rhino_jax.bench.records import Result
+from rhino_jax.bench.records import CellOutcome, Result
 from rhino_jax.bench.run import run_suite
-from rhino_jax.bench.store import Store, read_json, write_json
+from rhino_jax.bench.store import Store, add_plan
 from rhino_jax.bench.suite import Suite, parse_suite
+from rhino_jax.utils.codec import to_json
 from tests.bench.samples import measure
 
 
@@ -46,7 +46,7 @@ SUITE = parse_suite(
     file="mine.toml",
 )
 
-OK = Outcome(status="ok", error="", seconds=1.0)
+OK = Outcome(status="ok")
 STEPS_MS = {"dp": 10.0, "fsdp_matmul": 8.0, "best": 7.0, "refined2": 6.0}
 
 
@@ -69,40 +69,33 @@ class Children:
             return end
         if job["task"] == "plan":
             self._plan(job)
-        else:
-            self._compile(job, name)
-        return OK
+            return Outcome(status="ok", values={})
+        return Outcome(status="ok", values=self._compiled(job, name))
 
     def _plan(self, job: Mapping[str, Any]) -> None:
-        path = Path(job["folder"]) / "planned.json"
-        before = read_json(path) or {"methods": {}}
-        methods = {
-            m: entry(not_allowed=m == "dp" and job["row"]["model"] == "gpt-tiny")
-            for m in job["row"]["methods"]
-        }
-        listed = {"versions": job["versions"], "methods": before["methods"] | methods}
-        write_json(path, listed)
+        for m in job["row"]["methods"]:
+            is_refused = m == "dp" and job["row"]["model"] == "gpt-tiny"
+            outcome = REFUSED if is_refused else PLANNED
+            add_plan(Path(job["folder"]), job["versions"], m, outcome, None)
 
-    def _compile(self, job: Mapping[str, Any], name: str) -> None:
-        compiled = CompiledRow(
+    def _compiled(self, job: Mapping[str, Any], name: str) -> dict[str, Any]:
+        planned = PLANNED
+        if job["task"] == "refine":
+            planned = replace(PLANNED, candidates=({"name": "best"},))
+        else:
+            assert job["planned"] == PLANNED
+        outcome = replace(
+            planned,
             program=name,
-            status="ok",
-            measure=measure(STEPS_MS[name]),
+            compiled=measure(STEPS_MS[name]),
             rematerialised=0,
             compile_s=3.0,
         )
-        values: dict[str, Any] = {"compiled": compiled}
-        if job["task"] == "refine":
-            values |= {"planned": entry(), "candidates": [{"name": "best"}]}
-        write_json(Path(job["result"]), values)
+        return to_json(outcome)
 
 
-def entry(not_allowed: bool = False) -> PlanEntry:
-    if not_allowed:
-        return PlanEntry(status="not allowed", error="no batch")
-    return PlanEntry(
-        status="ok", plan_s=2.0, file="x", mesh={"data": 8}, predicted=measure(9.0)
-    )
+PLANNED = CellOutcome(status="ok", plan_s=2.0, mesh={"data": 8}, predicted=measure(9.0))
+REFUSED = CellOutcome(status="not allowed", error="no batch")
 
 
 @pytest.fixture
@@ -158,7 +151,7 @@ def test_an_interrupted_suite_goes_on_where_it_was(
 def test_a_cell_that_dies_is_a_result_and_is_tried_again(
     tmp_path: Path, children: Children, status: str
 ) -> None:
-    children.ends["mlp-tiny best"] = Outcome(status=status, error="why", seconds=1.0)
+    children.ends["mlp-tiny best"] = Outcome(status=status, error="why")
     found = run(tmp_path)
     dead = found["mlp-tiny best"]
     assert (dead.status, dead.error, dead.fits) == (status, "why", False)
@@ -173,7 +166,7 @@ def test_a_cell_that_dies_is_a_result_and_is_tried_again(
 def test_planning_that_dies_fails_the_cells_that_need_it(
     tmp_path: Path, children: Children
 ) -> None:
-    children.ends["mlp-tiny plan"] = Outcome(status="died", error="why", seconds=1.0)
+    children.ends["mlp-tiny plan"] = Outcome(status="died", error="why")
     found = run(tmp_path)
     assert [found[f"mlp-tiny {m}"].status for m in ("dp", "best")] == ["died", "died"]
     assert found["mlp-tiny refined:2"].fits and found["gpt-tiny best"].fits

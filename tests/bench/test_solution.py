@@ -10,7 +10,7 @@ import pytest
 from rhino_jax.bench.command import Command, run_command
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import row_key
-from rhino_jax.bench.rows.pipeline_run import PlannedPipeline, plan_pipeline
+from rhino_jax.bench.rows.pipeline_run import plan_pipeline
 from rhino_jax.bench.suite import load_suite, parse_suite
 
 
@@ -32,16 +32,16 @@ def _row(model: str = ROW["model"], **alpa: Any) -> Any:
 def test_its_stages_devices_and_micro_batches_are_planned() -> None:
     layers = {"params['layer_0']*": 0, "params['layer_1']*": 1}
     row = _row("mlp-tiny", stages=[1, 3], microbatches=8, pins=layers)
-    found = PlannedPipeline(**plan_pipeline(row))
+    found = plan_pipeline(row)
     assert not found.error and found.schedule == "1f1b"
-    assert (found.places, found.micro_batches) == ([1, 3], 8)
+    assert (found.places, found.micro_batches) == ((1, 3), 8)
     (again,) = parse_suite({"rows": [row.to_table()]}, name="a", file="").rows
     assert again == row and row_key(again) == row_key(row) != row_key(_row())
 
 
 def test_all_devices_as_one_stage_are_one_mesh() -> None:
     row = _row("mlp-tiny", stages=[4], mesh={"x": 4})
-    found = PlannedPipeline(**plan_pipeline(row))
+    found = plan_pipeline(row)
     assert not found.places and found.micro_batches == 4 and found.mesh == {"x": 4}
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import row_key
+from rhino_jax.bench.rows import stages_run as run
 from rhino_jax.bench.rows.row_run import RowResult
-from rhino_jax.bench.stages import run
-from rhino_jax.bench.stages.report import stages_report, stages_summary
-from rhino_jax.bench.stages.run import Case, Piped
+from rhino_jax.bench.rows.stages_run import STAGES, Case, Piped
 from rhino_jax.bench.suite import load_suite, parse_suite
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
-from rhino_jax.utils.codec import from_json
+from rhino_jax.utils.codec import from_json, to_json
 
 
 ROW = {
@@ -59,9 +57,7 @@ def test_rows_say_their_micro_batches() -> None:
             parse_suite(bad, name="a", file="a.toml")
 
 
-def test_what_cannot_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = SUITE.rows
     monkeypatch.setattr(run.os, "sched_getaffinity", lambda _: {0, 1})
     wrong = parse_suite(
@@ -69,7 +65,7 @@ def test_what_cannot_run_is_refused(
     ).rows[0]
     for bad in (wrong, replace(row, microbatches=0), replace(row, target="cpu:4")):
         with pytest.raises(BenchError, match="stages have a core each"):
-            run.run_stages(bad, tmp_path / "x.json")
+            run.run_stages(bad)
 
 
 def test_measured_seconds_take_the_place_of_planned_ones() -> None:
@@ -136,29 +132,28 @@ def test_what_a_core_does_beside_tasks_makes_these_longer() -> None:
 def test_ratios_are_told_with_the_rows_that_failed() -> None:
     (row,) = SUITE.rows
     found = Piped(one_device_s=0.3, cases=(case(0.2, 0.18), case(0.2, 0.22)))
-    assert from_json(Piped, {"one_device_s": 0.3, "cases": []}).cases == ()
+    assert from_json(Piped, to_json(found)) == found
     results: list[RowResult[Piped]] = [
         RowResult(row=row, found=found),
         RowResult(row=row, found=None, error="died. why"),
     ]
-    text = stages_report(SUITE, results, "the command")
+    text = STAGES.report(SUITE, results, "the command")
     lines = [line for line in text.splitlines() if line.startswith("| gpt")]
     assert len(lines) == 3 and "| 200 | 0.90 | 0.99 | 1.50 | 400 | 0.45 |" in lines[0]
     assert "died. why" in lines[2]
-    (said,) = stages_summary("a", results)
+    (said,) = STAGES.summary("a", results)
     assert "0.90 to 1.10" in said and "0.45 to 0.55" in said
     assert "0.99 to 1.21" in said
-    assert stages_summary("a", results[1:]) == ()
-    assert stages_report(SUITE, results[1:], "x")
+    assert STAGES.summary("a", results[1:]) == ()
+    assert STAGES.report(SUITE, results[1:], "x")
 
 
 @pytest.mark.slow
-def test_a_row_runs_in_processes_and_in_one(tmp_path: Path) -> None:
+def test_a_row_runs_in_processes_and_in_one() -> None:
     (row,) = SUITE.rows
-    found = from_json(Piped, run.run_stages(row, tmp_path / "x.json"))
+    found = run.run_stages(row)
     (one,) = found.cases
     assert found.one_device_s > 0
     # Far apart: tasks of a millisecond on a machine that does other things.
     assert 0.05 < one.apart_ratio < 5 and 0.05 < one.together_ratio < 5
     assert 0 < one.task_s < one.apart_simulated_s <= one.apart_hosted_s
-    assert not list(tmp_path.glob("x.json.[01]"))

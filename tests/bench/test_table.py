@@ -12,8 +12,13 @@ from rhino_jax.bench.tables.readme import (
     with_section,
     write_results,
 )
-from rhino_jax.bench.tables.summary import compiled_summary, to_list
-from rhino_jax.bench.tables.table import cells_table, rows_table, to_markdown
+from rhino_jax.bench.tables.table import (
+    cells_table,
+    compiled_summary,
+    rows_table,
+    to_list,
+    to_markdown,
+)
 from tests.bench.samples import measure, result
 
 

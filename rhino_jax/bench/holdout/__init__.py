@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rhino_jax.bench.holdout import bert, dlrm, gpt, mixer, resnet, t5, unet, vit
+from rhino_jax.bench.holdout import images, text
 from rhino_jax.models.workload import Workload
 
 
 MODELS: Mapping[str, Callable[..., Workload]] = {
-    "unseen-bert": bert.workload,
-    "unseen-dlrm": dlrm.workload,
-    "unseen-gpt": gpt.workload,
-    "unseen-mixer": mixer.workload,
-    "unseen-resnet": resnet.workload,
-    "unseen-t5": t5.workload,
-    "unseen-unet": unet.workload,
-    "unseen-vit": vit.workload,
+    "unseen-bert": text.bert,
+    "unseen-dlrm": text.dlrm,
+    "unseen-gpt": text.gpt,
+    "unseen-mixer": images.mixer,
+    "unseen-resnet": images.resnet,
+    "unseen-t5": text.t5,
+    "unseen-unet": images.unet,
+    "unseen-vit": images.vit,
 }
 """Name of a model → function that makes its workload, with its sizes as keywords."""

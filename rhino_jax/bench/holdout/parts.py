@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from rhino_jax.models.config import ModelConfig
+from rhino_jax.models.train import train_step_for
 from rhino_jax.models.workload import Workload
 
 
@@ -179,17 +180,12 @@ def training(
         params = init(Keys(key))
         return params, tx.init(params)
 
-    def train_step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
     return Workload(
         name=name,
         config=ModelConfig(batch=batch),
         init=init_all,
         make_batch=make_batch,
-        step=train_step,
+        step=train_step_for(loss_fn, tx),
         donate_argnums=(0, 1),
     )
 

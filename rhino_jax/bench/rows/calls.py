@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import jax
 
 import rhino_jax as rhino
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
+from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, model_of
 from rhino_jax.hardware.files import load_target
 
@@ -44,24 +44,13 @@ class FirstCall:
     mesh: Mapping[str, int]
 
 
-def calls_task() -> RowTask[FirstCall]:
-    """Return the task that runs every row once, its processes one by one."""
-    return RowTask(
-        name="calls",
-        samples=1,
-        is_by_method=False,
-        read=lambda samples: FirstCall(**samples[0]),
-        line=_line,
-    )
-
-
-def call_row(row: BenchRow) -> dict[str, Any]:
-    """Call a row's step in both ways; return the result as JSON.
+def call_row(row: BenchRow) -> FirstCall:
+    """Call a row's step in both ways.
 
     Raises:
       BenchError: one of them failed.
     """
-    found: dict[str, Any] = {"cpu_s": {}, "wall_s": {}}
+    cpu_s, wall_s = {}, {}
     overrides = json.dumps(dict(row.overrides))
     for how in HOWS:
         devices = load_target(row.target).num_devices if how != "jit" else 1
@@ -80,45 +69,47 @@ def call_row(row: BenchRow) -> dict[str, Any]:
                 fix=f"see it whole: python -m {__name__} {' '.join(words[:3])}",
             )
         said = json.loads(done.stdout.splitlines()[-1])
-        found["cpu_s"][how], found["wall_s"][how] = said["cpu_s"], said["wall_s"]
-    return found | {"plan_s": said["plan_s"], "mesh": said["mesh"]}
+        cpu_s[how], wall_s[how] = said["cpu_s"], said["wall_s"]
+    plan_s, mesh = said["plan_s"], said["mesh"]
+    return FirstCall(cpu_s=cpu_s, wall_s=wall_s, plan_s=plan_s, mesh=mesh)
 
 
 def _line(found: FirstCall) -> str:
     return ", ".join(f"{how} {s:.1f} CPU s" for how, s in found.cpu_s.items())
 
 
-def calls_report(
-    suite: Suite, results: Sequence[RowResult[FirstCall]], command: str
-) -> str:
-    """Return the seconds as Markdown, a line per row."""
-    header = ["workload", "target", "mesh"]
-    header += [f"{how} CPU s" for how in HOWS] + [f"{how} s" for how in HOWS]
-    header += ["of it planning s"]
+def _table(
+    suite: Suite, results: Results[FirstCall]
+) -> tuple[list[str], Cells[FirstCall]]:
+    header = ["mesh", *(f"{how} CPU s" for how in HOWS), *(f"{how} s" for how in HOWS)]
 
-    def cells(row: BenchRow, found: FirstCall) -> list[str]:
+    def cells(row: BenchRow, found: FirstCall) -> list[list[str]]:
+        seconds = [s[how] for s in (found.cpu_s, found.wall_s) for how in HOWS]
         mesh = " × ".join(map(str, found.mesh.values()))
-        line = [row.workload, row.target, mesh]
-        line += [f"{found.cpu_s[how]:.1f}" for how in HOWS]
-        line += [f"{found.wall_s[how]:.1f}" for how in HOWS]
-        return [*line, f"{found.plan_s:.1f}"]
+        return [[mesh, *(f"{s:.1f}" for s in (*seconds, found.plan_s))]]
 
-    parts = [
-        *table_of_rows(suite, results, command, header, cells),
-        "The first call of a step, until its results are there: traced, planned (under"
-        " `auto_shard`), compiled and run. Each in a process of its own, imports and"
-        " initial state not counted; nothing is read from caches.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    return [*header, "of it planning s"], cells
 
 
-def calls_summary(
-    suite: str, results: Sequence[RowResult[FirstCall]]
-) -> tuple[str, ...]:
+def _summary(suite: str, results: Results[FirstCall]) -> tuple[str, ...]:
     """Return the CPU seconds of all rows."""
     found = [(r.row.model, r.found.cpu_s) for r in results if r.found is not None]
     said = (f"{m} {s['auto_shard']:.0f} ({s['jit']:.0f} under `jit`)" for m, s in found)
     return (f"`{suite}`, CPU seconds of the first call: {', '.join(said)}.",)
+
+
+CALLS: RowKind[FirstCall] = RowKind(
+    name="calls",
+    sample=FirstCall,
+    measure=call_row,
+    read=the_only,
+    line=_line,
+    table=_table,
+    notes="The first call of a step, until its results are there: traced, planned"
+    " (under `auto_shard`), compiled and run. Each in a process of its own, imports and"
+    " initial state not counted; nothing is read from caches.",
+    summary=_summary,
+)
 
 
 def main(model: str, how: str, devices: str, overrides: str = "{}") -> int:

@@ -4,8 +4,6 @@ Emulated devices share the host's cores, so a step's time is the work and the co
 of all devices together, not the time on real hardware; it shows the actual work of a
 plan. Samples of all methods are interleaved, so that other load of the host affects all
 of them equally.
-
-Report of a suite that times steps.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +22,12 @@ import jax.numpy as jnp
 import rhino_jax as rhino
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import RowResult, RowTask, table_of_rows
-from rhino_jax.bench.suite import BenchRow, Suite
-from rhino_jax.bench.tables.figures import geometric_mean
+from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
+from rhino_jax.bench.suite import BenchRow, Suite, method_names
+from rhino_jax.bench.tables.figures import format_ms, format_span, geometric_mean
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.with_plan import jit_with_plan
 from rhino_jax.units import format_seconds
-from rhino_jax.utils.codec import from_json
 
 
 ROUNDS = 41
@@ -172,63 +170,69 @@ def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
     return found["sharded"] - found["plain"], len(leaves)
 
 
-def clock_task() -> RowTask[Clocked]:
-    """Return the task that runs every row once, its methods interleaved."""
-    return RowTask(
-        name="clock",
-        samples=1,
-        is_by_method=False,
-        read=lambda samples: from_json(Clocked, samples[0]),
-        line=_line,
-    )
-
-
 def _line(found: Clocked) -> str:
     times = found.step_s.items()
     return ", ".join(f"{name} {format_seconds(s)}" for name, s in times)
 
 
-def clock_report(
-    suite: Suite, results: Sequence[RowResult[Clocked]], command: str
-) -> str:
-    """Return the times as Markdown: a line per row, the worst and the mean ratio.
-
-    Args:
-      suite: the suite.
-      results: results of all its rows.
-      command: the command that repeats the run.
-    """
-    own = [
-        name
-        for name in dict.fromkeys(m.name for row in suite.rows for m in row.methods)
-        if any(r.found and name in r.found.ratio for r in results)
-    ]
-    header = ["workload", "target", "fastest recipe", "ms"]
-    header += [f"{name} ms" for name in own] + [f"{name} ÷ recipe" for name in own]
-    header += ["arrays", "overhead of a call µs"]
-
-    def cells(row: BenchRow, found: Clocked) -> list[str]:
-        line = [row.workload, row.target, found.recipe]
-        line.append(_ms(found.step_s.get(found.recipe)))
-        line += [_ms(found.step_s.get(name)) for name in own]
-        line += [f"{found.ratio[n]:.2f}" if n in found.ratio else "" for n in own]
-        return [*line, str(found.num_arrays), f"{1e6 * found.overhead_s:.0f}"]
-
-    parts = [
-        *table_of_rows(suite, results, command, header, cells),
-        "Seconds of all devices together on this host's cores: medians of interleaved"
-        " samples; ratios are medians of ratios within a sample. The overhead is of a"
-        " decorated call over one of `jax.jit`, with the workload's arguments.",
-    ]
-    for name in own:
-        clocked = [r.found for r in results if r.found is not None]
-        ratios = [c.ratio[name] for c in clocked if name in c.ratio]
-        parts.append(
-            f"- `{name}`: worst ratio {max(ratios):.2f}, geometric mean"
-            f" {geometric_mean(ratios):.2f}"
-        )
-    return "\n\n".join(parts) + "\n"
+def _ratios(results: Results[Clocked]) -> dict[str, list[float]]:
+    """Return the ratios of all rows by method."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for clocked in (r.found for r in results if r.found is not None):
+        for name, ratio in clocked.ratio.items():
+            ratios[name].append(ratio)
+    return ratios
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.3g}"
+def _table(suite: Suite, results: Results[Clocked]) -> tuple[list[str], Cells[Clocked]]:
+    own = [name for name in method_names(suite) if name in _ratios(results)]
+    header = ["fastest recipe", "ms", *(f"{name} ms" for name in own)]
+    header += [f"{name} ÷ recipe" for name in own]
+
+    def cells(row: BenchRow, found: Clocked) -> list[list[str]]:
+        steps = [format_ms(found.step_s.get(name)) for name in (found.recipe, *own)]
+        ratios = [f"{found.ratio[n]:.2f}" if n in found.ratio else "" for n in own]
+        overhead = [str(found.num_arrays), f"{1e6 * found.overhead_s:.0f}"]
+        return [[found.recipe, *steps, *ratios, *overhead]]
+
+    return [*header, "arrays", "overhead of a call µs"], cells
+
+
+def _worst(suite: str, results: Results[Clocked]) -> tuple[str, ...]:
+    """Return the worst and the mean ratio of every method."""
+    return tuple(
+        f"`{name}`: worst ratio {max(ratios):.2f}, geometric mean"
+        f" {geometric_mean(ratios):.2f}"
+        for name, ratios in _ratios(results).items()
+    )
+
+
+def _summary(suite: str, results: Results[Clocked]) -> tuple[str, ...]:
+    """Return a line on steps over recipes' steps, and a call's overhead."""
+    found = [r.found for r in results if r.found is not None]
+    if not found:
+        return ()
+    ratios = _ratios(results).items()
+    said = ", ".join(f"`{name}` {format_span(values)}" for name, values in ratios)
+    overheads = sorted(c.overhead_s for c in found)
+    return (
+        f"`{suite}`, {len(found)} models that really run, on emulated devices: step"
+        f" over the fastest recipe's: {said}. A decorated call costs"
+        f" {format_seconds(overheads[0])} to {format_seconds(overheads[-1])} more than"
+        " one of `jax.jit`.",
+    )
+
+
+CLOCK: RowKind[Clocked] = RowKind(
+    name="clock",
+    sample=Clocked,
+    measure=clock_row,
+    read=the_only,
+    line=_line,
+    table=_table,
+    notes="Seconds of all devices together on this host's cores: medians of interleaved"
+    " samples; ratios are medians of ratios within a sample. The overhead is of a"
+    " decorated call over one of `jax.jit`, with the workload's arguments.",
+    summary=_summary,
+    details=_worst,
+)

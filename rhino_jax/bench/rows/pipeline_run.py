@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import rhino_jax as rhino
@@ -17,13 +17,13 @@ from rhino_jax.bench.methods import ALPA, SCHEDULES, ShardingMethod
 from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
-    RowResult,
-    RowTask,
-    table_of_rows,
+    Cells,
+    Results,
+    RowKind,
     yardstick_s,
 )
 from rhino_jax.bench.suite import BenchRow, Suite
-from rhino_jax.bench.tables.figures import geometric_mean
+from rhino_jax.bench.tables.figures import format_span
 from rhino_jax.errors import InfeasiblePlanError, StageError
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
@@ -53,7 +53,7 @@ class PlannedPipeline:
 
     method: str
     error: str = ""
-    places: Sequence[int] = ()
+    places: tuple[int, ...] = ()
     mesh: Mapping[str, int]
     micro_batches: int = 1
     schedule: str = ""
@@ -66,28 +66,12 @@ class PlannedPipeline:
     yardstick_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelines:
-    """A row's plans, one for every method."""
-
-    plans: tuple[PlannedPipeline, ...]
+Plans = Sequence[PlannedPipeline]
+"""A row's plans, one for every method."""
 
 
-def pipeline_task() -> RowTask[Pipelines]:
-    """Return the task that plans every method of a row once, in a separate process."""
-    return RowTask(
-        name="pipelines",
-        samples=1,
-        is_by_method=True,
-        read=lambda samples: Pipelines(
-            plans=tuple(PlannedPipeline(**s) for s in samples)
-        ),
-        line=lambda found: "; ".join(map(_said, found.plans)),
-    )
-
-
-def plan_pipeline(row: BenchRow) -> dict[str, Any]:
-    """Plan a row by its only method; return the result as JSON."""
+def plan_pipeline(row: BenchRow) -> PlannedPipeline:
+    """Plan a row by its only method."""
     (method,) = row.methods
     workload, beside_s = workload_of(row), yardstick_s()
     started, cpu = time.monotonic(), time.process_time()
@@ -104,32 +88,34 @@ def plan_pipeline(row: BenchRow) -> dict[str, Any]:
         )
     except (InfeasiblePlanError, StageError) as refused:
         error = refused.what
-    found: dict[str, Any] = {
-        "method": method.name,
-        "error": error,
-        "mesh": {},
-        "plan_s": time.monotonic() - started,
-        "cpu_s": time.process_time() - cpu,
-        "yardstick_s": beside_s,
-    }
+    found = PlannedPipeline(
+        method=method.name,
+        error=error,
+        mesh={},
+        plan_s=time.monotonic() - started,
+        cpu_s=time.process_time() - cpu,
+        yardstick_s=beside_s,
+    )
     if planned is None:
         return found
     step_s = planned.predicted.step_time_s
-    found |= {
-        "mesh": dict(planned.mesh_axes),
-        "micro_batches": planned.microbatches,
-        "step_s": step_s,
-        "ideal_s": step_s,
-        "peak_bytes": planned.predicted.peak_bytes,
-    }
-    if planned.pipeline is not None:
-        found |= {
-            "places": list(planned.places),
-            "schedule": planned.schedule,
-            "ideal_s": max(planned.pipeline.busy_s),
-            "bubble": simulate(schedule_of(planned.pipeline)).bubble,
-        }
-    return found
+    found = replace(
+        found,
+        mesh=dict(planned.mesh_axes),
+        micro_batches=planned.microbatches,
+        step_s=step_s,
+        ideal_s=step_s,
+        peak_bytes=planned.predicted.peak_bytes,
+    )
+    if planned.pipeline is None:
+        return found
+    return replace(
+        found,
+        places=tuple(planned.places),
+        schedule=planned.schedule,
+        ideal_s=max(planned.pipeline.busy_s),
+        bubble=simulate(schedule_of(planned.pipeline)).bubble,
+    )
 
 
 def _asked(row: BenchRow, method: ShardingMethod) -> dict[str, Any]:
@@ -152,73 +138,38 @@ def _said(found: PlannedPipeline) -> str:
     return f"{found.method} {stages}, {format_seconds(found.step_s)}"
 
 
-def pipeline_report(
-    suite: Suite,
-    results: Sequence[RowResult[Pipelines]],
-    command: str,
-) -> str:
-    """Return the plans as Markdown, a line per row and method.
+def _table(suite: Suite, results: Results[Plans]) -> tuple[list[str], Cells[Plans]]:
+    header = ["asked", "stages", "mesh of one", "m", "schedule", "step", "÷ ideal"]
+    header += ["bubble", "peak", "÷ first", "published", "s", "CPU s", "yardstick s"]
 
-    Args:
-      suite: the suite.
-      results: results of all its rows.
-      command: the command that repeats the run.
-    """
-    header = ["workload", "target", "asked", "stages", "mesh of one", "m", "schedule"]
-    header += ["step", "÷ ideal", "bubble", "peak", "÷ first"]
-    header += ["published", "s", "CPU s", "yardstick s"]
-    lines: list[RowResult[tuple[PlannedPipeline, PlannedPipeline]]] = []
-    for r in results:
-        if r.found is None:
-            lines.append(RowResult(row=r.row, found=None, error=r.error))
-            continue
-        plans = r.found.plans
-        lines += [RowResult(row=r.row, found=(one, plans[0])) for one in plans]
+    def cells(row: BenchRow, plans: Plans) -> Iterator[list[str]]:
+        for one in plans:
+            took = [f"{s:.3g}" for s in (one.plan_s, one.cpu_s, one.yardstick_s)]
+            if one.error:
+                yield [one.method, one.error, *[""] * (len(header) - 5), *took]
+                continue
+            first_s, is_last = plans[0].step_s, one.method == row.methods[-1].name
+            yield [
+                one.method,
+                _stages(one.places),
+                " × ".join(str(n) for a, n in one.mesh.items() if a != STAGE_AXIS),
+                str(one.micro_batches),
+                one.schedule or "none",
+                format_seconds(one.step_s),
+                f"{one.step_s / one.ideal_s:.3f}",
+                format_share(one.bubble),
+                format_bytes(one.peak_bytes),
+                f"{one.step_s / first_s:.3f}" if first_s else "",
+                f"{row.published:.3f}" if is_last and row.published else "",
+                *took,
+            ]
 
-    def cells(
-        row: BenchRow, found: tuple[PlannedPipeline, PlannedPipeline]
-    ) -> list[str]:
-        one, first = found
-        line = [row.workload, row.target, one.method]
-        took = [f"{s:.3g}" for s in (one.plan_s, one.cpu_s, one.yardstick_s)]
-        if one.error:
-            return [*line, one.error, *[""] * (len(header) - len(line) - 4), *took]
-        over = f"{one.step_s / first.step_s:.3f}" if first.step_s else ""
-        is_last = one.method == row.methods[-1].name
-        return [
-            *line,
-            _stages(one.places),
-            " × ".join(str(n) for a, n in one.mesh.items() if a != STAGE_AXIS),
-            str(one.micro_batches),
-            one.schedule or "none",
-            format_seconds(one.step_s),
-            f"{one.step_s / one.ideal_s:.3f}",
-            format_share(one.bubble),
-            format_bytes(one.peak_bytes),
-            over,
-            f"{row.published:.3f}" if is_last and row.published else "",
-            *took,
-        ]
-
-    parts = [
-        *table_of_rows(suite, lines, command, header, cells),
-        "Predicted. The ideal is the time that the tasks of the busiest stage take, of"
-        " all micro-batches and with the update: no filling, no draining, no transfer."
-        " `÷ first` is the step over that of the row's first method; `published`, the"
-        " same as others measured it. Seconds of"
-        " planning, tracing included, in one process, and of its CPU; the yardstick is"
-        f" what {ADDITIONS // 10**6} million additions in a Python loop took just"
-        " before.",
-        *(f"- {line}" for line in pipeline_summary(suite.name, results)),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return header, cells
 
 
-def pipeline_summary(
-    suite: str, results: Sequence[RowResult[Pipelines]]
-) -> tuple[str, ...]:
+def _summary(suite: str, results: Results[Plans]) -> tuple[str, ...]:
     """Return lines on planning time, and on steps over their ideal."""
-    every = (r.found.plans for r in results if r.found is not None)
+    every = (r.found for r in results if r.found is not None)
     found = [p for plans in every for p in plans if not p.error]
     if not found:
         return ()
@@ -232,10 +183,10 @@ def pipeline_summary(
     )
 
 
-def _over_alpa(results: Sequence[RowResult[Pipelines]]) -> Iterator[str]:
+def _over_alpa(results: Results[Plans]) -> Iterator[str]:
     """Yield lines on predicted steps over those of Alpa's published stages."""
     ratios: dict[str, list[float]] = {}
-    for plans in (r.found.plans for r in results if r.found is not None):
+    for plans in (r.found for r in results if r.found is not None):
         alpa = next((p.step_s for p in plans if p.method == ALPA), 0.0)
         for plan in plans:
             if alpa and plan.step_s and plan.method != ALPA:
@@ -243,8 +194,7 @@ def _over_alpa(results: Sequence[RowResult[Pipelines]]) -> Iterator[str]:
     for method, over in ratios.items():
         yield (
             f"`{method}`, {len(over)} steps over those of Alpa's stages:"
-            f" {min(over):.2f} to {max(over):.2f} (geometric mean"
-            f" {geometric_mean(over):.2f})."
+            f" {format_span(over)}."
         )
 
 
@@ -252,3 +202,22 @@ def _stages(places: Sequence[int]) -> str:
     if not places:
         return "1"
     return str(len(places)) if len({*places}) == 1 else " + ".join(map(str, places))
+
+
+PIPELINES: RowKind[Plans] = RowKind(
+    name="pipelines",
+    sample=PlannedPipeline,
+    measure=plan_pipeline,
+    read=list,
+    line=lambda found: "; ".join(map(_said, found)),
+    table=_table,
+    notes="Predicted. The ideal is the time that the tasks of the busiest stage take,"
+    " of all micro-batches and with the update: no filling, no draining, no transfer."
+    " `÷ first` is the step over that of the row's first method; `published`, the same"
+    " as others measured it. Seconds of planning, tracing included, in one process, and"
+    f" of its CPU; the yardstick is what {ADDITIONS // 10**6} million additions in a"
+    " Python loop took just before.",
+    summary=_summary,
+    details=_summary,
+    is_by_method=True,
+)

@@ -7,21 +7,21 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
-    RowResult,
-    RowTask,
-    table_of_rows,
+    Cells,
+    Results,
+    RowKind,
     yardstick_s,
 )
-from rhino_jax.bench.suite import BenchRow, Suite
-from rhino_jax.units import format_bytes, format_seconds
+from rhino_jax.bench.suite import BenchRow, Suite, method_names
+from rhino_jax.plan.records import SearchReport
+from rhino_jax.units import format_bytes, format_seconds, format_share
 
 
 SAMPLES = 3
@@ -53,28 +53,15 @@ class Timed:
     yardstick_s: float
 
 
-def plan_task() -> RowTask[Timed]:
-    """Return the task that plans every method of a row several times.
-
-    Each sample runs in a separate process, so that none profits from another's caches.
-    """
-    return RowTask(
-        name="time", samples=SAMPLES, is_by_method=True, read=_read, line=_line
-    )
-
-
-def time_row(row: BenchRow) -> dict[str, Any]:
-    """Plan a row by each of its methods; return the result as JSON.
+def time_row(row: BenchRow) -> Timed:
+    """Plan a row by each of its methods.
 
     Raises:
       BenchError: a method has no plan.
     """
-    planner = Planner.of(row)
-    methods: dict[str, Any] = {}
-    found: dict[str, Any] = {
-        "num_ops": len(planner.traced.program.ops),
-        "yardstick_s": yardstick_s(),
-    }
+    planner, beside_s = Planner.of(row), yardstick_s()
+    plan_s: dict[str, float] = {}
+    searches: dict[str, SearchReport] = {}
     for planned in planner.plans(row.methods):
         if planned.plan is None:
             why, _, _ = planned.error.partition("\n")
@@ -85,38 +72,37 @@ def time_row(row: BenchRow) -> dict[str, Any]:
                 fix="leave the method out, or change the row's mesh, target or"
                 " overrides.",
             )
-        search = planned.plan.search
-        found["mesh"] = dict(planned.plan.mesh_axes)
-        found["num_nodes"] = search.nodes
-        methods[planned.method.name] = {
-            "plan_s": planned.plan_s,
-            "step_s": search.objective_s,
-            "gap": search.gap,
-        }
+        plan_s[planned.method.name] = planned.plan_s
+        searches[planned.method.name] = planned.plan.search
+        mesh = dict(planned.plan.mesh_axes)
     # `ru_maxrss` is in kilobytes on Linux, in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found | {"methods": methods, "peak_bytes": unit * peak}
-
-
-def _read(samples: Sequence[Mapping[str, Any]]) -> Timed:
-    last = samples[-1]
-    by_method: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for sample in samples:
-        for name, values in sample["methods"].items():
-            by_method[name].append(values)
     return Timed(
-        num_ops=last["num_ops"],
-        mesh=last["mesh"],
-        num_nodes=tuple(last["num_nodes"]),
-        plan_s={
-            name: statistics.median(v["plan_s"] for v in values)
-            for name, values in by_method.items()
-        },
-        step_s={name: values[0]["step_s"] for name, values in by_method.items()},
-        gap={name: values[0]["gap"] for name, values in by_method.items()},
-        peak_bytes=max(s["peak_bytes"] for s in samples),
-        yardstick_s=statistics.median(s["yardstick_s"] for s in samples),
+        num_ops=len(planner.traced.program.ops),
+        mesh=mesh,
+        num_nodes=list(searches.values())[-1].nodes,
+        plan_s=plan_s,
+        step_s={name: search.objective_s for name, search in searches.items()},
+        gap={name: search.gap for name, search in searches.items()},
+        peak_bytes=unit * peak,
+        yardstick_s=beside_s,
+    )
+
+
+def _read(samples: Sequence[Timed]) -> Timed:
+    """Return the medians of seconds, and the most memory."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        for name, plan_s in sample.plan_s.items():
+            seconds[name].append(plan_s)
+    return replace(
+        samples[-1],
+        plan_s={name: statistics.median(found) for name, found in seconds.items()},
+        step_s={k: x for sample in samples for k, x in sample.step_s.items()},
+        gap={k: x for sample in samples for k, x in sample.gap.items()},
+        peak_bytes=max(s.peak_bytes for s in samples),
+        yardstick_s=statistics.median(s.yardstick_s for s in samples),
     )
 
 
@@ -125,26 +111,16 @@ def _line(found: Timed) -> str:
     return ", ".join(f"{name} {format_seconds(s)}" for name, s in seconds)
 
 
-def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str) -> str:
-    """Return the times as Markdown, a line per row.
-
-    Args:
-      suite: the suite.
-      results: results of all its rows.
-      command: the command that repeats the run.
-    """
-    methods = list(dict.fromkeys(m.name for row in suite.rows for m in row.methods))
-    header = ["workload", "target", "mesh", "ops", "nodes", "left"]
-    header += [f"{name} s" for name in methods]
+def _table(suite: Suite, results: Results[Timed]) -> tuple[list[str], Cells[Timed]]:
+    methods = method_names(suite)
+    header = ["mesh", "ops", "nodes", "left", *(f"{name} s" for name in methods)]
     header += [f"{name} gap" for name in methods]
     header += [f"{name} ÷ {methods[-1]}" for name in methods[:-1]]
-    header += ["held", "yardstick s"]
 
-    def cells(row: BenchRow, found: Timed) -> list[str]:
+    def cells(row: BenchRow, found: Timed) -> list[list[str]]:
         mesh = " × ".join(map(str, found.mesh.values()))
         mesh += "" if row.mesh else " (chosen)"
-        line = [row.workload, row.target, mesh, f"{found.num_ops:,}"]
-        line += [f"{n:,}" for n in found.num_nodes]
+        line = [mesh, *(f"{n:,}" for n in (found.num_ops, *found.num_nodes))]
         last = found.step_s.get(methods[-1])
         line += [_number(found.plan_s.get(name), "{:.3g}") for name in methods]
         line += [_number(found.gap.get(name), "{:.1%}") for name in methods]
@@ -152,20 +128,51 @@ def plan_report(suite: Suite, results: Sequence[RowResult[Timed]], command: str)
             step_s = found.step_s.get(name)
             ratio = None if step_s is None or not last else step_s / last
             line.append(_number(ratio, "{:.3f}"))
-        return [*line, format_bytes(found.peak_bytes), f"{found.yardstick_s:.2f}"]
+        return [[*line, format_bytes(found.peak_bytes), f"{found.yardstick_s:.2f}"]]
 
-    parts = [
-        *table_of_rows(suite, results, command, header, cells),
-        f"Seconds of planning, tracing excluded: medians of {SAMPLES} processes. The"
-        " gap is how far the predicted step may be above the best of plans that treat"
-        " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"
-        " program, `left` in the folded and reduced problem. The ratio is of predicted"
-        " steps; `held` is the most memory of a process, with JAX and the trace."
-        f" The yardstick is what {ADDITIONS // 10**6} million additions in a Python"
-        " loop took beside it, on this machine.",
-    ]
-    return "\n\n".join(parts) + "\n"
+    return [*header, "held", "yardstick s"], cells
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
+
+
+def _summary(suite: str, results: Results[Timed]) -> tuple[str, ...]:
+    """Return a line on seconds, gaps and memory of planning."""
+    found = [r.found for r in results if r.found is not None]
+    if not found:
+        return ()
+    parts = []
+    for name in dict.fromkeys(name for timed in found for name in timed.plan_s):
+        seconds = sorted(t.plan_s[name] for t in found if name in t.plan_s)
+        gaps = [t.gap[name] for t in found if name in t.gap]
+        parts.append(
+            f"`{name}` {format_seconds(seconds[0])} to {format_seconds(seconds[-1])},"
+            f" gap at most {format_share(max(gaps))}"
+        )
+    ops = max(t.num_ops for t in found)
+    held = format_bytes(max(t.peak_bytes for t in found))
+    return (
+        f"`{suite}`, {len(found)} programs of up to {ops:,} ops, planned in:"
+        f" {'; '.join(parts)}. At most {held} of memory.",
+    )
+
+
+PLAN: RowKind[Timed] = RowKind(
+    name="plan",
+    sample=Timed,
+    measure=time_row,
+    read=_read,
+    line=_line,
+    table=_table,
+    notes=f"Seconds of planning, tracing excluded: medians of {SAMPLES} processes. The"
+    " gap is how far the predicted step may be above the best of plans that treat"
+    " repeated layers alike, proved by a lower bound. `nodes` choose in the whole"
+    " program, `left` in the folded and reduced problem. The ratio is of predicted"
+    " steps; `held` is the most memory of a process, with JAX and the trace. The"
+    f" yardstick is what {ADDITIONS // 10**6} million additions in a Python loop took"
+    " beside it, on this machine.",
+    summary=_summary,
+    samples=SAMPLES,
+    is_by_method=True,
+)

@@ -1,17 +1,15 @@
-"""Runner of rows that are measured as a whole, each in a separate process.
-
-Current speed of the machine, so that tables of different hours are comparable.
+"""Kinds of suites whose rows are measured as a whole, each in a separate process.
 
 Times of planning are those of Python and NumPy on one core, which on shared machines
-differ by a factor of two from one hour to the next.
+differ by a factor of two from one hour to the next: `yardstick_s` measures the current
+speed of the machine, so that tables of different hours are comparable.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rhino_jax.bench.process import run_job
@@ -21,6 +19,7 @@ from rhino_jax.bench.store import Store, read_json, write_json
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.table import markdown_table
 from rhino_jax.bench.versions import versions, versions_line
+from rhino_jax.utils.codec import from_json, to_json
 
 
 ADDITIONS = 10_000_000
@@ -53,28 +52,96 @@ class RowResult(Generic[T]):
     found: T | None
     error: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        found = {"workload": self.row.workload, "found": self.found}
+        return to_json({**found, "error": self.error})
+
+
+Results = Sequence[RowResult[T]]
+
+Cells = Callable[[BenchRow, T], Iterable[Sequence[str]]]
+"""Function from a row and its result to the cells of its lines in the table."""
+
+
+def the_only(samples: Sequence[T]) -> T:
+    """Return the result of a row with one process."""
+    (sample,) = samples
+    return sample
+
+
+def no_lines(suite: str, results: Results[Any]) -> tuple[str, ...]:
+    """Return no lines."""
+    return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowTask(Generic[T]):
-    """Task that is run for every row.
+class RowKind(Generic[T]):
+    """A kind of suites whose rows are measured as a whole.
 
     Attributes:
-      name: name of the child's task, and of the folder of its results.
-      samples: number of processes, one after the other; each does the task once.
-      is_by_method: whether each process has one of the row's methods, not all.
-      read: builds the result from the outputs of the processes.
+      name: the suites' `kind`.
+      sample: type of the result of one process.
+      measure: measures a row in the child process.
+      read: builds a row's result from those of its processes.
       line: formats the result in a line.
+      table: header of the report's table, and cells of a row's lines, without the
+        workload and the target, which come first.
+      notes: how the figures of the table were measured.
+      summary: name of the suite and results → lines for the README.
+      details: the same for the lines below the table.
+      plot: draws the results as SVG; None: no plot.
+      plot_title: description of the plot.
+      samples: number of processes, one after the other; each measures once.
+      is_by_method: whether each process has one of the row's methods, not all.
     """
 
     name: str
-    samples: int
-    is_by_method: bool
-    read: Callable[[Sequence[Mapping[str, Any]]], T]
+    sample: type[Any]
+    measure: Callable[[BenchRow], Any]
+    read: Callable[[Sequence[Any]], T]
     line: Callable[[T], str]
+    table: Callable[[Suite, Results[T]], tuple[Sequence[str], Cells[T]]]
+    notes: str
+    summary: Callable[[str, Results[T]], tuple[str, ...]]
+    details: Callable[[str, Results[T]], tuple[str, ...]] = no_lines
+    plot: Callable[[Results[T]], str] | None = None
+    plot_title: str = ""
+    samples: int = 1
+    is_by_method: bool = False
+
+    def report(self, suite: Suite, results: Results[T], command: str) -> str:
+        """Return the results as Markdown.
+
+        A row without a result shows its error.
+
+        Args:
+          suite: the suite; its plot is in a file of its name next to the text.
+          results: results of all its rows.
+          command: the command that repeats the run.
+        """
+        own, cells = self.table(suite, results)
+        header = ["workload", "target", *own]
+        lines: list[list[str]] = []
+        for r in results:
+            every: Iterable[Sequence[str]] = [[r.error.partition("\n")[0]]]
+            if r.found is not None:
+                every = cells(r.row, r.found)
+            for line in every:
+                padding = [""] * (len(own) - len(line))
+                lines.append([r.row.workload, r.row.target, *line, *padding])
+        parts = [f"![{self.plot_title}]({suite.name}.svg)"] if self.plot else []
+        made_with = versions_line(versions())
+        parts += [
+            f"Suite `{suite.name}`: `{command}`. Made with {made_with}.",
+            markdown_table(header, lines, left=3),
+            self.notes,
+            *(f"- {line}" for line in self.details(suite.name, results)),
+        ]
+        return "\n\n".join(parts) + "\n"
 
 
 def run_rows(
-    suite: Suite, store: Store, report: Report, task: RowTask[T]
+    suite: Suite, store: Store, report: Report, kind: RowKind[T]
 ) -> tuple[RowResult[T], ...]:
     """Measure every row that has no saved result, one process at a time.
 
@@ -82,88 +149,54 @@ def run_rows(
       suite: the suite.
       store: folder of the results.
       report: called with a line for every row.
-      task: the task of a row.
+      kind: the suite's kind.
 
     Returns:
       The results of all rows, in the suite's order.
     """
     current = versions()
-    folder = store.folder / task.name
-    folder.mkdir(exist_ok=True)
+    folder = store.folder / "rows" / kind.name
+    folder.mkdir(parents=True, exist_ok=True)
     files = {row: folder / f"{row_key(row)}.json" for row in suite.rows}
+    heads = {
+        row: {"versions": current, "methods": [m.name for m in row.methods]}
+        for row in suite.rows
+    }
     found: dict[BenchRow, RowResult[T]] = {}
     for row, file in files.items():
         known = read_json(file)
-        asked = [m.name for m in row.methods]
-        if known is not None and (known["versions"], known["methods"]) == (
-            current,
-            asked,
-        ):
-            found[row] = RowResult(row=row, found=task.read(known["samples"]))
+        if known is not None and known.items() >= heads[row].items():
+            samples = [from_json(kind.sample, x) for x in known["samples"]]
+            found[row] = RowResult(row=row, found=kind.read(samples))
     clock = Clock(total=len(files), done=len(found))
     for row, file in files.items():
         if row in found:
             continue
-        samples, error = _sample(row, store, suite.timeout_s, task)
-        result = RowResult(
-            row=row, found=None if error else task.read(samples), error=error
-        )
-        found[row] = result
-        if not error:
-            methods = [m.name for m in row.methods]
-            entry = {"versions": current, "methods": methods, "samples": samples}
-            write_json(file, entry)
-        said = error.splitlines()[0] if error else task.line(task.read(samples))
+        samples, error = _sample(row, store, suite.timeout_s, kind)
+        if error:
+            found[row] = RowResult(row=row, found=None, error=error)
+            said = error.splitlines()[0]
+        else:
+            write_json(file, heads[row] | {"samples": samples})
+            value = kind.read(samples)
+            found[row], said = RowResult(row=row, found=value), kind.line(value)
         report(f"{clock.tick()} {title_of(row)}: {said}")
     return tuple(found[row] for row in suite.rows)
 
 
-def table_of_rows(
-    suite: Suite,
-    results: Sequence[RowResult[T]],
-    command: str,
-    header: Sequence[str],
-    cells: Callable[[BenchRow, T], list[str]],
-) -> list[str]:
-    """Return the first parts of a report: the command and versions, and a table.
-
-    Args:
-      suite: the suite.
-      results: results of all its rows.
-      command: the command that repeats the run.
-      header: header of the table; workload and target come first.
-      cells: cells of a row's line. A row without a result shows its error instead.
-    """
-    lines = []
-    for r in results:
-        if r.found is None:
-            line = [r.row.workload, r.row.target, r.error.splitlines()[0]]
-            lines.append(line + [""] * (len(header) - len(line)))
-        else:
-            lines.append(cells(r.row, r.found))
-    return [
-        f"Suite `{suite.name}`: `{command}`. Made with {versions_line(versions())}.",
-        markdown_table(header, lines, left=3),
-    ]
-
-
 def _sample(
-    row: BenchRow, store: Store, timeout_s: float, task: RowTask[T]
-) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the outputs of the processes, or an error."""
-    file: Path = store.folder / task.name / f"{row_key(row)}.result.json"
-    found: list[Mapping[str, Any]] = []
+    row: BenchRow, store: Store, timeout_s: float, kind: RowKind[T]
+) -> tuple[list[Any], str]:
+    """Return the results of the processes, or an error."""
+    log = store.log(f"{row_key(row)}-{kind.name}")
+    found: list[Any] = []
     parts = [row]
-    if task.is_by_method:
+    if kind.is_by_method:
         parts = [replace(row, methods=(m,)) for m in row.methods]
-    for part in parts * task.samples:
-        file.unlink(missing_ok=True)
-        job = {"task": task.name, "row": part.to_table(), "result": str(file)}
-        log = store.log(f"{row_key(row)}-{task.name}")
+    for part in parts * kind.samples:
+        job = {"task": "measure", "kind": kind.name, "row": part.to_table()}
         outcome = run_job(job, log, timeout_s)
-        values = read_json(file) if outcome.status == "ok" else None
-        file.unlink(missing_ok=True)
-        if values is None:
+        if outcome.values is None:
             return [], f"{outcome.status}. {outcome.error}"
-        found.append(values)
+        found.append(from_json(kind.sample, outcome.values))
     return found, ""

@@ -9,15 +9,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import rhino_jax as rhino
 from rhino_jax.bench.planning import trace_workload, workload_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
-    RowResult,
-    RowTask,
-    table_of_rows,
+    Cells,
+    Results,
+    RowKind,
+    the_only,
     yardstick_s,
 )
 from rhino_jax.bench.suite import BenchRow, Suite, model_of
@@ -64,21 +65,8 @@ class ScaledPlan:
         return math.fsum(self.cpu_s.values())
 
 
-def scale_task() -> RowTask[ScaledPlan]:
-    """Return the task that plans every row once, in a separate process."""
-    return RowTask(
-        name="scale",
-        samples=1,
-        is_by_method=False,
-        read=lambda samples: ScaledPlan(**samples[0]),
-        line=lambda found: (
-            f"{found.total_s:.1f} CPU s, step {format_seconds(found.step_s)}"
-        ),
-    )
-
-
-def scale_row(row: BenchRow) -> dict[str, Any]:
-    """Plan a row with nothing specified but the hardware; return the result as JSON."""
+def scale_row(row: BenchRow) -> ScaledPlan:
+    """Plan a row with nothing specified but the hardware."""
     workload, beside_s = workload_of(row), yardstick_s()
     sharded = rhino.auto_shard(
         workload.step, hardware=row.target, donate_argnums=workload.donate_argnums
@@ -90,15 +78,15 @@ def scale_row(row: BenchRow) -> dict[str, Any]:
         plan = sharded.plan_options.plan(traced, None)
     cpu_s = {TRACE: trace_s, **spent}
     cpu_s[_OTHER] = time.process_time() - started - sum(cpu_s.values())
-    return {
-        "cpu_s": cpu_s,
-        "step_s": plan.predicted.step_time_s,
-        "gap": plan.search.gap,
-        "mesh": dict(plan.mesh_axes),
-        "stages": max(1, len(plan.places)),
-        "micro_batches": plan.microbatches,
-        "yardstick_s": beside_s,
-    }
+    return ScaledPlan(
+        cpu_s=cpu_s,
+        step_s=plan.predicted.step_time_s,
+        gap=plan.search.gap,
+        mesh=dict(plan.mesh_axes),
+        stages=max(1, len(plan.places)),
+        micro_batches=plan.microbatches,
+        yardstick_s=beside_s,
+    )
 
 
 def layers_of(row: BenchRow) -> int:
@@ -119,24 +107,14 @@ def devices_of(row: BenchRow) -> int:
     return count
 
 
-def scale_report(
-    suite: Suite, results: Sequence[RowResult[ScaledPlan]], command: str
-) -> str:
-    """Return the seconds as Markdown, a line per row, below their plot.
-
-    Args:
-      suite: the suite; its plot is in a file of its name beside the text.
-      results: results of all its rows.
-      command: the command that repeats the run.
-    """
+def _table(
+    suite: Suite, results: Results[ScaledPlan]
+) -> tuple[list[str], Cells[ScaledPlan]]:
     passes = [p.name for p in PASSES] + [_OTHER]
-    header = ["workload", "target", "mesh", "layers", "devices", "stages", "m"]
-    header += ["step", "gap", *passes, "CPU s", "yardstick s"]
+    header = ["mesh", "layers", "devices", "stages", "m", "step", "gap", *passes]
 
-    def cells(row: BenchRow, found: ScaledPlan) -> list[str]:
-        return [
-            row.workload,
-            row.target,
+    def cells(row: BenchRow, found: ScaledPlan) -> list[list[str]]:
+        line = [
             " × ".join(map(str, found.mesh.values())),
             str(layers_of(row)),
             f"{devices_of(row):,}",
@@ -148,22 +126,12 @@ def scale_report(
             f"{found.total_s:.1f}",
             f"{found.yardstick_s:.2f}",
         ]
+        return [line]
 
-    parts = [
-        f"![CPU seconds of planning against devices and layers]({suite.name}.svg)",
-        *table_of_rows(suite, results, command, header, cells),
-        "Planned with nothing specified but the hardware, once each, in a process of"
-        " its own; CPU seconds of all its threads, by pass (those of all meshes, stages"
-        f" and variants together). The yardstick is what {ADDITIONS // 10**6} million"
-        " additions in a Python loop took just before.",
-        *(f"- {line}" for line in scale_summary(suite.name, results)),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return [*header, "CPU s", "yardstick s"], cells
 
 
-def scale_summary(
-    suite: str, results: Sequence[RowResult[ScaledPlan]]
-) -> tuple[str, ...]:
+def _summary(suite: str, results: Results[ScaledPlan]) -> tuple[str, ...]:
     """Return a line on the CPU seconds of all rows."""
     found = [(r.found.total_s, r.row) for r in results if r.found is not None]
     if not found:
@@ -185,7 +153,7 @@ class _Curve(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-def scale_plot(results: Sequence[RowResult[ScaledPlan]]) -> str:
+def scale_plot(results: Results[ScaledPlan]) -> str:
     """Return an SVG: CPU seconds against devices, and against layers."""
     by_devices: dict[str, list[tuple[float, float]]] = defaultdict(list)
     by_layers: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -272,3 +240,23 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#333") -> s
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">'
         f"{escape(text)}</text>"
     )
+
+
+SCALE: RowKind[ScaledPlan] = RowKind(
+    name="scale",
+    sample=ScaledPlan,
+    measure=scale_row,
+    read=the_only,
+    line=lambda found: (
+        f"{found.total_s:.1f} CPU s, step {format_seconds(found.step_s)}"
+    ),
+    table=_table,
+    notes="Planned with nothing specified but the hardware, once each, in a process of"
+    " its own; CPU seconds of all its threads, by pass (those of all meshes, stages and"
+    f" variants together). The yardstick is what {ADDITIONS // 10**6} million additions"
+    " in a Python loop took just before.",
+    summary=_summary,
+    details=_summary,
+    plot=scale_plot,
+    plot_title="CPU seconds of planning against devices and layers",
+)

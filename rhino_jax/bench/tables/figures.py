@@ -178,6 +178,17 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def format_span(values: Sequence[float]) -> str:
+    """Format positive numbers as `0.90 to 1.20 (geometric mean 1.03)`."""
+    mean = geometric_mean(values)
+    return f"{min(values):.2f} to {max(values):.2f} (geometric mean {mean:.2f})"
+
+
+def format_ms(seconds: float | None) -> str:
+    """Format seconds in milliseconds; empty for None."""
+    return "" if seconds is None else f"{1e3 * seconds:.3g}"
+
+
 def _ranks(values: Sequence[float]) -> np.ndarray:
     array = np.asarray(values, dtype=float)
     below = (array[None, :] < array[:, None]).sum(1)

@@ -1,6 +1,6 @@
 """One process of a pipeline whose steps are timed.
 
-    python -m rhino_jax.bench.stages.worker JOB.json INDEX COUNT PORT
+    python -m rhino_jax.bench.rows.stages_worker JOB.json INDEX COUNT PORT
 
 COUNT is the number of processes: each has one core and one device. 0: this process
 alone, with all cores and all devices.

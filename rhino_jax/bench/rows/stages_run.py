@@ -1,7 +1,4 @@
-"""A row's pipelines: planned, run in separate processes, and simulated.
-
-Measurements of pipelines that run.
-"""
+"""Pipelines that really run, in separate processes, compared with the simulator."""
 
 from __future__ import annotations
 
@@ -12,22 +9,24 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import SCHEDULES
+from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.store import read_json, write_json
-from rhino_jax.bench.suite import BenchRow
+from rhino_jax.bench.suite import BenchRow, Suite
+from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
 from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.stages import Pipeline
-from rhino_jax.utils.codec import to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +84,11 @@ class Piped:
     cases: tuple[Case, ...]
 
 
-def run_stages(row: BenchRow, result: Path) -> dict[str, Any]:
-    """Run every schedule of a row; return the result as `records.Piped` in JSON.
+def run_stages(row: BenchRow) -> Piped:
+    """Run every schedule of a row.
 
     Args:
       row: a row whose target has a device for each stage.
-      result: file next to which processes write.
 
     Raises:
       BenchError: a method is not a schedule; there are fewer cores than stages; a
@@ -99,10 +97,11 @@ def run_stages(row: BenchRow, result: Path) -> dict[str, Any]:
     count = load_target(row.target).num_devices
     assert count is not None, "suites name whole topologies"
     _check(row, count)
-    job = {"row": row.to_table(), "devices": count, "result": str(result)}
-    (one,) = _together(job | {"schedule": ""}, 1)
-    cases = [_case(job, method.plan, count) for method in row.methods]
-    return {"one_device_s": one["step_s"], "cases": to_json(cases)}
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"row": row.to_table(), "devices": count, "result": f"{folder}/stages"}
+        (one,) = _together(job | {"schedule": ""}, 1)
+        cases = tuple(_case(job, method.plan, count) for method in row.methods)
+    return Piped(one_device_s=one["step_s"], cases=cases)
 
 
 def _check(row: BenchRow, count: int) -> None:
@@ -236,7 +235,7 @@ def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "rhino_jax.bench.stages.worker", str(path)]
+    command = [sys.executable, "-m", "rhino_jax.bench.rows.stages_worker", str(path)]
     numbers = range(max(1, count))
     running = [
         subprocess.Popen([*command, str(i), str(count), str(port)]) for i in numbers
@@ -255,6 +254,66 @@ def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
             numbers=f"exit codes {codes}",
             fix="see what they wrote above.",
         )
-    for i in numbers:
-        Path(f"{job['result']}.{i}").unlink()
     return [one for one in found if one is not None]
+
+
+def _line(found: Piped) -> str:
+    parts = [
+        f"{c.schedule} {c.apart_ratio:.2f} ({c.hosted_ratio:.2f})" for c in found.cases
+    ]
+    return f"simulated ÷ measured (with the host's work): {', '.join(parts)}"
+
+
+def _table(suite: Suite, results: Results[Piped]) -> tuple[list[str], Cells[Piped]]:
+    header = ["schedule", "ms a task", "host ms a task", "ms", "simulated ÷ measured"]
+    header += ["with the host's work", "one device ÷ this", "one process ms"]
+
+    def cells(row: BenchRow, found: Piped) -> Iterator[list[str]]:
+        for case in found.cases:
+            yield [
+                case.schedule,
+                format_ms(case.task_s),
+                format_ms(case.host_s),
+                format_ms(case.apart_s),
+                f"{case.apart_ratio:.2f}",
+                f"{case.hosted_ratio:.2f}",
+                f"{found.one_device_s / case.apart_s:.2f}",
+                format_ms(case.together_s),
+                f"{case.together_ratio:.2f}",
+            ]
+
+    return [*header, "simulated ÷ measured there"], cells
+
+
+def _summary(suite: str, results: Results[Piped]) -> tuple[str, ...]:
+    """Return a line on the simulator's accuracy and the speed-up over one device."""
+    rows = [r.found for r in results if r.found is not None]
+    cases = [case for found in rows for case in found.cases]
+    if not cases:
+        return ()
+    faster = [found.one_device_s / c.apart_s for found in rows for c in found.cases]
+    return (
+        f"`{suite}`, {len(cases)} pipelines that really run, simulated over measured:"
+        f" {format_span([c.apart_ratio for c in cases])} in processes of their own,"
+        f" {format_span([c.hosted_ratio for c in cases])} with what their cores do"
+        f" beside tasks, {format_span([c.together_ratio for c in cases])} in one"
+        f" process; one device over the pipeline's: {format_span(faster)}.",
+    )
+
+
+STAGES: RowKind[Piped] = RowKind(
+    name="stages",
+    sample=Piped,
+    measure=run_stages,
+    read=the_only,
+    line=_line,
+    table=_table,
+    notes="Stages in processes that have a core each, one device in each; then in one"
+    " process, where they share XLA:CPU's threads. Simulated: with the median of what"
+    " each task took when it was waited for, before and after; links as the hardware"
+    " file has them. With the host's work: tasks last longer by the seconds of the core"
+    " that a step takes beyond them, since a process that dispatches and sends has no"
+    " other core. One device has one core, and as many micro-batches.",
+    summary=_summary,
+    details=_summary,
+)

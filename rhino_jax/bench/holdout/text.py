@@ -1,0 +1,262 @@
+"""Models of text: BERT, GPT and T5; and DLRM, a recommendation model."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rhino_jax.bench.holdout import parts
+from rhino_jax.bench.holdout.parts import Keys, Params
+from rhino_jax.models.workload import Workload
+
+
+def bert(
+    batch: int = 128,
+    seq_len: int = 256,
+    width: int = 768,
+    num_layers: int = 4,
+    num_heads: int = 12,
+    vocab: int = 30_720,
+    num_masked: int = 40,
+) -> Workload:
+    """Return the bert: masked-language training, `num_masked` labels a sequence."""
+
+    def init(keys: Keys) -> Params:
+        return {
+            "tokens": parts.normal(keys, vocab, width, fan_in=width),
+            "positions": parts.normal(keys, seq_len, width, fan_in=width),
+            "segments": parts.normal(keys, 2, width, fan_in=width),
+            "ln": parts.norm_init(width),
+            "layers": [
+                {
+                    "attention": parts.attention_init(keys, width),
+                    "ln1": parts.norm_init(width),
+                    "mlp": parts.mlp_init(keys, width, 4 * width),
+                    "ln2": parts.norm_init(width),
+                }
+                for _ in range(num_layers)
+            ],
+            "head": parts.dense_init(keys, width, width),
+            "head_ln": parts.norm_init(width),
+            "head_bias": jnp.zeros(vocab),
+        }
+
+    def loss_fn(params: Params, batch: Params) -> jax.Array:
+        x = params["tokens"][batch["tokens"]] + params["positions"]
+        x = x + params["segments"][batch["segments"]]
+        x = parts.layer_norm(params["ln"], x).astype(jnp.bfloat16)
+        for p in params["layers"]:
+            y = parts.attention(p["attention"], x, x, num_heads)
+            x = parts.layer_norm(p["ln1"], x + y)
+            x = parts.layer_norm(p["ln2"], x + parts.mlp(p["mlp"], x))
+        x = jnp.take_along_axis(x, batch["masked"][:, :, None], axis=1)
+        x = parts.layer_norm(
+            params["head_ln"], jax.nn.gelu(parts.dense(params["head"], x))
+        )
+        logits = x @ params["tokens"].T.astype(x.dtype) + params["head_bias"]
+        return parts.cross_entropy(logits, batch["labels"])
+
+    def make_batch(key: jax.Array) -> Params:
+        a, b, c, d = jax.random.split(key, 4)
+        return {
+            "tokens": parts.tokens(a, vocab, batch, seq_len),
+            "segments": parts.tokens(b, 2, batch, seq_len),
+            "masked": parts.tokens(c, seq_len, batch, num_masked),
+            "labels": parts.tokens(d, vocab, batch, num_masked),
+        }
+
+    return parts.training("unseen-bert", batch, init, loss_fn, make_batch)
+
+
+def gpt(
+    batch: int = 64,
+    seq_len: int = 512,
+    width: int = 1024,
+    num_layers: int = 4,
+    num_heads: int = 16,
+    vocab: int = 32_000,
+) -> Workload:
+    """Return the gpt: next-token training of tokens [batch, seq_len]."""
+
+    def init(keys: Keys) -> Params:
+        return {
+            "tokens": parts.normal(keys, vocab, width, fan_in=width),
+            "positions": parts.normal(keys, seq_len, width, fan_in=width),
+            "layers": [parts.layer_init(keys, width) for _ in range(num_layers)],
+            "ln": parts.norm_init(width),
+        }
+
+    def loss_fn(params: Params, batch: Params) -> jax.Array:
+        x = params["tokens"][batch["inputs"]] + params["positions"]
+        x = x.astype(jnp.bfloat16)
+        causal = jnp.tril(jnp.ones((seq_len, seq_len), dtype=bool))
+        for p in params["layers"]:
+            x = parts.layer(p, x, num_heads, causal)
+        x = parts.layer_norm(params["ln"], x)
+        logits = x @ params["tokens"].T.astype(x.dtype)
+        return parts.cross_entropy(logits, batch["targets"])
+
+    def make_batch(key: jax.Array) -> Params:
+        first, second = jax.random.split(key)
+        return {
+            "inputs": parts.tokens(first, vocab, batch, seq_len),
+            "targets": parts.tokens(second, vocab, batch, seq_len),
+        }
+
+    return parts.training("unseen-gpt", batch, init, loss_fn, make_batch)
+
+
+def t5(
+    batch: int = 64,
+    source_len: int = 256,
+    target_len: int = 128,
+    width: int = 768,
+    num_layers: int = 2,
+    num_heads: int = 12,
+    vocab: int = 32_128,
+) -> Workload:
+    """Return the t5: source [batch, source_len] to target [batch, target_len]."""
+
+    def init(keys: Keys) -> Params:
+        return {
+            "tokens": parts.normal(keys, vocab, width, fan_in=width),
+            "encoder_bias": parts.normal(keys, 32, num_heads),
+            "decoder_bias": parts.normal(keys, 32, num_heads),
+            "encoder": [
+                _layer_init(keys, width, crosses=False) for _ in range(num_layers)
+            ],
+            "decoder": [
+                _layer_init(keys, width, crosses=True) for _ in range(num_layers)
+            ],
+            "encoder_ln": parts.norm_init(width),
+            "decoder_ln": parts.norm_init(width),
+        }
+
+    def loss_fn(params: Params, batch: Params) -> jax.Array:
+        context = _encoded(params, batch["source"], num_heads)
+        x = _decoded(params, context, batch["target"], num_heads)
+        logits = x @ params["tokens"].T.astype(x.dtype)
+        return parts.cross_entropy(logits, batch["target"])
+
+    def make_batch(key: jax.Array) -> Params:
+        first, second = jax.random.split(key)
+        return {
+            "source": parts.tokens(first, vocab, batch, source_len),
+            "target": parts.tokens(second, vocab, batch, target_len),
+        }
+
+    return parts.training("unseen-t5", batch, init, loss_fn, make_batch)
+
+
+def _layer_init(keys: Keys, width: int, *, crosses: bool) -> Params:
+    layer = {
+        "ln1": parts.norm_init(width),
+        "self": parts.attention_init(keys, width),
+        "ln2": parts.norm_init(width),
+        "mlp": {
+            "gate": parts.normal(keys, width, 2048),
+            "up": parts.normal(keys, width, 2048),
+            "down": parts.normal(keys, 2048, width),
+        },
+    }
+    if crosses:
+        layer["ln3"] = parts.norm_init(width)
+        layer["cross"] = parts.attention_init(keys, width)
+    return layer
+
+
+def _encoded(params: Params, source: jax.Array, num_heads: int) -> jax.Array:
+    """Encode tokens [B, S] → [B, S, D]."""
+    bias = _position_bias(params["encoder_bias"], source.shape[1])
+    x = params["tokens"][source].astype(jnp.bfloat16)
+    for p in params["encoder"]:
+        y = parts.layer_norm(p["ln1"], x)
+        x = x + parts.attention(p["self"], y, y, num_heads, bias=bias)
+        x = x + _gated(p["mlp"], parts.layer_norm(p["ln2"], x))
+    return parts.layer_norm(params["encoder_ln"], x)
+
+
+def _decoded(
+    params: Params, context: jax.Array, target: jax.Array, num_heads: int
+) -> jax.Array:
+    """Decode tokens [B, T], each of which attends to those before it, → [B, T, D]."""
+    length = target.shape[1]
+    bias = _position_bias(params["decoder_bias"], length)
+    causal = jnp.tril(jnp.ones((length, length), dtype=bool))
+    shifted = jnp.pad(target, ((0, 0), (1, 0)))[:, :-1]
+    x = params["tokens"][shifted].astype(jnp.bfloat16)
+    for p in params["decoder"]:
+        y = parts.layer_norm(p["ln1"], x)
+        x = x + parts.attention(p["self"], y, y, num_heads, causal, bias)
+        y = parts.layer_norm(p["ln3"], x)
+        x = x + parts.attention(p["cross"], y, context, num_heads)
+        x = x + _gated(p["mlp"], parts.layer_norm(p["ln2"], x))
+    return parts.layer_norm(params["decoder_ln"], x)
+
+
+def _position_bias(table: jax.Array, length: int) -> jax.Array:
+    """Return position biases [heads, length, length]."""
+    place = jnp.arange(length)
+    distance = jnp.clip(place[None, :] - place[:, None] + 16, 0, 31)
+    return jnp.moveaxis(table[distance], -1, 0)
+
+
+def _gated(p: Params, x: jax.Array) -> jax.Array:
+    gate = jax.nn.gelu(x @ p["gate"].astype(x.dtype))
+    return (gate * (x @ p["up"].astype(x.dtype))) @ p["down"].astype(x.dtype)
+
+
+def dlrm(
+    batch: int = 32_768,
+    num_tables: int = 8,
+    rows: int = 100_000,
+    width: int = 128,
+    num_dense: int = 16,
+) -> Workload:
+    """Return the dlrm: click prediction from dense features and table lookups.
+
+    Every example has one index into each table.
+    """
+    pairs = (num_tables + 1) * num_tables // 2
+    bottom, top = (num_dense, 512, 256, width), (pairs + width, 1024, 1024, 512, 1)
+
+    def stack(keys: Keys, sizes: tuple[int, ...]) -> list[Params]:
+        return [parts.dense_init(keys, a, b) for a, b in itertools.pairwise(sizes)]
+
+    def init(keys: Keys) -> Params:
+        return {
+            "tables": [
+                parts.normal(keys, rows, width, fan_in=width) for _ in range(num_tables)
+            ],
+            "bottom": stack(keys, bottom),
+            "top": stack(keys, top),
+        }
+
+    def loss_fn(params: Params, batch: Params) -> jax.Array:
+        x = batch["dense"]
+        for p in params["bottom"]:
+            x = jax.nn.relu(parts.dense(p, x))
+        looked_up = [t[batch["ids"][:, i]] for i, t in enumerate(params["tables"])]
+        every = jnp.stack([x, *looked_up], axis=1)
+        products = jnp.einsum("bid,bjd->bij", every, every)
+        rows, columns = jnp.tril_indices(num_tables + 1, -1)
+        y = jnp.concatenate([x, products[:, rows, columns]], axis=1)
+        for p in params["top"][:-1]:
+            y = jax.nn.relu(parts.dense(p, y))
+        logits = parts.dense(params["top"][-1], y)[:, 0]
+        return optax.sigmoid_binary_cross_entropy(logits, batch["clicks"]).mean()
+
+    def make_batch(key: jax.Array) -> Params:
+        a, b, c = jax.random.split(key, 3)
+        return {
+            "dense": jax.random.normal(a, (batch, num_dense)),
+            "ids": parts.tokens(b, rows, batch, num_tables),
+            "clicks": jax.random.bernoulli(c, 0.1, (batch,)).astype(jnp.float32),
+        }
+
+    return parts.training(
+        "unseen-dlrm", batch, init, loss_fn, make_batch, optax.adagrad(1e-2)
+    )
