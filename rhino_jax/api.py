@@ -16,10 +16,10 @@ from rhino_jax.frontend.parameters import (
     CALLING,
     Parameters,
     check_misspelt,
+    check_no_shardings,
     read_parameters,
 )
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.frontend.tracing.wrappers import check_no_shardings
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.files.store import load_plan as load
 from rhino_jax.plan.pins.trees import check_pins

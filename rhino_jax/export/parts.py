@@ -18,7 +18,7 @@ from rhino_jax.export.pytrees import (
     results_of,
     spec_text,
 )
-from rhino_jax.frontend.cells import cell_of
+from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.apply import apply_passes

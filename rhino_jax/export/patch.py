@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhino_jax.export.constraints import Constraint, node_at, written_around
-from rhino_jax.frontend.cells import cell_of
+from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.ir.spec import Spec
 
 

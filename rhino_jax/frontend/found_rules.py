@@ -1,16 +1,48 @@
-"""A cache of the rules of a program's equations: equal equations look theirs up
-once."""
+"""A cache of the rules of a program's equations: equal equations, which have operands
+and results of the same types and the same parameters, look theirs up once."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
+from jax.dtypes import float0
+
 from rhino_jax import _compat
-from rhino_jax.frontend.array_types import type_of
+from rhino_jax.errors import TraceError
 from rhino_jax.frontend.registry import OpRule
 from rhino_jax.ir.factor import Rule
+
+
+Type = tuple[tuple[int, ...], str]
+"""Shape and element type."""
+
+
+def type_of(aval: Any) -> Type:
+    """Return shape and element type of an abstract value; tokens are scalars.
+
+    Raises:
+      TraceError: a dim is not a number.
+    """
+    shape = getattr(aval, "shape", ())
+    dtype = getattr(aval, "dtype", "token")
+    if all(type(d) is int for d in shape):
+        return shape if type(shape) is tuple else tuple(shape), _name_of(dtype)
+    if not all(isinstance(d, Integral) for d in shape):
+        raise TraceError(
+            "the program cannot be imported: it has a dim that is not a number.",
+            numbers=f"shape {shape}",
+            fix="trace the function with concrete shapes, not with symbolic ones.",
+        )
+    return tuple(int(d) for d in shape), _name_of(dtype)
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    return "float0" if dtype == float0 else str(dtype)
 
 
 class FoundRules:

@@ -13,16 +13,15 @@ from typing import Any
 
 from rhino_jax import _compat
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.array_types import Type, type_of
-from rhino_jax.frontend.found_rules import Borders, FoundRules
-from rhino_jax.frontend.kernels import (
+from rhino_jax.frontend.found_rules import Borders, FoundRules, Type, type_of
+from rhino_jax.frontend.manual import manual_of
+from rhino_jax.frontend.pallas import (
+    PALLAS_CALL,
     estimated_flops,
     hidden_body,
     kernel_name,
     runs_of_body,
 )
-from rhino_jax.frontend.manual import manual_of
-from rhino_jax.frontend.pallas import PALLAS_CALL
 from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
 from rhino_jax.frontend.regions import (
     REMATS,

@@ -8,6 +8,9 @@ Then a part of the grid is the same kernel on a part of the arrays.
 An axis that `jax.vmap` added is treated like the others. Scalars that are prefetched
 (`num_scalar_prefetch`) are replicated; an axis along which a block's position is read
 from them is not parallel.
+
+Other ops with opaque bodies (foreign calls, manually sharded code) are not imported
+either, but their FLOPs count, and kernels are identified by name.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from rhino_jax._compat import in_current_mesh, is_literal, open_jaxpr
@@ -215,3 +219,43 @@ def _declared_parallel(params: Any, rank: int) -> frozenset[int]:
     said = getattr(params.get("compiler_params"), "dimension_semantics", None) or ()
     words = [str(getattr(s, "value", s)).lower() for s in said]
     return frozenset(i for i, w in enumerate(words[:rank]) if w == "parallel")
+
+
+def kernel_name(eqn: Any) -> str | None:
+    """Return the name under which a user registers a rule for this kernel; None for
+    other ops."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "pallas_call":
+            name = params.get("name")
+        case "ffi_call":
+            name = params.get("target_name")
+        case "call_hi_primitive":
+            name = type(params["_prim"]).__name__
+        case _:
+            name = None
+    return None if name is None else str(name)
+
+
+def estimated_flops(eqn: Any) -> float | None:
+    """Return the FLOPs that a kernel's author states
+    (`pallas_call(cost_estimate=...)`), or None."""
+    estimate = eqn.params.get("cost_estimate")
+    flops = getattr(estimate, "flops", None)
+    return None if flops is None else float(flops)
+
+
+def hidden_body(eqn: Any) -> Any | None:
+    """Return the sub-jaxpr of an opaque op, or None."""
+    return body_jaxpr(eqn.params)
+
+
+def runs_of_body(eqn: Any) -> int:
+    """Return how often the body runs: once per grid cell, or per shard."""
+    if eqn.primitive.name == "pallas_call":
+        grid = eqn.params["grid_mapping"].grid
+        return math.prod(int(n) for n in grid if isinstance(n, Integral))
+    if eqn.primitive.name == "shard_map":
+        mesh = eqn.params["mesh"]
+        return math.prod(mesh.shape[a] for a in eqn.params["newly_manual_axes"])
+    return 1

@@ -23,6 +23,7 @@ from rhino_jax._compat import (
     like_jaxpr,
     open_jaxpr,
     retrace,
+    with_eqns,
 )
 from rhino_jax.errors import InternalError
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
@@ -270,6 +271,15 @@ def with_bodies(eqn: Any, change: Callable[[Any], Any]) -> Any:
     if all(map(operator.is_, changed, bodies)):
         return eqn
     return eqn.replace(params=dict(with_jaxprs(eqn, changed)))
+
+
+def with_changed(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
+    """Return a jaxpr with other equations and results; the same object where all
+    equations are its own."""
+    own = open_jaxpr(jaxpr).eqns
+    if len(eqns) == len(own) and all(map(operator.is_, eqns, own)):
+        return jaxpr
+    return with_eqns(jaxpr, eqns, list(outvars))
 
 
 def body_jaxpr(params: Mapping[str, Any]) -> Any | None:

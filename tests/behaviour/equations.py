@@ -14,9 +14,8 @@ from jax.sharding import AxisType, NamedSharding
 
 from rhino_jax._compat import bind_eqn
 from rhino_jax.analysis.padding import may_pad
-from rhino_jax.frontend.check.run import as_array, to_numpy
+from rhino_jax.frontend.check.run import as_array, to_numpy, walk
 from rhino_jax.frontend.check.shards import ShardMismatch, compare
-from rhino_jax.frontend.check.walk import walk
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.hardware.lowering import AS_WRITTEN
 from rhino_jax.ir.program import Program

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.frontend.cells import cell_of
+from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.verify.hlo.module import parse_frames
 
 

@@ -8,8 +8,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax._compat import open_jaxpr
-from rhino_jax.frontend.noops import without_noops
 from rhino_jax.frontend.trace import trace
+from rhino_jax.frontend.tracing.transforms import without_noops
 from rhino_jax.plan.fingerprint import fingerprint
 
 

@@ -13,8 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.frontend.parameters import read_parameters
-from rhino_jax.frontend.tracing.wrappers import take_off
+from rhino_jax.frontend.parameters import read_parameters, take_off
 
 
 def double(x: jax.Array, times: int = 2) -> jax.Array:

@@ -31,16 +31,14 @@ WORDS = frozenset({
 """Names of primitives that are words of other things too."""
 
 TOLD_APART = {
-    "frontend/check/indexed.py": "how an op that follows indices runs on one shard",
-    "frontend/check/moved.py": "which part of a slice lies in a shard",
-    "frontend/kernels.py": "in which parameter a kernel's name stands",
+    "frontend/check/indexed.py": "how an op that moves elements runs on one shard",
+    "frontend/pallas.py": "in which parameter a kernel's name stands",
     "frontend/manual.py": "which kind of collective a primitive is",
     "frontend/provenance.py": "which parameters people want to read",
     "runtime/on_shards/parts.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
-    "frontend/tracing/open_moves.py": "arithmetic on places of windows",
-    "frontend/tracing/rotations.py": "which ops take a dim apart and join it again",
+    "frontend/tracing/open_moves.py": "arithmetic on places of windows, rotations",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
     "passes/interleaved/moves.py": "which part of a dim an op takes",

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.frontend.check.indexed import INDEXED
-from rhino_jax.frontend.check.moved import MOVED
-from rhino_jax.frontend.check.op import Finish, LocalOp, Results
-from rhino_jax.frontend.check.shards import Shard, ShardMismatch, cut_operand
+from rhino_jax.frontend.check.shards import (
+    Finish,
+    LocalOp,
+    Results,
+    Shard,
+    ShardMismatch,
+    cut_operand,
+)
 from rhino_jax.frontend.pallas import grid_of, local_params as local_kernel
 from rhino_jax.frontend.registry import local_params, traits_of
 from rhino_jax.ir.factor import FactorKind
@@ -33,8 +38,8 @@ def localise(op: LocalOp) -> tuple[LocalOp, Finish]:
     """
     if _is_generator(op.name):
         return op, functools.partial(_keep_drawn, op)
-    if op.name in INDEXED or op.name in MOVED:
-        return {**INDEXED, **MOVED}[op.name](op)
+    if op.name in INDEXED:
+        return INDEXED[op.name](op)
     if traits_of(op.name).kind is OpKind.CONVOLUTION:
         op = _conv(op)
     elif "window_dimensions" in op.params:

@@ -18,7 +18,6 @@ import numpy as np
 
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend.check.local import cut_operands, localise
-from rhino_jax.frontend.check.op import Finish, LocalOp
 from rhino_jax.frontend.check.run import (
     Call,
     Outcome,
@@ -26,8 +25,11 @@ from rhino_jax.frontend.check.run import (
     as_array,
     runner_of,
     to_numpy,
+    walk,
 )
 from rhino_jax.frontend.check.shards import (
+    Finish,
+    LocalOp,
     ShardMismatch,
     Strategy,
     combine,
@@ -35,9 +37,8 @@ from rhino_jax.frontend.check.shards import (
     legal_strategies,
     shards_of,
 )
-from rhino_jax.frontend.check.walk import walk
 from rhino_jax.frontend.importer import rule_of
-from rhino_jax.frontend.kernels import kernel_name
+from rhino_jax.frontend.pallas import kernel_name
 from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.frontend.registry import lookup_user
 from rhino_jax.ir.factor import FactorKind, Rule

@@ -2,7 +2,6 @@
 
 In: a call whose arguments hold Flax NNX objects or references of JAX.
 Out: a pure call on their arrays, and the write-back of its results.
-Order: `held` (an object as a pytree node), `nnx_graph` and `references` (the two
-kinds), `written` (the state of objects after a call), `calling` (inside the trace),
-`lift` (around it).
+Order: `held` (an object as a pytree node, and its state after a call), `nnx_graph` and
+`references` (the two kinds), `lift` (inside the trace, and around it).
 """

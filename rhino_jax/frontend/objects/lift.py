@@ -9,14 +9,182 @@ of a run back to the user's own objects.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
+from rhino_jax.frontend.leaves import Leaves, is_array, is_python_scalar
 from rhino_jax.frontend.objects import nnx_graph, references
-from rhino_jax.frontend.objects.held import is_held
-from rhino_jax.frontend.objects.written import Written
+from rhino_jax.frontend.objects.held import Cell, ChildKey, LeafPlace, Written, is_held
+
+
+def call_on_objects(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    arguments: Leaves,
+    leaves_of: Callable[[Any, Any], Leaves],
+    *,
+    has_states: bool,
+) -> tuple[Any, list[Any], Written]:
+    """Run the function, inside a trace, on objects that hold these arrays.
+
+    Args:
+      fn: the user's function.
+      args, kwargs: the arguments, their objects as `OpenedObject`.
+      arguments: the leaves of the call.
+      leaves_of: arguments of this form → their leaves, with paths.
+      has_states: whether a bare `nnx.State` is an object as well.
+
+    Returns:
+      The result, its objects as `OpenedObject`; the arrays to write back; the record of
+      where they are written.
+    """
+    taken = (args, kwargs)
+    made: dict[int, Any] = {}
+    args, kwargs = references.merge(taken, made)
+    graphs = _graphs((args, kwargs))
+    if not graphs:
+        known = _Known(taken, arguments, {})
+        result = fn(*args, **kwargs)
+        after, cells = _values_of(made, arguments, known)
+        return result, after, Written(None, tuple(cells), True, known.owned)
+    objects = nnx_graph.new_objects()
+    args, kwargs = nnx_graph.merge((args, kwargs), objects)
+    known = _Known(taken, arguments, nnx_graph.variables_of(objects))
+    result = fn(*args, **kwargs)
+    nodes, inner = nnx_graph.new_references(), nnx_graph.references_of(objects)
+    ends = nnx_graph.only_objects((tuple(args), dict(kwargs)), has_states)
+    ends = nnx_graph.split(ends, nodes, inner, named=True)
+    result = nnx_graph.split(result, nodes, inner, named=True)
+    after, cells = _leaves_of(ends, leaves_of(*ends), known)
+    is_simple = (
+        all(map(nnx_graph.is_same_graph, graphs, _graphs(ends)))
+        and all(c.place.number in known.single for c in cells)
+        and not _graphs(result)
+    )
+    held = jax.tree.unflatten(jax.tree.structure(ends), cells)
+    values, more = _values_of(made, arguments, known, len(after))
+    cells += more
+    written = Written(held, tuple(cells), is_simple, known.owned, has_states)
+    return result, [*after, *values], written
+
+
+def _values_of(
+    made: Mapping[int, Any], arguments: Leaves, known: _Known, first: int = 0
+) -> tuple[list[Any], list[Cell]]:
+    """Return the final values of the arguments' references, and their cells.
+
+    Args:
+      made: number → (value before, reference), as `references.merge` fills it.
+      arguments: the leaves of the call.
+      known: positions of the arrays.
+      first: number of arrays that are written back before these.
+    """
+    after: list[Any] = []
+    cells: list[Cell] = []
+    for number, (before, reference) in made.items():
+        position = known.places.get(id(before))
+        assert position is not None
+        path = arguments.array_paths[position]
+        place = LeafPlace((), "", None)
+        cells.append(Cell(path, place, number, position, first + len(after)))
+        after.append(reference[...])
+    return after, cells
+
+
+def _leaves_of(
+    ends: Any, leaves: Leaves, known: _Known
+) -> tuple[list[Any], list[Cell]]:
+    """Return the final leaves of all other objects that have to be written back, and
+    the cells of all of their leaves.
+
+    Args:
+      ends: the final objects, as `OpenedObject`.
+      leaves: their leaves.
+      known: positions of the argument arrays.
+    """
+    after: list[Any] = []
+    cells: list[Cell] = []
+    for path, value, place, part in zip(
+        leaves.paths, leaves.values, *_places(ends), strict=True
+    ):
+        cell = Cell(path, place, before=known.position(path, place, part))
+        if cell.before is not None and value is known.arrays[cell.before]:
+            pass
+        elif is_array(value) or is_python_scalar(value):
+            cell = replace(cell, written=len(after))
+            after.append(value)
+        else:
+            cell = replace(cell, before=None, value=value)
+        cells.append(cell)
+    return after, cells
+
+
+class _Known:
+    """The positions of each variable's arrays among the argument arrays.
+
+    Attributes:
+      arrays: the argument arrays.
+      places: id of an argument array → its position.
+      owned: positions of the arrays that objects hold.
+      single: numbers of the variables that hold one array.
+    """
+
+    def __init__(
+        self, taken: Any, arguments: Leaves, variables: Mapping[int, Any]
+    ) -> None:
+        flat, _ = jax.tree_util.tree_flatten_with_path(taken)
+        arrays = [flat[p] for p in arguments.positions]
+        self.arrays = [array for _, array in arrays]
+        self.owned = frozenset(
+            i
+            for i, (path, _) in enumerate(arrays)
+            if any(isinstance(key, ChildKey) for key in path)
+        )
+        self._of_path = {path: i for i, path in enumerate(arguments.array_paths)}
+        self.places = {id(x): i for i, x in enumerate(self.arrays)}
+        self._of_variable = {
+            number: [self.places.get(id(x)) for x in jax.tree.leaves(value)]
+            for number, value in variables.items()
+        }
+        self.single = {
+            number
+            for number, value in variables.items()
+            if len(self._of_variable[number]) == 1 and id(value) in self.places
+        }
+
+    def position(self, path: str, place: LeafPlace, part: int) -> int | None:
+        """Return the position of the array that a variable held before, else of the one
+        at the same path, else None.
+
+        Args:
+          path: tree path of the leaf.
+          place: its position in its object.
+          part: number of the array within its variable.
+        """
+        held = self._of_variable.get(place.number, ())  # type: ignore[arg-type]
+        return held[part] if part < len(held) else self._of_path.get(path)
+
+
+def _graphs(tree: Any) -> list[Any]:
+    leaves = jax.tree.leaves(tree, is_leaf=is_held)
+    return [x.graphdef for x in leaves if is_held(x)]
+
+
+def _places(tree: Any) -> tuple[list[LeafPlace], list[int]]:
+    """Return, for every leaf, its position in its object, and its number in its
+    variable."""
+    places: list[LeafPlace] = []
+    parts: list[int] = []
+    for held in jax.tree.leaves(tree, is_leaf=is_held):
+        for place, leaf in zip(held.places, held.leaves, strict=True):
+            count = len(jax.tree.leaves(leaf))
+            places += [place] * count
+            parts += range(count)
+    return places, parts
 
 
 def lift(

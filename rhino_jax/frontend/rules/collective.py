@@ -7,8 +7,10 @@ not follow from factors: see `rhino_jax.frontend.manual`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rhino_jax.frontend.registry import OpContext, OpRule, register
-from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.elementwise import passing
 from rhino_jax.frontend.rules.opaque import uncut
 from rhino_jax.ir.traits import OpKind, Traits
 
@@ -24,8 +26,4 @@ def axis_index(ctx: OpContext) -> OpRule:
 def in_place(ctx: OpContext) -> OpRule:
     """Return the rule of ops that combine, or move, elements at the same position on
     all devices."""
-    if ctx.in_shapes != ctx.out_shapes:
-        return uncut(ctx)
-    factors = FactorList()
-    layouts = [[factors.parallel(size) for size in shape] for shape in ctx.in_shapes]
-    return OpRule(factors.rule(layouts, layouts))
+    return replace(passing(ctx), is_fusible=False)

@@ -158,7 +158,7 @@ def _is_exact(before: str, after: str) -> bool:
 def tie(ctx: OpContext) -> OpRule:
     """Return the rule of `tie`: its second operand, available once the first is."""
     (first, second), factors = ctx.in_shapes, FactorList()
-    layout = [factors.parallel(size) for size in second]
+    layout = factors.dims(second)
     return OpRule(factors.rule([[()] * len(first), layout], [layout]), is_fusible=True)
 
 
@@ -174,19 +174,23 @@ def passing(ctx: OpContext) -> OpRule:
     if ctx.in_shapes != ctx.out_shapes:
         return uncut(ctx)
     factors = FactorList()
-    layouts = [[factors.parallel(size) for size in shape] for shape in ctx.in_shapes]
+    layouts = [factors.dims(shape) for shape in ctx.in_shapes]
     return OpRule(factors.rule(layouts, layouts), is_fusible=True)
 
 
+@register("random_wrap", "random_unwrap", traits=Traits(OpKind.IDENTITY))
 @register("bitcast_convert_type", traits=Traits(OpKind.MOVEMENT))
-def bitcast_convert_type(ctx: OpContext) -> OpRule:
-    """Return the rule: a change of width adds or drops a last dim, which is whole."""
+def reinterpreted(ctx: OpContext) -> OpRule:
+    """Return the rule: a change of width, and the words of a key, add or drop last
+    dims, which are whole."""
     (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
     factors = FactorList()
     rank = min(len(operand_shape), len(result_shape))
-    kept: list[Dim] = [factors.parallel(size) for size in operand_shape[:rank]]
-    operand = kept + [factors.whole(size) for size in operand_shape[rank:]]
-    result = kept + [factors.whole(size) for size in result_shape[rank:]]
+    kept = factors.dims(operand_shape[:rank])
+    operand, result = (
+        kept + [factors.whole(size) for size in shape[rank:]]
+        for shape in (operand_shape, result_shape)
+    )
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
@@ -197,7 +201,7 @@ def aligned_rule(
     """Return the rule of operands that are broadcast against each other."""
     shape = out_shapes[0]
     factors = FactorList()
-    dims: list[Dim] = [factors.parallel(size) for size in shape]
+    dims = factors.dims(shape)
 
     def layout(of: tuple[int, ...]) -> list[Dim] | None:
         if not of:

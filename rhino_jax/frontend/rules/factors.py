@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
@@ -32,6 +32,13 @@ class FactorList:
     def whole(self, size: int) -> Dim:
         """Add a factor that must not be sharded."""
         return self._add(size, FactorKind.WHOLE)
+
+    def dims(self, sizes: Sequence[int], whole: Collection[int] = ()) -> list[Dim]:
+        """Add a factor for each dim: parallel, except for the positions in `whole`."""
+        return [
+            self.whole(size) if d in whole else self.parallel(size)
+            for d, size in enumerate(sizes)
+        ]
 
     def reduce(self, size: int, reducer: str = "sum") -> Dim:
         """Add a factor that is reduced."""

@@ -97,12 +97,8 @@ def _right_hand_sides(ctx: OpContext, batch_rank: int) -> Rule:
     (rows, for a solve from the right)."""
     factors = FactorList()
     matrix, sides = ctx.in_shapes
-    batch = [factors.parallel(size) for size in matrix[:batch_rank]]
-    rows, columns = sides[batch_rank:]
-    if ctx.params["left_side"]:
-        last = [factors.whole(rows), factors.parallel(columns)]
-    else:
-        last = [factors.parallel(rows), factors.whole(columns)]
+    batch = factors.dims(matrix[:batch_rank])
+    last = factors.dims(sides[batch_rank:], (0 if ctx.params["left_side"] else 1,))
     corner = [factors.whole(size) for size in matrix[batch_rank:]]
     result = [*batch, *last]
     return factors.rule([[*batch, *corner], result], [result])
@@ -112,7 +108,7 @@ def _batched(ctx: OpContext, batch_rank: int) -> Rule:
     """Return the rule in which the leading `batch_rank` dims of all operands and
     results are parallel."""
     factors = FactorList()
-    batch = [factors.parallel(size) for size in ctx.in_shapes[0][:batch_rank]]
+    batch = factors.dims(ctx.in_shapes[0][:batch_rank])
 
     def layout(shape: tuple[int, ...]) -> list[Dim]:
         return batch + [factors.whole(size) for size in shape[batch_rank:]]

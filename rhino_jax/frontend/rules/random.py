@@ -20,7 +20,6 @@ from rhino_jax._compat import key_words, threefry_words
 from rhino_jax.frontend.registry import OpContext, OpRule, PartFn, Shape, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import uncut
-from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
 
@@ -77,24 +76,9 @@ def bits(ctx: OpContext) -> OpRule:
     (keys,), (shape,) = ctx.in_shapes, ctx.out_shapes
     factors = FactorList()
     is_free = "fry" in ctx.in_dtypes[0]
-    result = [
-        factors.parallel(size) if is_free or d < len(keys) else factors.whole(size)
-        for d, size in enumerate(shape)
-    ]
+    result = factors.dims(shape, () if is_free else range(len(keys), len(shape)))
     rule = factors.rule([result[: len(keys)]], [result])
     return OpRule(rule, FLOPS_PER_WORD * math.prod(shape), is_fusible=is_free)
-
-
-@register("random_wrap", "random_unwrap", traits=Traits(OpKind.IDENTITY))
-def wrap(ctx: OpContext) -> OpRule:
-    """Return the rule of keys and their words: the words of a key are whole."""
-    (operand_shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
-    rank = min(len(operand_shape), len(result_shape))
-    factors = FactorList()
-    keys: list[Dim] = [factors.parallel(size) for size in operand_shape[:rank]]
-    operand = keys + [factors.whole(size) for size in operand_shape[rank:]]
-    result = keys + [factors.whole(size) for size in result_shape[rank:]]
-    return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
 
 @register("random_gamma", traits=Traits(OpKind.GENERATOR))
@@ -103,7 +87,7 @@ def random_gamma(ctx: OpContext) -> OpRule:
     dims."""
     keys, shape = ctx.in_shapes
     factors = FactorList()
-    layout = [factors.parallel(size) for size in shape]
+    layout = factors.dims(shape)
     rule = factors.rule([layout[: len(keys)], layout], [layout])
     return OpRule(rule, GAMMA_FLOPS * math.prod(shape))
 

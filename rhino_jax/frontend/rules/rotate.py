@@ -1,7 +1,7 @@
 """Rotations: a dim whose last elements come first, as in `jnp.roll`.
 
 This is a primitive of our own, for two slices of one array that are concatenated in
-reverse order (`tracing.rotations`): a rotation exchanges one border of each shard,
+reverse order (`tracing.open_moves`): a rotation exchanges one border of each shard,
 where separate slices also need all-reduces of the elements that wrap around.
 """
 

@@ -35,7 +35,7 @@ def broadcast_in_dim(ctx: OpContext) -> OpRule:
     """Return the rule: new and expanded dims are factors of the result alone."""
     operand_shape, result_shape = ctx.in_shapes[0], ctx.out_shapes[0]
     factors = FactorList()
-    result = [factors.parallel(size) for size in result_shape]
+    result = factors.dims(result_shape)
     operand: list[Dim] = [
         result[d] if size == result_shape[d] else ()
         for size, d in zip(
@@ -65,7 +65,7 @@ def made_of_nothing(ctx: OpContext) -> OpRule:
     """Return the rule of ops without array operands: every device generates its own
     part."""
     factors = FactorList()
-    layout = [factors.parallel(size) for size in ctx.out_shapes[0]]
+    layout = factors.dims(ctx.out_shapes[0])
     sizes = [[()] * len(shape) for shape in ctx.in_shapes]
     rule = factors.rule(sizes, [layout] * len(ctx.out_shapes))
     return OpRule(rule, is_fusible=True)
@@ -75,7 +75,7 @@ def made_of_nothing(ctx: OpContext) -> OpRule:
 def transpose(ctx: OpContext) -> OpRule:
     """Return the rule of a permutation of dims."""
     factors = FactorList()
-    operand = [factors.parallel(size) for size in ctx.in_shapes[0]]
+    operand = factors.dims(ctx.in_shapes[0])
     result = [operand[d] for d in ctx.params["permutation"]]
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
 
@@ -85,7 +85,7 @@ def squeeze(ctx: OpContext) -> OpRule:
     """Return the rule that drops dims of size one."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
-    operand = [factors.parallel(size) for size in shape]
+    operand = factors.dims(shape)
     gone = {d % len(shape) for d in ctx.params["dimensions"]}
     result = [dim for d, dim in enumerate(operand) if d not in gone]
     return OpRule(factors.rule([operand], [result]), is_fusible=True)
@@ -96,7 +96,7 @@ def expand_dims(ctx: OpContext) -> OpRule:
     """Return the rule that adds dims of size one."""
     (shape,), (result_shape,) = ctx.in_shapes, ctx.out_shapes
     factors = FactorList()
-    operand = [factors.parallel(size) for size in shape]
+    operand = factors.dims(shape)
     new = {d % len(result_shape) for d in ctx.params["dimensions"]}
     rest = iter(operand)
     result: list[Dim] = [
@@ -112,10 +112,7 @@ def rev(ctx: OpContext) -> OpRule:
     (shape,) = ctx.in_shapes
     factors = FactorList()
     turned = {d % len(shape) for d in ctx.params["dimensions"]}
-    layout = [
-        factors.whole(size) if d in turned else factors.parallel(size)
-        for d, size in enumerate(shape)
-    ]
+    layout = factors.dims(shape, turned)
     return OpRule(factors.rule([layout], [layout]), is_fusible=True)
 
 
@@ -261,10 +258,7 @@ def stack(ctx: OpContext) -> OpRule:
     (result_shape,) = ctx.out_shapes
     axis = ctx.params["axis"] % len(result_shape)
     factors = FactorList()
-    result = [
-        factors.whole(size) if d == axis else factors.parallel(size)
-        for d, size in enumerate(result_shape)
-    ]
+    result = factors.dims(result_shape, (axis,))
     operand = [dim for d, dim in enumerate(result) if d != axis]
     return OpRule(factors.rule([operand] * len(ctx.in_shapes), [result]))
 
@@ -275,10 +269,7 @@ def unstack(ctx: OpContext) -> OpRule:
     (shape,) = ctx.in_shapes
     axis = ctx.params["axis"] % len(shape)
     factors = FactorList()
-    operand = [
-        factors.whole(size) if d == axis else factors.parallel(size)
-        for d, size in enumerate(shape)
-    ]
+    operand = factors.dims(shape, (axis,))
     result = [dim for d, dim in enumerate(operand) if d != axis]
     rule = factors.rule([operand], [result] * len(ctx.out_shapes))
     return OpRule(rule, is_fusible=True)
@@ -295,7 +286,7 @@ def tile(ctx: OpContext) -> OpRule:
     """Return the rule: a repeated dim is (copies, dim), major first."""
     (shape,) = ctx.in_shapes
     factors = FactorList()
-    operand = [factors.parallel(size) for size in shape]
+    operand = factors.dims(shape)
     result = [
         factors.parallel(copies) + dim
         for copies, dim in zip(ctx.params["reps"], operand, strict=True)

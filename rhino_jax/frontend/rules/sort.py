@@ -18,10 +18,7 @@ def sort(ctx: OpContext) -> OpRule:
     shape = ctx.in_shapes[0]
     axis = ctx.params["dimension"] % max(len(shape), 1)
     factors = FactorList()
-    layout = [
-        factors.whole(size) if d == axis else factors.parallel(size)
-        for d, size in enumerate(shape)
-    ]
+    layout = factors.dims(shape, (axis,))
     rule = factors.rule([layout] * len(ctx.in_shapes), [layout] * len(ctx.out_shapes))
     return OpRule(rule, math.prod(shape) * math.log2(max(shape[axis], 2)))
 

@@ -2,9 +2,7 @@
 
 In: a function, possibly wrapped in `jax.jit`; the mesh in context.
 Out: its jaxpr, its captured values, and which results replace which arguments.
-Order: `wrappers` (`jax.jit` removed), `captured` and `captured_references` (closures,
-`jax.new_ref`), `in_context` (the trace), `transforms` (jaxpr → jaxpr), with
-`linear_solves`, `open_moves`, `constant_windows` and `rotations`, `leaks` (tracers that
-the function stored; `holders`: where), `ties` (donated arguments, and results that
-replace arguments).
+Order: `captured` and `captured_references` (closures, `jax.new_ref`), `in_context` (the
+trace), `transforms` (jaxpr → jaxpr) with `open_moves` and `constant_windows`, `leaks`
+(tracers that the function stored).
 """

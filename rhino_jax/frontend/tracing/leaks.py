@@ -9,28 +9,175 @@ before and after the trace, and restored.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from rhino_jax._compat import is_outermost
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.tracing.captured import (
+    LIBRARIES,
     PLAIN,
     functions_reached_by,
+    names_used,
     reached_by,
 )
-from rhino_jax.frontend.tracing.holders import (
-    NOTHING,
-    Variables,
-    items,
-    restore,
-    step,
-    within,
-)
+
+
+_MAX_ITEMS = 2_000
+"""Longer containers are not searched, to bound the time of a trace."""
+
+NOTHING = object()
+"""Stands for the absence of a value."""
+
+_LEAVES = (str, bytes, int, float, complex, type(None), jax.Array, np.generic)
+_WITH_PYTHON = sys.stdlib_module_names - {"__main__"}
+_LISTS = (list, deque)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The variables that a function may rebind: `nonlocal` and `global` names."""
+
+    fn: types.FunctionType
+
+    def items(self) -> dict[str, Any]:
+        code = self.fn.__code__
+        space = self.fn.__globals__
+        found = {name: space[name] for name in names_used(code) if name in space}
+        for name, cell in zip(code.co_freevars, self.fn.__closure__ or (), strict=True):
+            try:
+                found[name] = cell.cell_contents
+            except ValueError:  # an empty cell
+                found.pop(name, None)
+        return found
+
+    def restore(self, name: str, old: Any) -> None:
+        free = self.fn.__code__.co_freevars
+        if name in free:
+            cell = (self.fn.__closure__ or ())[free.index(name)]
+            if old is NOTHING:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = old
+        elif old is NOTHING:
+            self.fn.__globals__.pop(name, None)
+        else:
+            self.fn.__globals__[name] = old
+
+
+def items(value: Any) -> dict[Any, Any] | None:
+    """Return the values in a holder, by attribute, key or number; None if it holds
+    nothing."""
+    if isinstance(value, _LEAVES):
+        return None
+    if isinstance(value, Variables):
+        return value.items()
+    if isinstance(value, list | deque | tuple | dict):
+        if len(value) > _MAX_ITEMS:
+            return None
+        return dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    if isinstance(value, np.ndarray):
+        is_short = value.dtype == object and value.size <= _MAX_ITEMS
+        return dict(enumerate(value.flat)) if is_short else None
+    if isinstance(value, type | types.ModuleType):
+        return dict(vars(value)) if _is_users(value) else None
+    if inspect.isroutine(value):
+        return None
+    held = dict(_slots(value))
+    try:
+        held.update(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError, ValueError):
+        return held or None
+    return held
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for kind in type(value).__mro__:
+        if "__slots__" not in vars(kind):
+            continue
+        for name, member in vars(kind).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield name, member.__get__(value)
+                except AttributeError:  # an unset slot
+                    continue
+
+
+def within(path: str, value: Any, held: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of the items of a holder, and of its class, which may hold
+    more."""
+    for key, inner in held.items():
+        if not isinstance(inner, _LEAVES):
+            yield step(path, value, key), inner
+    kind = type(value)
+    if not isinstance(value, type) and _is_users(kind):
+        yield kind.__qualname__, kind
+
+
+def step(path: str, value: Any, key: Any) -> str:
+    """Return the path of the item `key` of `value`, which is at `path`."""
+    if isinstance(value, Variables):
+        return str(key)
+    if isinstance(value, list | deque | tuple | dict | np.ndarray):
+        return f"{path}[{key!r}]"
+    return f"{path}.{key}"
+
+
+def restore(value: Any, key: Any, before: dict[Any, Any]) -> None:
+    """Restore the item `key` of `value` as it was before; for lists, all items."""
+    old = before.get(key, NOTHING)
+    if isinstance(value, Variables):
+        value.restore(key, old)
+    elif isinstance(value, _LISTS):
+        value.clear()
+        value.extend(before.values())
+    elif isinstance(value, np.ndarray):
+        value.flat[key] = old
+    elif isinstance(value, dict):
+        if old is NOTHING:
+            value.pop(key, None)
+        else:
+            value[key] = old
+    elif isinstance(value, type):
+        if old is NOTHING:
+            delattr(value, key)
+        else:
+            setattr(value, key, old)
+    else:
+        _restore_attribute(value, key, old)
+
+
+def _restore_attribute(value: Any, key: str, old: Any) -> None:
+    """Restore an attribute, bypassing the class's own `__setattr__`: it may be
+    frozen."""
+    held = getattr(value, "__dict__", {})
+    if key not in held:
+        if old is NOTHING:
+            object.__delattr__(value, key)
+        else:
+            object.__setattr__(value, key, old)
+    elif old is NOTHING:
+        del held[key]
+    else:
+        held[key] = old
+
+
+def _is_users(value: type | types.ModuleType) -> bool:
+    """Whether a class or module belongs to the user's code, and not to a library."""
+    name = value.__module__ if isinstance(value, type) else value.__name__
+    module = value if isinstance(value, types.ModuleType) else sys.modules.get(name)
+    file = getattr(module, "__file__", None) or ""
+    is_installed = "site-packages" in file or "dist-packages" in file
+    is_known = name.split(".")[0] in (*LIBRARIES, *_WITH_PYTHON, "rhino_jax")
+    return not is_installed and not is_known
 
 
 _AT_MOST = 2_000

@@ -1,19 +1,128 @@
-"""Passes over a jaxpr before it is imported, and the record of their changes."""
+"""Passes over a jaxpr before it is imported, and the record of their changes.
+
+No-ops: JAX's differentiation rules sum over no dims at all, or reshard to no sharding,
+where a value comes from outside the mesh in context and its cotangent from inside, as
+with a closure: `x * (1 + scale)` has a `reshard` with a mesh and none without. The same
+function would give two programs, and a plan for one would be refused for the other.
+
+Linear solves: `custom_linear_solve` has four jaxprs, of which only the solver runs; the
+others define its derivative. As a call of its solver it is planned like any other, and
+differentiated as before.
+"""
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from rhino_jax._compat import open_jaxpr, without_dead_code, without_refs
+import jax
+from jax.core import eval_jaxpr
+from jax.sharding import AxisType
+
+from rhino_jax._compat import (
+    TypedInputs,
+    bind_eqn,
+    is_literal,
+    jaxpr_consts,
+    open_jaxpr,
+    retrace,
+    without_dead_code,
+    without_refs,
+)
 from rhino_jax.errors import RhinoWarning
-from rhino_jax.frontend.noops import without_noops
-from rhino_jax.frontend.regions import closed_region_jaxprs
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_bodies, with_changed
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.split_dims import split_merged_dims
-from rhino_jax.frontend.tracing.linear_solves import with_open_solves
 from rhino_jax.frontend.tracing.open_moves import with_open_moves
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import Transform
+
+
+LINEAR_SOLVE = "custom_linear_solve"
+
+
+def with_open_solves(jaxpr: Any) -> Any:
+    """Return the jaxpr with calls of their solvers in place of its linear solves.
+
+    Args:
+      jaxpr: closed or not.
+
+    Returns:
+      The same object where there are none.
+    """
+    opened, eqns = open_jaxpr(jaxpr), []
+    for eqn in opened.eqns:
+        if eqn.primitive.name == LINEAR_SOLVE:
+            eqn = _call_of_solver(eqn)
+        eqns.append(with_bodies(eqn, with_open_solves))
+    return with_changed(jaxpr, eqns, opened.outvars)
+
+
+def _call_of_solver(eqn: Any) -> Any:
+    """Return a `custom_jvp_call` of the solver, with the derivative of the solve."""
+    solver, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    consts = slice(first, first + lengths.solve)
+    count = sum(lengths)
+
+    @jax.custom_jvp
+    def solve(*operands: Any) -> list[Any]:
+        given = *operands[consts], *operands[count:]
+        return eval_jaxpr(open_jaxpr(solver), jaxpr_consts(solver), *given)
+
+    @solve.defjvp
+    def derivative(operands: Any, tangents: Any) -> Any:
+        return jax.jvp(lambda *x: bind_eqn(eqn, x, eqn.params), operands, tangents)
+
+    typed = TypedInputs(eqn.invars, eqn.params["jaxprs"].solve.jaxpr.debug_info)
+    made, _ = retrace(lambda *x: solve(*x), typed)
+    (call,) = made.eqns
+    return eqn.replace(primitive=call.primitive, params=call.params)
+
+
+def without_noops(jaxpr: Any) -> Any:
+    """Return the jaxpr, including its sub-jaxprs, without reductions over no dims and
+    reshards to no sharding.
+
+    Args:
+      jaxpr: closed or not.
+
+    Returns:
+      The same object where there are none.
+    """
+    same: dict[Any, Any] = {}  # result of a removed equation → its operand
+
+    def read(atom: Any) -> Any:
+        return atom if is_literal(atom) else same.get(atom, atom)
+
+    opened, eqns = open_jaxpr(jaxpr), []
+    for eqn in opened.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if _is_noop(eqn):
+            same[eqn.outvars[0]] = operands[0]
+            continue
+        if any(map(operator.is_not, operands, eqn.invars)):
+            eqn = eqn.replace(invars=operands)
+        eqns.append(with_bodies(eqn, without_noops))
+    return with_changed(jaxpr, eqns, [read(atom) for atom in opened.outvars])
+
+
+def _is_noop(eqn: Any) -> bool:
+    if "dst_sharding" in eqn.params:
+        return _says_nothing(eqn.params["dst_sharding"])
+    traits = traits_of(eqn.primitive.name)
+    is_reduction = traits.kind is OpKind.REDUCTION and traits.reducer
+    return bool(is_reduction and eqn.params.get(traits.dims_param) == ())
+
+
+def _says_nothing(sharding: Any) -> bool:
+    """Whether a sharding names no axis, and its mesh has only Auto axes."""
+    spec = sharding.spec
+    named = [*spec, *getattr(spec, "unreduced", ()), *getattr(spec, "reduced", ())]
+    types = sharding.mesh.axis_types
+    return all(d is None for d in named) and all(t is AxisType.Auto for t in types)
 
 
 def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:

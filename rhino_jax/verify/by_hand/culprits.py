@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax._compat import user_frames
-from rhino_jax.frontend.cells import cell_of
+from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.regions import all_equations
 from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Source

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rhino_jax.frontend.cells import cell_of
-from rhino_jax.frontend.provenance import is_library_file
+from rhino_jax.frontend.provenance import cell_of, is_library_file
 
 
 _RUNTIME = str(Path(__file__).parents[2] / "runtime")

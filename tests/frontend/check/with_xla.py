@@ -20,9 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import bind_eqn
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.check.run import as_array, to_numpy
+from rhino_jax.frontend.check.run import as_array, to_numpy, walk
 from rhino_jax.frontend.check.shards import ShardMismatch, compare, is_legal
-from rhino_jax.frontend.check.walk import walk
 from rhino_jax.frontend.importer import rule_of
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 
