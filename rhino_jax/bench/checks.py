@@ -11,6 +11,7 @@ mesh and `pins` from a parameter's path to the stage that reads it.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,31 +63,51 @@ class FilePlace:
                 )
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Any, least: float = 0, most: float = math.inf) -> bool:
+    """Whether a value is a number, and no bool, in a range."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and least <= value <= most
 
 
-def memory_of(
-    row: Mapping[str, Any], at: FilePlace
-) -> tuple[float | None, float | None, str]:
-    """Return a row's `memory_share`, `memory_room` and `memory`, checked."""
-    share = row.get("memory_share")
-    is_share = share is None or (is_number(share) and 0 < share <= 1)
-    at.check(is_share, "memory_share", share, "a share, > 0 and at most 1")
-    room = row.get("memory_room")
-    is_share = room is None or (is_number(room) and 0 <= room <= 1)
-    at.check(is_share, "memory_room", room, "a share, from 0 to 1")
-    at.check(
-        None in (share, room), "memory_room", room, "left out beside `memory_share`"
-    )
-    memory = row.get("memory", "")
-    is_size = isinstance(memory, str) and (not memory or parse_bytes(memory))
-    at.check(bool(is_size), "memory", memory, "a size, as '6GiB'")
-    return (
-        None if share is None else float(share),
-        None if room is None else float(room),
-        memory,
-    )
+def _is_size(value: Any) -> bool:
+    return isinstance(value, str) and parse_bytes(value) is not None
+
+
+def _is_names(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple)
+    return is_list and all(isinstance(name, str) for name in value)
+
+
+_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "overrides": (lambda value: isinstance(value, dict), "a table"),
+    "mesh": (lambda value: _is_table(value, 1), "a table of axis sizes >= 1"),
+    "target": (lambda value: isinstance(value, str), "a name, as 'v5e:4x4'"),
+    "memory_share": (
+        lambda value: is_number(value, most=1) and value > 0,
+        "a share, > 0 and at most 1",
+    ),
+    "memory_room": (lambda value: is_number(value, most=1), "a share, from 0 to 1"),
+    "memory": (_is_size, "a size, as '6GiB'"),
+    "microbatches": (lambda value: _is_count(value, 0), "a number >= 0"),
+    "stages": (lambda value: _is_count(value, 0), "a number >= 0"),
+    "per_microbatch": (_is_names, "a list of names"),
+    "published": (is_number, "a number >= 0"),
+}
+"""Key of a row → whether a value is valid, and what is expected."""
+
+
+def check_values(row: Mapping[str, Any], at: FilePlace) -> None:
+    """Check the values of a row that are valid or not by themselves.
+
+    Raises:
+      BenchError: a value is invalid, or two limits of memory are given.
+    """
+    for key, (is_good, expected) in _EXPECTED.items():
+        if key in row:
+            at.check(is_good(row[key]), key, row[key], expected)
+    is_one = "memory_share" not in row or "memory_room" not in row
+    said = row.get("memory_room")
+    at.check(is_one, "memory_room", said, "left out beside `memory_share`")
 
 
 def built(

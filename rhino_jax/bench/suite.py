@@ -44,8 +44,8 @@ from rhino_jax.bench.checks import (
     FilePlace,
     PlanOutline,
     built,
+    check_values,
     is_number,
-    memory_of,
     parse_solution,
 )
 from rhino_jax.bench.errors import BenchError
@@ -268,35 +268,13 @@ def _each_target(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
 _ROW_KEYS = tuple(f.name for f in fields(BenchRow))
 
 
-def _check_of_stages(row: Mapping[str, Any], at: FilePlace) -> None:
-    for key in ("microbatches", "stages"):
-        count = row.get(key, 0)
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        at.check(is_count, key, count, "a number >= 0")
-    places = row.get("per_microbatch", [])
-    is_list = isinstance(places, list | tuple) and all(
-        isinstance(p, str) for p in places
-    )
-    at.check(is_list, "per_microbatch", places, "a list of names")
-    over = row.get("published", 0.0)
-    at.check(is_number(over) and over >= 0, "published", over, "a number >= 0")
-
-
 def _parse_row(row: Mapping[str, Any], default: Any, at: FilePlace) -> BenchRow:
     at.check_keys(row, _ROW_KEYS, required=("model", "regime", "target"))
     model, regime, target = row["model"], row["regime"], row["target"]
     at.check(model in model_names(), "model", model, "a model", model_names())
     at.check(regime in REGIMES, "regime", regime, " or ".join(map(repr, REGIMES)))
-    overrides = row.get("overrides", {})
-    at.check(isinstance(overrides, dict), "overrides", overrides, "a table")
-    mesh = row.get("mesh", {})
-    is_mesh = isinstance(mesh, dict) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in mesh.values()
-    )
-    at.check(is_mesh, "mesh", mesh, "a table of axis sizes >= 1")
-    at.check(isinstance(target, str), "target", target, "a name, as 'v5e:4x4'")
-    share, room, memory = memory_of(row, at)
-    _check_of_stages(row, at)
+    check_values(row, at)
+    overrides, mesh = row.get("overrides", {}), row.get("mesh", {})
     methods = row.get("methods", default)
     is_list = isinstance(methods, list) and bool(methods)
     at.check(is_list, "methods", methods, "a list of methods, here or for all rows")
@@ -321,22 +299,15 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: FilePlace) -> BenchRow:
     alpa = parse_solution(row.get("alpa"), num_devices, at)
     if alpa is None and any(m.plan == ALPA for m in parsed):
         at.check(False, "alpa", None, 'a table, as the row has the method "alpa"')
-    return BenchRow(
-        model=model,
-        overrides=tuple(overrides.items()),
-        regime=regime,
-        target=target,
-        mesh=tuple(mesh.items()),
-        methods=parsed,
-        memory_share=share,
-        memory_room=room,
-        memory=memory,
-        microbatches=row.get("microbatches", 0),
-        stages=row.get("stages", 0),
-        per_microbatch=tuple(row.get("per_microbatch", ())),
-        published=float(row.get("published", 0.0)),
-        alpa=alpa,
-    )
+    given = {
+        **row,
+        "overrides": tuple(overrides.items()),
+        "mesh": tuple(mesh.items()),
+        "methods": parsed,
+        "per_microbatch": tuple(row.get("per_microbatch", ())),
+        "alpa": alpa,
+    }
+    return BenchRow(**given)
 
 
 def _value(value: Any) -> str:

@@ -23,7 +23,7 @@ from numbers import Integral
 from typing import Any
 
 from rhino_jax._compat import in_current_mesh, is_literal, open_jaxpr
-from rhino_jax.frontend.regions import body_jaxpr, sub_jaxprs
+from rhino_jax.frontend.regions import body_jaxpr, inner_equations, sub_jaxprs
 
 
 PALLAS_CALL = "pallas_call"
@@ -204,13 +204,11 @@ def _axes_used(block: Any) -> frozenset[int]:
 
 def _axes_asked(jaxpr: Any) -> frozenset[int]:
     """Return the axes of the grid whose index or size a kernel queries."""
-    found: set[int] = set()
-    for eqn in open_jaxpr(jaxpr).eqns:
-        if eqn.primitive.name in ("program_id", "num_programs"):
-            found.add(int(eqn.params["axis"]))
-        for inner in sub_jaxprs(eqn):
-            found |= _axes_asked(inner)
-    return frozenset(found)
+    return frozenset(
+        int(eqn.params["axis"])
+        for eqn in inner_equations(jaxpr, sub_jaxprs)
+        if eqn.primitive.name in ("program_id", "num_programs")
+    )
 
 
 def _declared_parallel(params: Any, rank: int) -> frozenset[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -298,6 +298,21 @@ def sub_jaxprs(eqn: Any) -> list[Any]:
         several = value if isinstance(value, tuple | list) else (value,)
         found += [x for x in several if is_jaxpr(x)]
     return found
+
+
+def inner_equations(
+    jaxpr: Any, bodies: Callable[[Any], Iterable[Any]] = closed_region_jaxprs
+) -> Iterator[Any]:
+    """Yield every equation of a jaxpr, each before those of its sub-jaxprs.
+
+    Args:
+      jaxpr: closed or not.
+      bodies: equation → its sub-jaxprs; `sub_jaxprs`: also those of opaque ops.
+    """
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn
+        for body in bodies(eqn):
+            yield from inner_equations(body, bodies)
 
 
 def rebuild_jaxpr(fn: Callable[..., Any], old: Any) -> Any:

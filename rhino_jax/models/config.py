@@ -45,7 +45,7 @@ class TrainConfig(ModelConfig):
     """Fields of a model that is trained.
 
     Attributes:
-      optimizer: see `rhino_jax.models.optim`.
+      optimizer: see `rhino_jax.models.train`.
       learning_rate: constant learning rate.
       clip_norm: maximum global norm of the gradients; 0: no clipping.
       accumulate_steps: number of steps whose gradients are averaged for one update.

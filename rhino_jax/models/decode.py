@@ -46,17 +46,9 @@ class DecodeConfig(ModelConfig):
     @property
     def model(self) -> gpt.GPTConfig:
         """The config of the decoded GPT."""
-        return gpt.GPTConfig(
-            batch=self.batch,
-            dtype=self.dtype,
-            vocab=self.vocab,
-            seq_len=self.seq_len,
-            num_layers=self.num_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_ff=self.d_ff,
-            layers="scan",
-        )
+        own = ("prompt_len", "end_token")
+        shared = {k: v for k, v in vars(self).items() if k not in own}
+        return gpt.GPTConfig(**shared)
 
 
 class State(NamedTuple):

@@ -102,17 +102,13 @@ def logits(config: GPTConfig, params: Params, tokens: jax.Array) -> jax.Array:
     x = x.astype(config.dtype)
     mask = nn.causal_mask(tokens.shape[1])
     x = nn.run_stack(
+        config,
         lambda p, x: block(p, x, mask),
         params["blocks"],
         x,
-        layers=config.layers,
-        remat=config.remat,
-        remat_policy=config.remat_policy,
     )
     x = nn.layer_norm(nn.cast(params["ln_final"], config.dtype), x)
-    if config.tied_embedding:
-        return jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(config.dtype))
-    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
+    return nn.token_scores(config, params, x)
 
 
 def loss(config: GPTConfig, params: Params, batch: Params) -> jax.Array:
@@ -120,6 +116,4 @@ def loss(config: GPTConfig, params: Params, batch: Params) -> jax.Array:
     return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
 
 
-def make_batch(config: GPTConfig, key: jax.Array) -> Params:
-    """Return random tokens and labels, [B, S]."""
-    return nn.token_batch(key, config.batch, config.seq_len, config.vocab)
+make_batch = nn.token_batch

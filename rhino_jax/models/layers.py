@@ -88,10 +88,30 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
-def token_batch(key: jax.Array, batch: int, seq_len: int, vocab: int) -> Params:
-    """Return random next-token examples: `tokens` and `labels`, int32 [B, S] each."""
-    text = jax.random.randint(key, (batch, seq_len + 1), 0, vocab)
+def token_batch(config: Any, key: jax.Array, length: int | None = None) -> Params:
+    """Return random next-token examples: `tokens` and `labels`, int32 [B, S] each.
+
+    Args:
+      config: a config with `batch`, `vocab` and `seq_len`.
+      key: PRNG key.
+      length: replaces `seq_len`.
+    """
+    shape = config.batch, (length or config.seq_len) + 1
+    text = jax.random.randint(key, shape, 0, config.vocab)
     return {"tokens": text[:, :-1], "labels": text[:, 1:]}
+
+
+def token_scores(config: Any, params: Params, x: jax.Array) -> jax.Array:
+    """Return next-token scores of activations: x [B, S, D] to [B, S, V].
+
+    Args:
+      config: a config with `dtype` and `tied_embedding`.
+      params: parameters with `embed` [V, D], and `head` [D, V] where it is not tied.
+      x: activations.
+    """
+    if config.tied_embedding:
+        return jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(config.dtype))
+    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
 
 
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
@@ -101,30 +121,25 @@ REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
 
 
 def run_stack(
-    block: Callable[[Params, Any], Any],
-    params: Any,
-    x: Any,
-    *,
-    layers: str,
-    remat: bool,
-    remat_policy: str = "full",
+    config: Any, block: Callable[[Params, Any], Any], params: Any, x: Any
 ) -> Any:
     """Apply equal blocks one after the other.
 
     Args:
+      config: a `StackConfig`: whether blocks are scanned or unrolled, and what the
+        backward pass saves.
       block: `block(params, x) -> x`.
-      params: as described by `weights.stack` with the same `layers`.
+      params: as described by `weights.stack` with the same `config.layers`.
       x: the first block's input.
-      layers: "scan" or "unroll".
-      remat: whether to save only the blocks' inputs for the backward pass.
-      remat_policy: further residuals to save, see `StackConfig`.
     """
-    if remat:
+    if config.remat:
         # Inside a scan, CSE with the forward pass is not possible anyway.
         block = jax.checkpoint(
-            block, prevent_cse=layers != "scan", policy=REMAT_POLICIES[remat_policy]
+            block,
+            prevent_cse=config.layers != "scan",
+            policy=REMAT_POLICIES[config.remat_policy],
         )
-    if layers == "scan":
+    if config.layers == "scan":
         return jax.lax.scan(lambda carry, p: (block(p, carry), None), x, params)[0]
     for block_params in params:
         x = block(block_params, x)

@@ -139,17 +139,13 @@ def logits(config: LlamaConfig, params: Params, tokens: jax.Array) -> jax.Array:
     """Return next-token scores: tokens [B, S] to [B, S, V]."""
     mask = nn.causal_mask(tokens.shape[1])
     x = nn.run_stack(
+        config,
         lambda p, x: block(p, x, mask, config.rope_theta),
         params["blocks"],
         params["embed"][tokens].astype(config.dtype),
-        layers=config.layers,
-        remat=config.remat,
-        remat_policy=config.remat_policy,
     )
     x = nn.rms_norm(params["norm_final"].astype(config.dtype), x)
-    if config.tied_embedding:
-        return jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(config.dtype))
-    return jnp.einsum("bsd,dv->bsv", x, params["head"].astype(config.dtype))
+    return nn.token_scores(config, params, x)
 
 
 def loss(config: LlamaConfig, params: Params, batch: Params) -> jax.Array:
@@ -157,6 +153,4 @@ def loss(config: LlamaConfig, params: Params, batch: Params) -> jax.Array:
     return nn.cross_entropy(logits(config, params, batch["tokens"]), batch["labels"])
 
 
-def make_batch(config: LlamaConfig, key: jax.Array) -> Params:
-    """Return random tokens and labels, [B, S]."""
-    return nn.token_batch(key, config.batch, config.seq_len, config.vocab)
+make_batch = nn.token_batch

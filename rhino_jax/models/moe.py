@@ -158,12 +158,10 @@ def loss(config: MoEConfig, params: Params, batch: Params) -> jax.Array:
     mask = nn.causal_mask(config.seq_len)
     x = (params["embed"][batch["tokens"]] + params["position"]).astype(config.dtype)
     x, balance_sum = nn.run_stack(
+        config,
         lambda p, carry: group(config, p, carry, mask),
         params["groups"],
         (x, jnp.zeros((), jnp.float32)),
-        layers=config.layers,
-        remat=config.remat,
-        remat_policy=config.remat_policy,
     )
     x = nn.layer_norm(nn.cast(params["ln_final"], x.dtype), x)
     logits = jnp.einsum("bsd,vd->bsv", x, params["embed"].astype(x.dtype))
@@ -171,6 +169,4 @@ def loss(config: MoEConfig, params: Params, batch: Params) -> jax.Array:
     return nn.cross_entropy(logits, batch["labels"]) + config.aux_weight * balance
 
 
-def make_batch(config: MoEConfig, key: jax.Array) -> Params:
-    """Return random tokens and labels, [B, S]."""
-    return nn.token_batch(key, config.batch, config.seq_len, config.vocab)
+make_batch = nn.token_batch

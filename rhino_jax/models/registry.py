@@ -25,8 +25,7 @@ from rhino_jax.models import (
     wide_resnet,
 )
 from rhino_jax.models.config import ModelConfigError, TrainConfig, build, read
-from rhino_jax.models.optim import optimizer
-from rhino_jax.models.train import train_step_for
+from rhino_jax.models.train import optimizer, train_step_for
 from rhino_jax.models.weights import draw
 from rhino_jax.models.workload import Workload
 

@@ -97,6 +97,4 @@ def loss(config: RNNConfig, params: Params, batch: Params) -> jax.Array:
     ).mean()
 
 
-def make_batch(config: RNNConfig, key: jax.Array) -> Params:
-    """Return random tokens and labels, [B, T]."""
-    return nn.token_batch(key, config.batch, config.seq_len, config.vocab)
+make_batch = nn.token_batch

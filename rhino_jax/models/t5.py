@@ -169,12 +169,10 @@ def encode(config: T5Config, params: Params, source: jax.Array) -> jax.Array:
 
     x = params["embed"][source].astype(config.dtype)
     x = nn.run_stack(
+        config,
         block,
         params["encoder"],
         x,
-        layers=config.layers,
-        remat=config.remat,
-        remat_policy=config.remat_policy,
     )
     return nn.rms_norm(params["encoder_norm"].astype(x.dtype), x)
 
@@ -196,12 +194,10 @@ def decode(
 
     x = params["embed"][target].astype(config.dtype)
     x = nn.run_stack(
+        config,
         block,
         params["decoder"],
         x,
-        layers=config.layers,
-        remat=config.remat,
-        remat_policy=config.remat_policy,
     )
     x = nn.rms_norm(params["decoder_norm"].astype(x.dtype), x)
     # The tied embedding has rows of norm 1; T5 scales the output by 1 / sqrt(D).
@@ -222,5 +218,5 @@ def make_batch(config: T5Config, key: jax.Array) -> Params:
     shape = (config.batch, config.source_len)
     return {
         "source": jax.random.randint(source, shape, 0, config.vocab),
-        **nn.token_batch(target, config.batch, config.target_len, config.vocab),
+        **nn.token_batch(config, target, config.target_len),
     }

@@ -100,12 +100,10 @@ def run_blocks(
 ) -> jax.Array:
     """Apply a tower's blocks and last LayerNorm: x [B, S, D] to [B, S, D]."""
     x = nn.run_stack(
+        config,
         lambda p, x: gpt.block(p, x, mask),
         params["blocks"],
         x,
-        layers=config.layers,
-        remat=config.remat,
-        remat_policy=config.remat_policy,
     )
     return nn.layer_norm(nn.cast(params["ln_final"], x.dtype), x)
 

@@ -32,7 +32,7 @@ from rhino_jax._compat import (
     without_refs,
 )
 from rhino_jax.errors import RhinoWarning
-from rhino_jax.frontend.regions import closed_region_jaxprs, with_bodies, with_changed
+from rhino_jax.frontend.regions import inner_equations, with_bodies, with_changed
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.tracing.open_moves import with_open_moves
@@ -155,10 +155,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
 
 def _num_eqns(jaxpr: Any) -> int:
     """Return the number of equations of a jaxpr, including those of sub-jaxprs."""
-    return sum(
-        1 + sum(map(_num_eqns, closed_region_jaxprs(eqn)))
-        for eqn in open_jaxpr(jaxpr).eqns
-    )
+    return sum(1 for _ in inner_equations(jaxpr))
 
 
 def _unmerged(jaxpr: Any, name: str) -> Any:

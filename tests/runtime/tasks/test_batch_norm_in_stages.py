@@ -11,7 +11,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.models import registry, wide_resnet
-from rhino_jax.models.optim import optimizer
+from rhino_jax.models.train import optimizer
 from tests.runtime.stand_in import normal
 
 
