@@ -3,7 +3,7 @@
 In: a name of `configs/models/`, or keywords of a family's config.
 Out: `workload.Workload`: a function to plan, with all that its call needs.
 Order: `config` (files read), `weights` and `layers` (pieces), a file for each family,
-`optim` and `train` (the train step), `text` (data), `workload`, `registry` (by name).
+`train` (optimizers, the train step), `text` (data), `workload`, `registry` (by name).
 No file here refers to meshes or shardings.
 """
 
