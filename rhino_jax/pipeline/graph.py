@@ -15,7 +15,8 @@ from rhino_jax.pipeline.tasks import (
     Transfer,
     TransferLink,
 )
-from rhino_jax.pipeline.work import ChunkCost, StepWork
+from rhino_jax.pipeline.work import StepWork
+from rhino_jax.plan.stages import StageCost
 
 
 def graph_of(
@@ -117,7 +118,7 @@ class _TaskGraphBuilder:
             PassKind.AHEAD: cost.ahead_s,
             PassKind.FORWARD: cost.forward_s,
             PassKind.LOSS: self.work.loss_s / self.work.slices,
-            PassKind.BACKWARD: cost.backward_s,
+            PassKind.BACKWARD: cost.whole_backward_s,
             PassKind.INPUT_GRADIENT: cost.split_s[0],
             PassKind.WEIGHT_GRADIENT: cost.split_s[1],
             PassKind.BETWEEN: self.work.between[group].seconds
@@ -125,6 +126,11 @@ class _TaskGraphBuilder:
             else 0.0,
             PassKind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
         }
+        took = seconds.get(kind, 0.0)
+        # A half of a backward pass that has no work is not dispatched.
+        halves = PassKind.INPUT_GRADIENT, PassKind.WEIGHT_GRADIENT
+        if kind.is_per_micro_batch and kind is not PassKind.LOSS:
+            took += self.work.dispatch_s if took or kind not in halves else 0.0
         working = cost.working_bytes if kind.is_per_micro_batch else 0
         if kind is PassKind.UPDATE and self.work.update_bytes:
             working = self.work.update_bytes[group]
@@ -134,13 +140,13 @@ class _TaskGraphBuilder:
             chunk=c,
             micro_batch=m,
             slice=s,
-            seconds=seconds.get(kind, 0.0),
+            seconds=took,
             holds=self._holds(key, cost),
             working_bytes=working,
             after=tuple(self.at[k] for k in self._after(key)),
         )
 
-    def _holds(self, key: Key, cost: ChunkCost) -> tuple[Hold, ...]:
+    def _holds(self, key: Key, cost: StageCost) -> tuple[Hold, ...]:
         kind, *place = key
         if self.is_forward_only or kind not in (
             PassKind.FORWARD,

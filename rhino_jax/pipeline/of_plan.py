@@ -6,7 +6,6 @@ Orders of tasks as text, so that plans store searched schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rhino_jax.errors import ScheduleError
@@ -17,11 +16,11 @@ from rhino_jax.pipeline.offload import with_offload
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph, TransferLink
+from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
 from rhino_jax.pipeline.ticks import in_ticks
-from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
+from rhino_jax.pipeline.work import StepWork, work_of
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.stages import Pipeline, StageCost
+from rhino_jax.plan.stages import Pipeline
 from rhino_jax.utils.keywords import brief, real
 
 
@@ -42,114 +41,6 @@ def read_order(graph: TaskGraph, text: str) -> tuple[int, ...]:
         return graph.find(_KINDS[word[0]], chunk, batch)
 
     return tuple(map(position, text.split()))
-
-
-FORWARD_ONLY = "forward-only"
-
-
-def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
-    """Return the costs of a plan's stages, as schedules take them.
-
-    Args:
-      pipeline: pipeline of the plan.
-      limit_bytes: memory limit of every device; 0: no limit.
-    """
-    links: list[TransferLink] = []
-    routes: dict[tuple[int, int], int] = {}
-    group_of = pipeline.groups
-    for hop in pipeline.hops:
-        ends = group_of[hop.source], group_of[hop.target]
-        for a, b in (ends, ends[::-1]):
-            if a != b and (a, b) not in routes:
-                routes[a, b] = len(links)
-                links.append(TransferLink(f"{a} → {b}", hop.bytes_per_s, hop.latency_s))
-
-    firsts = [group_of.index(g) for g in range(1 + max(group_of))]
-    whole = [pipeline.costs[chunk] for chunk in firsts]
-    is_forward_only = pipeline.schedule == FORWARD_ONLY
-    once = [c.update_bytes if is_forward_only else 0 for c in whole]
-    return StepWork(
-        chunks=_chunks(pipeline, once),
-        edges=_edges_of_slices(pipeline) if pipeline.slices else _edges(pipeline),
-        micro_batches=pipeline.micro_batches,
-        links=tuple(links),
-        routes=routes,
-        update_s=() if is_forward_only else tuple(c.update_s for c in whole),
-        update_bytes=tuple(c.update_bytes for c in whole),
-        fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
-        limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
-        between=pipeline.between,
-        is_twice=pipeline.is_twice,
-    )
-
-
-def _chunks(pipeline: Pipeline, once: Sequence[int]) -> tuple[Chunk, ...]:
-    """Return the parts of the model, each with a cost for every slice.
-
-    Args:
-      once: by group, see `_cost`.
-    """
-    costs, groups = pipeline.costs, pipeline.groups
-    parts = len(costs) // max(1, len(pipeline.slices))
-    return tuple(
-        Chunk(groups[c], tuple(_cost(x, once[groups[c]]) for x in costs[c::parts]))
-        for c in range(parts)
-    )
-
-
-def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
-    """Return the transfers between chunks."""
-    groups = pipeline.groups
-    found = []
-    for h in pipeline.hops:
-        is_near = groups[h.source] == groups[h.target]
-        if h.forward_bytes or h.backward_bytes or is_near:
-            ahead = (h.ahead_bytes,) if h.ahead_bytes or is_near else ()
-            sizes = (h.forward_bytes,), (h.backward_bytes,)
-            found.append(ChunkEdge(h.source, h.target, *sizes, ahead))
-    return tuple(found)
-
-
-def _edges_of_slices(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
-    """Return the transfers between parts of the model, by sequence slice.
-
-    A forward transfer counts for the slice that sends it, a backward transfer for the
-    slice whose gradient sends it. Slices of one part are ordered anyway.
-    """
-    slices = len(pipeline.slices)
-    parts = len(pipeline.costs) // slices
-    sizes: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-    for h in pipeline.hops:
-        (early, a), (late, b) = divmod(h.source, parts), divmod(h.target, parts)
-        if a != b:
-            none = [0] * slices, [0] * slices
-            forward, backward = sizes.setdefault((min(a, b), max(a, b)), none)
-            forward[early] += h.forward_bytes
-            backward[late] += h.backward_bytes
-    return tuple(
-        ChunkEdge(*pair, *map(tuple, of)) for pair, of in sorted(sizes.items())
-    )
-
-
-def _cost(cost: StageCost, once_bytes: int) -> ChunkCost:
-    """Convert the cost of a chunk.
-
-    Args:
-      cost: the chunk's cost in the plan.
-      once_bytes: temporary memory of the work that runs once per step, if no task of
-        its own stands for that work; else 0.
-    """
-    return ChunkCost(
-        forward_s=cost.forward_s,
-        ahead_s=cost.ahead_s,
-        backward_s=cost.backward_s + cost.weights_s,
-        input_gradient_s=cost.backward_s,
-        weight_gradient_s=cost.weights_s,
-        activation_bytes=cost.activation_bytes,
-        weight_residual_bytes=cost.weight_residual_bytes,
-        output_gradient_bytes=cost.output_gradient_bytes,
-        working_bytes=max(cost.working_bytes, once_bytes),
-    )
 
 
 def schedule_of(pipeline: Pipeline, work: StepWork | None = None) -> Schedule:

@@ -1,65 +1,19 @@
-"""Costs of the stages of a pipeline, from which schedules take their tasks."""
+"""The work of one step of a pipeline, from which schedules take their tasks.
+
+It is that of a plan's stages (`work_of`), of a cut (`as_work`), or of chunks in a row
+(`chain`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.tasks import TransferLink
-from rhino_jax.plan.stages import Between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkCost:
-    """Cost of a chunk of the model for one micro-batch, or for one slice of it.
-
-    Attributes:
-      forward_s: seconds of its forward pass.
-      ahead_s: seconds of the task ahead of all forward passes, which recompute its
-        values (`StepWork.is_twice`).
-      backward_s: seconds of its backward pass, in one task.
-      input_gradient_s, weight_gradient_s: seconds of the backward pass split into two
-        tasks; None: half of it each. Their sum may exceed `backward_s`, if both need
-        the same intermediate.
-      activation_bytes: residuals that the forward pass saves for the backward pass,
-        received values included.
-      weight_residual_bytes: the part of these that is live until the weight gradients
-        are computed; None: all.
-      output_gradient_bytes: further bytes that the input-gradient task saves for the
-        weight-gradient task.
-      working_bytes: temporary memory of any of its tasks, including received values
-        that it does not save.
-    """
-
-    forward_s: float
-    ahead_s: float = 0.0
-    backward_s: float = 0.0
-    input_gradient_s: float | None = None
-    weight_gradient_s: float | None = None
-    activation_bytes: int = 0
-    weight_residual_bytes: int | None = None
-    output_gradient_bytes: int = 0
-    working_bytes: int = 0
-
-    @property
-    def split_s(self) -> tuple[float, float]:
-        """Seconds of the input gradients and of the weight gradients."""
-        of_input, of_weight = self.input_gradient_s, self.weight_gradient_s
-        if of_input is None:
-            rest = self.backward_s - (of_weight or 0.0)
-            of_input = self.backward_s / 2 if of_weight is None else rest
-        if of_weight is None:
-            of_weight = self.backward_s - of_input
-        return max(of_input, 0.0), max(of_weight, 0.0)
-
-    @property
-    def split_bytes(self) -> tuple[int, int]:
-        """Residuals freed after the input gradients, and after the weight gradients."""
-        late = self.weight_residual_bytes
-        late = self.activation_bytes if late is None else late
-        return self.activation_bytes - late, late
+from rhino_jax.plan.stages import Between, Pipeline, StageCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +26,7 @@ class Chunk:
     """
 
     group: int
-    costs: tuple[ChunkCost, ...]
+    costs: tuple[StageCost, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +61,7 @@ class StepWork:
         another without time or bytes.
       loss_s: seconds of the loss after the last chunk, if it is a separate task; else
         0.
+      dispatch_s: seconds that every pass of a micro-batch takes in addition.
       update_s: seconds of the optimizer by group; empty for none.
       update_bytes: temporary memory of the update by group; empty for none.
       between: by group, the task after all forward passes and before any of its
@@ -125,6 +80,7 @@ class StepWork:
     links: tuple[TransferLink, ...] = ()
     routes: Mapping[tuple[int, int], int] = field(default_factory=dict)
     loss_s: float = 0.0
+    dispatch_s: float = 0.0
     update_s: tuple[float, ...] = ()
     update_bytes: tuple[int, ...] = ()
     between: tuple[Between, ...] = ()
@@ -184,7 +140,7 @@ class StepWork:
 
 
 def chain(
-    costs: Sequence[ChunkCost | Sequence[ChunkCost]],
+    costs: Sequence[StageCost | Sequence[StageCost]],
     micro_batches: int,
     *,
     groups: int | None = None,
@@ -213,24 +169,184 @@ def chain(
     chunks = tuple(
         Chunk(
             round_trip[i % len(round_trip)],
-            (cost,) if isinstance(cost, ChunkCost) else tuple(cost),
+            (cost,) if isinstance(cost, StageCost) else tuple(cost),
         )
         for i, cost in enumerate(costs)
     )
     slices = len(chunks[0].costs)
     sizes = (sent_bytes // slices,) * slices
     edges = tuple(ChunkEdge(i, i + 1, sizes, sizes) for i in range(len(chunks) - 1))
-    pairs = [(chunks[e.source].group, chunks[e.target].group) for e in edges]
-    both = [(a, b) for pair in pairs for a, b in (pair, pair[::-1]) if a != b]
-    routes = {pair: i for i, pair in enumerate(dict.fromkeys(both))} if link else {}
+    sent = [(chunks[e.source].group, chunks[e.target].group) for e in edges]
+    links, routes = links_of([(a, b, link) for a, b in sent] if link else [])
     return StepWork(
         chunks=chunks,
         edges=edges,
         micro_batches=micro_batches,
-        links=tuple(replace(link, name=f"{a} → {b}") for a, b in routes)
-        if link
-        else (),
+        links=links,
         routes=routes,
         fixed_bytes=tuple(fixed_bytes),
         limit_bytes=tuple(limit_bytes),
+    )
+
+
+def links_of(
+    pairs: Iterable[tuple[int, int, TransferLink]],
+) -> tuple[tuple[TransferLink, ...], dict[tuple[int, int], int]]:
+    """Return the links between groups, one for each direction, and their routes.
+
+    Args:
+      pairs: (group, group, link), the first of several between two groups counts.
+    Returns:
+      The links, named by their ends; (from group, to group) → position of its link.
+    """
+    found: dict[tuple[int, int], TransferLink] = {}
+    for a, b, link in pairs:
+        for ends in ((a, b), (b, a)):
+            if a != b and ends not in found:
+                found[ends] = replace(link, name=f"{ends[0]} → {ends[1]}")
+    return tuple(found.values()), {ends: i for i, ends in enumerate(found)}
+
+
+def as_work(
+    problem: CutProblem, cut: StageCut, group_of: Sequence[int] = ()
+) -> StepWork:
+    """Return the work of a cut's stages, with values that cross hops as edges between
+    neighbours.
+
+    A stage holds received values until its backward pass, together with its own
+    residuals. Links are those between neighbours: groups and their links are
+    equivalent.
+
+    Args:
+      problem, cut: the cut problem and its cut, one chunk for each of its stages.
+      group_of: group of every chunk; empty: each has its own.
+    """
+    ops, stages = problem.ops, problem.stages
+    group_of = group_of or range(stages)
+    forward, backward, left = [0.0] * stages, [0.0] * stages, [0] * stages
+    for op, s in zip(ops.ops, cut.stages, strict=True):
+        forward[s] += op.forward_s / problem.groups[s].speed
+        backward[s] += op.backward_s / problem.groups[s].speed
+        left[s] += op.activation_bytes
+    fixed = [0] * (1 + max(group_of))
+    for parameter in ops.parameters:
+        for s in {cut.stages[r] for r in parameter.readers}:
+            fixed[group_of[s]] += parameter.held_bytes
+    sent = [[0, 0] for _ in problem.hops]
+    for value in ops.values:
+        last = max((cut.stages[r] for r in value.readers), default=0)
+        for hop in range(cut.stages[value.source], last):
+            sent[hop][0] += value.forward_bytes
+            sent[hop][1] += value.backward_bytes
+            left[hop + 1] += value.forward_bytes
+    links, routes = links_of(
+        (group_of[i], group_of[i + 1], TransferLink("", x.bytes_per_s, x.latency_s))
+        for i, x in enumerate(problem.hops)
+    )
+    firsts = [list(group_of).index(g) for g in range(len(fixed))]
+    limits = [problem.groups[c].limit_bytes for c in firsts]
+    return StepWork(
+        chunks=tuple(
+            Chunk(
+                group_of[s],
+                (
+                    StageCost(
+                        forward_s=forward[s],
+                        backward_s=backward[s],
+                        activation_bytes=left[s],
+                    ),
+                ),
+            )
+            for s in range(stages)
+        ),
+        edges=tuple(
+            ChunkEdge(i, i + 1, (ahead,), (back,))
+            for i, (ahead, back) in enumerate(sent)
+        ),
+        micro_batches=problem.micro_batches,
+        links=links,
+        routes=routes,
+        fixed_bytes=tuple(fixed),
+        limit_bytes=tuple(2**62 if n is None else n for n in limits)
+        if any(n is not None for n in limits)
+        else (),
+    )
+
+
+FORWARD_ONLY = "forward-only"
+
+
+def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
+    """Return the work of a plan's stages.
+
+    Args:
+      pipeline: pipeline of the plan.
+      limit_bytes: memory limit of every device; 0: no limit.
+    """
+    groups, costs = pipeline.groups, pipeline.costs
+    firsts = [groups.index(g) for g in range(1 + max(groups))]
+    whole = [costs[chunk] for chunk in firsts]
+    is_forward_only = pipeline.schedule == FORWARD_ONLY
+    if is_forward_only:
+        # No task of its own stands for the work that runs once per step.
+        once = [whole[g].update_bytes for g in groups]
+        pairs = zip(costs, once, strict=True)
+        costs = tuple(
+            replace(c, working_bytes=max(c.working_bytes, n)) for c, n in pairs
+        )
+    links, routes = links_of(
+        (
+            groups[h.source],
+            groups[h.target],
+            TransferLink("", h.bytes_per_s, h.latency_s),
+        )
+        for h in pipeline.hops
+    )
+    parts = len(costs) // max(1, len(pipeline.slices))
+    return StepWork(
+        chunks=tuple(Chunk(groups[c], costs[c::parts]) for c in range(parts)),
+        edges=_edges_of_slices(pipeline) if pipeline.slices else _edges(pipeline),
+        micro_batches=pipeline.micro_batches,
+        links=links,
+        routes=routes,
+        update_s=() if is_forward_only else tuple(c.update_s for c in whole),
+        update_bytes=tuple(c.update_bytes for c in whole),
+        fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
+        limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
+        between=pipeline.between,
+        is_twice=pipeline.is_twice,
+    )
+
+
+def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
+    """Return the transfers between chunks."""
+    groups = pipeline.groups
+    found = []
+    for h in pipeline.hops:
+        is_near = groups[h.source] == groups[h.target]
+        if h.forward_bytes or h.backward_bytes or is_near:
+            ahead = (h.ahead_bytes,) if h.ahead_bytes or is_near else ()
+            sizes = (h.forward_bytes,), (h.backward_bytes,)
+            found.append(ChunkEdge(h.source, h.target, *sizes, ahead))
+    return tuple(found)
+
+
+def _edges_of_slices(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
+    """Return the transfers between parts of the model, by sequence slice.
+
+    A forward transfer counts for the slice that sends it, a backward transfer for the
+    slice whose gradient sends it. Slices of one part are ordered anyway.
+    """
+    slices = len(pipeline.slices)
+    parts = len(pipeline.costs) // slices
+    sizes: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for h in pipeline.hops:
+        (early, a), (late, b) = divmod(h.source, parts), divmod(h.target, parts)
+        if a != b:
+            none = [0] * slices, [0] * slices
+            forward, backward = sizes.setdefault((min(a, b), max(a, b)), none)
+            forward[early] += h.forward_bytes
+            backward[late] += h.backward_bytes
+    return tuple(
+        ChunkEdge(*pair, *map(tuple, of)) for pair, of in sorted(sizes.items())
     )

@@ -39,43 +39,63 @@ class StageSend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """Costs of a chunk of a stage, per device.
+    """Costs of a chunk of a stage, or of one sequence slice of it, per device.
 
     Costs of the stage as a whole are on its first chunk.
 
     Attributes:
-      forward_s, backward_s: seconds of the passes of one micro-batch.
+      forward_s: seconds of the forward pass of one micro-batch.
+      backward_s: seconds of its backward pass, without `weights_s`.
+      weights_s: seconds of its weight gradients, if a separate task computes them or
+        may do; None: not known, half of the backward pass where it is split.
+      ahead_s: seconds of the task ahead of a forward pass (`Pipeline.is_twice`).
       update_s: of the stage, seconds of the update, once per step.
       activation_bytes: residuals that the forward pass of a micro-batch saves for its
-        backward pass.
-      fixed_bytes: of the stage, bytes live throughout the step: state, and gradient
-        accumulators.
-      working_bytes: largest temporary memory of a micro-batch's task, in addition to
-        these.
-      weights_s: seconds of weight gradients, if the backward pass computes them in a
-        separate task.
+        backward pass, received values included.
       weight_residual_bytes: the part of `activation_bytes` that the weight-gradient
-        task reads.
+        task reads; None: all.
       output_gradient_bytes: further bytes that the input-gradient task saves for the
         weight-gradient task, computed or received.
+      offloaded_bytes: the part of `activation_bytes` that is offloaded to host memory.
+      working_bytes: largest temporary memory of a micro-batch's task, in addition to
+        these.
+      fixed_bytes: of the stage, bytes live throughout the step: state, and gradient
+        accumulators.
       update_bytes: of the stage, largest temporary memory of the tasks that run once
         per step, in addition to `fixed_bytes`.
-      ahead_s: seconds of the task ahead of a forward pass (`Pipeline.is_twice`).
-      offloaded_bytes: the part of `activation_bytes` that is offloaded to host memory.
     """
 
     forward_s: float
-    backward_s: float
-    update_s: float
-    activation_bytes: int
-    fixed_bytes: int
-    working_bytes: int
-    weights_s: float = 0.0
-    weight_residual_bytes: int = 0
-    output_gradient_bytes: int = 0
-    update_bytes: int = 0
+    backward_s: float = 0.0
+    weights_s: float | None = None
     ahead_s: float = 0.0
+    update_s: float = 0.0
+    activation_bytes: int = 0
+    weight_residual_bytes: int | None = None
+    output_gradient_bytes: int = 0
     offloaded_bytes: int = 0
+    working_bytes: int = 0
+    fixed_bytes: int = 0
+    update_bytes: int = 0
+
+    @property
+    def whole_backward_s(self) -> float:
+        """Seconds of the backward pass in one task."""
+        return self.backward_s + (self.weights_s or 0.0)
+
+    @property
+    def split_s(self) -> tuple[float, float]:
+        """Seconds of the input gradients and of the weight gradients."""
+        if self.weights_s is None:
+            return self.backward_s / 2, self.backward_s / 2
+        return self.backward_s, self.weights_s
+
+    @property
+    def split_bytes(self) -> tuple[int, int]:
+        """Residuals freed after the input gradients, and after the weight gradients."""
+        late = self.weight_residual_bytes
+        late = self.activation_bytes if late is None else late
+        return self.activation_bytes - late, late
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +256,7 @@ class Pipeline:
         """Seconds per step in which each stage runs tasks."""
         busy = [0.0] * (1 + max(self.groups))
         for stage, cost in zip(self.groups, self.costs, strict=True):
-            once_s = cost.ahead_s + cost.forward_s + cost.backward_s + cost.weights_s
+            once_s = cost.ahead_s + cost.forward_s + cost.whole_backward_s
             busy[stage] += self.micro_batches * once_s + cost.update_s
         for stage, one in enumerate(self.between):
             busy[stage] += one.seconds

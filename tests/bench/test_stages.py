@@ -75,6 +75,7 @@ def test_measured_seconds_take_the_place_of_planned_ones() -> None:
         update_s=1.0,
         activation_bytes=5,
         fixed_bytes=6,
+        weights_s=0.0,
         working_bytes=7,
     )
     pipeline = Pipeline(
@@ -109,6 +110,7 @@ def test_what_a_core_does_beside_tasks_makes_these_longer() -> None:
         update_s=0.5,
         activation_bytes=5,
         fixed_bytes=6,
+        weights_s=0.0,
         working_bytes=7,
     )
     pipeline = Pipeline(

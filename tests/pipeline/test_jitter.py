@@ -13,14 +13,15 @@ from rhino_jax.pipeline.jitter import Delay, Noise, jittered, network_of
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
-from rhino_jax.pipeline.work import ChunkCost, chain
+from rhino_jax.pipeline.work import chain
+from rhino_jax.plan.stages import StageCost
 
 
 QUIET = Noise(task_sigma=0.0, link_sigma=0.0, samples=3)
 
 
 def schedule(name: str = "1f1b", m: int = 8) -> Schedule:
-    cost = ChunkCost(forward_s=1, backward_s=2)
+    cost = StageCost(forward_s=1, backward_s=2)
     return make(name, chain([cost] * 4, m, sent_bytes=1, link=TransferLink("", 10.0)))
 
 
@@ -84,7 +85,7 @@ def test_the_same_seed_gives_the_same_steps() -> None:
 
 def test_factors_leave_averages_as_they_are() -> None:
     """One group alone: its steps are sums, so their mean is the clock's."""
-    alone = make("gpipe", chain([ChunkCost(forward_s=1, backward_s=2)], 16))
+    alone = make("gpipe", chain([StageCost(forward_s=1, backward_s=2)], 16))
     found = jittered(alone, Noise(task_sigma=0.5, samples=4000))
     assert found.step_times_s.mean() == pytest.approx(48, rel=0.02)
 

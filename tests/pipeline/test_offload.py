@@ -11,7 +11,8 @@ from rhino_jax.pipeline.offload import moved, with_offload
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import label
-from rhino_jax.pipeline.work import ChunkCost, chain
+from rhino_jax.pipeline.work import chain
+from rhino_jax.plan.stages import StageCost
 
 
 LEFT, SENT, FIXED = 100, 80, 7
@@ -19,7 +20,7 @@ LEFT, SENT, FIXED = 100, 80, 7
 
 
 def schedule(name="1f1b", stages=4, count=8, **options):
-    cost = ChunkCost(forward_s=1.0, backward_s=2.0, activation_bytes=LEFT)
+    cost = StageCost(forward_s=1.0, backward_s=2.0, activation_bytes=LEFT)
     work = chain([cost] * stages, count, fixed_bytes=[FIXED] * stages, **options)
     return make(name, work)
 

@@ -11,11 +11,12 @@ from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
-from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
+from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.plan.stages import StageCost
 
 
 def work(**others: object) -> StepWork:
-    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=10)
+    cost = StageCost(forward_s=1, backward_s=2, activation_bytes=10)
     return chain([cost] * 3, 4, **others)  # type: ignore[arg-type]
 
 
@@ -75,7 +76,7 @@ def test_receivers_without_buffers_deadlock_when_orders_differ() -> None:
     """What is sent first but read last fills the only buffer."""
     graph = graph_of(
         chain(
-            [ChunkCost(forward_s=1)] * 2, 3, sent_bytes=1, link=TransferLink("", 1.0)
+            [StageCost(forward_s=1)] * 2, 3, sent_bytes=1, link=TransferLink("", 1.0)
         ),
         is_forward_only=True,
     )

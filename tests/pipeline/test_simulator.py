@@ -12,7 +12,8 @@ from rhino_jax.errors import DeadlockError
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import TransferLink
-from rhino_jax.pipeline.work import ChunkCost, chain
+from rhino_jax.pipeline.work import chain
+from rhino_jax.plan.stages import StageCost
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -40,7 +41,7 @@ def test_memory_equals_looking_at_every_tick(seed: int) -> None:
 
 def test_two_thousand_tasks_take_well_under_a_second() -> None:
     work = chain(
-        [ChunkCost(forward_s=1, backward_s=2)] * 8, 125, link=TransferLink("", 1e9, 0.1)
+        [StageCost(forward_s=1, backward_s=2)] * 8, 125, link=TransferLink("", 1e9, 0.1)
     )
     schedule = make("1f1b", work)
     assert len(schedule.graph.tasks) == 2000
@@ -52,7 +53,7 @@ def test_two_thousand_tasks_take_well_under_a_second() -> None:
 def test_a_link_carries_one_transfer_at_a_time() -> None:
     """Slow links set the pace: m transfers one after another, there and back."""
     work = chain(
-        [ChunkCost(forward_s=1)] * 2, 5, sent_bytes=10, link=TransferLink("", 2.5)
+        [StageCost(forward_s=1)] * 2, 5, sent_bytes=10, link=TransferLink("", 2.5)
     )
     found = simulate(make("forward-only", work))
     assert found.transfer_start_s == (1, 5, 9, 13, 17)
@@ -62,19 +63,19 @@ def test_a_link_carries_one_transfer_at_a_time() -> None:
 
 def test_transfers_hide_behind_tasks() -> None:
     work = chain(
-        [ChunkCost(forward_s=4)] * 2, 5, sent_bytes=10, link=TransferLink("", 10.0)
+        [StageCost(forward_s=4)] * 2, 5, sent_bytes=10, link=TransferLink("", 10.0)
     )
     found = simulate(make("forward-only", work))
     assert found.exposed_s == (0, 1)
 
 
 def test_waiting_for_a_transfer_is_not_waiting_for_a_task() -> None:
-    work = chain([ChunkCost(forward_s=1, backward_s=2)] * 4, 8)
+    work = chain([StageCost(forward_s=1, backward_s=2)] * 4, 8)
     assert simulate(make("1f1b", work)).exposed_s == (0, 0, 0, 0)
 
 
 def test_few_buffers_hold_senders_up() -> None:
-    costs = [ChunkCost(forward_s=1), ChunkCost(forward_s=5)]
+    costs = [StageCost(forward_s=1), StageCost(forward_s=5)]
     work = chain(costs, 4, sent_bytes=1, link=TransferLink("", 1.0))
     free = simulate(make("forward-only", work))
     links = tuple(replace(link, buffers=1) for link in work.links)

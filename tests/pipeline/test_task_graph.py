@@ -12,11 +12,11 @@ from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind, TransferLink
-from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork, chain
-from rhino_jax.plan.stages import Between
+from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork, chain
+from rhino_jax.plan.stages import Between, StageCost
 
 
-COST = ChunkCost(forward_s=1, backward_s=2, activation_bytes=8)
+COST = StageCost(forward_s=1, backward_s=2, activation_bytes=8)
 
 
 def test_backward_passes_wait_for_later_stages() -> None:
@@ -43,8 +43,8 @@ def test_later_slices_read_earlier_ones() -> None:
 
 def test_halves_of_the_backward_pass() -> None:
     assert COST.split_s == (1, 1)
-    assert replace(COST, weight_gradient_s=0.5).split_s == (1.5, 0.5)
-    assert replace(COST, input_gradient_s=1.5, weight_gradient_s=1).split_s == (1.5, 1)
+    assert replace(COST, backward_s=1.5, weights_s=0.5).split_s == (1.5, 0.5)
+    assert replace(COST, weights_s=1).whole_backward_s == 3
     assert replace(COST, weight_residual_bytes=3).split_bytes == (5, 3)
 
 
@@ -100,7 +100,7 @@ def test_the_loss_is_a_task_where_it_takes_time() -> None:
 
 
 def test_skips_are_sent_from_where_they_are_made() -> None:
-    chunks = tuple(Chunk(g, (ChunkCost(forward_s=1),)) for g in range(3))
+    chunks = tuple(Chunk(g, (StageCost(forward_s=1),)) for g in range(3))
     edges = (
         ChunkEdge(0, 1, (0,), (0,)), ChunkEdge(1, 2, (0,), (0,)), ChunkEdge(0, 2, (50,),
         (0,)),
@@ -217,7 +217,7 @@ def test_other_schedules_wait_too(name: str, v: int, count: int) -> None:
 
 def coupled_equal(groups: int, count: int, v: int) -> StepWork:
     """Stages with all of their work in one chunk."""
-    cost = ChunkCost(forward_s=v, backward_s=2 * v)
+    cost = StageCost(forward_s=v, backward_s=2 * v)
     return replace(chain([cost] * groups, count), between=(Between(0.5),) * groups)
 
 

@@ -12,7 +12,8 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tera import slice_sequence
-from rhino_jax.pipeline.work import ChunkCost, chain
+from rhino_jax.pipeline.work import chain
+from rhino_jax.plan.stages import StageCost
 
 
 def causal_times(
@@ -93,7 +94,7 @@ def test_unequal_slices_run_as_computed() -> None:
     """Forward passes of unequal slices, alike on all stages, by the simulator."""
     times = causal_times(32, fixed_s=4, unit_s=1, pair_s=0.25)
     found = slice_sequence(times, 6, repeats=2)
-    costs = [[ChunkCost(forward_s=t) for t in 2 * seconds_of(times, found.lengths)]] * 6
+    costs = [[StageCost(forward_s=t) for t in 2 * seconds_of(times, found.lengths)]] * 6
     simulated = simulate(make("forward-only", chain(costs, 1)))
     assert simulated.step_time_s == pytest.approx(found.step_time_s)
 

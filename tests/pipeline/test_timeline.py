@@ -12,11 +12,12 @@ from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import TransferLink
-from rhino_jax.pipeline.work import ChunkCost, chain
+from rhino_jax.pipeline.work import chain
+from rhino_jax.plan.stages import StageCost
 
 
 def step() -> Simulation:
-    cost = ChunkCost(forward_s=1e-3, backward_s=2e-3, activation_bytes=1 << 20)
+    cost = StageCost(forward_s=1e-3, backward_s=2e-3, activation_bytes=1 << 20)
     link = TransferLink("", 1e9, 5e-4)
     work = chain([cost] * 3, 4, sent_bytes=1000, link=link, fixed_bytes=(1 << 20,) * 3)
     return simulate(make("1f1b", work))
@@ -39,7 +40,7 @@ def test_a_step_as_text() -> None:
 
 
 def test_no_line_is_longer_than_asked_for() -> None:
-    cost = ChunkCost(forward_s=1, backward_s=2)
+    cost = StageCost(forward_s=1, backward_s=2)
     found = simulate(make("1f1b", chain([cost] * 12, 60)))
     lines = found.table().splitlines()
     assert max(map(len, lines)) <= 100
@@ -47,7 +48,7 @@ def test_no_line_is_longer_than_asked_for() -> None:
 
 
 def test_later_chunks_are_in_small_letters() -> None:
-    cost = ChunkCost(forward_s=1, backward_s=2)
+    cost = StageCost(forward_s=1, backward_s=2)
     text = simulate(make("interleaved", chain([cost] * 4, 2, groups=2))).table()
     assert "F0──" in text and "f0──" in text and "b1──" in text
 

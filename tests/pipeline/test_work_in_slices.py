@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rhino_jax.passes.staged.step import TaskKind
-from rhino_jax.pipeline.of_plan import schedule_of, work_of
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.stages import Pipeline, StageCost, StageHop
 from rhino_jax.runtime.tasks.controller import order_of
 from rhino_jax.utils.codec import from_json, to_json

@@ -153,7 +153,7 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
             *([format_seconds(sum(c.ahead_s for c in costs[i]))] if is_twice else ()),
             format_seconds(sum(c.forward_s for c in costs[i])),
             *(between[i] if between else ()),
-            format_seconds(sum(c.backward_s + c.weights_s for c in costs[i])),
+            format_seconds(sum(c.whole_backward_s for c in costs[i])),
             format_seconds(sum(c.update_s for c in costs[i])),
             format_bytes(peaks[i]),
             _sends(stage),

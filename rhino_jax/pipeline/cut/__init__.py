@@ -4,6 +4,5 @@ In: `ops.CutProblem`, a graph of ops with seconds and bytes, and the stages' dev
 Out: `ops.StageCut`, a stage for every op, with its cost.
 Order: `ops`, `numbers` (the problem as integers, and orders of the ops), `price` (cost
 of any cut), `contract` (ops that stay in one stage), `fast` (intervals of an order),
-`best` (the graph, by CP-SAT), `choose` (both, in turn), `as_work` (a cut as input of
-schedules).
+`best` (the graph, by CP-SAT), `choose` (both, in turn).
 """

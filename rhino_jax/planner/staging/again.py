@@ -12,10 +12,11 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.step import StagedStep, TaskSend
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, schedule_of
+from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.schedules.searched import SEARCHED
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.search.records import Request

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.sides import Sides
-from rhino_jax.pipeline.cut.as_work import as_work, in_groups
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
-from rhino_jax.pipeline.work import ChunkCost, StepWork
-from rhino_jax.plan.stages import Between
+from rhino_jax.pipeline.work import StepWork, as_work
+from rhino_jax.plan.stages import Between, StageCost
 from rhino_jax.planner.staging.costs import with_regions
 from rhino_jax.planner.staging.shapes import GroupMeshes
 
@@ -31,7 +30,7 @@ def estimated(
       shapes: the submeshes, with the seconds of ops on them.
       group_of: submesh of each chunk.
     """
-    work = as_work(problem, chosen)
+    work = as_work(problem, chosen, group_of)
     labels = Labels.at(sides, chosen.stages, group_of, is_split=True)
     took = [0.0] * labels.count
     devices = shapes.devices(0)  # The problem's bytes are of these devices too.
@@ -43,7 +42,7 @@ def estimated(
         replace(chunk, costs=(_cost(labels, c, took, devices, chunk.costs[0]),))
         for c, chunk in enumerate(work.chunks)
     )
-    work = in_groups(replace(work, chunks=chunks), group_of)
+    work = replace(work, chunks=chunks)
     # The cost between the passes is the same in all candidate schedules, so it is 0.
     between = (Between(),) * work.groups if sides.is_coupled else ()
     return replace(work, between=between)
@@ -72,8 +71,8 @@ def twice(
 
 
 def _cost(
-    labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: ChunkCost
-) -> ChunkCost:
+    labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: StageCost
+) -> StageCost:
     if not labels.is_split:
         return whole
     count, lines, made = labels.chunks, labels.lines, labels.made_at
@@ -87,9 +86,8 @@ def _cost(
 
     return replace(
         whole,
-        backward_s=took[back] + took[late],
-        input_gradient_s=took[back],
-        weight_gradient_s=took[late],
+        backward_s=took[back],
+        weights_s=took[late],
         activation_bytes=size(left),
         weight_residual_bytes=size(left & labels.reads[late]),
         output_gradient_bytes=size(handed),

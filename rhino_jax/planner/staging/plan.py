@@ -15,8 +15,9 @@ from rhino_jax.errors import (
 )
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, idle_stages
+from rhino_jax.pipeline.of_plan import idle_stages
 from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
+from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.meshes import AUTO, MeshAxes

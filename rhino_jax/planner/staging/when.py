@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.memory import in_flight
-from rhino_jax.pipeline.of_plan import FORWARD_ONLY, work_of, written_orders
+from rhino_jax.pipeline.of_plan import written_orders
 from rhino_jax.pipeline.schedules.family import Placement
 from rhino_jax.pipeline.schedules.searched import SEARCHED, TABLE, fastest, searched
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule
-from rhino_jax.pipeline.work import ChunkCost, StepWork
-from rhino_jax.plan.stages import Pipeline
+from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork, work_of
+from rhino_jax.plan.stages import Pipeline, StageCost
 from rhino_jax.planner.meshes import AUTO
 from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
@@ -141,7 +141,8 @@ def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
       ScheduleError: no schedule suits any cut.
     """
     found, wrong = [], []
-    for at, work in enumerate(map(dispatched, works)):
+    for at, work in enumerate(works):
+        work = replace(work, dispatch_s=DISPATCH_S)
         for name, family in TABLE.items():
             if schedule not in (AUTO, name) or not family.suits(work):
                 continue
@@ -161,24 +162,6 @@ def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
         return list(ways)
     usual = [way for way in ways if way.is_usual]
     return list(dict.fromkeys([ways[0], *usual]))
-
-
-def dispatched(work: StepWork) -> StepWork:
-    """Return the work with the dispatch time of its tasks (`DISPATCH_S`)."""
-
-    def cost(of: ChunkCost) -> ChunkCost:
-        inputs, weights = of.split_s
-        return replace(
-            of,
-            forward_s=of.forward_s + DISPATCH_S,
-            ahead_s=of.ahead_s + DISPATCH_S * work.is_twice,
-            backward_s=of.backward_s + DISPATCH_S,
-            input_gradient_s=inputs + DISPATCH_S * bool(inputs),
-            weight_gradient_s=weights + DISPATCH_S * bool(weights),
-        )
-
-    chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)
-    return replace(work, chunks=tuple(chunks))
 
 
 def _usual(work: StepWork) -> str:
@@ -230,7 +213,7 @@ def flights_of(schedule: Schedule, chunks: int) -> tuple[int, ...]:
 def _recomputed(work: StepWork) -> StepWork:
     """Return the work with forward passes that run again in backward passes."""
 
-    def cost(of: ChunkCost) -> ChunkCost:
+    def cost(of: StageCost) -> StageCost:
         return replace(of, backward_s=of.forward_s + of.backward_s)
 
     chunks = (replace(c, costs=tuple(map(cost, c.costs))) for c in work.chunks)

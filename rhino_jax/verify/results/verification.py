@@ -425,5 +425,5 @@ def _peaks(found: Verification) -> Section:
 
 def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
     """Return seconds of a chunk's passes, in the order of `PASSES`."""
-    back_s = cost.backward_s + cost.weights_s
+    back_s = cost.whole_backward_s
     return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s

@@ -13,14 +13,15 @@ from rhino_jax.pipeline.schedules.family import FAMILIES, family
 from rhino_jax.pipeline.schedules.searched import TABLE, fastest, make, search
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
-from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
+from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.plan.stages import StageCost
 from rhino_jax.planner.staging.when import compared, may_split, placements
 
 
 SIZES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 4), (4, 4), (4, 8), (8, 32)]
 """Stages and micro-batches; m >= S."""
 
-COST = ChunkCost(forward_s=1, backward_s=2, activation_bytes=1)
+COST = StageCost(forward_s=1, backward_s=2, activation_bytes=1)
 
 
 def bubble(name: str, work: StepWork, **options: int) -> float:
@@ -94,9 +95,7 @@ def test_zero_bubble_is_exactly_that_of_its_paper(stages: int, m: int) -> None:
 @pytest.mark.parametrize("times", [(2, 3, 1), (2, 2, 1), (3, 2, 2)])
 def test_zero_bubble_of_unequal_halves(times: tuple[int, int, int]) -> None:
     f, i, w = times
-    cost = ChunkCost(
-        forward_s=f, backward_s=i + w, input_gradient_s=i, weight_gradient_s=w
-    )
+    cost = StageCost(forward_s=f, backward_s=i, weights_s=w)
     found = simulate(make("zero-bubble", chain([cost] * 4, 8)))
     assert found.step_time_s == 8 * (f + i + w) + 3 * (f + i - w)
 
@@ -127,7 +126,7 @@ def test_kfkb_hides_transfers() -> None:
 
 def test_token_slices_shrink_the_bubble() -> None:
     """m micro-batches of n slices are m n that run through."""
-    quarter = ChunkCost(forward_s=1, backward_s=2)
+    quarter = StageCost(forward_s=1, backward_s=2)
     sliced = chain([[quarter] * 4] * 6, 2)
     assert bubble("token-slices", sliced) == 5 / (2 * 4 + 5)
     assert bubble("1f1b", equal(6, 2)) == 5 / (2 + 5)
@@ -144,7 +143,7 @@ def test_forward_only_has_no_backward_pass() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_every_family_runs_uneven_stages(name: str) -> None:
     rng = range(1, 9)
-    costs = [ChunkCost(forward_s=k, backward_s=3 * k % 7 + 1) for k in rng]
+    costs = [StageCost(forward_s=k, backward_s=3 * k % 7 + 1) for k in rng]
     if name in ("interleaved", "zero-bubble-v"):
         work = chain(costs, 8, groups=4, is_v=name == "zero-bubble-v")
     elif name == "token-slices":

@@ -21,14 +21,15 @@ from rhino_jax.pipeline.schedules.listed import (
 from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind, Schedule, TransferLink
-from rhino_jax.pipeline.work import ChunkCost, StepWork, chain
+from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.plan.stages import StageCost
 
 
 def random_work(seed: int) -> StepWork:
     rng = np.random.default_rng(seed)
     stages, m = int(rng.integers(2, 5)), int(rng.integers(2, 7))
     costs = [
-        ChunkCost(
+        StageCost(
             forward_s=float(rng.integers(1, 6)),
             backward_s=float(2 * rng.integers(1, 6)),
             activation_bytes=int(rng.integers(1, 5)),
@@ -82,7 +83,7 @@ def every_order(schedule: Schedule) -> float:
 def test_cp_sat_equals_trying_all_orders(
     a: tuple[int, int], b: tuple[int, int]
 ) -> None:
-    costs = [ChunkCost(forward_s=f, backward_s=g) for f, g in (a, b)]
+    costs = [StageCost(forward_s=f, backward_s=g) for f, g in (a, b)]
     work = chain(costs, 2, sent_bytes=1, link=TransferLink("", 1.0))
     known = simulate(make("gpipe", work))
     orders, is_optimal = reorder(known)
@@ -93,7 +94,7 @@ def test_cp_sat_equals_trying_all_orders(
 
 def test_cp_sat_keeps_to_memory() -> None:
     """Room for one micro-batch: they run one after another."""
-    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=3)
+    cost = StageCost(forward_s=1, backward_s=2, activation_bytes=3)
     work = replace(chain([cost] * 2, 3), limit_bytes=(3, 3))
     found = search(work, samples=0)
     assert found.is_optimal
@@ -103,7 +104,7 @@ def test_cp_sat_keeps_to_memory() -> None:
 
 
 def test_nothing_fits() -> None:
-    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=3)
+    cost = StageCost(forward_s=1, backward_s=2, activation_bytes=3)
     with pytest.raises(ScheduleError, match="no schedule fits"):
         search(replace(chain([cost] * 2, 3), limit_bytes=(2, 2)))
 
@@ -115,13 +116,13 @@ def test_same_seed_same_schedule() -> None:
 
 
 def test_searched_takes_any_number_of_micro_batches() -> None:
-    cost = ChunkCost(forward_s=1, backward_s=2)
+    cost = StageCost(forward_s=1, backward_s=2)
     work = chain([cost] * 8, 6, groups=4)
     assert simulate(make("searched", work, effort=0)).bubble < 3 / (6 + 3)
 
 
 def test_lists_keep_to_micro_batches_in_flight() -> None:
-    cost = ChunkCost(forward_s=1, backward_s=2, activation_bytes=1)
+    cost = StageCost(forward_s=1, backward_s=2, activation_bytes=1)
     work = chain([cost] * 4, 8)
     for limit in ((4, 3, 2, 1), (2, 2, 2, 2)):
         found = simulate(listed("mine", work, PriorityRule(most_in_flight=limit)))
@@ -130,7 +131,7 @@ def test_lists_keep_to_micro_batches_in_flight() -> None:
 
 
 def test_ways_to_the_end() -> None:
-    graph = graph_of(chain([ChunkCost(forward_s=1, backward_s=2)] * 3, 1))
+    graph = graph_of(chain([StageCost(forward_s=1, backward_s=2)] * 3, 1))
     ways = ways_to_end(graph)
     assert ways[graph.find(PassKind.FORWARD, 0)] == 9
     assert ways[graph.find(PassKind.BACKWARD, 0)] == 2
@@ -141,7 +142,7 @@ def test_ways_to_the_end() -> None:
 
 def test_no_schedule_is_faster_than_the_bound() -> None:
     """Of GPipe with equal tasks the bound is met."""
-    work = chain([ChunkCost(forward_s=1, backward_s=2)] * 3, 4)
+    work = chain([StageCost(forward_s=1, backward_s=2)] * 3, 4)
     assert bound_s(graph_of(work)) == simulate(make("gpipe", work)).step_time_s
     for seed in range(8):
         made = random_work(seed)

@@ -16,7 +16,8 @@ from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.pipeline.cut.ops import CutProblem
 from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.tera import slice_sequence
-from rhino_jax.pipeline.work import Chunk, ChunkCost, ChunkEdge, StepWork
+from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
+from rhino_jax.plan.stages import StageCost
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.staging.slices.growth import Growth, growths
 
@@ -124,10 +125,10 @@ class Slicing:
         ends = np.cumsum([0, *lengths]) / self.length
         shares = [n / self.length for n in lengths]
 
-        def cost(part: int, k: int) -> ChunkCost:
+        def cost(part: int, k: int) -> StageCost:
             whole = self.work.chunks[part].costs[0]
             growth, at = self.growth[part], (ends[k], shares[k])
-            return ChunkCost(
+            return StageCost(
                 forward_s=float(Growth.of(growth.forward_s, *at)),
                 backward_s=float(Growth.of(growth.backward_s, *at)) + self.sums_s[part],
                 activation_bytes=math.ceil(whole.activation_bytes * shares[k]),

@@ -22,14 +22,15 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program, Region, RegionKind
-from rhino_jax.pipeline.of_plan import schedule_of, work_of
+from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.auto import flops_of
 from rhino_jax.planner.staging.counts import PER_STAGE
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.spmd_pipeline.planned import StageBaseline
-from rhino_jax.planner.staging.when import DISPATCH_S, dispatched
+from rhino_jax.planner.staging.when import DISPATCH_S
 from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 
@@ -133,10 +134,10 @@ def least_s(as_tasks: PlanData, share: float, count: int) -> float:
 
 
 def dispatched_s(as_tasks: PlanData) -> float:
-    """Return the step of tasks in seconds, with their dispatch (`when.DISPATCH_S`)."""
+    """Return the step of tasks in seconds, with their dispatch (`DISPATCH_S`)."""
     pipeline = as_tasks.pipeline
     assert pipeline is not None
-    work = dispatched(work_of(pipeline))
+    work = replace(work_of(pipeline), dispatch_s=DISPATCH_S)
     return simulate(schedule_of(pipeline, work)).step_time_s
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rhino_jax.pipeline.check import checked
-from rhino_jax.pipeline.cut.as_work import as_work
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import (
     IN_FLIGHT,
@@ -21,6 +20,7 @@ from rhino_jax.pipeline.cut.ops import (
 )
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.work import as_work
 
 
 def u_net(levels: int, per_level: int, stages: int, m: int, rate: float) -> CutProblem:
