@@ -60,6 +60,7 @@ def test_a_batch_of_solves_is_sharded(loss: Callable[..., Any]) -> None:
     assert not ops & {"lu", "triangular_solve", "while"}
 
 
+@pytest.mark.slow
 def test_a_solve_is_differentiated_from_outside() -> None:
     sharded = rhino.auto_shard(solved, mesh=MESH, progress=False)
     close(jax.hessian(sharded, 1)(A, B), jax.hessian(solved, 1)(A, B))

@@ -43,6 +43,7 @@ def test_a_step_is_planned_and_run(kind: str, seed: int) -> None:
     assert wrong_step(kind, seed) is None
 
 
+@pytest.mark.slow
 def test_sums_over_micro_batches_are_not_recomputed() -> None:
     assert wrong_step("options", 253, microbatches=2) is None
 

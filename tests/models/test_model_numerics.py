@@ -104,6 +104,7 @@ def test_rope_takes_any_number_of_head_dims():
     np.testing.assert_array_equal(grouped.reshape(flat.shape), flat)
 
 
+@pytest.mark.slow
 def test_grouped_attention_is_repeated_heads():
     config = models.get("llama-tiny").config
     params = weights.draw(llama.block_weights(config), jax.random.key(0))["attention"]
@@ -239,6 +240,7 @@ def test_unet_keeps_the_image_shape(upsample):
     assert out.shape == images.shape
 
 
+@pytest.mark.slow
 def test_weights_have_their_spread():
     tree = {
         "alone": weights.Weight((1024, 1024), std=0.5),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rhino_jax as rhino
+from tests.cases import covering
 from tests.helpers_coupled import normed
 
 
@@ -56,7 +57,9 @@ def refused(fn: Any, budget: int, **asked: Any) -> rhino.InfeasiblePlanError:
     return found.value
 
 
-@pytest.mark.parametrize("asked", [{}, {"microbatches": 1, "recompute": "as written"}])
+@pytest.mark.parametrize(
+    "asked", covering([{"microbatches": 1, "recompute": "as written"}, {}])
+)
 def test_the_smallest_peak_is_that_of_all_budgets_and_has_a_plan(asked: Any) -> None:
     least = refused(plain, 20_000, **asked).smallest_peak_bytes
     assert least is not None
@@ -77,6 +80,7 @@ def test_variants_that_are_not_allowed_are_offered() -> None:
     assert "microbatches='auto'" in fixed.fix and "microbatches" not in free.fix
 
 
+@pytest.mark.slow
 def test_the_error_names_what_couples_the_batch_and_the_keyword_that_frees_it() -> None:
     error = refused(normed, 20_000)
     assert re.search(r"no micro-batches: .*helpers_coupled\.py:\d+", error.where)

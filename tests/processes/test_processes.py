@@ -131,7 +131,9 @@ def test_plans_that_were_loaded_are_compared(pool: Pool) -> None:
         assert "params['w1']" in text
 
 
-# It ends the processes: all tests that need two come before it.
+# It ends the processes: all tests that need two come before it. In the short run a
+# process is killed in test_staged.py.
+@pytest.mark.slow
 def test_a_process_that_is_killed_before_it_plans_is_named(pool: Pool) -> None:
     (first,) = pool.run("killed_before_planning", of=[0], RHINO_LOST_AFTER_S="3")
     (text,) = errors([first])

@@ -119,6 +119,7 @@ def test_plain_recipes_say_arguments_and_the_batch_only(
         assert all([d for d in i.spec if d] in ([], [both]) for i in plan.inputs)
 
 
+@pytest.mark.slow
 def test_other_meshes_are_candidates(program: Program) -> None:
     meshes = [(("x", 4),), (("x", 2), ("y", 2))]
     found = make_candidates(program, meshes, TARGET, request(), 20)

@@ -110,6 +110,10 @@ def test_three_layers_are_on_three_of_four_stages(plan):
     up = plan.in_shardings[0]["layers"]["up"]
     assert up.spec[0] == "stage" and up.mesh.shape["stage"] == 3
     assert len(up.device_set) == 6
+
+
+@pytest.mark.slow
+def test_steps_of_three_of_four_stages_are_those_of_one_device(plan):
     params, _ = check_two_steps(plan, *arguments())
     assert jax.tree.map(lambda x: x.sharding, params) == plan.in_shardings[0]
 
