@@ -3,8 +3,8 @@
 In: a jaxpr.
 Out: a jaxpr of the same arguments and results, whose values have the parts as separate
 dims; the same jaxpr where that is of no use.
-Order: `forms` (values by their parts), `ops`, `moved` and `indexed` (ops on such
-values), `flows` (which dims are worth splitting), `emit` (the new jaxpr).
+Order: `forms` (values by their parts), `ops` and `moved` (ops on such values), `flows`
+(which dims are worth splitting), `emit` (the new jaxpr).
 """
 
 from rhino_jax.frontend.split_dims.emit import split_merged_dims

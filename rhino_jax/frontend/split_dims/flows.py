@@ -17,10 +17,7 @@ from typing import Any
 
 from rhino_jax._compat import is_literal, open_jaxpr, scan_counts
 from rhino_jax.frontend.regions import PLAIN_CALLS, closed_region_jaxprs, region_kind
-from rhino_jax.frontend.split_dims import (  # noqa: F401  they register ops
-    indexed,
-    moved,
-)
+from rhino_jax.frontend.split_dims import moved  # noqa: F401  it registers ops
 from rhino_jax.frontend.split_dims.forms import (
     SMALL,
     DimParts,

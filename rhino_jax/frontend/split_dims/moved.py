@@ -1,129 +1,99 @@
-"""Ops that move, drop or contract dims, on values whose merged dims are split."""
+"""Ops on values whose merged dims are split, that the factors of the op tell of.
+
+A dim whose indices an op treats alike, or sums over, may have any parts; all operands
+then have the same. Dims that it takes a part of, goes along, or addresses by indices
+stay merged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.split_dims.forms import (
     LANES,
     DimParts,
     Form,
     Groups,
     Spelled,
-    groups_of,
-    join,
     places,
 )
-from rhino_jax.frontend.split_dims.ops import array_shape, spells
+from rhino_jax.frontend.split_dims.ops import (
+    alike_factors,
+    factors_of,
+    on_factors,
+    spells,
+)
 
 
 @spells("transpose")
 def transpose(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Permute dims; the parts of a dim stay together."""
-    (form,), order = forms, eqn.params["permutation"]
-    made = tuple(form.groups[d] for d in order)
-    params = {**eqn.params, "permutation": places(form.groups, order)}
-    return Spelled((form.groups,), (made,), params)
+    rule = rule_of(eqn)[0].rule
+    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    order = places(read[0], eqn.params["permutation"])
+    return Spelled(read, made, {**eqn.params, "permutation": order})
 
 
 @spells("squeeze", "expand_dims")
 def squeeze(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Add or drop dims of size one, which have one part."""
-    (form,), shape = forms, array_shape(eqn.outvars[0])
-    rank = max(len(form.groups), len(shape))
-    dims = {d % rank for d in eqn.params["dimensions"]}
-    is_squeeze = len(shape) < len(form.groups)
-    rest = iter(form.groups)
-    made = (
-        tuple(g for d, g in enumerate(form.groups) if d not in dims)
-        if is_squeeze
-        else tuple(DimParts((1,)) if d in dims else next(rest) for d in range(rank))
-    )
-    whole = form.groups if is_squeeze else made
-    params = {**eqn.params, "dimensions": places(whole, sorted(dims))}
-    return Spelled((form.groups,), (made,), params)
+    rule = rule_of(eqn)[0].rule
+    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    whole = max(read[0], made[0], key=len)
+    dims = sorted(d % len(whole) for d in eqn.params["dimensions"])
+    return Spelled(read, made, {**eqn.params, "dimensions": places(whole, dims)})
 
 
 @spells("slice")
 def slice_(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Slice; dims that are not taken in full stay merged."""
-    (form,), params = forms, eqn.params
-    shape, sizes = array_shape(eqn.invars[0]), array_shape(eqn.outvars[0])
-    strides = params["strides"] or (1,) * len(shape)
-    is_full = [size == left for size, left in zip(shape, sizes, strict=True)]
+    rule, params = rule_of(eqn)[0].rule, eqn.params
+    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    strides = params["strides"] or (1,) * len(made[0])
     bounds: list[tuple[int, int, int]] = []
-    for d, (group, full) in enumerate(zip(form.groups, is_full, strict=True)):
-        bounds += (
-            [(0, part, 1) for part in group.sizes]
-            if full
-            else [(params["start_indices"][d], params["limit_indices"][d], strides[d])]
-        )
+    for d, group in enumerate(read[0]):
+        if group.is_apart:
+            bounds += [(0, part, 1) for part in group.sizes]
+        else:
+            starts, limits = params["start_indices"], params["limit_indices"]
+            bounds.append((starts[d], limits[d], strides[d]))
     starts, limits, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
-    return Spelled(
-        (_partly(form.groups, shape, is_full),),
-        (_partly(form.groups, sizes, is_full),),
-        {
-            **params,
-            "start_indices": starts,
-            "limit_indices": limits,
-            "strides": None if params["strides"] is None else steps,
-        },
-    )
+    params = {**params, "start_indices": starts, "limit_indices": limits}
+    if params["strides"] is not None:
+        params["strides"] = steps
+    return Spelled(read, made, params)
 
 
 @spells("pad")
 def pad(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Pad; dims that are padded stay merged."""
-    form, config = forms[0], eqn.params["padding_config"]
-    shape, sizes = array_shape(eqn.invars[0]), array_shape(eqn.outvars[0])
-    kept = [tuple(padding) == (0, 0, 0) for padding in config]
-    read = _partly(form.groups, shape, kept)
-    paddings = tuple(p for p, g in zip(config, read, strict=True) for _ in g.sizes)
-    return Spelled(
-        (read, ()),
-        (_partly(form.groups, sizes, kept),),
-        {**eqn.params, "padding_config": paddings},
-    )
-
-
-def _partly(groups: Groups, shape: Sequence[int], kept: Sequence[bool]) -> Groups:
-    return tuple(
-        group if keep else DimParts((size,))
-        for group, size, keep in zip(groups, shape, kept, strict=True)
-    )
+    rule, config = rule_of(eqn)[0].rule, eqn.params["padding_config"]
+    read, made = on_factors(eqn, forms, rule, alike_factors(rule))
+    paddings = tuple(p for p, g in zip(config, read[0], strict=True) for _ in g.sizes)
+    return Spelled(read, made, {**eqn.params, "padding_config": paddings})
 
 
 @spells("dot_general")
-def dot_general(
-    eqn: Any, forms: Sequence[Form], target: Groups | None
-) -> Spelled | None:
+def dot_general(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
     """Give free dims any parts, and contracted and batch dims the parts of both
     sides."""
-    sides = [list(groups_of(atom)) for atom in eqn.invars]
+    rule = rule_of(eqn)[0].rule
+    read, made = on_factors(eqn, forms, rule, alike_factors(rule), splits_small=False)
     contract, batch = eqn.params["dimension_numbers"]
-    used: list[DimParts] = []
-    for pairs, is_contracted in ((contract, True), (batch, False)):
-        for i, j in zip(*pairs, strict=True):
-            both = join([(forms[0], i), (forms[1], j)], splits_small=False)
-            sides[0][i] = sides[1][j] = both
-            if is_contracted and both.is_apart:
-                used.append(both)
-    free: list[list[DimParts]] = [[], []]
-    for side, form in enumerate(forms):
-        for d, group in enumerate(form.groups):
-            if d not in contract[side] and d not in batch[side]:
-                sides[side][d] = group
-                free[side].append(group)
-    made = (*(sides[0][i] for i in batch[0]), *free[0], *free[1])
-    read = tuple(map(tuple, sides))
     numbers = tuple(
         tuple(places(groups, dims) for groups, dims in zip(read, pairs, strict=True))
         for pairs in (contract, batch)
     )
     params = {**eqn.params, "dimension_numbers": numbers}
+    used = tuple(read[0][d] for d in contract[0] if read[0][d].is_apart)
+    free = [
+        [p for d, p in enumerate(groups) if d not in (*contract[side], *batch[side])]
+        for side, groups in enumerate(read)
+    ]
     cramped = tuple(free[0] + free[1]) if all(map(_is_cramped, free)) else ()
-    return Spelled(read, (made,), params, tuple(used), cramped)
+    return Spelled(read, made, params, used, cramped)
 
 
 def _is_cramped(free: Sequence[DimParts]) -> bool:
@@ -133,3 +103,72 @@ def _is_cramped(free: Sequence[DimParts]) -> bool:
     Attention over pixels has two such sides; the side of a weight is never one.
     """
     return any(p.is_apart for p in free) and all(max(p.sizes) < LANES for p in free)
+
+
+@spells("gather")
+def gather(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled:
+    """Split the batch dims of the result like those of the indices, the others like the
+    windows'."""
+    rule, numbers = rule_of(eqn)[0].rule, eqn.params["dimension_numbers"]
+    alike = alike_factors(rule) - factors_of(rule.operands[0], numbers.start_index_map)
+    read, made = on_factors(eqn, forms, rule, alike)
+    slices: list[int] = []
+    for d, (size, parts) in enumerate(
+        zip(eqn.params["slice_sizes"], read[0], strict=True)
+    ):
+        is_batch = d in numbers.operand_batching_dims
+        if parts.is_apart:
+            slices += [1] * len(parts.sizes) if is_batch else parts.sizes
+        else:
+            slices.append(size)
+    found = {
+        "offset_dims": made[0],
+        "collapsed_slice_dims": read[0],
+        "start_index_map": read[0],
+        "operand_batching_dims": read[0],
+        "start_indices_batching_dims": read[1],
+    }
+    numbers = _with_places(numbers, found)
+    params = {**eqn.params, "dimension_numbers": numbers, "slice_sizes": tuple(slices)}
+    return Spelled(read, made, params)
+
+
+def _with_places(numbers: Any, groups: dict[str, Groups]) -> Any:
+    """Return dimension numbers with the positions of the parts of dims for the dims.
+
+    Args:
+      numbers: those of a gather or scatter.
+      groups: the groups that each of them numbers.
+    """
+    found = {name: places(g, getattr(numbers, name)) for name, g in groups.items()}
+    return numbers._replace(**found)
+
+
+@spells("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max",
+        "scatter-sub", "scatter_add", "scatter_mul", "scatter_min", "scatter_max",
+        "scatter_sub")  # fmt: skip
+def scatter(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
+    """Split the batch dims of the updates like those of the indices, the others like
+    the windows'."""
+    if len(forms) != 3:
+        return None
+    rule, numbers = rule_of(eqn)[0].rule, eqn.params["dimension_numbers"]
+    # Parts of the indices keep the order of updates, of which the last one may count.
+    alike = alike_factors(rule) | {f for dim in rule.operands[1] for f in dim}
+    addressed = numbers.scatter_dims_to_operand_dims
+    alike -= factors_of(rule.operands[0], addressed)
+    read, made = on_factors(eqn, forms, rule, alike)
+    used = tuple(
+        parts
+        for d, parts in enumerate(read[1])
+        if parts.is_apart and d not in numbers.scatter_indices_batching_dims
+    )
+    found = {
+        "update_window_dims": read[2],
+        "inserted_window_dims": read[0],
+        "scatter_dims_to_operand_dims": read[0],
+        "operand_batching_dims": read[0],
+        "scatter_indices_batching_dims": read[1],
+    }
+    params = {**eqn.params, "dimension_numbers": _with_places(numbers, found)}
+    return Spelled(read, made, params, used)

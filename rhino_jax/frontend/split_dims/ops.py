@@ -8,10 +8,11 @@ the op cannot be expressed on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.frontend.split_dims.forms import (
@@ -26,7 +27,7 @@ from rhino_jax.frontend.split_dims.forms import (
     places,
     shape_of,
 )
-from rhino_jax.ir.factor import FactorKind
+from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.traits import OpKind
 
 
@@ -60,8 +61,6 @@ def _speller(name: str) -> Speller | None:
     is_passing = traits.kind is OpKind.IDENTITY and not traits.states_placement
     if traits.is_elementwise or is_passing:
         return elementwise
-    if traits.kind is OpKind.REDUCTION and traits.reducer and traits.dims_param:
-        return reduction
     return along if traits.dims_param else None
 
 
@@ -238,45 +237,68 @@ def iota(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | No
     return Spelled((), (made,), params, free=free)
 
 
-def reduction(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """Reduce all parts of a dim together."""
-    if len(forms) != 1:
-        return None
-    (form,), axes = forms, set(eqn.params["axes"])
-    made = tuple(g for d, g in enumerate(form.groups) if d not in axes)
-    used = tuple(form.groups[d] for d in sorted(axes) if form.groups[d].is_apart)
-    params = {**eqn.params, "axes": places(form.groups, sorted(axes))}
-    return Spelled((form.groups,), (made,), params, used)
+def on_factors(
+    eqn: Any,
+    forms: Sequence[Form],
+    rule: Rule,
+    alike: Set[int],
+    *,
+    splits_small: bool = True,
+) -> tuple[tuple[Groups, ...], tuple[Groups, ...]]:
+    """Return the groups in which an op reads its operands, and those of its results.
+
+    Args:
+      eqn: the equation.
+      forms: forms of its operands.
+      rule: factors of the op; a dim has one or none.
+      alike: the factors that may have any parts.
+      splits_small: see `forms.join`.
+    """
+    seen: dict[int, list[tuple[Form, int]]] = {}
+    for form, layout in zip(forms, rule.operands, strict=True):
+        for d, dim in enumerate(layout):
+            for f in alike & set(dim):
+                seen.setdefault(f, []).append((form, d))
+    parts = {f: join(at, splits_small=splits_small) for f, at in seen.items()}
+
+    def groups(atom: Any, layout: Layout) -> Groups:
+        return tuple(
+            parts[dim[0]] if dim and dim[0] in parts else DimParts((size,))
+            for dim, size in zip(layout, array_shape(atom), strict=True)
+        )
+
+    return (
+        tuple(map(groups, eqn.invars, rule.operands)),
+        tuple(map(groups, eqn.outvars, rule.results)),
+    )
+
+
+def alike_factors(rule: Rule) -> set[int]:
+    """Return the factors whose indices an op treats alike, or sums over."""
+    kinds = FactorKind.PARALLEL, FactorKind.REDUCE
+    return {f for f, factor in enumerate(rule.factors) if factor.kind in kinds}
+
+
+def factors_of(layout: Layout, dims: Collection[int]) -> set[int]:
+    """Return the factors of some dims."""
+    return {f for d in dims for f in layout[d]}
 
 
 def along(eqn: Any, forms: Sequence[Form], target: Groups | None) -> Spelled | None:
-    """Keep the dims that the op works along merged, and give all others any parts."""
-    name = traits_of(eqn.primitive.name).dims_param
+    """Reduce all parts of a dim together; keep the dims that other ops go along merged,
+    and give all others any parts."""
+    traits = traits_of(eqn.primitive.name)
+    name = traits.dims_param
     if name not in eqn.params or any(not form.groups for form in forms):
         return None
-    said = eqn.params[name]
+    said, rule = eqn.params[name], rule_of(eqn)[0].rule
     rank = len(forms[0].groups)
     dims = [d % rank for d in (said if isinstance(said, tuple) else (said,))]
-    joined = [join([(form, d) for form in forms]) for d in range(rank)]
-    read = tuple(
-        tuple(
-            DimParts((array_shape(atom)[d],)) if d in dims else joined[d]
-            for d in range(rank)
-        )
-        for atom in eqn.invars
-    )
-    results: list[Groups] = []
-    for var in eqn.outvars:
-        shape = array_shape(var)
-        if len(shape) == rank:
-            results.append(
-                tuple(
-                    DimParts((shape[d],)) if d in dims else read[0][d]
-                    for d in range(rank)
-                )
-            )
-        else:
-            results.append(tuple(read[0][d] for d in range(rank) if d not in dims))
-    at = places(read[0], dims)
+    alike = alike_factors(rule) - factors_of(rule.operands[0], dims)
+    if traits.kind is OpKind.REDUCTION and traits.reducer:
+        alike |= factors_of(rule.operands[0], dims)
+    read, made = on_factors(eqn, forms, rule, alike)
+    used = tuple(read[0][d] for d in sorted(dims) if read[0][d].is_apart)
+    at = places(read[0], sorted(dims))
     params = {**eqn.params, name: at if isinstance(said, tuple) else at[0]}
-    return Spelled(read, tuple(results), params)
+    return Spelled(read, made, params, used)
