@@ -134,6 +134,11 @@ class FlatRegion:
         )
 
     @cached_property
+    def place(self) -> dict[int, int]:
+        """Value id → its position among the inputs."""
+        return {v: i for i, v in enumerate(self.inputs)}
+
+    @cached_property
     def maker(self) -> dict[int, int]:
         """Value id → position of the op that computes it."""
         return {v: k for k, each in enumerate(self.ops) for v in each.results}
@@ -271,9 +276,8 @@ class FlatRegion:
         """Return the array of a value: of `env`, or a constant."""
         return env[value] if value in env else self.consts[value]
 
-    def result(self, position: int, env: Mapping[int, Any]) -> Any:
+    def result(self, value: int, env: Mapping[int, Any]) -> Any:
         """Return the array of an output; that of a literal has the output's type."""
-        value = self.outputs[position]
         found = self.read(value, env)
         is_array = value in env or jnp.ndim(found)
         return found if is_array else jnp.asarray(found, self.avals[value].dtype)

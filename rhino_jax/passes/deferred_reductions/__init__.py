@@ -5,8 +5,8 @@ Out: a closed jaxpr of the same arguments and results, in which partial sums ove
 axes are leading dims of values, reduced where that is cheapest.
 Order: `linear` (ops that commute with a sum), `reach` (values that can be unreduced),
 `flow` and `sites` (those that should be, under a plan), `accumulated` (loops whose sums
-should be under any plan), `choice` (as text); `values`, `pieces`, `loops`, `remats` and
-`emit` (the new jaxpr).
+should be under any plan), `choice` (as text); `values`, `pieces`, `loops` and `emit`
+(the new jaxpr).
 """
 
 from rhino_jax.passes.deferred_reductions.accumulated import accumulated

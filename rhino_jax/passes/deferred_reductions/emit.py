@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from rhino_jax._compat import (
     bind_eqn,
     is_literal,
     jaxpr_consts,
+    like_jaxpr,
     open_jaxpr,
+    retrace,
     without_dead_code,
 )
 from rhino_jax.errors import InternalError
@@ -22,10 +25,11 @@ from rhino_jax.frontend.regions import (
     call_scope,
     closed_region_jaxprs,
     evaluate_ops,
+    with_jaxprs,
 )
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.deferred_reductions import loops, remats
+from rhino_jax.passes.deferred_reductions import loops
 from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, from_text
 from rhino_jax.passes.deferred_reductions.linear import linear_ways
 from rhino_jax.passes.deferred_reductions.pieces import (
@@ -139,10 +143,55 @@ class DeferredEmitter:
             with call_scope(eqn):
                 return self.region(op.call.regions[0], inner, consts, operands)
         if name in REMATS:
-            return remats.run(self, op, eqn, operands)
+            return self.remat(op, eqn, operands)
         if op.call.kind is RegionKind.SCAN:
             return loops.run(self, op, eqn, operands)
         return self.as_it_was(op, eqn, operands)
+
+    def remat(
+        self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
+    ) -> list[UnreducedValue]:
+        """Run a recomputed region (`jax.checkpoint`) on reduced values.
+
+        Its results may be unreduced.
+        """
+        (body,) = closed_region_jaxprs(eqn)
+        inner, consts = open_jaxpr(body), jaxpr_consts(body)
+        assert op.call is not None
+        (region,) = op.call.regions
+        kept = [self.held_open(v) for v in op.results]
+        found: list[tuple[bool, list[int]]] = []
+
+        def inside(*arrays: Any) -> list[Any]:
+            values = [
+                UnreducedValue(v.aval, x)
+                for v, x in zip(inner.invars, arrays, strict=True)
+            ]
+            outs = self.region(region, inner, consts, values)
+            found.clear()
+            leaving: list[Any] = []
+            for value, groups in zip(outs, kept, strict=True):
+                if not value.open or not set(value.open) <= set(groups):
+                    found.append((True, []))
+                    leaving.append(value.closed())
+                    continue
+                found.append((value.plain is not None, list(value.open)))
+                leaving += [] if value.plain is None else [value.plain]
+                leaving += value.open.values()
+            return leaving
+
+        traced = SimpleNamespace(
+            invars=inner.invars, debug_info=inner.debug_info.with_unknown_names()
+        )
+        new, new_consts = retrace(inside, traced)
+        params = with_jaxprs(eqn, [like_jaxpr(body, new, new_consts)])
+        arrays = iter(bind_eqn(eqn, [v.closed() for v in operands], params))
+        results: list[UnreducedValue] = []
+        for var, (has_plain, groups) in zip(eqn.outvars, found, strict=True):
+            plain = next(arrays) if has_plain else None
+            opened = {g: next(arrays) for g in groups}
+            results.append(UnreducedValue(var.aval, plain, opened, maker=eqn))
+        return results
 
     def changes(self, op: Op) -> bool:
         """Whether an op with regions has an unreduced result, or defers a sum

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr, scan_counts
+from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs
 from rhino_jax.ir.program import Op
-from rhino_jax.passes.deferred_reductions.values import (
-    RegionRunner,
-    UnreducedValue,
-    zeros,
-)
+from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
 from rhino_jax.rewrite.emit import scan_like
+
+
+if TYPE_CHECKING:
+    from rhino_jax.passes.deferred_reductions.emit import DeferredEmitter
 
 
 Parts = tuple[Any, dict[int, Any]]
@@ -24,7 +24,7 @@ Parts = tuple[Any, dict[int, Any]]
 
 
 def run(
-    runner: RegionRunner, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
+    runner: DeferredEmitter, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
 ) -> list[UnreducedValue]:
     """Run a scan, some of whose carries and stacked results are unreduced.
 
@@ -34,44 +34,45 @@ def run(
       eqn: its equation.
       operands: its operands.
     """
-    (body,) = closed_region_jaxprs(eqn)
+    (body,), call = closed_region_jaxprs(eqn), op.call
     inner, inner_consts = open_jaxpr(body), jaxpr_consts(body)
-    num_consts, num_carry = scan_counts(eqn.params)
-    first = num_consts + num_carry
-    assert op.call is not None
-    (region,) = op.call.regions
-    consts = [_same(v) for v in operands[:num_consts]]
-    stacks = [v.closed() for v in operands[first:]]
-    wanted = [runner.held_open(region.inputs[num_consts + k]) for k in range(num_carry)]
-    kept = [runner.held_open(v) for v in region.outputs[num_carry:]]
+    assert call is not None
+    (region,) = call.regions
+    consts = [_same(v) for v in call.consts(operands)]
+    stacks = [v.closed() for v in call.sliced(operands)]
+    wanted = [runner.held_open(v) for v in call.carries(region.inputs)]
+    kept = [runner.held_open(v) for v in call.stacked(region.outputs)]
+    avals = [v.aval for v in inner.invars]
 
     def step(carries: list[Parts], slices: Sequence[Any]) -> tuple[Any, Any]:
         entering = [
-            UnreducedValue(var.aval, *carry)
-            for var, carry in zip(inner.invars[num_consts:], carries, strict=False)
+            UnreducedValue(aval, *carry)
+            for aval, carry in zip(call.carries(avals), carries, strict=True)
         ]
         sliced = [
-            UnreducedValue(var.aval, x)
-            for var, x in zip(inner.invars[first:], slices, strict=True)
+            UnreducedValue(aval, x)
+            for aval, x in zip(call.sliced(avals), slices, strict=True)
         ]
         outs = runner.region(region, inner, inner_consts, [*consts, *entering, *sliced])
-        leaving = [
-            _parts(v, groups, runner, entered[0] is not None)
-            for v, groups, entered in zip(outs, wanted, carries, strict=False)
-        ]
+        leaving = []
+        for v, groups, entered in zip(outs, wanted, carries, strict=False):
+            plain, opened = _parts(v, groups, runner)
+            if plain is None and entered[0] is not None:
+                plain = zeros(v.aval, ())
+            leaving.append((plain, opened))
         made = [
-            _made(v, groups) for v, groups in zip(outs[num_carry:], kept, strict=True)
+            _made(v, groups) for v, groups in zip(call.stacked(outs), kept, strict=True)
         ]
         return leaving, made
 
-    init = _init(runner, operands[num_consts:first], wanted)
-    init = _filled(step, init, stacks, [v.aval for v in inner.invars[num_consts:first]])
+    init = _init(runner, call.carries(operands), wanted)
+    init = _filled(step, init, stacks, call.carries(avals))
     ends, made = scan_like(eqn, step, init, stacks)
     results = [
         UnreducedValue(var.aval, *parts, maker=eqn)
         for var, parts in zip(eqn.outvars, ends, strict=False)
     ]
-    for var, (plain, opened) in zip(eqn.outvars[num_carry:], made, strict=True):
+    for var, (plain, opened) in zip(call.stacked(eqn.outvars), made, strict=True):
         fronts = {
             g: _in_front(x, len(runner.groups[g].pieces)) for g, x in opened.items()
         }
@@ -86,7 +87,7 @@ def _same(value: UnreducedValue) -> UnreducedValue:
 
 
 def _init(
-    runner: RegionRunner,
+    runner: DeferredEmitter,
     values: Sequence[UnreducedValue],
     wanted: Sequence[Sequence[int]],
 ) -> list[Parts]:
@@ -97,33 +98,26 @@ def _init(
       values: the initial carries as operands.
       wanted: indices of the groups in which each carry stays unreduced.
     """
-    found: list[Parts] = []
-    for value, groups in zip(values, wanted, strict=True):
-        if not groups:
-            found.append((value.closed(), {}))
-            continue
-        if not set(value.open) <= set(groups):
-            value = _same(value)
-        opened = {
-            g: value.open[g]
-            if g in value.open
-            else zeros(value.aval, runner.groups[g].pieces)
-            for g in groups
-        }
-        found.append((None if value.is_zero else value.plain, opened))
-    return found
+    found = [
+        _parts(value, groups, runner)
+        for value, groups in zip(values, wanted, strict=True)
+    ]
+    pairs = zip(values, found, strict=True)
+    return [
+        (None if opened and value.is_zero else plain, opened)
+        for value, (plain, opened) in pairs
+    ]
 
 
 def _parts(
-    value: UnreducedValue, groups: Sequence[int], runner: RegionRunner, has_plain: bool
+    value: UnreducedValue, groups: Sequence[int], runner: DeferredEmitter
 ) -> Parts:
-    """Return a carry at the end of an iteration.
+    """Return a carry in parts.
 
     Args:
       value: the carry.
       groups: indices of the groups in which it stays unreduced.
       runner: emitter of the program.
-      has_plain: whether it has a reduced part at the start of an iteration.
     """
     if not groups:
         return value.closed(), {}
@@ -135,8 +129,7 @@ def _parts(
         else zeros(value.aval, runner.groups[g].pieces)
         for g in groups
     }
-    plain = value.plain
-    return zeros(value.aval, ()) if plain is None and has_plain else plain, opened
+    return value.plain, opened
 
 
 def _made(value: UnreducedValue, groups: Sequence[int]) -> Parts:

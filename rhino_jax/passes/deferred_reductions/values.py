@@ -7,13 +7,11 @@ be unreduced. Either part may be missing: it is zero then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jax import lax
 
 from rhino_jax._compat import eqn_context
-from rhino_jax.ir.program import Region
-from rhino_jax.passes.deferred_reductions.choice import DeferredGroup
 
 
 class UnreducedValue:
@@ -62,26 +60,3 @@ class UnreducedValue:
 def zeros(aval: Any, pieces: Sequence[int]) -> Any:
     """Return a part of a value that is zero, with leading dims of sizes `pieces`."""
     return lax.full((*pieces, *aval.shape), 0, aval.dtype)
-
-
-class RegionRunner(Protocol):
-    """Emitter of a program's regions; see `emit.DeferredEmitter`."""
-
-    @property
-    def groups(self) -> Sequence[DeferredGroup]:
-        """The deferred reductions."""
-        ...
-
-    def held_open(self, value: int) -> list[int]:
-        """Return the indices of the groups in which a value stays unreduced."""
-        ...
-
-    def region(
-        self,
-        region: Region,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        inputs: Sequence[UnreducedValue],
-    ) -> list[UnreducedValue]:
-        """Run all equations of a jaxpr and return its outputs."""
-        ...

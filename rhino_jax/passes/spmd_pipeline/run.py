@@ -321,7 +321,7 @@ class StageRun:
         if value in self.body.varies:
             return self._own_rows(value)
         is_const = value in lines.consts
-        x = lines.result(position, {}) if is_const else self._once(value, False)
+        x = lines.result(value, {}) if is_const else self._once(value, False)
         return jnp.broadcast_to(x, (own, *jnp.shape(x)))
 
 

@@ -155,7 +155,7 @@ class OnStage:
         for each in step.lines.ops:
             made = self._looped(each) if each is step.loop.op else self._run(each)
             self.env.update(zip(each.results, made, strict=True))
-        return [self._left(k, is_part) for k, is_part in enumerate(step.results)]
+        return [*map(self._left, step.lines.outputs, step.results)]
 
     def _run(self, each: FlatOp) -> list[Any]:
         found, axis = self.step.stacked.get(each), self.axis
@@ -198,10 +198,9 @@ class OnStage:
     def _part(self, x: Any) -> Any:
         return part(x, 0, self.axis.stage, self.axis.stages)
 
-    def _left(self, position: int, is_part: bool) -> Any:
+    def _left(self, value: int, is_part: bool) -> Any:
         lines = self.step.lines
-        value = lines.outputs[position]
         if value in lines.consts:
-            x = lines.result(position, {})
+            x = lines.result(value, {})
             return self._part(x) if is_part else x
         return self._as_part(value) if is_part else self._read(value, False)

@@ -10,10 +10,9 @@ from typing import Any
 import jax
 
 from rhino_jax._compat import hide_frames, open_jaxpr, untagged, with_eqns
-from rhino_jax.errors import InternalError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
-from rhino_jax.ir.program import Op, Program, RegionCall
+from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
 from rhino_jax.rewrite.retraced import traced_on
 
@@ -76,17 +75,20 @@ def group_program(step: StagedStep, group: int, before: Program) -> GroupProgram
         for o, end in zip(step.outputs, before.outputs, strict=True)
         if isinstance(o, tuple)
     }
-    state_of = []
-    for key in results:
-        end = outputs.get(key)
-        tied = None if end is None or end.state_of is None else end.state_of
-        state_of.append(
-            None if tied is None else place.get(ValueKey(ValueKind.INPUT, tied))
-        )
+    state = {key: end.state_of for key, end in outputs.items()}
+    state_of = [
+        None
+        if (tied := state.get(key)) is None
+        else place.get(ValueKey(ValueKind.INPUT, tied))
+        for key in results
+    ]
     program = import_jaxpr(
         closed,
         name=f"{before.name}, group {group}",
-        input_paths=[_path(key, before) for key in arguments],
+        input_paths=[
+            before.inputs[key.number].path if key.kind is ValueKind.INPUT else key.label
+            for key in arguments
+        ],
         donated=[
             key.kind is ValueKind.INPUT
             and before.inputs[key.number].is_donated
@@ -119,30 +121,14 @@ def _untagged(closed: Any) -> tuple[Any, list[list[str | None]]]:
 def _places(program: Program, tags: list[list[str | None]]) -> dict[int, int]:
     """Return op → the forward op that it is; ops that became several are left out."""
     found: dict[int, int] = {}
-    for call, of_call in zip(program.body.ops, tags, strict=True):
-        count = Counter(of_call)
-        (body,) = _call(program.ops[call]).regions
+    for op_id, of_call in zip(program.body.ops, tags, strict=True):
+        count, call = Counter(of_call), program.ops[op_id].call
+        assert call is not None  # as every task is traced to one
+        (body,) = call.regions
         for op, tag in zip(body.ops, of_call, strict=True):
             if tag is not None and count[tag] == 1:
                 found[op] = int(tag)
     return found
-
-
-def _call(op: Op) -> RegionCall:
-    if op.call is None:
-        raise InternalError(
-            f"`{op.name}` of a stage's program is no call.",
-            where=str(op.source),
-            numbers="every task is traced to one call",
-            fix="report this with the program; stages=1 plans without tasks.",
-        )
-    return op.call
-
-
-def _path(key: ValueKey, before: Program) -> str:
-    if key.kind is ValueKind.INPUT:
-        return before.inputs[key.number].path
-    return key.label
 
 
 def _repeated(
@@ -151,7 +137,10 @@ def _repeated(
     """Mark the calls of a program as compiled alone, and set their trip counts."""
     ops = list(program.ops)
     for op_id, task in zip(program.body.ops, tasks, strict=True):
-        times = step.micro_batches if task.is_per_micro_batch else 1
-        call = replace(_call(ops[op_id]), trip_count=times, is_program=True)
+        call, times = ops[op_id].call, 1
+        if task.is_per_micro_batch:
+            times = step.micro_batches
+        assert call is not None  # as every task is traced to one
+        call = replace(call, trip_count=times, is_program=True)
         ops[op_id] = replace(ops[op_id], call=call)
     return replace(program, ops=tuple(ops))

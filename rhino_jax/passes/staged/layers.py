@@ -9,7 +9,8 @@ from itertools import pairwise
 from rhino_jax.frontend.regions import REMATS
 from rhino_jax.ir.axes import ends_across, ends_of
 from rhino_jax.ir.factor import FactorKind
-from rhino_jax.ir.program import Program, Region, RegionKind
+from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.utils.union_find import DisjointSets
 
 
@@ -103,7 +104,7 @@ class _Flow:
                     self._unite((e.value, e.span.dim) for e in ends)
                 self.walk(call.regions[0])
             elif call.kind is RegionKind.SCAN:
-                stacks = [*call.sliced(op.operands), *call.stacked(op.results)]
+                stacks = _stacks(op)
                 self._unite((value, 0) for value in stacks)
                 self.loops += [(op.id, stack) for stack in stacks[:1]]
 
@@ -113,30 +114,26 @@ def _before(program: Program, flow: _Flow, order: Sequence[int]) -> list[set[int
     at = {of: k for k, of in enumerate(order)}
     needs: dict[int, frozenset[int]] = {}
     found: list[set[int]] = [set() for _ in order]
-
-    def walk(region: Region) -> None:
-        for op in (program.ops[o] for o in region.ops):
-            if op.source.is_backward:
-                continue
-            had = frozenset[int]().union(
-                *(needs.get(v, frozenset()) for v in op.operands)
-            )
-            call, mine = op.call, None
-            if call is not None and call.kind is RegionKind.SCAN:
-                stacks = [*call.sliced(op.operands), *call.stacked(op.results)]
-                mine = at.get(flow.set_of(stacks[0])) if stacks else None
-            if mine is not None:
-                found[mine] |= had - {mine}
-                had |= {mine}
-            elif call is not None and call.kind is RegionKind.CALL:
-                (inner,) = call.regions
-                for a, b in zip(op.operands, inner.inputs, strict=True):
-                    needs[b] = needs.get(a, frozenset())
-                walk(inner)
-                for a, b in zip(op.results, inner.outputs, strict=True):
-                    needs[a] = needs.get(b, frozenset())
-                continue
-            needs.update(dict.fromkeys(op.results, had))
-
-    walk(program.body)
+    for each in flatten(program, entered=_is_call).top.ops:
+        if each.op.source.is_backward:
+            continue
+        had = frozenset[int]().union(
+            *(needs.get(v, frozenset()) for v in each.operands)
+        )
+        stacks = _stacks(each.op) if each.is_scan else []
+        mine = at.get(flow.set_of(stacks[0])) if stacks else None
+        if mine is not None:
+            found[mine] |= had - {mine}
+            had |= {mine}
+        needs.update(dict.fromkeys(each.results, had))
     return found
+
+
+def _is_call(op: Op) -> bool:
+    return op.call is not None and op.call.kind is RegionKind.CALL
+
+
+def _stacks(op: Op) -> list[int]:
+    """Return the values that a scan slices or stacks."""
+    assert op.call is not None
+    return [*op.call.sliced(op.operands), *op.call.stacked(op.results)]

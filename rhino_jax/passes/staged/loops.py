@@ -8,7 +8,7 @@ stacks what the second one reads of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
             with each.context():
                 results = loops[i].run(lines.arguments(i, env))
             env.update(zip(each.results, results, strict=True))
-        return [lines.result(k, env) for k in range(len(lines.outputs))]
+        return [lines.result(v, env) for v in lines.outputs]
 
     types = [lines.avals[v] for v in lines.inputs]
     return replace(apart, piece=without_dead_code(traced_on(run, types)))
@@ -69,8 +69,7 @@ class _SplitScan:
     """
 
     def __init__(self, each: FlatOp, wanted: Sequence[int]) -> None:
-        self.eqn = each.eqn
-        self.consts, self.carries = each.call.num_consts, each.call.num_carry
+        self.eqn, self.call = each.eqn, each.call
         # Recomputation in a layer under `jax.checkpoint` runs in the first scan alone:
         # the second reads what it needs of it from stacks.
         self.body = body = flat_region(inline_body(each.eqn, _is_call))
@@ -78,7 +77,7 @@ class _SplitScan:
         outs = body.outputs
         self.first, _ = body.needed(outs[k] for k in self.early)
         made = {v for i in self.first for v in body.makes[i]}
-        made |= {self._carry(k) for k in self.early if k < self.carries}
+        made |= {self._carry(k) for k in self.early if k < self.call.num_carry}
         self.late = [k for k in range(len(outs)) if k not in set(self.early)]
         self.second, read = body.needed([outs[k] for k in self.late], made)
         self.saved = sorted(read & made)
@@ -89,62 +88,47 @@ class _SplitScan:
         return any(self.body.ops[i].op.traits.is_contraction for i in self.second)
 
     def _carry(self, position: int) -> int:
-        return self.body.inputs[self.consts + position]
+        return self.body.inputs[self.call.num_consts + position]
 
     def _early(self, wanted: Sequence[int]) -> list[int]:
         """Return the results of the first scan: wanted ones, and carries for them."""
         found = set(wanted)
         while True:
             _, read = self.body.needed(self.body.outputs[k] for k in found)
-            more = {k for k in range(self.carries) if self._carry(k) in read} - found
+            carries = range(self.call.num_carry)
+            more = {k for k in carries if self._carry(k) in read} - found
             if not more:
                 return sorted(found)
             found |= more
 
     def run(self, operands: list[Any]) -> list[Any]:
-        first = self.consts + self.carries
-        rows, body = operands[first:], self.body
+        call, body = self.call, self.body
         results: dict[int, Any] = {}
 
-        def env(mine: Sequence[int], carry: Any, xs: Any) -> dict[int, Any]:
-            known = dict(zip(body.inputs, operands[: self.consts], strict=False))
-            known.update(zip(map(self._carry, mine), carry, strict=True))
-            known.update(zip(body.inputs[first:], xs, strict=True))
-            return known
+        def scan(
+            which: Sequence[int], ops: Set[int], xs: dict[int, Any], gives: list[int]
+        ) -> list[Any]:
+            """Run a scan of some ops of the body; return stacks of `gives`."""
+            mine = [k for k in which if k < call.num_carry]
 
-        def scan(which: Sequence[int], xs: Any, step: Any) -> Any:
-            mine = [k for k in which if k < self.carries]
-            carries, ys = scan_like(
-                self.eqn,
-                lambda carry, xs: step(mine, carry, xs),
-                [operands[self.consts + k] for k in mine],
-                xs,
-            )
-            stacked = [k for k in which if k >= self.carries]
-            results.update(zip(mine, carries, strict=True))
-            results.update(zip(stacked, ys, strict=False))
-            return ys[len(stacked) :]
+            def step(carry: Any, slices: Any) -> tuple[list[Any], list[Any]]:
+                env = dict(zip(body.inputs, call.consts(operands), strict=False))
+                env.update(zip(map(self._carry, mine), carry, strict=True))
+                env.update(zip(xs, slices, strict=True))
+                body.run(sorted(ops), env)
+                made = [body.result(body.outputs[k], env) for k in which]
+                stacked = [*made[len(mine) :], *(env[v] for v in gives)]
+                return made[: len(mine)], stacked
 
-        def outs(
-            which: Sequence[int], known: dict[int, Any]
-        ) -> tuple[list[Any], list[Any]]:
-            made = [(k, body.result(k, known)) for k in which]
-            ends = [x for k, x in made if k < self.carries]
-            return ends, [x for k, x in made if k >= self.carries]
+            init = [operands[call.num_consts + k] for k in mine]
+            ends, ys = scan_like(self.eqn, step, init, [*xs.values()])
+            results.update(zip(which, (*ends, *ys), strict=False))
+            return list(ys[len(which) - len(mine) :])
 
-        def ahead(mine: Sequence[int], carry: Any, xs: Any) -> Any:
-            known = env(mine, carry, xs)
-            body.run(sorted(self.first), known)
-            ends, stacks = outs(self.early, known)
-            return ends, [*stacks, *(known[v] for v in self.saved)]
-
-        def behind(mine: Sequence[int], carry: Any, xs: Any) -> Any:
-            known = env(mine, carry, xs[0]) | dict(zip(self.saved, xs[1], strict=True))
-            body.run(sorted(self.second), known)
-            return outs(self.late, known)
-
-        saved = scan(self.early, rows, ahead)
-        scan(self.late, (rows, saved), behind)
+        rows = zip(call.sliced(body.inputs), call.sliced(operands), strict=True)
+        xs = dict(rows)
+        saved = scan(self.early, self.first, xs, self.saved)
+        scan(self.late, self.second, xs | dict(zip(self.saved, saved, strict=True)), [])
         return [results[k] for k in range(len(results))]
 
 

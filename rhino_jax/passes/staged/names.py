@@ -47,41 +47,41 @@ class ValueNames:
         self.types.setdefault(key, aval)
         return key
 
-    @cached_property
-    def _of_before(self) -> dict[int, int]:
-        return {v: i for i, v in enumerate(self.before.inputs)}
+    def given(self, lines: FlatRegion, value: int) -> ValueKey:
+        """Return the key of a value that is read before, between or after the loop.
 
-    @cached_property
-    def of_piece(self) -> dict[int, int]:
-        """Value → its position among the inputs of a micro-batch."""
-        return {v: i for i, v in enumerate(self.piece.inputs)}
+        Args:
+          lines: the program before, between or after it.
+          value: its id there.
+        """
+        at = lines.place.get(value)
+        if at is None:
+            return self.made_after(value)
+        if at < self.inputs:
+            return self._given(ValueKey(ValueKind.INPUT, at), lines.avals[value])
+        return self.left(at - self.inputs)
 
-    @cached_property
-    def of_after(self) -> dict[int, int]:
-        """Value → its position among the inputs of the program after the loop."""
-        return {v: i for i, v in enumerate(self.after.inputs)}
+    def as_read(self, lines: FlatRegion, value: int, x: Any) -> Any:
+        """Return the array of a value as it is read: accumulated outputs converted.
 
-    def step_input(self, value: int) -> ValueKey:
-        """Return the key of a step input, by its id in the program before the loop."""
-        return self._given(
-            ValueKey(ValueKind.INPUT, self._of_before[value]), self.before.avals[value]
-        )
-
-    def is_made_before(self, position: int) -> bool:
-        """Whether the input of micro-batches at a position is no input of the step."""
-        return self.before.outputs[position] not in self._of_before
+        Args:
+          lines, value: as of `given`.
+          x: the array.
+        """
+        at = lines.place.get(value, -1) - self.inputs
+        return x if at < 0 else self.apart.finished(at, x, lines.avals[value].dtype)
 
     def entering(self, position: int) -> ValueKey:
         """Return the key of an input of micro-batches, by its position among these."""
         value = self.before.outputs[position]
-        if value in self._of_before:
-            return self.step_input(value)
+        if value in self.before.place:
+            return self.given(self.before, value)
         aval = self.before.avals[value]
         return self._given(ValueKey(ValueKind.ENTERING, position), aval)
 
     def inside(self, value: int) -> ValueKey:
         """Return the key of a value that a micro-batch reads or computes, by its id."""
-        at, aval = self.of_piece.get(value), self.piece.avals[value]
+        at, aval = self.piece.place.get(value), self.piece.avals[value]
         if at is None:
             return self._given(ValueKey(ValueKind.INSIDE, value), aval)
         if at == 0:
@@ -102,16 +102,7 @@ class ValueNames:
 
     def is_left(self, value: int) -> bool:
         """Whether a value of the program after the loop is an accumulated output."""
-        return self.of_after.get(value, -1) >= self.inputs
-
-    def read_after(self, value: int) -> ValueKey:
-        """Return the key of a value that is read after the loop, by its id."""
-        at = self.of_after.get(value)
-        if at is None:
-            return self.made_after(value)
-        if at < self.inputs:
-            return self._given(ValueKey(ValueKind.INPUT, at), self.after.avals[value])
-        return self.left(at - self.inputs)
+        return self.after.place.get(value, -1) >= self.inputs
 
     def made_after(self, value: int) -> ValueKey:
         """Return the key of a value computed, or output converted, after the loop."""
@@ -119,4 +110,5 @@ class ValueNames:
 
     def result(self, value: int) -> ValueKey:
         """Return the key of a result of the step."""
-        return self.made_after(value) if self.is_left(value) else self.read_after(value)
+        is_left = self.is_left(value)
+        return self.made_after(value) if is_left else self.given(self.after, value)

@@ -139,11 +139,11 @@ def _piece(
         every = range(len(lines.ops))
         lines.run(every, env, {i: str(i) for i in every})
         left: list[Any] = []
-        for k in range(len(lines.outputs)):
+        for k, value in enumerate(lines.outputs):
             if k in found:
                 left += [term(v, found[k].chain, env) for v in found[k].terms]
             else:
-                left.append(lines.result(k, env))
+                left.append(lines.result(value, env))
         return left
 
     types = [lines.avals[v] for v in lines.inputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,11 +11,11 @@ from rhino_jax._compat import hide_frames
 from rhino_jax.ir.congruence import pair_regions
 from rhino_jax.passes.staged.after import After
 from rhino_jax.passes.staged.apart import Apart
-from rhino_jax.passes.staged.between import between, sends_between
 from rhino_jax.passes.staged.holding import is_plain, may_wait
 from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.loops import apart_loops
 from rhino_jax.passes.staged.names import ValueNames
+from rhino_jax.passes.staged.once import between, starts, updates
 from rhino_jax.passes.staged.remat import StagedRemat, applied, offloaded
 from rhino_jax.passes.staged.shared_sums import apart_sums
 from rhino_jax.passes.staged.sides import Sides, sides_of
@@ -28,7 +28,6 @@ from rhino_jax.passes.staged.step import (
     ValueKind,
     received,
 )
-from rhino_jax.passes.staged.updates import updates
 
 
 hide_frames(__file__)
@@ -155,21 +154,16 @@ class _Staging:
 
     def step(self) -> StagedStep:
         names, groups = self.names, self.labels.groups
-        starts = [self._start(g) for g in range(groups)]
         pieces = [self._piece(label) for label in range(self.labels.count)]
         ahead, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
-        middle = between(self.apart, self.labels, names)
-        last = updates(self.apart, names, self.after)
+        first, last = starts(self.labels, names), updates(names, self.after)
+        middle = between(self.labels, names)
         tasks: list[list[StagedTask]] = [[] for _ in range(groups)]
-        for task in (*starts, *ahead, *middle, *back, *last):
+        for task in (*first, *ahead, *middle, *back, *last):
             if task.makes:
                 tasks[task.group].append(task)
         home, copies = self._homes(tasks)
-        sends = (
-            *self._sends(),
-            *sends_between(middle, self.labels, _KINDS),
-            *self._sends_after(),
-        )
+        sends = (*self._sends(), *self._sends_between(middle), *self._sends_after())
         # Tasks without results are left out, and so is what is sent to them.
         read = {(key, task.group) for of in tasks for task in of for key in task.reads}
         sent = {(s.key, s.target): s for s in sends if (s.key, s.target) in read}
@@ -210,40 +204,6 @@ class _Staging:
             for group, of in enumerate(tasks)
         )
 
-    def _start(self, group: int) -> StagedTask:
-        """Return the START task of a submesh: its entering values and zeroed sums."""
-        names, lines, labels = self.names, self.names.before, self.labels
-        read = self._read_by(group) & names.of_piece.keys()
-        read -= labels.sides.coupled
-        entering = sorted(names.of_piece[v] - 1 for v in read)
-        made = [p for p in entering if p >= 0 and names.is_made_before(p)]
-        equations, needed = lines.needed(lines.outputs[p] for p in made)
-        sums = [k for k, at in enumerate(labels.left_at) if labels.group(at) == group]
-        reads = sorted(needed)
-
-        def run(*arrays: Any) -> list[Any]:
-            env = dict(zip(reads, arrays, strict=True))
-            lines.run(sorted(equations), env)
-            return [
-                *(lines.result(p, env) for p in made),
-                *(self.apart.start(k) for k in sums),
-            ]
-
-        return StagedTask(
-            TaskKind.START,
-            group,
-            0,
-            tuple(map(names.step_input, reads)),
-            (*map(names.entering, made), *map(names.left, sums)),
-            run,
-        )
-
-    def _read_by(self, group: int) -> set[int]:
-        """Return what micro-batches of a submesh read of inputs and of other labels."""
-        labels = self.labels
-        mine = [at for at in range(labels.count) if labels.group(at) == group]
-        return set().union(*(labels.reads[at] for at in mine))
-
     def _piece(self, label: int) -> StagedTask:
         names, labels, lines = self.names, self.labels, self.labels.lines
         equations, gives = labels.ordered(label), labels.gives(label)
@@ -267,13 +227,15 @@ class _Staging:
             return [
                 *(env[v] for v in gives),
                 *(
-                    self.apart.combined(k, x, lines.result(k, env), env.get(index))
+                    self.apart.combined(
+                        k, x, lines.result(lines.outputs[k], env), env.get(index)
+                    )
                     for k, x in so_far
                 ),
             ]
 
         return StagedTask(
-            self._kind(label),
+            _KINDS[labels.turn(label)],
             labels.group(label),
             labels.chunk(label),
             (*map(names.inside, reads), *map(names.left, sums)),
@@ -281,8 +243,11 @@ class _Staging:
             run,
         )
 
-    def _kind(self, label: int) -> TaskKind:
-        return _KINDS[self.labels.turn(label)]
+    def _send(self, key: ValueKey, at: int, target: int) -> TaskSend:
+        """Return how a value that the task of a label computes is sent to a submesh."""
+        labels = self.labels
+        kind, chunk = _KINDS[labels.turn(at)], labels.chunk(at)
+        return TaskSend(key, labels.group(at), target, kind, chunk)
 
     def _sends(self) -> list[TaskSend]:
         labels = self.labels
@@ -290,18 +255,24 @@ class _Staging:
         for label, reads in enumerate(labels.reads):
             target = labels.group(label)
             for v in sorted(reads & labels.made_at.keys()):
-                at = labels.made_at[v]
-                source, key = labels.group(at), self.names.inside(v)
-                if source != target:
-                    place = labels.chunk(at)
-                    send = TaskSend(key, source, target, self._kind(at), place)
-                    found.setdefault((key, target), send)
+                at, key = labels.made_at[v], self.names.inside(v)
+                if labels.group(at) != target:
+                    found.setdefault((key, target), self._send(key, at, target))
         return list(found.values())
+
+    def _sends_between(self, tasks: Iterable[StagedTask]) -> Iterator[TaskSend]:
+        """Yield what BETWEEN tasks read of forward passes on other submeshes."""
+        for task in tasks:
+            for key in task.reads:
+                if key.kind is ValueKind.SUM:
+                    at = self.labels.left_at[key.number]
+                    if self.labels.group(at) != task.group:
+                        yield self._send(key, at, task.group)
 
     @cached_property
     def after(self) -> After:
-        names, labels = self.names, self.labels
-        lines = names.after
+        names, labels, apart = self.names, self.labels, self.apart
+        lines, place = names.after, labels.lines.place
         left = {
             lines.inputs[names.inputs + k]: labels.group(at)
             for k, at in enumerate(labels.left_at)
@@ -309,7 +280,7 @@ class _Staging:
         users: dict[int, set[int]] = {}
         for label, reads in enumerate(labels.reads):
             for v in reads & labels.sides.parameters:
-                for i in self.apart.sources[names.of_piece[v] - 1] - self.apart.data:
+                for i in apart.sources[place[v] - 1] - apart.data:
                     users.setdefault(i, set()).add(labels.group(label))
         at = {i: min(of) for i, of in users.items()}
         for slots in self.together:
@@ -318,23 +289,19 @@ class _Staging:
         known = {lines.inputs[i]: group for i, group in at.items()}
         ties = [
             (v, lines.inputs[end.state_of])
-            for v, end in zip(
-                lines.outputs, self.apart.cut.program.outputs, strict=True
-            )
+            for v, end in zip(lines.outputs, apart.cut.program.outputs, strict=True)
             if v not in lines.consts and end.state_of is not None
         ]
         return After.of(lines, known, left, ties)
 
-    def _sends_after(self) -> list[TaskSend]:
-        found = []
+    def _sends_after(self) -> Iterator[TaskSend]:
         for sent in sorted(self.after.sent, key=lambda s: (s.round, s.value, s.target)):
-            key = self.names.read_after(sent.value)
-            kind, place = TaskKind.UPDATE, sent.round
+            key = self.names.given(self.names.after, sent.value)
             if key.kind is ValueKind.SUM:
-                at = self.labels.left_at[key.number]
-                kind, place = self._kind(at), self.labels.chunk(at)
-            found.append(TaskSend(key, sent.source, sent.target, kind, place))
-        return found
+                yield self._send(key, self.labels.left_at[key.number], sent.target)
+            else:
+                of = sent.source, sent.target
+                yield TaskSend(key, *of, TaskKind.UPDATE, sent.round)
 
     def _homes(
         self, tasks: Iterable[Iterable[StagedTask]]
