@@ -39,6 +39,7 @@ TOLD_APART = {
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
     "frontend/tracing/open_moves.py": "arithmetic on places of windows, rotations",
+    "frontend/tracing/row_numbers.py": "which ops keep row numbers and join indices",
     "frontend/trip_count.py": "arithmetic on scalars that bound a loop",
     "ir/coverage.py": "primitives under whose name many kernels run",
     "passes/interleaved/moves.py": "which part of a dim an op takes",

@@ -1,4 +1,4 @@
-"""Rewriting of windows at constant positions, and of rotations, as pads and slices.
+"""Rewriting of windows at constant positions, rotations and row numbers as indices.
 
 `u.at[1:-1].add(v)` is a scatter whose indices happen to be constants, and its gradient
 a gather: XLA's partitioner gathers their operands along a sharded dim. With a pad or a
@@ -32,6 +32,7 @@ from rhino_jax.frontend.regions import region_kind, with_bodies, with_changed
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.rotate import rotate
 from rhino_jax.frontend.tracing.constant_windows import opened_window, shifted_shapes
+from rhino_jax.frontend.tracing.row_numbers import RowNumbers
 from rhino_jax.frontend.trip_count import scalar_number
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
@@ -70,9 +71,9 @@ class Rotations:
         if part is not None:
             self._parts[eqn.outvars[0]] = part
 
-    def of(self, eqn: Any) -> tuple[Callable[..., Any], Any] | None:
-        """Return the rotation that an equation completes, and the variable that it
-        rotates; None where it completes none."""
+    def of(self, eqn: Any) -> tuple[Callable[..., Any], list[Any]] | None:
+        """Return the rotation that an equation completes, and its operand; None where
+        it completes none."""
         name = eqn.primitive.name
         if name not in ("concatenate", "add", "add_any") or len(eqn.invars) != 2:
             return None
@@ -89,7 +90,7 @@ class Rotations:
         if is_sum and (first.at != 0 or second.at != size - first.start):
             return None
         shift = size - first.start
-        return partial(rotate, shift=shift, axis=first.axis), first.whole
+        return partial(rotate, shift=shift, axis=first.axis), [first.whole]
 
 
 def _in_order(parts: Sequence[_Part], is_sum: bool) -> tuple[_Part, _Part] | None:
@@ -165,9 +166,10 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
       jaxpr: closed or not.
       entering: position → value, of the inputs that are known.
     """
-    inner, rotations = open_jaxpr(jaxpr), Rotations()
+    inner, rotations, rows = open_jaxpr(jaxpr), Rotations(), RowNumbers()
     known = {inner.invars[i]: value for i, value in entering.items()}
     for var, const in zip(inner.constvars, jaxpr_consts(jaxpr), strict=False):
+        rows.see_const(var, const)
         if isinstance(const, np.ndarray) and _is_small(var):
             known[var] = const
     eqns: list[Any] = []
@@ -180,13 +182,14 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
         made = [_with_bodies(eqn, values)]
         is_narrow = _is_in(eqn, computed) or _shape(eqn) in grids
         window = opened_window(eqn, values, is_narrow=is_narrow)
-        rotation = rotations.of(eqn)
+        move = rotations.of(eqn) or rows.of(eqn)
         if window is not None:
             made = _spelled(eqn, eqn.invars, window, inner.debug_info)
-        elif rotation is not None:
-            made = _spelled(eqn, [rotation[1]], rotation[0], inner.debug_info)
+        elif move is not None:
+            made = _spelled(eqn, move[1], move[0], inner.debug_info)
         for one in made:
             rotations.see(one)
+            rows.see(one)
             if traits_of(one.primitive.name).kind in _POINTWISE:
                 computed.update(one.outvars)
         eqns += made

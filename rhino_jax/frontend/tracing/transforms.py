@@ -136,7 +136,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         ("references as values", without_refs),
         ("no-ops", without_noops),
         ("linear solves", with_open_solves),
-        ("constant windows and rotations", with_open_moves),
+        ("constant windows, rotations, row numbers", with_open_moves),
         # XLA drops dead code; otherwise it would be planned, costed and reported.
         ("dead code", without_dead_code),
         ("merged dims", lambda found: _unmerged(found, name)),
