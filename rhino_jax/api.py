@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from jax.sharding import AbstractMesh, Mesh
 
@@ -20,7 +19,13 @@ from rhino_jax.frontend.parameters import (
     read_parameters,
 )
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.hardware.target import Target
+from rhino_jax.options import (
+    DEFAULTS,
+    UserOptions,
+    split_options,
+    with_options,
+    with_options_of_call,
+)
 from rhino_jax.plan.files.store import load_plan as load
 from rhino_jax.plan.pins.trees import check_pins
 from rhino_jax.plan.plan import PlanData
@@ -34,33 +39,9 @@ from rhino_jax.verify.by_hand.audit import audit as audited
 from rhino_jax.verify.results.audit import Audit
 
 
+@with_options(*DEFAULTS)
 def auto_shard(
-    fn: Callable[..., Any] | None = None,
-    *,
-    mesh: Any = None,
-    hardware: str | Path | Target | None = None,
-    memory_budget_bytes: float | str | None = None,
-    pins: Any = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    level: str = "best",
-    time_limit_s: float | str | None = None,
-    seed: int = 0,
-    refine: int = 0,
-    microbatches: int | str = "auto",
-    per_microbatch: str | Sequence[str] = (),
-    recompute: str = "auto",
-    stages: int | str | Sequence[int] = "auto",
-    schedule: str = "auto",
-    storage: str = "as written",
-    while_trips: int | Mapping[str, int] | None = None,
-    like: ShardedFunction | Plan | None = None,
-    donate_argnums: int | Iterable[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    static_argnums: int | Iterable[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    progress: bool | Callable[[float | None, float | None], None] = True,
-    dump: str | PathLike[str] | None = None,
+    fn: Callable[..., Any] | None = None, **options: Unpack[UserOptions]
 ) -> Any:
     """Shard a function that was written for one device over many.
 
@@ -74,87 +55,7 @@ def auto_shard(
       fn: the function; a `jax.jit` or `nnx.jit` object is unwrapped. If it is a result
         of `auto_shard`, its hardware, budget, pins and time limit are the defaults
         here; its mesh and `like` as well, if neither mesh nor hardware is given here.
-      mesh: a `Mesh`, `AbstractMesh`, or mapping of axis name to size. None: the mesh in
-        context (`jax.set_mesh`), or else rhino chooses.
-      hardware: name, path of a TOML file, or `Target`; None: the devices present.
-      memory_budget_bytes: per device, as 12e9 or "16GiB"; None: the memory of the
-        hardware.
-      pins: tree path or glob → PartitionSpec, of arguments and results; or argument
-        name → a pytree of them; or all arguments' (`plan.in_specs`). A spec may be
-        given for a whole subtree, None pins nothing, and a NamedSharding over the same
-        mesh counts as a spec. Values inside of the function are pinned by source line
-        ("model.py:61") or scope ("encoder/layer_*"), or with `rhino.pin`. A number
-        instead of a spec is the stage of the ops that read an argument, or that are on
-        a line or in a scope.
-      in_shardings, out_shardings: pins of arguments and results, written as in
-        `jax.jit`: pytree prefixes of PartitionSpecs or NamedShardings; None leaves a
-        subtree to the planner. `pins` of the same arrays take precedence.
-      level: "best" solves the whole at once and reports the gap, "fast" stops at the
-        first good plan.
-      time_limit_s: wall-clock limit of planning, without tracing, in seconds, or as
-        "2min". Building the model and reading a plan cannot be interrupted (0.4 s for
-        GPT-2 small); the best recipe is taken then. The notes of a plan say if the
-        limit stopped its search.
-      seed: seed of the search.
-      refine: compile this many of the most promising plans (the best, recipes,
-        runners-up), and in addition dp, zero1 and fsdp with every activation pinned to
-        the batch, as most people type them, if their predicted step is at most 30 %
-        longer; choose the one with the fastest compiled step within memory. 0: rely on
-        the prediction.
-      microbatches: number of micro-batches of a batch, run one after the other with
-        accumulated gradients; results are those of the whole batch. 1: no
-        micro-batches. "auto": if the program would not fit, or is faster with them; if
-        the logits of a vocabulary are what does not fit, the loss alone is computed in
-        chunks of tokens.
-      per_microbatch: ops whose sums over the batch are taken of each micro-batch
-        instead of the whole batch, which changes results, as of BatchNorm in other
-        frameworks: modules or scopes ("BatchNorm", "encoder/norm_*"), functions
-        ("batch_norm") or lines ("model.py:61") of ops that use such sums. State that
-        they update, such as running statistics, is updated once, by the mean over the
-        micro-batches, so that its momentum is that of a step, whatever their number.
-      recompute: rematerialization of forward values in the backward pass. "auto": what
-        pays, regardless of `jax.checkpoint`; "as written": as `jax.checkpoint`
-        specifies; "none": no remat. In several stages "auto" is as written; in a stage
-        that does not fit so, or fits only with slower layouts, or is faster with less
-        memory traffic, the values that pay are recomputed. Only with "auto" are values
-        offloaded to host memory, if the hardware file has `host_bytes_per_s`.
-      stages: number of submeshes into which devices are divided, each of which runs a
-        part of the model, on one micro-batch after another. "auto": the size of the
-        mesh axis named `stage`; without a mesh, the fastest number, if slow links or
-        too little memory suggest several. `[4, 2, 2]`: submeshes of these numbers of
-        devices, which together are all.
-      schedule: order in which stages run their micro-batches: "gpipe", "1f1b", "kfkb";
-        "zero-bubble": gradients of weights fill the bubbles; "interleaved" and
-        "zero-bubble-v": two chunks of the model on each stage; "searched"; "auto": the
-        fastest of these that fits; "one-program" if none does or if it is clearly
-        faster. "one-program" is an SPMD pipeline: layers are a scan over stacks
-        [layers, …], of which stages have equal parts, and all stages are one compiled
-        program on one mesh, for `lower` and TPU pods; in the order of "gpipe", with ops
-        outside of the layers shared by the stages. "token-slices": sequence slices of
-        causal sequences pass through the stages one after the other (TeraPipe), forward
-        from the first one and backward from the last: for few long sequences, and a
-        batch of one ("auto" compares it if micro-batches are fewer than stages). Their
-        number and lengths are chosen; "token-slices:4": four;
-        "token-slices:768,640,640": slices of these numbers of tokens.
-      storage: "blocks": interleaved storage: state may be stored with columns of fused
-        weights `(d, 3·h·k)`, `(d, 2·f)` in another order, if steps are faster so;
-        shapes stay. Arrays come from `plan.init` and `plan.put`, and `plan.as_written`
-        restores their order; other arrays are refused. "as written": arrays keep their
-        order. With `like`, as in the other plan.
-      while_trips: trip counts of `while` loops with a data-dependent end, for planning
-        and verification: a number for all, or by line ("model.py:61"), function or
-        scope. None: the program's own bound of a loop, else 10.
-      like: a result of `auto_shard` (its last plan counts), or a plan, that shares
-        state with this one. The mesh and hardware are the same, and arguments of equal
-        tree path and shape, or of equal structure, keep their sharding unless `pins`
-        specify another; and their stage, so that a model that was edited in places has
-        the same stage cuts. A number for `stages=` chooses new cuts; so does rhino if
-        the old cuts are not possible any more, and a note says why.
-      donate_argnums, donate_argnames, static_argnums, static_argnames: as in `jax.jit`.
-      progress: show a line while planning takes long; or a function that is called with
-        (best, bound) in seconds.
-      dump: a folder, created if needed, to which every pass from the program to the
-        plan writes its result as text (`rhino_jax.planner.search.passes`).
+      **options: options.
 
     Returns:
       The sharded function; without `fn`, a decorator.
@@ -167,9 +68,9 @@ def auto_shard(
       >>> @auto_shard(donate_argnums=(0, 1))
       ... def train_step(params, opt_state, batch): ...
     """
-    said = {k: v for k, v in locals().items() if k != "fn"}
+    said, _ = split_options(auto_shard, options)
     if fn is None:
-        return lambda fn: auto_shard(fn, **said)
+        return lambda fn: auto_shard(fn, **options)
     what = "`auto_shard`"
     # A Mesh is callable, as it may be used as a decorator.
     if not callable(fn) or isinstance(fn, Mesh | AbstractMesh):
@@ -181,10 +82,10 @@ def auto_shard(
         )
     mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
     shardings = said.pop("in_shardings"), said.pop("out_shardings")
-    said["pins"] = check_pins(what, pins, *shardings)
+    said["pins"] = check_pins(what, said["pins"], *shardings)
     plan_options = PlanOptions(what=what, **said)
     if isinstance(fn, ShardedFunction) and isinstance(fn.plan_options, PlanOptions):
-        is_elsewhere = mesh is not None or hardware is not None
+        is_elsewhere = mesh is not None or said["hardware"] is not None
         mesh = mesh if is_elsewhere else fn.mesh
         plan_options = plan_options.beside(fn.plan_options, is_elsewhere)
     parameters = _parameters(fn, calling, what)
@@ -221,35 +122,8 @@ def _parameters(
     return read_parameters(written, what=what, **calling)
 
 
-def plan(
-    fn: Callable[..., Any],
-    *args: Any,
-    mesh: Any = None,
-    hardware: str | Path | Target | None = None,
-    memory_budget_bytes: float | str | None = None,
-    pins: Any = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    level: str = "best",
-    time_limit_s: float | str | None = None,
-    seed: int = 0,
-    refine: int = 0,
-    microbatches: int | str = "auto",
-    per_microbatch: str | Sequence[str] = (),
-    recompute: str = "auto",
-    stages: int | str | Sequence[int] = "auto",
-    schedule: str = "auto",
-    storage: str = "as written",
-    while_trips: int | Mapping[str, int] | None = None,
-    like: ShardedFunction | Plan | None = None,
-    donate_argnums: int | Iterable[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    static_argnums: int | Iterable[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    progress: bool | Callable[[float | None, float | None], None] = True,
-    dump: str | PathLike[str] | None = None,
-    **kwargs: Any,
-) -> Plan:
+@with_options_of_call(*DEFAULTS)
+def plan(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
     """Plan `fn(*args, **kwargs)`; allocates and runs nothing.
 
     Args:
@@ -261,9 +135,9 @@ def plan(
     Raises:
       MeshError, PinError, HardwareError, InfeasiblePlanError, TraceError.
     """
-    said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
-    check_misspelt("`rhino.plan`", fn, kwargs, said)
-    return auto_shard(fn, **said).plan(*args, **kwargs)
+    options, kwargs = split_options(plan, kwargs)
+    check_misspelt("`rhino.plan`", fn, kwargs, options)
+    return auto_shard(fn, **options).plan(*args, **kwargs)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
@@ -275,18 +149,36 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     return Plan.of(load(path))
 
 
+NOT_OF_AUDITS = (
+    "in_shardings",
+    "out_shardings",
+    "stages",
+    "schedule",
+    "storage",
+    "like",
+    "dump",
+)
+"""UserOptions that plan something other than the audited program on its mesh."""
+
+
+class TogetherOptions(UserOptions, total=False):
+    """Options of `rhino.plan_together`, which `plan_together` describes."""
+
+    weights: Mapping[str, float] | None
+
+
+@with_options(
+    "weights",
+    *("mesh", "hardware", "memory_budget_bytes", "pins"),
+    *("level", "time_limit_s", "seed", "progress"),
+    own={
+        "weights": "Mapping[str, float] | None",
+        "memory_budget_bytes": "int | str | None",
+        "pins": "Mapping[str, Any] | None",
+    },
+)
 def plan_together(
-    programs: Mapping[str, Sequence[Any]],
-    *,
-    weights: Mapping[str, float] | None = None,
-    mesh: Any = None,
-    hardware: str | Path | Target | None = None,
-    memory_budget_bytes: int | str | None = None,
-    pins: Mapping[str, Any] | None = None,
-    level: str = "best",
-    time_limit_s: float | str | None = None,
-    seed: int = 0,
-    progress: bool | Callable[[float | None, float | None], None] = True,
+    programs: Mapping[str, Sequence[Any]], **options: Unpack[TogetherOptions]
 ) -> Plans[Plan]:
     """Plan programs that share state as one problem; allocates and runs nothing.
 
@@ -318,34 +210,16 @@ def plan_together(
       ...     weights={"train": 10, "eval": 1})
       >>> evaluate = plans["eval"].jit(evaluate)
     """
-    options = {k: v for k, v in locals().items() if k != "programs"}
-    found = planned_together(programs, **options)
+    said, _ = split_options(plan_together, options)
+    found = planned_together(programs, **said)
     plans = {name: Plan.of(data) for name, data in found.items()}
     return cast("Plans[Plan]", replace(found, plans=plans))
 
 
-def audit(
-    fn: Callable[..., Any],
-    *args: Any,
-    mesh: Any = None,
-    hardware: str | Path | Target | None = None,
-    memory_budget_bytes: float | str | None = None,
-    pins: Any = None,
-    level: str = "best",
-    time_limit_s: float | str | None = None,
-    seed: int = 0,
-    refine: int = 0,
-    microbatches: int | str = "auto",
-    per_microbatch: str | Sequence[str] = (),
-    recompute: str = "auto",
-    while_trips: int | Mapping[str, int] | None = None,
-    donate_argnums: int | Iterable[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    static_argnums: int | Iterable[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    progress: bool | Callable[[float | None, float | None], None] = True,
-    **kwargs: Any,
-) -> Audit[Plan]:
+@with_options_of_call(
+    *(name for name in DEFAULTS if name not in NOT_OF_AUDITS),
+)
+def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit[Plan]:
     """Compare a program that its user sharded by hand with rhino's plan of it.
 
     Compiles `fn(*args, **kwargs)` as it is and reads the HLO back: every collective
@@ -374,17 +248,16 @@ def audit(
       >>> found = rhino.audit(train_step, params, batch)  # doctest: +SKIP
       >>> found.costs[0].source, found.gain  # doctest: +SKIP
     """
-    said = {k: v for k, v in locals().items() if k not in ("fn", "args", "kwargs")}
+    said, kwargs = split_options(audit, kwargs)
     mesh, calling = said.pop("mesh"), {k: said.pop(k) for k in CALLING}
     plan_options = PlanOptions(what="`rhino.audit`", **said)
-    budget = plan_options.memory_budget_bytes
     return audited(
         fn,
         args,
         kwargs,
         _planner(plan_options),
         mesh=mesh,
-        hardware=hardware,
-        memory_budget_bytes=budget,
+        hardware=plan_options.hardware,
+        memory_budget_bytes=plan_options.memory_budget_bytes,
         **calling,
     )

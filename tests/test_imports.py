@@ -18,7 +18,7 @@ ORDER = (
     "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite", "passes",
     "analysis", "model", "recipes", "plan", "pipeline", "planner.search",
     "runtime.processes", "runtime", "export", "explain.report", "verify", "planner",
-    "explain", "sweep", "api", "rhino_jax", "models", "bench",
+    "explain", "options", "sweep", "api", "rhino_jax", "models", "bench",
     "commands", "cli", "__main__",
 )  # fmt: skip
 """Packages, and modules of the top level, each after all that it imports. A package

@@ -84,20 +84,21 @@ STORAGE = (AS_WRITTEN, "blocks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The options of a plan; see `auto_shard`.
+    """The options of a plan, parsed; `rhino_jax.options.UserOptions` describes them.
 
-    Numbers may be given as text with a unit; the fields hold the parsed numbers.
+    Numbers may be given as text with a unit; the fields hold the parsed numbers. `what`
+    names the caller, for messages.
     """
 
-    hardware: str | Path | Target | None
-    memory_budget_bytes: Any
-    pins: Any
-    level: str
-    time_limit_s: Any
-    seed: int
-    refine: int
-    progress: bool | Callable[[float | None, float | None], None]
     what: str
+    hardware: str | Path | Target | None = None
+    memory_budget_bytes: Any = None
+    pins: Any = None
+    level: str = "best"
+    time_limit_s: Any = None
+    seed: int = 0
+    refine: int = 0
+    progress: bool | Callable[[float | None, float | None], None] = True
     like: Like | None = None
     dump: Any = None
     microbatches: Any = AUTO

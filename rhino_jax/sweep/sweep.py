@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import CALLING, read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
+from rhino_jax.options import split_options, with_options_of_call
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.sweep.point import NAMES, WHAT, Point, Started, configurations
@@ -25,27 +26,16 @@ TOLD_EVERY_S = 1.0
 Told = Callable[[int, int, Point | None], None]
 
 
-def sweep(
-    fn: Callable[..., Any],
-    *args: Any,
-    hardware: Any = None,
-    devices: Any = None,
-    mesh: Any = None,
-    memory_budget_bytes: Any = None,
-    batch: Any = None,
-    stages: Any = None,
-    microbatches: Any = None,
-    pins: Any = None,
-    level: str = "fast",
-    recompute: str = "as written",
-    donate_argnums: int | Iterable[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
-    static_argnums: int | Iterable[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    progress: bool | Told = True,
-    workers: int | None = None,
-    **kwargs: Any,
-) -> Sweep:
+@with_options_of_call(
+    *NAMES,
+    *("pins", "level", "recompute", *CALLING, "progress", "workers"),
+    own=dict.fromkeys(NAMES, "Any")
+    | {"progress": "bool | Told", "workers": "int | None"},
+    level="fast",
+    recompute="as written",
+    progress=True,
+)
+def sweep(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Sweep:
     """Plan `fn(*args, **kwargs)` for every combination of the listed options.
 
     Allocates and runs nothing. Every point has the plan for its figures, made when
@@ -82,7 +72,8 @@ def sweep(
     from rhino_jax.sweep.evaluate import Evaluator
     from rhino_jax.sweep.running import SweepRun
 
-    started, said = Started(), locals()
+    started = Started()
+    said, kwargs = split_options(sweep, kwargs)
     configs = configurations({name: said[name] for name in NAMES})
     own = {name: said[name] for name in CALLING}
     if isinstance(fn, ShardedFunction) and all(x is None for x in own.values()):
@@ -90,11 +81,18 @@ def sweep(
     else:
         raw = fn.parameters.fn if isinstance(fn, ShardedFunction) else fn
         parameters = read_parameters(raw, what=WHAT, **own)
+    workers = said["workers"]
     many = None if workers is None else read_count(WHAT, "workers", workers, least=1)
-    plan_options = _plan_options(pins, level, recompute)
+    plan_options = PlanOptions(
+        what=WHAT,
+        pins=said["pins"],
+        level=said["level"],
+        recompute=said["recompute"],
+        progress=False,
+    )
     call = split_call(parameters, args, kwargs, WHAT)
     written = trace_call(parameters, call, what=WHAT)
-    evaluator = Evaluator(plan_options, level)
+    evaluator = Evaluator(plan_options, plan_options.level)
 
     def traced_for(size: int | None) -> Traced:
         from rhino_jax.sweep.batch import with_batch
@@ -105,25 +103,9 @@ def sweep(
         analysis = evaluator.analysis(written.program, load_target("cpu"))
         return with_batch(parameters, call, analysis, size)
 
-    run = SweepRun(evaluator, configs, _telling(progress))
+    run = SweepRun(evaluator, configs, _telling(said["progress"]))
     points, work = run.points(traced_for, many, started)
     return Sweep(written.name, tuple(points), work)
-
-
-def _plan_options(pins: Any, level: str, recompute: str) -> PlanOptions:
-    """Return the options of every plan."""
-    return PlanOptions(
-        hardware=None,
-        memory_budget_bytes=None,
-        pins=pins,
-        level=level,
-        time_limit_s=None,
-        seed=0,
-        refine=0,
-        progress=False,
-        what=WHAT,
-        recompute=recompute,
-    )
 
 
 def _telling(progress: bool | Told) -> Told:

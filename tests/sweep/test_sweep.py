@@ -16,7 +16,6 @@ from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.search.compare import COMPARED
 from rhino_jax.sweep.meshes import BudgetJobs, Meshes
 from rhino_jax.sweep.point import format_price
-from rhino_jax.sweep.sweep import _plan_options as plan_options
 from rhino_jax.sweep.whole import BudgetSweep
 
 
@@ -290,7 +289,10 @@ def test_more_memory_makes_no_plan_slower() -> None:
         return SimpleNamespace(predicted=predicted)
 
     whole = BudgetSweep(
-        0, plan_options(None, "fast", "as written"), None, (5, 10, 20, 30)
+        0,
+        PlanOptions(what="sweep", pins=None, level="fast", recompute="as written"),
+        None,
+        (5, 10, 20, 30),
     )
     made = whole.within(plan)
     assert {b: made_for for b, (made_for, _) in made.items()} == {

@@ -42,7 +42,7 @@ def planned_together(
     pins = _by_name("pins", pins, programs)
     shares = {**dict.fromkeys(programs, 1.0), **_by_name("weights", weights, programs)}
     plan_options = {
-        name: PlanOptions(pins=pins.get(name), refine=0, what=WHAT, **options)
+        name: PlanOptions(pins=pins.get(name), what=WHAT, **options)
         for name in programs
     }
     with attending(given):
