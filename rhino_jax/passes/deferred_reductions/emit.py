@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,7 +146,12 @@ class DeferredEmitter:
         if name in REMATS:
             return self.remat(op, eqn, operands)
         if op.call.kind is RegionKind.SCAN:
-            return loops.run(self, op, eqn, operands)
+            (body,) = closed_region_jaxprs(eqn)
+            inside = partial(
+                self.region, op.call.regions[0], open_jaxpr(body), jaxpr_consts(body)
+            )
+            pieces = [group.pieces for group in self.groups]
+            return loops.run(eqn, op.call, operands, inside, self.held_open, pieces)
         return self.as_it_was(op, eqn, operands)
 
     def remat(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs
-from rhino_jax.ir.program import Op
+from rhino_jax.ir.program import RegionCall
 from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
 from rhino_jax.rewrite.emit import scan_like
-
-
-if TYPE_CHECKING:
-    from rhino_jax.passes.deferred_reductions.emit import DeferredEmitter
 
 
 Parts = tuple[Any, dict[int, Any]]
@@ -24,25 +20,29 @@ Parts = tuple[Any, dict[int, Any]]
 
 
 def run(
-    runner: DeferredEmitter, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
+    eqn: Any,
+    call: RegionCall,
+    operands: Sequence[UnreducedValue],
+    inside: Callable[[list[UnreducedValue]], list[UnreducedValue]],
+    groups_of: Callable[[int], list[int]],
+    pieces: Sequence[Sequence[int]],
 ) -> list[UnreducedValue]:
     """Run a scan, some of whose carries and stacked results are unreduced.
 
     Args:
-      runner: emitter of the program.
-      op: the scan.
-      eqn: its equation.
+      eqn: equation of the scan.
+      call: how it runs its body.
       operands: its operands.
+      inside: values of the body's inputs → values of its outputs.
+      groups_of: value id → indices of the groups in which it stays unreduced.
+      pieces: for every group sizes of the leading dims of its unreduced values.
     """
-    (body,), call = closed_region_jaxprs(eqn), op.call
-    inner, inner_consts = open_jaxpr(body), jaxpr_consts(body)
-    assert call is not None
-    (region,) = call.regions
+    ((body,), (region,)) = closed_region_jaxprs(eqn), call.regions
     consts = [_same(v) for v in call.consts(operands)]
     stacks = [v.closed() for v in call.sliced(operands)]
-    wanted = [runner.held_open(v) for v in call.carries(region.inputs)]
-    kept = [runner.held_open(v) for v in call.stacked(region.outputs)]
-    avals = [v.aval for v in inner.invars]
+    wanted = [*map(groups_of, call.carries(region.inputs))]
+    kept = [*map(groups_of, call.stacked(region.outputs))]
+    avals = [v.aval for v in open_jaxpr(body).invars]
 
     def step(carries: list[Parts], slices: Sequence[Any]) -> tuple[Any, Any]:
         entering = [
@@ -53,10 +53,10 @@ def run(
             UnreducedValue(aval, x)
             for aval, x in zip(call.sliced(avals), slices, strict=True)
         ]
-        outs = runner.region(region, inner, inner_consts, [*consts, *entering, *sliced])
+        outs = inside([*consts, *entering, *sliced])
         leaving = []
         for v, groups, entered in zip(outs, wanted, carries, strict=False):
-            plain, opened = _parts(v, groups, runner)
+            plain, opened = _parts(v, groups, pieces)
             if plain is None and entered[0] is not None:
                 plain = zeros(v.aval, ())
             leaving.append((plain, opened))
@@ -65,7 +65,7 @@ def run(
         ]
         return leaving, made
 
-    init = _init(runner, call.carries(operands), wanted)
+    init = _init(call.carries(operands), wanted, pieces)
     init = _filled(step, init, stacks, call.carries(avals))
     ends, made = scan_like(eqn, step, init, stacks)
     results = [
@@ -73,9 +73,7 @@ def run(
         for var, parts in zip(eqn.outvars, ends, strict=False)
     ]
     for var, (plain, opened) in zip(call.stacked(eqn.outvars), made, strict=True):
-        fronts = {
-            g: _in_front(x, len(runner.groups[g].pieces)) for g, x in opened.items()
-        }
+        fronts = {g: _in_front(x, len(pieces[g])) for g, x in opened.items()}
         results.append(UnreducedValue(var.aval, plain, fronts, maker=eqn))
     return results
 
@@ -87,16 +85,16 @@ def _same(value: UnreducedValue) -> UnreducedValue:
 
 
 def _init(
-    runner: DeferredEmitter,
     values: Sequence[UnreducedValue],
     wanted: Sequence[Sequence[int]],
+    pieces: Sequence[Sequence[int]],
 ) -> list[Parts]:
     """Return the initial carries of a scan.
 
     Args:
-      runner: emitter of the program.
       values: the initial carries as operands.
       wanted: indices of the groups in which each carry stays unreduced.
+      pieces: as of `run`.
     """
     found = [
         _parts(value, groups, runner)
@@ -110,23 +108,21 @@ def _init(
 
 
 def _parts(
-    value: UnreducedValue, groups: Sequence[int], runner: DeferredEmitter
+    value: UnreducedValue, groups: Sequence[int], pieces: Sequence[Sequence[int]]
 ) -> Parts:
     """Return a carry in parts.
 
     Args:
       value: the carry.
       groups: indices of the groups in which it stays unreduced.
-      runner: emitter of the program.
+      pieces: as of `run`.
     """
     if not groups:
         return value.closed(), {}
     if not set(value.open) <= set(groups):
         value = _same(value)
     opened = {
-        g: value.open[g]
-        if g in value.open
-        else zeros(value.aval, runner.groups[g].pieces)
+        g: value.open[g] if g in value.open else zeros(value.aval, pieces[g])
         for g in groups
     }
     return value.plain, opened
