@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
+from rhino_jax.cost.collectives import collective_s
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import detect_target
 from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.hardware.target import Device
+from rhino_jax.ir.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, KINDS
 
 
 SAMPLES = 9
@@ -179,7 +180,7 @@ def _collectives(devices: Sequence[Any]) -> list[_Sample]:
         for n in (SMALL, LARGE):
             for kind, op in _OPS.items():
                 taken_s = mesh.step_s(partial(op, group), n, dtype="float32")
-                held = 4 * n * (group if kind == ALL_GATHER else 1)
+                held = 4 * n * (group if KINDS[kind].gathers else 1)
                 samples.append(_Sample(kind, held, group, n == LARGE, taken_s))
     return samples
 

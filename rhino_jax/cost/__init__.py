@@ -7,7 +7,7 @@ that change a sharding, or reduce partial sums), `compute` (time of one kernel),
 and `systolic` (padding of shapes, in memory and in arithmetic), `utilisation` (model
 FLOPs).
 
-To add a collective algorithm: `collectives`, where each kind has its name, its bytes on
-the wire, and its time on every topology; a kind that reshards may use is also a step in
-`reshard`, and one that sums is one in `combine`.
+To add a kind of collective: a record in `rhino_jax.ir.collectives`; `collectives` has
+the time of each pattern on every topology. A kind that reshards may use is also a step
+in `reshard`, and one that sums is one in `combine`.
 """

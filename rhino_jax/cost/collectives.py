@@ -19,23 +19,16 @@ from typing import NamedTuple
 
 from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.hardware.parts import AxisShare, ring_over
-
-
-ALL_REDUCE = "all-reduce"
-ALL_GATHER = "all-gather"
-REDUCE_SCATTER = "reduce-scatter"
-ALL_TO_ALL = "all-to-all"
-PERMUTE = "collective-permute"
+from rhino_jax.ir.collectives import KINDS, CollectiveKind, Pattern
 
 
 def wire_bytes(kind: str, local_bytes: float, size: int) -> float:
     """Return the bytes that each of `size` devices sends for one collective."""
     if size <= 1:
         return 0.0
-    if kind == PERMUTE:
+    if KINDS[kind].pattern is Pattern.HOP:
         return local_bytes
-    share = (size - 1) / size
-    return local_bytes * (2 * share if kind == ALL_REDUCE else share)
+    return KINDS[kind].rounds * (size - 1) * local_bytes / size
 
 
 def collective_s(kind: str, local_bytes: float, axes: Sequence[MeshAxis]) -> float:
@@ -46,7 +39,7 @@ def collective_s(kind: str, local_bytes: float, axes: Sequence[MeshAxis]) -> flo
     in `local_bytes`; monotone in them and in every axis size.
 
     Args:
-      kind: one of this module's constants.
+      kind: name of one of `rhino_jax.ir.collectives.KINDS`.
       local_bytes: bytes on one device, as the module's docstring defines them.
       axes: the axes that the collective runs over.
     Returns:
@@ -55,10 +48,10 @@ def collective_s(kind: str, local_bytes: float, axes: Sequence[MeshAxis]) -> flo
     axes = [a for a in axes if a.size > 1]
     if not axes:
         return 0.0
-    taken = _taken(kind, local_bytes, axes)
+    taken = _taken(KINDS[kind], local_bytes, axes)
     if len(axes) == 1 and axes[0].members:
         # For strided parts of one torus dim, one axis after the other is faster.
-        taken = taken.or_less(_taken(kind, local_bytes, axes[0].members))
+        taken = taken.or_less(_taken(KINDS[kind], local_bytes, axes[0].members))
     return taken.latency_s + taken.sending_s
 
 
@@ -94,7 +87,7 @@ _NOTHING = _CollectiveSeconds(0.0, 0.0)
 
 
 def _taken(
-    kind: str, local_bytes: float, axes: Sequence[MeshAxis]
+    kind: CollectiveKind, local_bytes: float, axes: Sequence[MeshAxis]
 ) -> _CollectiveSeconds:
     if all(a.topology == "barrier" for a in axes):
         # All threads meet at one barrier, however much they then copy.
@@ -103,21 +96,21 @@ def _taken(
         return _CollectiveSeconds(meeting_s, 0.0).then(
             _taken(kind, local_bytes, copying)
         )
-    if kind == PERMUTE:
+    if kind.pattern is Pattern.HOP:
         # The slowest link need not be the one with the longest latency.
         links = [link for a in axes for link in _links(a)]
         slowest = min(link.bytes_per_s for link in links)
         return _CollectiveSeconds(
             max(link.alpha_s for link in links), local_bytes / slowest
         )
-    if kind == ALL_TO_ALL:
+    if kind.pattern is Pattern.EXCHANGE:
         each = [_all_to_all(local_bytes, a) for a in axes]
         return functools.reduce(_CollectiveSeconds.then, each)
     piece, total = local_bytes, _NOTHING
     for axis in sorted(axes, key=lambda a: (-a.bytes_per_s, a.name)):
         total = total.then(_gather(piece, axis))
         piece /= axis.size
-    return total.then(total) if kind == ALL_REDUCE else total
+    return functools.reduce(_CollectiveSeconds.then, [total] * kind.rounds)
 
 
 def _links(axis: MeshAxis) -> tuple[AxisShare, ...]:

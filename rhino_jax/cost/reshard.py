@@ -12,13 +12,8 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.cost.collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    PERMUTE,
-)
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
+from rhino_jax.ir.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE
 from rhino_jax.ir.spec import Spec, axes_of, shards_per_dim
 
 
@@ -27,9 +22,9 @@ class ReshardStep:
     """One collective.
 
     Attributes:
-      kind: a constant of `collectives`.
+      kind: name of one of `rhino_jax.ir.collectives.KINDS`.
       axes: mesh axes, by position.
-      local_bytes: bytes on one device, as in `collectives`.
+      local_bytes: bytes on one device, as in `cost.collectives`.
       runs: how often it runs.
     """
 

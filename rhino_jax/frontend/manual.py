@@ -16,6 +16,7 @@ from rhino_jax.frontend.regions import (
     region_kind,
     sub_jaxprs,
 )
+from rhino_jax.ir.collectives import OF_PRIMITIVE
 from rhino_jax.ir.program import (
     AxisNames,
     Manual,
@@ -24,20 +25,6 @@ from rhino_jax.ir.program import (
     Source,
 )
 
-
-KINDS = {
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "ppermute": "collective-permute",
-    "psum": "all-reduce",
-    "psum2": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-}
-"""Primitive → kind of collective, as `rhino_jax.cost.collectives` names them."""
 
 _UNPRICED = frozenset({"pgather", "ragged_all_to_all", "unreduced_psum"})
 """Primitives whose bytes sent do not follow from shapes."""
@@ -108,7 +95,7 @@ def _sent(
         source = source_of(eqn.source_info, outer)
         if name in _UNPRICED:
             yield None
-        elif name in KINDS:
+        elif name in OF_PRIMITIVE:
             found = _collective(eqn, sizes, source, runs)
             if found is None or found.axes:
                 yield found
@@ -142,17 +129,17 @@ def _collective(
 ) -> ManualCollective | None:
     """Return the collective of an equation, without axes where it sends nothing; None
     where its bytes are unknown."""
-    params, kind = eqn.params, KINDS[eqn.primitive.name]
+    params, kind = eqn.params, OF_PRIMITIVE[eqn.primitive.name]
     said = params.get("axes", params.get("axis_name"))
     names = said if isinstance(said, tuple | list) else (said,)
     if params.get("axis_index_groups") is not None or not set(names) <= set(sizes):
         return None  # over a part of an axis, or over an axis of `vmap`
-    moved = eqn.outvars if kind == "all-gather" else eqn.invars
+    moved = eqn.outvars if kind.gathers else eqn.invars
     local_bytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
     axes = tuple(str(n) for n in names if sizes[n] > 1)
     if all(a == b for a, b in params.get("perm", [(0, 1)])):
         axes = ()
-    return ManualCollective(kind, axes, local_bytes, runs, source)
+    return ManualCollective(kind.name, axes, local_bytes, runs, source)
 
 
 def _alike_as_one(found: list[ManualCollective]) -> tuple[ManualCollective, ...]:

@@ -7,8 +7,9 @@ Order: `factor` (index ranges of an op's dims), `axes` (the dims that hold an ax
 ops split and merge them), `traits` (properties of ops), `op`,
 `program`, `crossings` (borders of regions), `spec` (how one value is sharded), `places`
 (names of source lines and scopes), `verifier` (invariants), `printer` (stable text),
-`coverage` (ops without a rule), `congruence` (equal values of two programs),
-`transform`, `while_trips`, `blocks` (record of what was changed before planning).
+`coverage` (ops without a rule), `collectives` (their kinds), `congruence` (equal values
+of two programs), `transform`, `while_trips`, `blocks` (record of what was changed
+before planning).
 Ids of values and ops are positions: the same walk over the source gives the same ids,
 which is how a plan is applied.
 """

@@ -219,7 +219,7 @@ class ManualCollective:
     """A collective inside an op that its user partitioned manually (`shard_map`).
 
     Attributes:
-      kind: such as "all-reduce".
+      kind: name of one of `collectives.KINDS`.
       axes: names of the mesh axes that it runs over.
       local_bytes: bytes on one device: of the result of an all-gather, of the operands
         of all other kinds.

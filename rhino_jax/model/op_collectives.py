@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.cost.collectives import ALL_GATHER, PERMUTE, collective_s
+from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.reshard import ReshardStep
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.collectives import ALL_GATHER, PERMUTE
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Manual, Op, Program, item_bytes
 from rhino_jax.ir.spec import Spec, share_of

@@ -14,8 +14,9 @@ from rhino_jax.bench import measure as m
 from rhino_jax.bench.measure import hardware_file
 from rhino_jax.cli import main
 from rhino_jax.commands import benching
-from rhino_jax.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, collective_s
+from rhino_jax.cost.collectives import collective_s
 from rhino_jax.hardware.mesh import MeshAxis
+from rhino_jax.ir.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 
 
 NOTHING = m.Measured(

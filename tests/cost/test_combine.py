@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from rhino_jax.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
 from rhino_jax.cost.combine import combine_route, combine_steps
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.ir.collectives import ALL_REDUCE, REDUCE_SCATTER
 from rhino_jax.ir.traits import OpKind
 
 

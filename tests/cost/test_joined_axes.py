@@ -9,18 +9,18 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rhino_jax.cost.collectives import (
+from rhino_jax.cost.collectives import collective_s
+from rhino_jax.hardware.files import hardware_names, load_target
+from rhino_jax.hardware.layout import lay_out
+from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
     PERMUTE,
     REDUCE_SCATTER,
-    collective_s,
 )
-from rhino_jax.hardware.files import hardware_names, load_target
-from rhino_jax.hardware.layout import lay_out
-from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.hardware.target import Target
 from rhino_jax.verify.targets import torus_of
 
 

@@ -6,18 +6,17 @@ import itertools
 
 import pytest
 
-from rhino_jax.cost.collectives import (
+from rhino_jax.cost.collectives import collective_s, wire_bytes
+from rhino_jax.cost.reshard import reshard_route, reshard_steps
+from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
+from rhino_jax.hardware.mesh import MeshAxis
+from rhino_jax.ir.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
     PERMUTE,
     REDUCE_SCATTER,
-    collective_s,
-    wire_bytes,
 )
-from rhino_jax.cost.reshard import reshard_route, reshard_steps
-from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
-from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.model.strategies import all_specs
 
 

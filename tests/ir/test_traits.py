@@ -33,7 +33,7 @@ WORDS = frozenset({
 TOLD_APART = {
     "frontend/check/indexed.py": "how an op that moves elements runs on one shard",
     "frontend/pallas.py": "in which parameter a kernel's name stands",
-    "frontend/manual.py": "which kind of collective a primitive is",
+    "ir/collectives.py": "which kind of collective a primitive is",
     "frontend/provenance.py": "which parameters people want to read",
     "runtime/on_shards/parts.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",

@@ -20,6 +20,7 @@ from typing import Any
 from rhino_jax._compat import user_frames
 from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.regions import all_equations
+from rhino_jax.ir.collectives import KINDS
 from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Source
 from rhino_jax.plan.records import Collective, Traffic, traffic_of
@@ -266,63 +267,15 @@ def why(
     if collective.count > 1:
         where += f", {collective.count} times a step"
     by = f"{primitive}" if primitive else "an operation"
-    sentence = _SENTENCES[collective.kind](axes, by, where)
-    if culprits is None or collective.kind not in _ASKED_FOR:
+    kind = KINDS[collective.kind]
+    cause = _CONSTRAINED if kind.gathers and by == USERS_CONSTRAINT else kind.cause
+    sentence = cause.format(by=by, axes=axes, where=where)
+    if culprits is None or not kind.reshards:  # a sum follows from the contracted dims
         return sentence
-    asked = culprits.of(
-        collective.source, collective.axes, is_gather=collective.kind == "all-gather"
-    )
+    asked = culprits.of(collective.source, collective.axes, is_gather=kind.gathers)
     return "; ".join((sentence, *asked))
 
 
-def _all_gather(axes: str, by: str, where: str) -> str:
-    if by == USERS_CONSTRAINT:
-        return (
-            f"a constraint needs a value replicated over {axes}, which shards it{where}"
-        )
-    return (
-        f"{by} reads whole a value that is sharded over {axes}: gathered for each"
-        f" read{where}"
-    )
-
-
-def _all_reduce(axes: str, by: str, where: str) -> str:
-    return (
-        f"{by} sums over a dim that is sharded over {axes}, and its result is needed"
-        f" replicated: the partial sums of all devices are reduced{where}"
-    )
-
-
-def _reduce_scatter(axes: str, by: str, where: str) -> str:
-    return (
-        f"{by} sums over a dim that is sharded over {axes}; each device keeps its part"
-        f" of the sum{where}"
-    )
-
-
-def _all_to_all(axes: str, by: str, where: str) -> str:
-    return f"{by} needs {axes} on another dim than it does{where}"
-
-
-def _permute(axes: str, by: str, where: str) -> str:
-    return (
-        f"{by} reads shards of other devices along {axes}: a shift, a window,"
-        f" or the same dims in another order{where}"
-    )
-
-
-def _broadcast(axes: str, by: str, where: str) -> str:
-    return f"{by} reads on all of {axes} the data of one device{where}"
-
-
-_ASKED_FOR = ("all-gather", "all-to-all", "collective-permute")
-"""Kinds that a sharding requests; a reduction follows from the contracted dims."""
-
-_SENTENCES = {
-    "all-gather": _all_gather,
-    "all-reduce": _all_reduce,
-    "reduce-scatter": _reduce_scatter,
-    "all-to-all": _all_to_all,
-    "collective-permute": _permute,
-    "collective-broadcast": _broadcast,
-}
+_CONSTRAINED = (
+    "a constraint needs a value replicated over {axes}, which shards it{where}"
+)

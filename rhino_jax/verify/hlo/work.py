@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
 from rhino_jax.verify.hlo.flops import (
     Arithmetic,
     arithmetic_of,
@@ -120,10 +121,6 @@ _FREE_CALLS = frozenset(
     ("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding")
 )
 _BESIDE = ("-start", "-done", "-update")
-_COLLECTIVE = re.compile(
-    r"^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast)"
-    r"|ragged-all-to-all|send|recv)"
-)
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 # The largest integer marks a missing estimate.
 _NO_CYCLES = 2**63 - 1
@@ -219,7 +216,7 @@ class WorkReader:
         if opcode in ("fusion", "fusion-start", "call-start", "async-start"):
             return self._moves(_called(instruction))
         is_end = opcode.endswith(("-done", "-update"))
-        return not is_end and _COLLECTIVE.match(opcode) is not None
+        return not is_end and is_transfer_opcode(opcode)
 
     def _seconds(self, items: tuple[InstructionWork, ...]) -> float:
         return sum(self.seconds_of(w) * w.count for w in items)
@@ -276,7 +273,7 @@ class WorkReader:
         """Whether a computation contains a collective, or a part of one."""
         if name not in self.moving:
             self.moving[name] = any(
-                _COLLECTIVE.match(i.opcode)
+                is_transfer_opcode(i.opcode)
                 or custom_call_target(i).startswith("AsyncCollective")
                 or any(
                     self._moves(inner)
@@ -297,7 +294,7 @@ def _is_free(instruction: Instruction) -> bool:
     return (
         instruction.opcode in _FREE
         or instruction.opcode.endswith(_BESIDE)
-        or _COLLECTIVE.match(instruction.opcode) is not None
+        or is_transfer_opcode(instruction.opcode)
         or custom_call_target(instruction) in _FREE_CALLS
     )
 

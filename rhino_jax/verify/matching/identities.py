@@ -20,12 +20,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.cost.collectives import (
-    ALL_GATHER,
+from rhino_jax.ir.collectives import (
     ALL_REDUCE,
-    ALL_TO_ALL,
+    KINDS,
     PERMUTE,
     REDUCE_SCATTER,
+    CollectiveKind,
+    Pattern,
 )
 from rhino_jax.verify.matching.ledger import Key
 
@@ -105,45 +106,47 @@ def identities(keys: Iterable[Key], sizes: Mapping[str, int]) -> tuple[Identity,
 
 def _over_one(axes: Axes, sizes: Mapping[str, int]) -> Iterator[Identity]:
     f = _cut(axes, sizes)
-    reduce_ = IdentityTerm((ALL_REDUCE, axes), 2 * f)
-    scatter, gather = (
-        IdentityTerm((REDUCE_SCATTER, axes), f),
-        IdentityTerm((ALL_GATHER, axes), f),
-    )
-    yield Identity(
-        (scatter, gather),
-        (reduce_,),
-        "decomposed",
-        "reduce-scatter and all-gather became one all-reduce: the same bytes",
-    )
-    yield Identity(
-        (reduce_,),
-        (scatter, gather),
-        "decomposed",
-        "the all-reduce is made of a reduce-scatter and an all-gather: the same bytes",
-    )
-    yield Identity(
-        (scatter,),
-        (reduce_,),
-        "decomposed",
-        "the same partial sum as an all-reduce, of which each device keeps its shard:"
-        " twice the bytes of a reduce-scatter",
-    )
-    yield Identity(
-        (reduce_,),
-        (scatter,),
-        "decomposed",
-        "of the all-reduce only the reduce-scatter is left: every device reads no more"
-        " than its part",
-    )
-    for kind in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):
-        yield Identity(
-            (IdentityTerm((kind, axes), f),),
-            (IdentityTerm((PERMUTE, axes), f),),
-            "decomposed",
-            f"the {kind} runs as steps of collective-permute, beside the compute that"
-            " uses its pieces",
-        )
+    for kind in KINDS.values():
+        one = (IdentityTerm((kind.name, axes), kind.rounds * f),)
+        if kind.parts:
+            yield from _composed(kind, one, axes, f)
+        elif kind.pattern is not Pattern.HOP:
+            yield Identity(
+                one,
+                (IdentityTerm((PERMUTE, axes), f),),
+                "decomposed",
+                f"the {kind.name} runs as steps of collective-permute, beside the"
+                " compute that uses its pieces",
+            )
+
+
+def _composed(
+    kind: CollectiveKind, one: tuple[IdentityTerm, ...], axes: Axes, f: float
+) -> Iterator[Identity]:
+    """Yield identities between a kind and its parts, all over the same axes."""
+    parts = tuple(IdentityTerm((part, axes), f) for part in kind.parts)
+    first, last = kind.parts
+    for planned, compiled, cause in (
+        (parts, one, f"{first} and {last} became one {kind.name}: the same bytes"),
+        (
+            one,
+            parts,
+            f"the {kind.name} is made of a {first} and an {last}: the same bytes",
+        ),
+        (
+            parts[:1],
+            one,
+            f"the same partial sum as an {kind.name}, of which each device keeps its"
+            f" shard: twice the bytes of a {first}",
+        ),
+        (
+            one,
+            parts[:1],
+            f"of the {kind.name} only the {first} is left: every device reads no more"
+            " than its part",
+        ),
+    ):
+        yield Identity(planned, compiled, "decomposed", cause)
 
 
 def _over_two(
@@ -155,35 +158,40 @@ def _over_two(
     named = f"{_text(a)} and {_text(b)}"
     one = f"one over {_text(joined)} in place of one over {named}"
     many = f"one over {named} in place of one over {_text(joined)}"
-    scatter_a = IdentityTerm((REDUCE_SCATTER, a), f_a)
-    gather_a = IdentityTerm((ALL_GATHER, a), f_a)
-    reduce_b = IdentityTerm((ALL_REDUCE, b), 2 * f_b / n_a)
-    whole = IdentityTerm((ALL_REDUCE, joined), 2 * f_ab)
-    plain = (
-        IdentityTerm((ALL_REDUCE, a), 2 * f_a),
-        IdentityTerm((ALL_REDUCE, b), 2 * f_b),
-    )
-    yield Identity((scatter_a, reduce_b, gather_a), (whole,), "over other axes", one)
-    yield Identity((whole,), (scatter_a, reduce_b, gather_a), "over other axes", many)
-    kept = ", of which each device keeps its shard"
-    yield Identity((scatter_a, reduce_b), (whole,), "over other axes", one + kept)
-    if a < b:
-        yield Identity(plain, (whole,), "over other axes", one)
-        yield Identity((whole,), plain, "over other axes", many)
-    for kind in (ALL_GATHER, REDUCE_SCATTER):
-        parts = (IdentityTerm((kind, a), f_a / n_b), IdentityTerm((kind, b), f_b))
-        both = IdentityTerm((kind, joined), f_ab)
-        yield Identity(parts, (both,), "over other axes", one)
-        yield Identity((both,), parts, "over other axes", many)
-        # The first of two successive collectives moves only its share f_a * f_b.
-        moved = f_a * f_b
-        yield Identity(
-            (IdentityTerm((kind, a), moved),),
-            (IdentityTerm((kind, b), moved),),
-            "in another order",
-            f"over {named} in another order: the same bytes",
-            needs_all=True,
-        )
+
+    def term(kind: str, axes: Axes, share: float) -> IdentityTerm:
+        return IdentityTerm((kind, axes), share)
+
+    for kind in KINDS.values():
+        name = kind.name
+        whole = (term(name, joined, kind.rounds * f_ab),)
+        if kind.parts:
+            first, last = kind.parts
+            scatter, gather = term(first, a, f_a), term(last, a, f_a)
+            parts = (scatter, term(name, b, kind.rounds * f_b / n_a))
+            yield Identity((*parts, gather), whole, "over other axes", one)
+            yield Identity(whole, (*parts, gather), "over other axes", many)
+            kept = ", of which each device keeps its shard"
+            yield Identity(parts, whole, "over other axes", one + kept)
+            if a < b:
+                plain = (
+                    term(name, a, kind.rounds * f_a),
+                    term(name, b, kind.rounds * f_b),
+                )
+                yield Identity(plain, whole, "over other axes", one)
+                yield Identity(whole, plain, "over other axes", many)
+        elif kind.pattern is Pattern.RING:
+            parts = (term(name, a, f_a / n_b), term(name, b, f_b))
+            yield Identity(parts, whole, "over other axes", one)
+            yield Identity(whole, parts, "over other axes", many)
+            # The first of two successive collectives moves only its share f_a * f_b.
+            yield Identity(
+                (term(name, a, f_a * f_b),),
+                (term(name, b, f_a * f_b),),
+                "in another order",
+                f"over {named} in another order: the same bytes",
+                needs_all=True,
+            )
 
 
 def _cut(axes: Sequence[str], sizes: Mapping[str, int]) -> float:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.ir.collectives import KINDS
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.records import Collective, Traffic
 from rhino_jax.verify.hlo.module import source_of
@@ -203,7 +204,7 @@ def _written_sums(program: Program) -> dict[str, frozenset[str]] | None:
         if manual is None or not manual.is_all_priced:
             return None
         for c in manual.collectives:
-            if c.kind in ("all-reduce", "reduce-scatter"):
+            if KINDS[c.kind].sums:
                 source = str(c.source)
                 found[source] = found.get(source, frozenset()).union(c.axes)
     return found

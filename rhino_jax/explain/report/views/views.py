@@ -24,6 +24,7 @@ from rhino_jax.explain.report.step import (
 from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
 from rhino_jax.explain.report.views.treemap import regions, treemap
+from rhino_jax.ir.collectives import KINDS
 from rhino_jax.units import format_bytes, format_flops, format_seconds, format_share
 
 
@@ -79,12 +80,10 @@ def _few(step: DeviceStep) -> list[tuple[float, int]]:
 MAX_BOXES = 300
 """Maximum number of boxes in one track: as many as a narrow page can show apart."""
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
-
 
 def hue_of(kind: str) -> int:
     """Return the hue of a kind of collective, in degrees."""
-    return HUES[1 + KINDS.index(kind)] if kind in KINDS else HUES[5]
+    return HUES[1 + min(list(KINDS).index(kind), 4)]
 
 
 def timeline(step: DeviceStep) -> str:

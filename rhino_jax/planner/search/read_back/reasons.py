@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from rhino_jax.analysis.dim_classes import Element
 from rhino_jax.analysis.graph import Edge, Node, NodeKind, Port
-from rhino_jax.cost.collectives import PERMUTE
 from rhino_jax.cost.reshard import ReshardStep
+from rhino_jax.ir.collectives import KINDS, PERMUTE
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program
@@ -24,9 +24,6 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.planner.search.limits import LIMITS
-
-
-_MOVES = {"all-gather": "gathers", "all-to-all": "reshards", PERMUTE: "reorders"}
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +65,7 @@ class Reasons:
         """Explain a collective that reshards a value for one of its readers."""
         names = self.model.mesh.names
         return (
-            f"{_MOVES.get(step.kind, step.kind)} {self.name(edge.source)}:"
+            f"{KINDS[step.kind].reshards or step.kind} {self.name(edge.source)}:"
             f" {format_spec(have, names)} → {format_spec(want, names)}"
         )
 

@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.cost.collectives import PERMUTE
-from rhino_jax.frontend.manual import KINDS
+from rhino_jax.ir.collectives import KINDS, PERMUTE
 from rhino_jax.ir.op import Op, RegionKind
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import Leaf, PlanData
@@ -111,7 +110,7 @@ def _permutes(program: Program, op: Op, ticks: int) -> list[Op]:
     if call is None or call.kind is not RegionKind.SCAN or call.trip_count != ticks:
         return []
     inner = [program.ops[o] for region in call.regions for o in region.ops]
-    return [o for o in inner if KINDS.get(o.name) == PERMUTE]
+    return [o for o in inner if o.name in KINDS[PERMUTE].primitives]
 
 
 def _is_reversed(permute: Op) -> bool:

@@ -12,15 +12,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.cost.collectives import (
-    ALL_GATHER,
-    PERMUTE,
-    collective_s,
-    wire_bytes,
-)
+from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.errors import PinError
-from rhino_jax.frontend.manual import KINDS
 from rhino_jax.hardware.layout import lay_out
+from rhino_jax.ir.collectives import KINDS, OF_PRIMITIVE, PERMUTE
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program, Region
 from rhino_jax.ir.spec import Spec, format_spec, share_of, without
@@ -156,7 +151,7 @@ class WholePipeline:
         loops = {
             op.id
             for op, runs in _ops(self.of_stage, self.of_stage.body, 1)
-            if runs == ticks and KINDS.get(op.name) == PERMUTE
+            if runs == ticks and op.name in KINDS[PERMUTE].primitives
         }
         if len(loops) < 2:
             return
@@ -193,16 +188,16 @@ class WholePipeline:
         """Yield the transfers between stages."""
         laid = lay_out(self.search.target, self.axes)
         for op, runs in _ops(self.of_stage, self.of_stage.body, 1):
-            kind = KINDS.get(op.name)
+            kind = OF_PRIMITIVE.get(op.name)
             if kind is None:
                 continue
-            moved = op.results if kind == ALL_GATHER else op.operands
+            moved = op.results if kind.gathers else op.operands
             local = sum(self._local_bytes(decisions, v) for v in moved)
-            each_s = collective_s(kind, local, [laid.axes[self.axis]])
+            each_s = collective_s(kind.name, local, [laid.axes[self.axis]])
             sent = Collective(
-                kind=kind,
+                kind=kind.name,
                 axes=(STAGE_AXIS,),
-                bytes=round(wire_bytes(kind, local, self.stages) * runs),
+                bytes=round(wire_bytes(kind.name, local, self.stages) * runs),
                 count=runs,
                 seconds=each_s * runs,
                 op=f"{op.name} #{op.id}",

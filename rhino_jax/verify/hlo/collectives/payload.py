@@ -40,6 +40,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rhino_jax.ir.collectives import KINDS, OF_OPCODE
 from rhino_jax.verify.hlo.collectives.groups import Groups
 from rhino_jax.verify.hlo.module import (
     Computation,
@@ -50,18 +51,20 @@ from rhino_jax.verify.hlo.module import (
 )
 
 
-_SLICE_KINDS = {
-    "ALL_REDUCE": "all-reduce",
-    "ALL_GATHER": "all-gather",
-    "REDUCE_SCATTER": "reduce-scatter",
-    "ALL_TO_ALL": "all-to-all",
-    "ONE_TO_ONE": "collective-permute",
-}
+_SLICE_KINDS = {kind.slice_type: kind.name for kind in KINDS.values()}
 _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _PRODUCT = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{')
 _LISTS = re.compile(r"_xla_megascale_target=\{((?:\{[\d,>\-]*\},?)*)\}")
 _IDS_PER_SLICE = 100_000
+
+
+_TRANSFERS = (*OF_OPCODE, "send", "recv")
+
+
+def is_transfer_opcode(opcode: str) -> bool:
+    """Whether an opcode is that of a collective, its start or its end."""
+    return opcode.startswith(_TRANSFERS)
 
 
 def slice_kind(instruction: Instruction) -> str:
@@ -116,9 +119,6 @@ _SYNC = re.compile(r'"is_sync":\s*true')
 _IDLE = frozenset(
     "add-dependency after-all bitcast constant get-tuple-element iota"
     " opt-barrier parameter partition-id replica-id tuple".split()
-)
-_COLLECTIVE = re.compile(
-    r"^(?:all-|reduce-scatter|collective-|ragged-all-to-all|send|recv)"
 )
 # Loop counters and offsets: computing them overlaps with nothing.
 _SCALAR_BYTES = 16
@@ -190,28 +190,19 @@ def _works(instruction: Instruction) -> bool:
     return not (
         instruction.opcode in _IDLE
         or instruction.opcode.endswith(("-start", "-done", "-update"))
-        or _COLLECTIVE.match(instruction.opcode)
+        or is_transfer_opcode(instruction.opcode)
         or instruction.bytes <= _SCALAR_BYTES
     )
 
 
-_KINDS = {
-    "all-reduce": "all-reduce",
-    "all-gather": "all-gather",
-    "reduce-scatter": "reduce-scatter",
-    "all-to-all": "all-to-all",
-    "ragged-all-to-all": "all-to-all",
-    "collective-permute": "collective-permute",
-    "collective-broadcast": "collective-broadcast",
-}
 _SLICE_SIZES = re.compile(r"slice_sizes=\{((?:\{[\d,]*\},?\s*)+)\}")
 _ELEMENT = re.compile(r"\(?\s*([a-z]\w*)\[")
 
 
 def collective_kind(instruction: Instruction) -> str:
     """Return the collective kind of an instruction or async start, or empty."""
-    kind = _KINDS.get(instruction.opcode.removesuffix("-start"), "")
-    return kind or slice_kind(instruction)
+    kind = OF_OPCODE.get(instruction.opcode.removesuffix("-start"))
+    return kind.name if kind is not None else slice_kind(instruction)
 
 
 def payload_bytes(computation: Computation, instruction: Instruction) -> int:
@@ -230,17 +221,6 @@ def payload_bytes(computation: Computation, instruction: Instruction) -> int:
     if instruction.opcode.startswith("ragged-all-to-all"):
         return operands[0].bytes
     return sum(operand.bytes for operand in operands)
-
-
-def wire_bytes(kind: str, operand_bytes: int, size: int) -> int:
-    """Return the bytes that one of `size` devices puts on the wire."""
-    if kind == "all-reduce":
-        return round(2 * (size - 1) * operand_bytes / size)
-    if kind == "all-gather":
-        return (size - 1) * operand_bytes
-    if kind in ("collective-broadcast", "collective-permute"):
-        return operand_bytes
-    return round((size - 1) * operand_bytes / size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.cost.collectives import wire_bytes
+from rhino_jax.ir.collectives import ALL_REDUCE, KINDS, REDUCE_SCATTER
 from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.verify.hlo.collectives.groups import (
     Groups,
@@ -46,7 +48,6 @@ from rhino_jax.verify.hlo.collectives.payload import (
     slice_groups,
     slice_kind,
     starts_chain,
-    wire_bytes,
 )
 from rhino_jax.verify.hlo.collectives.windowed import Window, find_windows
 from rhino_jax.verify.hlo.loops import trips_of
@@ -54,7 +55,6 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_
 from rhino_jax.verify.hlo.records import CompiledCollective
 
 
-_REDUCTIONS = ("all-reduce", "reduce-scatter")
 _MAX_STEPS = 10
 
 
@@ -92,7 +92,7 @@ def _around(
     makers = _makers(computation, instruction, users)
     # Users of a fusion that starts a transfer only compute while it runs.
     readers = () if instruction.opcode == "fusion" else _readers(instruction, users)
-    first, second = (makers, readers) if kind in _REDUCTIONS else (readers, makers)
+    first, second = (makers, readers) if KINDS[kind].sums else (readers, makers)
     yield from first
     yield from second
 
@@ -271,15 +271,16 @@ class _Reader:
         notes = []
         operand_bytes = payload_bytes(computation, instruction)
         groups = self._groups(kind, instruction)
-        if kind == "collective-permute":
+        if KINDS[kind].has_pairs:
             axes, each_bytes = self.mesh.axes_of(groups)[0], operand_bytes
         else:
             axes, is_whole = self.mesh.axes_of(groups)
             size = max(len(g) for g in groups)
             # XLA:TPU fuses all-reduce and slice; the computation's name says so.
-            if kind == "all-reduce" and "all-reduce-scatter" in computation.name:
-                kind = "reduce-scatter"
-            each_bytes = wire_bytes(kind, operand_bytes, size)
+            if kind == ALL_REDUCE and "all-reduce-scatter" in computation.name:
+                kind = REDUCE_SCATTER
+            local_bytes = operand_bytes * (size if KINDS[kind].gathers else 1)
+            each_bytes = round(wire_bytes(kind, local_bytes, size))
             if not is_whole:
                 notes.append(f"over groups of {size}")
         if not axes:
@@ -291,7 +292,7 @@ class _Reader:
         """Return the groups of devices that exchange data; for a permute, its pairs."""
         if slice_kind(instruction):
             return slice_groups(instruction, self.module.num_partitions)
-        if kind == "collective-permute":
+        if KINDS[kind].has_pairs:
             return parse_pairs(instruction.attributes)
         return parse_groups(instruction.attributes, self.module.num_partitions)
 

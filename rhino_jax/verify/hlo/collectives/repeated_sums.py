@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.ir.collectives import OF_OPCODE, CollectiveKind, Pattern
 from rhino_jax.verify.hlo.collectives.groups import (
     NONE,
     Axes,
@@ -228,14 +229,14 @@ class _ReductionWalk:
             return self._call(name, operands, is_final)
         if opcode == "custom-call" and not _LIBRARIES.search(instruction.attributes):
             return NONE
-        kind = opcode.removesuffix("-start")
-        if kind in ("all-reduce", "reduce-scatter", "all-gather", "all-to-all"):
-            return self._collective(kind, instruction, operands, is_final)
-        if kind == "collective-permute":
+        kind = OF_OPCODE.get(opcode.removesuffix("-start"))
+        if kind is None:
+            return meet(operands)
+        if kind.has_pairs:
             return self._permute(instruction, operands)
-        if kind in ("ragged-all-to-all", "collective-broadcast"):
-            return NONE
-        return meet(operands)
+        if kind.pattern is Pattern.HOP or not opcode.startswith(kind.name):
+            return NONE  # one device's data, or shares of unknown sizes
+        return self._collective(kind, instruction, operands, is_final)
 
     def _constant(self, instruction: Instruction) -> State:
         every = frozenset(self.mesh.names)
@@ -327,27 +328,27 @@ class _ReductionWalk:
 
     def _collective(
         self,
-        kind: str,
+        kind: CollectiveKind,
         instruction: Instruction,
         operands: Sequence[State],
         is_final: bool,
     ) -> State:
         groups = parse_groups(instruction.attributes, self.module.num_partitions)
         axes, is_whole = self.mesh.axes_of(groups)
-        adds = kind in ("all-reduce", "reduce-scatter") and self._adds(instruction)
+        adds = kind.sums and self._adds(instruction)
         results: list[Axes] = []
         for operand in operands:
             same = meet([operand])
             repeated = [x for x in axes if x in same]
             if adds and repeated and is_final:
-                self._report(kind, instruction, axes, repeated)
+                self._report(kind.name, instruction, axes, repeated)
             if not is_whole:
                 results.append(NONE)
-            elif kind in ("all-reduce", "all-gather"):
+            elif kind.replicates:
                 results.append(same | {*axes})
             else:
                 results.append(same - {*axes})
-        if kind == "all-to-all" or instruction.opcode.endswith("-start"):
+        if kind.pattern is Pattern.EXCHANGE or instruction.opcode.endswith("-start"):
             return meet(results)
         return results[0] if len(results) == 1 else tuple(results)
 

@@ -25,6 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rhino_jax.ir.collectives import ALL_GATHER, PERMUTE, REDUCE_SCATTER
 from rhino_jax.verify.hlo.collectives.groups import parse_pairs
 from rhino_jax.verify.hlo.collectives.payload import payload_bytes
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
@@ -32,7 +33,7 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called
 
 # Op names of the partitioner's permutes; a user's `ppermute` has its own name.
 _PRODUCT = re.compile(r"(?:^|/)(?:dot_general|conv_general_dilated)$")
-_PERMUTES = ("collective-permute", "collective-permute-start")
+_PERMUTES = (PERMUTE, f"{PERMUTE}-start")
 _PASSES = frozenset(
     "bitcast collective-permute-done copy copy-done copy-start get-tuple-element"
     " reshape transpose".split()
@@ -185,7 +186,7 @@ def find_scatters(group: Sequence[Permute]) -> int:
 
 
 _BODY = re.compile(r"windowed_dot_general_body_(ag|rs)")
-_KINDS = {"ag": "all-gather", "rs": "reduce-scatter"}
+_KINDS = {"ag": ALL_GATHER, "rs": REDUCE_SCATTER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +239,10 @@ def find_windows(module: Module, computation: Computation) -> tuple[Window, ...]
         gathers, rest = find_gathers(group)
         if gathers:
             used = tuple(p for p in group if p not in rest)
-            windows.append(Window("all-gather", gathers, used))
+            windows.append(Window(ALL_GATHER, gathers, used))
         scatters = find_scatters(rest)
         if scatters:
-            windows.append(Window("reduce-scatter", scatters, tuple(rest)))
+            windows.append(Window(REDUCE_SCATTER, scatters, tuple(rest)))
     return tuple(windows)
 
 
