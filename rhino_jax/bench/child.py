@@ -1,16 +1,11 @@
-"""Child process that plans a row, or compiles one of its cells.
+"""Plan a row, or compile one of its cells, in a process of its own (`process`).
 
-    python -m rhino_jax.bench.child JOB.json
-
-A job file specifies the task and the output; a crash, a kill or a timeout here is one
-result of the benchmark, and not its end.
+A crash, a kill or a timeout here is one result of the benchmark, and not its end.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,33 +18,20 @@ from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.records import CellOutcome
 from rhino_jax.bench.rows.kinds import ROW_KINDS
-from rhino_jax.bench.store import add_plan, write_json
+from rhino_jax.bench.store import add_plan
 from rhino_jax.bench.suite import BenchRow, parse_suite
-from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.records import CompiledCandidate
-from rhino_jax.utils.codec import from_json
-from rhino_jax.utils.stderr import keep_captured
+from rhino_jax.utils.codec import to_json
 
 
-def main(path: str) -> int:
-    """Run the job that a file describes.
-
-    Returns:
-      2 for an error that rhino raises itself, printed in four parts; else 0.
-    """
-    job = json.loads(Path(path).read_text(encoding="utf-8"))
-    keep_captured(Path(path).with_suffix(".stderr"))
-    (row,) = parse_suite({"rows": [job["row"]]}, name="job", file=path).rows
+def run_task(job: Mapping[str, Any]) -> Any:
+    """Do a job, and return its result as JSON data; runs in a worker."""
+    (row,) = parse_suite({"rows": [job["row"]]}, name="job", file="").rows
     _emulate(row)
-    try:
-        write_json(Path(job["result"]), _TASKS[job["task"]](job, row))
-    except RhinoError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return to_json(_TASKS[job["task"]](job, row))
 
 
 def _emulate(row: BenchRow) -> None:
@@ -70,8 +52,7 @@ def _plan(job: Mapping[str, Any], row: BenchRow) -> dict[str, Any]:
 def _compile(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
     """Compile a saved plan."""
     compiler = _compiler(job, row, trace_workload(workload_of(row)))
-    planned = from_json(CellOutcome, job["planned"])
-    return compiler.compile(load_plan(job["plan"]), planned)
+    return compiler.compile(load_plan(job["plan"]), job["planned"])
 
 
 def _refine(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
@@ -108,7 +89,3 @@ def _compiler(job: Mapping[str, Any], row: BenchRow, traced: Traced) -> Compiler
 
 
 _TASKS = {"plan": _plan, "compile": _compile, "refine": _refine, "measure": _measure}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

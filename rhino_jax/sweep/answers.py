@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.trace import Traced
@@ -22,7 +22,6 @@ class SearchOutcome:
       best: budget → the best choice.
       priced: budget → cost of the plan, or why there is none.
       refused: why there is no result, as a message for the user.
-      failed: traceback of an internal error; empty if there was none.
       counts: work of the search.
       cpu_s: CPU seconds since the previous result, or since the process started.
     """
@@ -30,7 +29,6 @@ class SearchOutcome:
     best: Mapping[int, Best] = field(default_factory=dict)
     priced: Mapping[int, Priced | str] = field(default_factory=dict)
     refused: str = ""
-    failed: str = ""
     counts: Counts = field(default_factory=Counts)
     cpu_s: float = 0.0
 
@@ -67,5 +65,15 @@ class Answering:
             return SearchOutcome(best, counts=self.meshes.counts)
         except RhinoError as error:
             return SearchOutcome(refused=why_not(error), counts=self.meshes.counts)
-        except Exception:
-            return SearchOutcome(failed=traceback.format_exc())
+
+
+_ANSWERING = Answering()
+_before_s = 0.0
+
+
+def answer_task(task: Task) -> SearchOutcome:
+    """Search or plan, with what earlier tasks cached; runs in a worker."""
+    global _before_s
+    found, now_s = _ANSWERING.answer(task), time.process_time()
+    taken_s, _before_s = now_s - _before_s, now_s
+    return replace(found, cpu_s=taken_s)

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rhino_jax.sweep.answers import SearchOutcome, Task
-from rhino_jax.utils.subprocess import Child, ChildEnded
+from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The result of a task, or how its process ended.
+    """The result of a task, or why there is none.
 
     Attributes:
       key: key of the task, as passed to `ask`.
-      answer: the result; None if the process ended before.
-      ended: how the process ended; empty if it did not.
+      answer: the result.
+      error: why there is none: the process ended, or the search raised.
     """
 
     key: int
     answer: SearchOutcome | None
-    ended: str = ""
+    error: TaskFailed | WorkerEnded | None = None
 
 
 class Children:
@@ -82,7 +82,7 @@ class _Searcher:
 
     def __init__(self, tasks: _Tasks, answers: queue.SimpleQueue[Answered]) -> None:
         self._tasks, self._answers = tasks, answers
-        self._child = Child("rhino_jax.sweep.child")
+        self._child = Worker("rhino_jax.sweep.answers:answer_task")
         self._thread = threading.Thread(
             target=self._talk, name="rhino_jax sweep", daemon=True
         )
@@ -107,12 +107,11 @@ class _Searcher:
             known.add(number)
             try:
                 answer = self._child.answer((asked, None if is_known else of))
-            except ChildEnded as error:
-                self._answers.put(Answered(key, None, str(error)))
+            except (TaskFailed, WorkerEnded) as error:
+                self._answers.put(Answered(key, None, error))
                 return
             except Exception as error:  # else the receiver would wait forever
-                self._answers.put(
-                    Answered(key, None, f"{type(error).__name__}: {error}")
-                )
+                failed = TaskFailed(type(error).__name__, str(error), "")
+                self._answers.put(Answered(key, None, failed))
                 return
             self._answers.put(Answered(key, answer))

@@ -14,7 +14,7 @@ from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.sweep.answers import SearchOutcome
-from rhino_jax.sweep.children import Answered, Children
+from rhino_jax.sweep.children import Children
 from rhino_jax.sweep.evaluate import Evaluator, Pending, refused
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.point import (
@@ -28,6 +28,7 @@ from rhino_jax.sweep.point import (
 )
 from rhino_jax.sweep.table import best_of
 from rhino_jax.sweep.whole import BudgetSweep, prices, to_bytes
+from rhino_jax.utils.worker import TaskFailed, WorkerEnded
 
 
 START_S = 2.0
@@ -98,8 +99,8 @@ class Searching:
             return
         for found in self._children.answers(all_of_them=all_of_them):
             pending = self._pending.pop(found.key)
-            if found.answer is None or found.answer.failed:
-                raise _failed(pending, found)
+            if found.answer is None:
+                raise _failed(pending, found.error)
             self.counts += found.answer.counts
             self.cpu_s += found.answer.cpu_s
             yield found.key, found.answer
@@ -142,22 +143,21 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _failed(pending: Pending, found: Answered) -> ProcessError:
-    if found.answer is None:
+def _failed(pending: Pending, why: TaskFailed | WorkerEnded | None) -> ProcessError:
+    if not isinstance(why, TaskFailed):
         return ProcessError(
             f"{WHAT}: a process that searched has ended.",
             where=pending.title,
-            numbers=found.ended,
+            numbers=str(why),
             fix="workers=1 searches in this process alone; fewer need less memory.",
         )
-    text = found.answer.failed
     error = ProcessError(
         f"{WHAT}: a search failed.",
         where=pending.title,
-        numbers=text.strip().splitlines()[-1],
+        numbers=str(why),
         fix="workers=1 searches in this process, where a debugger can look.",
     )
-    error.add_note(text)
+    error.add_note(why.trace)
     return error
 
 

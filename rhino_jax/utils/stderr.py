@@ -7,10 +7,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TextIO
 
 from rhino_jax.errors import RhinoError
+from rhino_jax.utils.worker import KEPT_AT
 
 
 class Captured:
@@ -26,7 +26,7 @@ def captured_stderr() -> Iterator[Captured]:
 
     The caller decides what of it the user should see. If the body raises anything but a
     RhinoError, which is complete in itself, all of it is forwarded. Text written just
-    before the process is killed is lost, unless `keep_captured` names a file for it.
+    before the process is killed is lost, unless `KEPT_AT` names a file for it.
     """
     captured = Captured()
     try:
@@ -42,7 +42,8 @@ def captured_stderr() -> Iterator[Captured]:
 @contextlib.contextmanager
 def _redirected(captured: Captured) -> Iterator[None]:
     _flush()
-    with tempfile.TemporaryFile() if _kept is None else _kept.open("w+b") as file:
+    kept = os.environ.get(KEPT_AT)
+    with open(kept, "w+b") if kept else tempfile.TemporaryFile() as file:
         real = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
@@ -53,18 +54,6 @@ def _redirected(captured: Captured) -> Iterator[None]:
             os.close(real)
             file.seek(0)
             captured.text = file.read().decode(errors="replace")
-
-
-_kept: Path | None = None
-
-
-def keep_captured(file: Path) -> None:
-    """Capture to a file that outlives the process, for its parent to read.
-
-    A compiler that meets a fatal error aborts the process before anything is forwarded.
-    """
-    global _kept
-    _kept = file
 
 
 @contextlib.contextmanager

@@ -12,7 +12,12 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import compiler_input, compiling_anew, parameter_axes
+from rhino_jax._compat import (
+    CompiledInput,
+    compiler_input,
+    compiling_anew,
+    parameter_axes,
+)
 from rhino_jax.hardware.compile_only import TpuLog, compiler_options, origin_of
 from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.utils.progress import Progress
@@ -88,6 +93,16 @@ def compile_lowered(
                 found, told = compile_in_child(task, limit)
     write_stderr(told)
     return replace(found, parameter_axes=parameter_axes(inner))
+
+
+def compile_task(task: CompilerTask) -> tuple[Compilation, str]:
+    """Compile a task of `compile_in_child`; runs in the worker."""
+    by_id = {device.id: device for device in task.origin.devices()}
+    devices = [by_id[i] for i in task.device_ids]
+    return compiled_by(
+        lambda more: CompiledInput(task.module, task.options, devices, more),
+        task.platform,
+    )
 
 
 def compiled_by(

@@ -12,7 +12,7 @@ import jax
 from rhino_jax.errors import CompilerError
 from rhino_jax.hardware.compile_only import DeviceCall
 from rhino_jax.utils.keywords import read_seconds
-from rhino_jax.utils.subprocess import Child, ChildEnded
+from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded, WorkerTimeout
 from rhino_jax.verify.hlo.records import Compilation
 
 
@@ -34,21 +34,6 @@ class CompilerTask:
     origin: DeviceCall
     device_ids: tuple[int, ...]
     platform: str
-
-
-@dataclass(frozen=True, slots=True)
-class CompilerAnswer:
-    """The result of a `CompilerTask`.
-
-    Attributes:
-      compilation: the compilation; None where the compiler failed.
-      told: the part of its standard error that the user should see.
-      error: text of the compiler's error; empty without one.
-    """
-
-    compilation: Compilation | None
-    told: str
-    error: str = ""
 
 
 USUAL_COMPILE_TIME = {"tpu": "1.5 to 7 minutes", "gpu": "0.3 to 2 minutes"}
@@ -102,41 +87,31 @@ def compile_in_child(
       CompilerError: the compiler aborted the process, or the time is over.
     """
     with _LOCK:
-        child = _running.pop() if _running else Child("rhino_jax.verify.compile_child")
-        is_over = threading.Event()
-
-        def end() -> None:
-            is_over.set()
-            child.kill()
-
-        timer = threading.Timer(max(0.0, limit.ends_at - time.monotonic()), end)
-        if limit.seconds is not None:
-            timer.start()
+        worker = (
+            _idle.pop() if _idle else Worker("rhino_jax.verify.compile:compile_task")
+        )
+        left_s = None if limit.seconds is None else limit.ends_at - time.monotonic()
         try:
-            answer: CompilerAnswer = child.answer(task)
-        except ChildEnded as ended:
-            child.close()
-            if is_over.is_set():
-                raise _out_of_time(task, limit) from None
+            found: tuple[Compilation, str] = worker.answer(task, timeout_s=left_s)
+        except TaskFailed as failed:
+            if failed.kind != jax.errors.JaxRuntimeError.__name__:
+                raise
+            raise jax.errors.JaxRuntimeError(failed.message) from None
+        except WorkerEnded as ended:
             raise _ended(task, str(ended)) from None
-        except BaseException:  # an interrupt: the next task would read this answer
-            child.kill()
-            child.close()
-            raise
+        except WorkerTimeout:
+            raise _out_of_time(task, limit) from None
         finally:
-            timer.cancel()
-        if is_over.is_set():  # as the answer came
-            child.close()
-        else:
-            _running.append(child)
-    if answer.compilation is None:
-        raise jax.errors.JaxRuntimeError(answer.error)
-    return answer.compilation, answer.told
+            if worker.is_running:
+                _idle.append(worker)
+            else:
+                worker.close()
+    return found
 
 
 _LOCK = threading.Lock()
-_running: list[Child] = []
-"""The idle child process, if there is one."""
+_idle: list[Worker] = []
+"""The idle worker, if there is one."""
 
 
 def _ended(task: CompilerTask, how: str) -> CompilerError:
@@ -164,6 +139,5 @@ def _out_of_time(task: CompilerTask, limit: CompileLimit) -> CompilerError:
 
 @atexit.register
 def _end() -> None:
-    for child in _running:
-        child.kill()
-        child.close()
+    for worker in _idle:
+        worker.close()

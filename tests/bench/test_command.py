@@ -10,7 +10,6 @@ import pytest
 
 from rhino_jax.bench import child, command as command_module, run
 from rhino_jax.bench.process import Outcome
-from rhino_jax.bench.store import read_json, write_json
 from rhino_jax.bench.suite import suite_names
 from rhino_jax.cli import main
 from tests.cases import covering
@@ -70,10 +69,7 @@ def test_bad_words(
 
 def run_here(job: Any, log: Path, timeout_s: float, stop: Any = None) -> Outcome:
     """Do a job in this process, as `run_job` does it in one of its own."""
-    path, result = log.with_suffix(".json"), log.with_suffix(".result.json")
-    write_json(path, {**job, "result": str(result)})
-    code = child.main(str(path))
-    return Outcome(status="error" if code else "ok", values=read_json(result))
+    return Outcome(status="ok", values=child.run_task(job))
 
 
 @pytest.mark.parametrize("has_processes", covering([False, True]))
@@ -86,8 +82,7 @@ def test_from_end_to_end_and_on(
 ) -> None:
     if not has_processes:
         monkeypatch.setattr(run, "run_job", run_here)
-        for name in ("_emulate", "keep_captured"):
-            monkeypatch.setattr(child, name, lambda _: None)
+        monkeypatch.setattr(child, "_emulate", lambda _: None)
     (tmp_path / "READ.md").write_text("<!-- bench:mine -->\n<!-- /bench:mine -->\n")
     tables = tmp_path / "rhino_jax" / "bench" / "RESULTS.md"
     tables.parent.mkdir(parents=True)

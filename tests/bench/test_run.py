@@ -14,13 +14,14 @@ from rhino_jax.bench import run as cell_module, run as run_module
 from rhino_jax.bench.command import Command, narrow, run_command
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
-from rhino_jax.bench.process import Outcome, Stopped
+from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.progress import Clock, format_duration
 from rhino_jax.bench.records import CellOutcome, Result
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, add_plan
 from rhino_jax.bench.suite import Suite, parse_suite
 from rhino_jax.utils.codec import to_json
+from rhino_jax.utils.worker import WorkerStopped
 from tests.bench.samples import measure
 
 
@@ -214,7 +215,7 @@ def test_an_interrupt_of_one_row_stops_the_others(
             raise KeyboardInterrupt
         started.set()
         assert stop.wait(30), "nobody stopped this"
-        raise Stopped
+        raise WorkerStopped
 
     monkeypatch.setattr(cell_module, "run_job", run_job)
     store = Store.open(tmp_path, "mine")

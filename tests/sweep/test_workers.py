@@ -30,7 +30,7 @@ from rhino_jax.sweep.children import Children, _Searcher
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.running import Searching
 from rhino_jax.sweep.whole import of_bytes, to_bytes
-from rhino_jax.utils.subprocess import environment_of_child
+from rhino_jax.utils.worker import environment_of_worker
 from tests.cases import covering
 from tests.sweep.test_sweep import arguments, staged, step
 
@@ -156,7 +156,7 @@ def started(tmp_path: Path, wait_s: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "script.py", str(wait_s)],
         cwd=tmp_path,
-        env=environment_of_child(),
+        env=environment_of_worker(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -255,7 +255,7 @@ def test_functions_are_the_same_elsewhere(is_elsewhere: bool, tmp_path: Path) ->
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, files)],
             cwd=Path(__file__).parents[2],
-            env=environment_of_child(),
+            env=environment_of_worker(),
             capture_output=True,
             text=True,
             check=True,

@@ -1,15 +1,9 @@
 """Seconds of a step's first call: under `jit` on one device, and under `auto_shard` on
 several emulated ones, each in a separate process.
-
-    python -m rhino_jax.bench.rows.calls MODEL HOW DEVICES      HOW: jit, or auto_shard
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +16,12 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, model_of
 from rhino_jax.hardware.files import load_target
+from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
 
 
 HOWS = ("jit", "auto_shard")
+
+_ENVIRONMENT = {"RHINO_CACHE": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +48,19 @@ def call_row(row: BenchRow) -> FirstCall:
       BenchError: one of them failed.
     """
     cpu_s, wall_s = {}, {}
-    overrides = json.dumps(dict(row.overrides))
     for how in HOWS:
         devices = load_target(row.target).num_devices if how != "jit" else 1
-        words = [row.model, how, str(devices), overrides]
-        done = subprocess.run(
-            [sys.executable, "-m", __name__, *words],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"RHINO_CACHE": "0"},
-        )
-        if done.returncode:
+        task = row.model, how, devices, dict(row.overrides)
+        try:
+            with Worker(f"{__name__}:first_call", environment=_ENVIRONMENT) as worker:
+                said = worker.answer(task)
+        except (TaskFailed, WorkerEnded) as error:
             raise BenchError(
                 f"`bench`: the first call of {row.model!r} under {how} failed.",
-                where=" ".join(words),
-                numbers=done.stderr.strip().rpartition("\n")[2],
-                fix=f"see it whole: python -m {__name__} {' '.join(words[:3])}",
-            )
-        said = json.loads(done.stdout.splitlines()[-1])
+                where=f"{row.model}, {how}, devices: {devices}",
+                numbers=str(error),
+                fix="see the traceback above, if there is one.",
+            ) from error
         cpu_s[how], wall_s[how] = said["cpu_s"], said["wall_s"]
     plan_s, mesh = said["plan_s"], said["mesh"]
     return FirstCall(cpu_s=cpu_s, wall_s=wall_s, plan_s=plan_s, mesh=mesh)
@@ -112,17 +104,16 @@ CALLS: RowKind[FirstCall] = RowKind(
 )
 
 
-def main(model: str, how: str, devices: str, overrides: str = "{}") -> int:
-    """Call the step of a model once, and print its seconds as JSON.
+def first_call(task: tuple[str, str, int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Call the step of a model once, and return its seconds; runs in a worker.
 
     Args:
-      model: name of the model.
-      how: "jit" or "auto_shard".
-      devices: number of emulated devices.
-      overrides: keywords of the model, as JSON.
+      task: name of the model, "jit" or "auto_shard", number of emulated devices,
+        keywords of the model.
     """
-    jax.config.update("jax_num_cpu_devices", int(devices))
-    work = model_of(model, **json.loads(overrides))
+    model, how, devices, overrides = task
+    jax.config.update("jax_num_cpu_devices", devices)
+    work = model_of(model, **overrides)
     state, batch = work.init(jax.random.key(0)), work.make_batch(jax.random.key(1))
     jax.block_until_ready(batch)
     wrap = work.jit if how == "jit" else rhino.auto_shard
@@ -136,9 +127,4 @@ def main(model: str, how: str, devices: str, overrides: str = "{}") -> int:
     if how != "jit":
         plan = step.last_plan
         found |= {"plan_s": plan.search.seconds, "mesh": dict(plan.mesh_axes)}
-    print(json.dumps(found))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    return found

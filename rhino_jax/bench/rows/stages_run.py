@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import SCHEDULES
 from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
-from rhino_jax.bench.store import read_json, write_json
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
@@ -27,6 +21,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.stages import Pipeline
+from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +93,7 @@ def run_stages(row: BenchRow) -> Piped:
     assert count is not None, "suites name whole topologies"
     _check(row, count)
     with tempfile.TemporaryDirectory() as folder:
-        job = {"row": row.to_table(), "devices": count, "result": f"{folder}/stages"}
+        job = {"row": row.to_table(), "devices": count, "plan": f"{folder}/plan"}
         (one,) = _together(job | {"schedule": ""}, 1)
         cases = tuple(_case(job, method.plan, count) for method in row.methods)
     return Piped(one_device_s=one["step_s"], cases=cases)
@@ -119,12 +114,11 @@ def _check(row: BenchRow, count: int) -> None:
 
 
 def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
-    plan_file = f"{job['result']}.plan"
-    job = {**job, "schedule": schedule, "plan": plan_file}
+    job = {**job, "schedule": schedule}
     seconds = {}
     for processes in (count, 0):
         found = _together(job, processes)
-        plan = load_plan(plan_file)
+        plan = load_plan(job["plan"])
         assert plan.pipeline is not None
         tasks = [task for one in found for task in one["tasks"]]
         pipeline = measured_pipeline(plan.pipeline, tasks)
@@ -230,31 +224,24 @@ def _together(job: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
       job: the job.
       count: number of processes; 0: one, with all devices.
     """
-    path = Path(f"{job['result']}.job")
-    write_json(path, dict(job))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "rhino_jax.bench.rows.stages_worker", str(path)]
-    numbers = range(max(1, count))
-    running = [
-        subprocess.Popen([*command, str(i), str(count), str(port)]) for i in numbers
-    ]
+    function = "rhino_jax.bench.rows.stages_worker:measure"
+    workers = [Worker(function) for _ in range(max(1, count))]
     try:
-        codes = [process.wait() for process in running]
-    finally:
-        for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            process.wait()
-    found = [read_json(Path(f"{job['result']}.{i}")) for i in numbers]
-    if any(codes) or None in found:
+        for i, worker in enumerate(workers):
+            worker.send((job, i, count, port))
+        return [worker.receive() for worker in workers]
+    except (TaskFailed, WorkerEnded) as error:
         raise BenchError(
-            f"processes of the schedule {job['schedule']!r} failed.",
-            numbers=f"exit codes {codes}",
-            fix="see what they wrote above.",
-        )
-    return [one for one in found if one is not None]
+            f"a process of the schedule {job['schedule']!r} failed.",
+            numbers=str(error),
+            fix="see the traceback above, if there is one.",
+        ) from error
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def _line(found: Piped) -> str:

@@ -1,28 +1,18 @@
-"""One process of a pipeline whose steps are timed.
-
-    python -m rhino_jax.bench.rows.stages_worker JOB.json INDEX COUNT PORT
-
-COUNT is the number of processes: each has one core and one device. 0: this process
-alone, with all cores and all devices.
-"""
+"""One process of a pipeline whose steps are timed."""
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
 import rhino_jax as rhino
 from rhino_jax.bench.planning import trace_workload, workload_of
-from rhino_jax.bench.store import write_json
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.tasks.executable import TaskExecutable
@@ -35,16 +25,15 @@ WARM = 2
 """Number of warm-up steps; the first one compiles."""
 
 
-def main(path: str, index: int, count: int, port: int) -> None:
-    """Run a job; write the measurements to the job's `result`, with the index.
+def measure(task: tuple[Mapping[str, Any], int, int, int]) -> dict[str, Any]:
+    """Run a job, and return its measurements; runs in a worker.
 
     Args:
-      path: file of the job, as JSON.
-      index: number of this process.
-      count: number of processes; 0: this one alone, with all devices.
-      port: port of the coordinator, if there are several.
+      task: the job; number of this process; number of processes, each with one core
+        and one device, or 0: this one alone, with all cores and devices; port of the
+        coordinator, if there are several.
     """
-    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    job, index, count, port = task
     if count:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
@@ -53,8 +42,7 @@ def main(path: str, index: int, count: int, port: int) -> None:
     if count > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
-    found = _measured(job)
-    write_json(Path(f"{job['result']}.{index}"), found)
+    return _measured(job)
 
 
 def _measured(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +124,3 @@ def _tasks(executable: TaskExecutable, step: Callable[[], None]) -> list[Any]:
             programs.all[i] = timed(programs.all[i], key)
     _seconds(step, STEPS)
     return [[*key, statistics.median(x)] for key, x in samples.items()]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))

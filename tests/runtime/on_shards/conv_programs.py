@@ -179,14 +179,14 @@ def run_seeds(seeds: Sequence[int], within_s: float = 120.0) -> dict[int, str]:
       seeds: of programs.
       within_s: seconds that one may take.
     """
-    from rhino_jax.utils.subprocess import environment_of_child
+    from rhino_jax.utils.worker import environment_of_worker
 
     failed: dict[int, str] = {}
     left = list(seeds)
     while left:
         child = subprocess.run(
             [sys.executable, __file__, *map(str, left)],
-            env=environment_of_child(),
+            env=environment_of_worker(),
             capture_output=True,
             text=True,
             timeout=within_s * len(left),
