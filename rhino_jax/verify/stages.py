@@ -22,52 +22,34 @@ from rhino_jax.plan.stages import Between, Pipeline, StageCost
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.tasks.executable import TaskExecutable
 from rhino_jax.runtime.tasks.programs import GroupPrograms
-from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import CompiledCollective, CompiledStep, Reading
 from rhino_jax.verify.matching.ledger import Evidence
 from rhino_jax.verify.places import CompilePlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """Properties of the compiled program or tasks of a plan.
+class CompiledPlan(CompiledStep):
+    """The compiled program or tasks of a plan.
 
     Attributes:
-      platform: "cpu", "tpu" or "gpu".
-      compiled: cost of a step; None where it does not fit.
-      collectives: collectives of a step.
-      memory: the compiler's memory statistics, where the plan is one program.
-      stage_peak_bytes: peak memory of each stage, bytes per device; empty for one
-        stage.
-      out_of_memory: the compiler's error that a program does not fit, or None.
-      rematerialised: the compiler's messages on values that it replicated in full.
-      repeated_sums: reductions over devices that add the same parts several times.
+      stage_peak_bytes: peak memory of each stage, bytes per device, with compiled tasks
+        or in one SPMD program; empty where there is one stage.
       evidence: evidence on the causes of differences; None for several tasks.
-      stages: (planned, compiled) cost of each chunk of a pipeline.
+      stages: (planned, compiled) cost of each chunk of a pipeline; the residuals
+        between tasks are as planned in both.
       between: (planned, compiled) seconds of each chunk for the task that its group
         runs once a step between forward and backward; 0 but for a group's first chunk,
         and empty where micro-batches are not coupled.
-      notes: notes for the user, such as on what could not be read, one sentence each.
-      seconds: wall time of compiling.
     """
 
-    platform: str
-    compiled: Predicted | None
-    collectives: tuple[CompiledCollective, ...]
-    memory: MemoryUse | None = None
     stage_peak_bytes: tuple[int, ...] = ()
-    out_of_memory: OutOfMemory | None = None
-    rematerialised: tuple[str, ...] = ()
-    repeated_sums: tuple[RepeatedSum, ...] = ()
     evidence: Evidence | None = None
     stages: tuple[tuple[StageCost, StageCost], ...] = ()
     between: tuple[tuple[float, float], ...] = ()
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
-def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
+def compiled_stages(bound: Bound[Any], place: CompilePlace) -> CompiledPlan:
     """Compile every task for its stage's submesh, and simulate a step with their costs.
 
     Args:
@@ -81,7 +63,8 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
         for programs in executable.programs
         for i, task in enumerate(programs.of.tasks)
     ]
-    lacking = [c.out_of_memory for c in found if c.out_of_memory is not None]
+    readings = [c.reading for c in found]
+    lacking = [r.out_of_memory for r in readings if r.out_of_memory is not None]
     group_of = plan.pipeline.groups
     costs = tuple(
         _cost(cost, [c for c in found if _is_of(c.task, chunk, group_of)])
@@ -90,21 +73,21 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> Made:
     between = _between(plan.pipeline.between, found)
     pipeline = replace(plan.pipeline, costs=costs, between=between)
     compiled = simulate(schedule_of(pipeline))
-    return Made(
-        platform=found[0].platform,
+    return CompiledPlan(
+        platform=readings[0].platform,
         compiled=None if lacking else _predicted(plan, compiled, found),
         stage_peak_bytes=compiled.group_peak_bytes,
         collectives=tuple(
             _times(c, plan.microbatches if x.task.is_per_micro_batch else 1)
             for x in found
-            for c in x.collectives
+            for c in x.reading.collectives
         ),
         out_of_memory=lacking[0] if lacking else None,
-        rematerialised=tuple(line for c in found for line in c.rematerialised),
-        repeated_sums=tuple(x for c in found for x in c.repeated_sums),
+        rematerialised=tuple(line for r in readings for line in r.rematerialised),
+        repeated_sums=tuple(x for r in readings for x in r.repeated_sums),
         stages=tuple(zip(plan.pipeline.costs, costs, strict=True)),
         between=_by_chunk(plan.pipeline, between),
-        seconds=sum(c.seconds for c in found),
+        seconds=sum(r.seconds for r in readings),
     )
 
 
@@ -118,31 +101,19 @@ def _is_of(task: StagedTask, chunk: int, group_of: Sequence[int]) -> bool:
     return group_of.index(task.group) == chunk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled cost and collectives of one task.
+    """One compiled task.
 
     Attributes:
       task: the task.
-      platform: platform that it was compiled for.
-      predicted: step time, peak memory and FLOPs of one run, as compiled.
+      reading: cost and collectives of one run.
       working_bytes: working memory of the task, bytes per device; see `own_bytes`.
-      collectives: its collectives, of one run.
-      out_of_memory: the compiler's error that it does not fit, or None.
-      rematerialised: the compiler's messages on values that it replicated in full.
-      repeated_sums: reductions over devices that add the same parts several times.
-      seconds: wall time of compiling.
     """
 
     task: StagedTask
-    platform: str
-    predicted: Predicted
+    reading: Reading
     working_bytes: int
-    collectives: tuple[CompiledCollective, ...]
-    out_of_memory: OutOfMemory | None
-    rematerialised: tuple[str, ...]
-    repeated_sums: tuple[RepeatedSum, ...]
-    seconds: float
 
 
 def _compiled(
@@ -171,19 +142,10 @@ def _compiled(
         programs.bytes(key, tile) for key in beside
     )
     holding = TaskResiduals.of(tasks, programs.step.received(task.group))
-    return _Compiled(
-        task=task,
-        platform=compilation.platform,
-        predicted=reading.compiled,
-        working_bytes=own_bytes(
-            peak_bytes, holding, task, lambda key: programs.bytes(key, tile)
-        ),
-        collectives=reading.collectives,
-        out_of_memory=compilation.out_of_memory,
-        rematerialised=reading.rematerialised,
-        repeated_sums=reading.repeated_sums,
-        seconds=compilation.seconds,
+    working_bytes = own_bytes(
+        peak_bytes, holding, task, lambda key: programs.bytes(key, tile)
     )
+    return _Compiled(task, reading, working_bytes)
 
 
 def own_bytes(
@@ -207,7 +169,7 @@ def own_bytes(
 def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
     """Return a chunk's cost with its tasks as compiled and residuals as planned."""
     seconds: Mapping[TaskKind, float] = {
-        kind: sum(c.predicted.step_time_s for c in tasks if c.task.kind is kind)
+        kind: sum(c.reading.compiled.step_time_s for c in tasks if c.task.kind is kind)
         for kind in TaskKind
     }
     working = [c.working_bytes for c in tasks if not is_once(c.task)]
@@ -230,7 +192,7 @@ def _between(
     """Return the costs of the tasks between forward and backward, as compiled."""
     took = {c.task.group: c for c in found if c.task.kind is TaskKind.BETWEEN}
     return tuple(
-        replace(one, seconds=took[g].predicted.step_time_s if g in took else 0.0)
+        replace(one, seconds=took[g].reading.compiled.step_time_s if g in took else 0.0)
         for g, one in enumerate(planned)
     )
 
@@ -260,8 +222,8 @@ def _predicted(
     compute, flops = [0.0] * len(plan.stages), [0.0] * len(plan.stages)
     for c in found:
         times = plan.microbatches if c.task.is_per_micro_batch else 1
-        compute[c.task.group] += times * c.predicted.compute_s
-        flops[c.task.group] += times * c.predicted.flops_per_device
+        compute[c.task.group] += times * c.reading.compiled.compute_s
+        flops[c.task.group] += times * c.reading.compiled.flops_per_device
     step_s = simulation.step_time_s
     return Predicted(
         step_time_s=step_s,

@@ -19,16 +19,14 @@ from rhino_jax.runtime.sharded import ShardedFunction, unbound
 from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import priced, read_compiled
-from rhino_jax.verify.hlo.records import (
-    Compilation,
-)
+from rhino_jax.verify.hlo.records import Compilation
 from rhino_jax.verify.in_child import CompileLimit
-from rhino_jax.verify.matching.ledger import evidence_of
+from rhino_jax.verify.matching.ledger import Evidence, evidence_of
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.problems import differences_of, problems_of
 from rhino_jax.verify.results.verification import Verification
-from rhino_jax.verify.stages import Made, compiled_stages
+from rhino_jax.verify.stages import CompiledPlan, compiled_stages
 
 
 def verify(
@@ -102,31 +100,22 @@ def verification_of(
     reading = read_compiled(
         compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
     )
-    is_out = compilation.out_of_memory is not None
     program = lowered.bound.running.program
-    made = Made(
-        platform=compilation.platform,
-        compiled=None if is_out else reading.compiled,
-        collectives=reading.collectives,
-        memory=compilation.memory,
+    made = CompiledPlan(
+        **reading.facts(),
         # In an SPMD pipeline every device runs the whole program.
         stage_peak_bytes=(reading.compiled.peak_bytes,) * plan.num_stages
-        if plan.is_one_program and not is_out
+        if plan.is_one_program and reading.out_of_memory is None
         else (),
-        out_of_memory=compilation.out_of_memory,
-        rematerialised=reading.rematerialised,
-        repeated_sums=reading.repeated_sums,
         evidence=replace(
             evidence_of(reading.rematerialised, program, plan.mesh_axes),
             in_stages=plan.is_one_program,
         ),
-        notes=reading.notes,
-        seconds=compilation.seconds,
     )
     return _beside(plan, made, place)
 
 
-def _beside(plan: PlanData, made: Made, place: CompilePlace) -> Verification:
+def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verification:
     """Compare a plan with its compiled form, of one program or of several tasks."""
     planned = priced(plan.collectives, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
@@ -144,22 +133,21 @@ def _beside(plan: PlanData, made: Made, place: CompilePlace) -> Verification:
             f"compiled for {place.target.name}, planned for {plan.hardware}: bytes and"
             " memory compare, step times do not."
         )
+    evidence = made.evidence or Evidence()
     return Verification(
+        **made.facts() | {"notes": tuple(notes)},
+        stage_peak_bytes=made.stage_peak_bytes,
+        evidence=made.evidence,
+        stages=made.stages,
+        between=made.between,
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
-        platform=made.platform,
         hardware=place.target.name,
         planned_hardware=plan.hardware,
         predicted=plan.predicted,
-        compiled=made.compiled,
         planned=planned,
-        collectives=made.collectives,
         differences=differences,
-        memory=made.memory,
-        stage_peak_bytes=made.stage_peak_bytes,
         memory_budget_bytes=plan.memory_budget_bytes,
-        out_of_memory=made.out_of_memory,
-        rematerialised=made.rematerialised,
         problems=tuple(
             problems_of(
                 plan,
@@ -169,14 +157,8 @@ def _beside(plan: PlanData, made: Made, place: CompilePlace) -> Verification:
                 rematerialised=made.rematerialised,
                 planned=planned,
                 repeated_sums=by_compiler(
-                    made.repeated_sums,
-                    None if made.evidence is None else made.evidence.written,
-                    in_stages=made.evidence is not None and made.evidence.in_stages,
+                    made.repeated_sums, evidence.written, in_stages=evidence.in_stages
                 ),
             )
         ),
-        notes=tuple(notes),
-        seconds=made.seconds,
-        stages=made.stages,
-        between=made.between,
     )

@@ -79,7 +79,6 @@ def audit(
     axes = axes_of_mesh(program.mesh)
     place = place_on(program.mesh, hardware)
     compilation = place.compile(program.lowered)
-    is_out = compilation.out_of_memory is not None
     found, verified, notes = _with_rhino(program, parameters, planner, place)
     loops = () if found is None else found.while_loops
     reading = read_compiled(compilation, axes, place.target, while_loops=loops)
@@ -88,31 +87,28 @@ def audit(
     )
     budget = place.target.hbm_bytes
     return Audit(
+        **reading.facts()
+        | {
+            "collectives": collectives,
+            "notes": (
+                *map(_wrong_numbers, by_compiler(reading.repeated_sums)),
+                *reading.notes,
+                *notes,
+            ),
+        },
         program_name=parameters.name,
         mesh_axes=axes,
-        platform=compilation.platform,
         hardware=place.target.name,
         memory_budget_bytes=budget
         if memory_budget_bytes is None
         else memory_budget_bytes,
-        compiled=None if is_out else reading.compiled,
-        collectives=collectives,
-        memory=compilation.memory,
         costs=costs_of(
             collectives,
             reading.rematerialised,
             _culprits(program, parameters, what),
         ),
-        out_of_memory=compilation.out_of_memory,
-        rematerialised=reading.rematerialised,
         plan=found,
         rhino=verified,
-        notes=(
-            *map(_wrong_numbers, by_compiler(reading.repeated_sums)),
-            *reading.notes,
-            *notes,
-        ),
-        seconds=compilation.seconds,
     )
 
 

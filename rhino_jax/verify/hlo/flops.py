@@ -136,13 +136,11 @@ _STATED = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)')
 
 def custom_call_target(instruction: Instruction) -> str:
     """Return the target of a custom call; empty for other opcodes."""
-    found = _TARGET.search(instruction.attributes)
-    return found.group(1) if found else ""
+    return instruction.find(_TARGET)
 
 
 def _numbers(pattern: re.Pattern[str], instruction: Instruction) -> tuple[int, ...]:
-    found = pattern.search(instruction.attributes)
-    text = found.group(1).replace('"', "") if found else ""
+    text = instruction.find(pattern).replace('"', "")
     return tuple(int(x) for x in text.split(",") if x)
 
 
@@ -168,11 +166,11 @@ def _stated(
     instruction: Instruction, operands: list[tuple[HloArray, ...]]
 ) -> Arithmetic | None:
     """Return the FLOPs that a kernel declares (`pallas.CostEstimate`), or None."""
-    found = _STATED.search(instruction.attributes)
-    if instruction.opcode != "custom-call" or found is None:
+    stated = instruction.find(_STATED)
+    if instruction.opcode != "custom-call" or not stated:
         return None
     largest = max((a for x in operands for a in x), key=lambda a: a.bytes, default=None)
-    return Arithmetic(int(found.group(1)), largest.element if largest else "f32")
+    return Arithmetic(int(stated), largest.element if largest else "f32")
 
 
 _RAGGED = re.compile(
@@ -187,8 +185,7 @@ def skipped_groups(instruction: Instruction) -> int:
     libtpu's estimate of cycles counts all groups, and the zeros between the elements of
     the dilated input that it writes them as: it grows with the square of their number.
     """
-    found = _RAGGED.search(instruction.attributes)
-    return int(found.group(1)) if found else 1
+    return int(instruction.find(_RAGGED) or 1)
 
 
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
@@ -204,8 +201,7 @@ def _convolution_flops(
         raise ValueError(f"no dim_labels in {instruction.attributes[:200]!r}")
     of_lhs, of_rhs, of_result = labels.groups()
     groups = {kind: int(n) for kind, n in _GROUPS.findall(instruction.attributes)}
-    found = _WINDOW.search(instruction.attributes)
-    window = dict(x.split("=") for x in found.group(1).split()) if found else {}
+    window = dict(x.split("=") for x in instruction.find(_WINDOW).split())
     taps = 1
     for i, label in enumerate(x for x in sorted(of_rhs) if x.isdigit()):
         taps *= _taps(

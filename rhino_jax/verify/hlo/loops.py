@@ -58,9 +58,8 @@ def _bound(module: Module, caller: Computation, loop: Instruction) -> int | None
 
 def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | None:
     """Return the trip count of a `while`, or None where it depends on data."""
-    known = _KNOWN.search(loop.attributes)
-    if known is not None:
-        return int(known.group(1))
+    if known := loop.find(_KNOWN):
+        return int(known)
     condition = module.computations.get(loop.attribute("condition"))
     if condition is None:
         return None
@@ -154,8 +153,7 @@ def _settle(module: Module, at: _At) -> _At:
         if instruction.opcode in _PASSES:
             at = at.to(instruction.operands[0])
         elif instruction.opcode in _CALLS:
-            name = instruction.attribute("calls") or instruction.attribute("to_apply")
-            called = module.computations[name]
+            called = module.computations[instruction.called]
             at = _At(called, called.root, tuple(at.to(x) for x in instruction.operands))
         elif instruction.opcode == "parameter" and at.arguments is not None:
             at = at.arguments[int(instruction.operands[0])]

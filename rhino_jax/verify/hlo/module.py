@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rhino_jax.frontend.provenance import cell_of, is_library_file
 
@@ -133,8 +134,17 @@ class Instruction:
 
     def attribute(self, name: str) -> str:
         """Return the text of a simple attribute (a name or number), or empty."""
-        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
+        return self.find(rf"\b{name}=%?([\w.\-]+)")
+
+    def find(self, pattern: str | re.Pattern[str]) -> str:
+        """Return what the group of a pattern matches in the attributes, or empty."""
+        found = re.search(pattern, self.attributes)
         return found.group(1) if found else ""
+
+    @property
+    def called(self) -> str:
+        """Name of the computation that a fusion, a call or an async start runs."""
+        return self.attribute("calls") or self.attribute("to_apply")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,13 @@ class Computation:
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions.values())
+
+    def origin(self, name: str, through: Collection[str]) -> Instruction:
+        """Return the instruction that defines a value, looking through some opcodes."""
+        instruction = self.instructions[name]
+        while instruction.opcode in through:
+            instruction = self.instructions[instruction.operands[0]]
+        return instruction
 
     def users(self) -> dict[str, list[Instruction]]:
         """Return the users of each instruction's result, in printed order."""
@@ -366,3 +383,27 @@ def called_names(instruction: Instruction) -> list[str]:
     for many in _CALLED_MANY.findall(instruction.attributes):
         names += [x.strip().lstrip("%") for x in many.split(",") if x.strip()]
     return names
+
+
+def contains(
+    module: Module,
+    name: str,
+    test: Callable[[Instruction], Any],
+    known: dict[str, bool],
+) -> bool:
+    """Whether a computation, or one that it calls, has an instruction of some kind.
+
+    Args:
+      module: the program.
+      name: the computation; False for one that the program has not.
+      test: whether an instruction is of the kind.
+      known: cache of the answers to this test.
+    """
+    if name not in module.computations:
+        return False
+    if name not in known:
+        known[name] = any(
+            test(i) or any(contains(module, x, test, known) for x in called_names(i))
+            for i in module.computations[name]
+        )
+    return known[name]

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.hardware.layout import lay_out
@@ -86,16 +86,11 @@ def read_compiled(
     Raises:
       MeshError: the program runs on other devices than the mesh's.
     """
-    rematerialised = tuple(_rematerialised(compilation.messages))
+    stated = _stated(compilation)
     if compilation.out_of_memory is not None:
-        compiled = Predicted(
-            step_time_s=math.inf,
-            compute_s=math.inf,
-            communication_s=0.0,
-            peak_bytes=_needed_bytes(compilation.out_of_memory, target),
-            flops_per_device=0.0,
-        )
-        return Reading(compiled=compiled, collectives=(), rematerialised=rematerialised)
+        needed_bytes = _needed_bytes(compilation.out_of_memory, target)
+        compiled = Predicted(math.inf, math.inf, 0.0, needed_bytes, 0.0)
+        return Reading(compiled=compiled, collectives=(), **stated)
     module = _module_of(compilation, while_loops)
 
     def collectives_of(of: Module) -> tuple[CompiledCollective, ...]:
@@ -125,7 +120,6 @@ def read_compiled(
             flops_per_device=float(work.flops),
         ),
         collectives=collectives,
-        rematerialised=rematerialised,
         repeated_sums=repeated_sums(
             module, map_mesh(mesh_axes, device_ids), compilation.parameter_axes
         ),
@@ -136,7 +130,19 @@ def read_compiled(
             exposed_s=time.communication_s,
         ),
         notes=tuple(notes),
+        **stated,
     )
+
+
+def _stated(compilation: Compilation) -> dict[str, Any]:
+    """Return the fields of a reading that the compiler states."""
+    return {
+        "platform": compilation.platform,
+        "memory": compilation.memory,
+        "out_of_memory": compilation.out_of_memory,
+        "rematerialised": tuple(_rematerialised(compilation.messages)),
+        "seconds": compilation.seconds,
+    }
 
 
 def _module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Module:

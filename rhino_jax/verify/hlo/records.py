@@ -11,7 +11,8 @@ For any compiler: the share of the collectives' time that overlaps with compute.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Collective, Predicted
@@ -144,23 +145,54 @@ class CompiledCollective(Collective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Collectives, memory use and time of a compiled program, per device and step.
+class CompiledStep:
+    """A compiled step, of one program or of several tasks, per device.
 
     Attributes:
-      compiled: the fields of a plan's prediction, as compiled.
-      collectives: collectives in run order.
+      platform: platform that it was compiled for: "cpu", "tpu" or "gpu".
+      compiled: the fields of a plan's prediction, as compiled; None where it does not
+        fit.
+      collectives: its collectives, in run order.
+      memory: the compiler's memory statistics; None where the program does not fit, and
+        for several tasks.
+      out_of_memory: the compiler's error that it does not fit, or None.
       rematerialised: the compiler's messages on values that it had to replicate in full
         to change their sharding ("Involuntary full rematerialization").
       repeated_sums: reductions over devices that add the same parts several times.
+      notes: notes on what could not be read or compared, as sentences.
+      seconds: wall time of compiling.
+    """
+
+    platform: str
+    compiled: Predicted | None
+    collectives: tuple[CompiledCollective, ...]
+    memory: MemoryUse | None = None
+    out_of_memory: OutOfMemory | None = None
+    rematerialised: tuple[str, ...] = ()
+    repeated_sums: tuple[RepeatedSum, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one device puts on the wire per step, as compiled."""
+        return sum(c.bytes for c in self.collectives)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of this class by name, for one with more of them."""
+        found = {f.name: getattr(self, f.name) for f in fields(CompiledStep)}
+        return found if self.out_of_memory is None else found | {"compiled": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(CompiledStep):
+    """A compiled program, or one that does not fit, as it was read.
+
+    Attributes:
+      compiled: where it does not fit, the bytes that it needs and an infinite time.
       rates: rates compared with the hardware's peak; None where the program does not
         fit.
-      notes: notes on what could not be read, as sentences.
     """
 
     compiled: Predicted
-    collectives: tuple[CompiledCollective, ...]
-    rematerialised: tuple[str, ...] = ()
-    repeated_sums: tuple[RepeatedSum, ...] = ()
     rates: Rates | None = None
-    notes: tuple[str, ...] = ()

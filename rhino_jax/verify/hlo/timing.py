@@ -31,13 +31,12 @@ import numpy as np
 from rhino_jax.cost.compute import op_s
 from rhino_jax.hardware.target import Target
 from rhino_jax.verify.hlo.loops import trips_of
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.work import (
     InstructionWork,
     ProgramWork,
     WorkReader,
-    branches_of,
     work_reader,
 )
 
@@ -125,9 +124,9 @@ class _Player:
             once_s = sum(self.run(instruction.attribute(x)) for x in _LOOP)
             clock.now_s += once_s * trips
         elif opcode == "conditional":
-            clock.now_s += max(self.run(name) for name in branches_of(instruction))
+            clock.now_s += max(self.run(name) for name in called_names(instruction))
         elif opcode == "call":
-            clock.now_s += self.run(instruction.attribute("to_apply"))
+            clock.now_s += self.run(instruction.called)
         else:
             for work in self.reader.read_one(computation, instruction):
                 clock.now_s += work.count * self.reader.seconds_of(work)

@@ -56,7 +56,7 @@ class MemoryTraffic:
         """Return the share of an operand that is read, if the result is used whole."""
         name = user.operands[operand]
         if user.opcode == "fusion":
-            called = self.module.computations[user.attribute("calls")]
+            called = self.module.computations[user.called]
             return self._shares(called)[_parameter(called, operand)]
         of = arrays_of(computation.instructions[name].type)
         size = sum(a.size for a in of)
@@ -103,7 +103,7 @@ class MemoryTraffic:
     def _written(self, computation: Computation, instruction: Instruction) -> int:
         """Return the bytes that an instruction of the control flow writes."""
         if instruction.opcode == "fusion":
-            called = self.module.computations[instruction.attribute("calls")]
+            called = self.module.computations[instruction.called]
             return sum(self._written_in(called, name) for name in _results(called))
         if _updates(instruction):
             return _update_bytes(computation, instruction)
@@ -120,7 +120,7 @@ class MemoryTraffic:
         if _updates(result) and _comes_from_parameter(computation, result):
             return _update_bytes(computation, result)
         if result.opcode == "fusion" and not result.type.startswith("("):
-            called = self.module.computations[result.attribute("calls")]
+            called = self.module.computations[result.called]
             return sum(self._written_in(called, x) for x in _results(called))
         return computation.instructions[name].bytes
 
@@ -139,11 +139,7 @@ def _results(computation: Computation) -> tuple[str, ...]:
 
 
 def _behind(computation: Computation, name: str) -> Instruction:
-    """Return the instruction that defines a value, looking through bitcasts."""
-    instruction = computation.instructions[name]
-    while instruction.opcode == "bitcast":
-        instruction = computation.instructions[instruction.operands[0]]
-    return instruction
+    return computation.origin(name, ("bitcast",))
 
 
 def _updates(instruction: Instruction) -> bool:

@@ -1,11 +1,4 @@
-"""Work of a compiled program: FLOPs and memory traffic, in run order.
-
-In: a `rhino_jax.verify.hlo.module.Module`.
-Out: `program.ProgramWork`.
-Order: `arrays` (types as HLO writes them), `flops` and `traffic` (of one instruction),
-`program` (of all, with trip counts).
-
-Read the work of a compiled program: its instructions in run order, with trip counts.
+"""Read the work of a compiled program: its instructions in run order, with trip counts.
 
 The unit is an instruction of the control flow: of the entry, of loop bodies, of the
 longest branch of a conditional, of called computations. The body of a fusion belongs to
@@ -37,7 +30,13 @@ from rhino_jax.verify.hlo.flops import (
     skipped_groups,
 )
 from rhino_jax.verify.hlo.loops import trips_of
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
+from rhino_jax.verify.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    called_names,
+    contains,
+)
 from rhino_jax.verify.hlo.traffic import MemoryTraffic
 
 
@@ -125,7 +124,6 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 # The largest integer marks a missing estimate.
 _NO_CYCLES = 2**63 - 1
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,7 @@ class WorkReader:
             case "while":
                 yield from self._loop(computation, instruction)
             case "conditional":
-                branches = [self.read(name) for name in branches_of(instruction)]
+                branches = [self.read(name) for name in called_names(instruction)]
                 yield from max(branches, key=self._seconds)
             case _ if _SPARSE_CORE in instruction.attributes:
                 if instruction.opcode.endswith("-start") and not any(
@@ -200,9 +198,9 @@ class WorkReader:
                     self.beside.add(instruction.name)
             case "call" | "call-start" | "async-start":
                 if not self.is_transfer(instruction):
-                    yield from self.read(_called(instruction))
+                    yield from self.read(instruction.called)
             case "fusion-start":
-                called = self.module.computations[_called(instruction)]
+                called = self.module.computations[instruction.called]
                 root = called.instructions[called.root]
                 fusion = replace(instruction, opcode="fusion", type=root.type)
                 yield from self._work(computation, fusion)
@@ -214,7 +212,7 @@ class WorkReader:
         """Whether an instruction is a collective, starts one, or contains one."""
         opcode = instruction.opcode
         if opcode in ("fusion", "fusion-start", "call-start", "async-start"):
-            return self._moves(_called(instruction))
+            return self._moves(instruction.called)
         is_end = opcode.endswith(("-done", "-update"))
         return not is_end and is_transfer_opcode(opcode)
 
@@ -271,23 +269,19 @@ class WorkReader:
 
     def _moves(self, name: str) -> bool:
         """Whether a computation contains a collective, or a part of one."""
-        if name not in self.moving:
-            self.moving[name] = any(
-                is_transfer_opcode(i.opcode)
-                or custom_call_target(i).startswith("AsyncCollective")
-                or any(
-                    self._moves(inner)
-                    for inner in called_names(i)
-                    if inner in self.module.computations
-                )
-                for i in self.module.computations[name]
-            )
-        return self.moving[name]
+        return contains(self.module, name, _is_of_transfer, self.moving)
+
+
+def _is_of_transfer(instruction: Instruction) -> bool:
+    target = custom_call_target(instruction)
+    return is_transfer_opcode(instruction.opcode) or target.startswith(
+        "AsyncCollective"
+    )
 
 
 def _cycles(instruction: Instruction) -> int | None:
-    found = _CYCLES.search(instruction.attributes)
-    return int(found.group(1)) if found and int(found.group(1)) < _NO_CYCLES else None
+    cycles = int(instruction.find(_CYCLES) or _NO_CYCLES)
+    return cycles if cycles < _NO_CYCLES else None
 
 
 def _is_free(instruction: Instruction) -> bool:
@@ -297,16 +291,3 @@ def _is_free(instruction: Instruction) -> bool:
         or is_transfer_opcode(instruction.opcode)
         or custom_call_target(instruction) in _FREE_CALLS
     )
-
-
-def _called(instruction: Instruction) -> str:
-    return instruction.attribute("calls") or instruction.attribute("to_apply")
-
-
-def branches_of(conditional: Instruction) -> list[str]:
-    """Return the names of a conditional's branch computations."""
-    found = _BRANCHES.search(conditional.attributes)
-    if found is None:
-        roles = ("true_computation", "false_computation")
-        return [conditional.attribute(role) for role in roles]
-    return [name.strip().lstrip("%") for name in found.group(1).split(",")]

@@ -13,7 +13,6 @@ from rhino_jax.explain.report.tables import format_axes, value_sections
 from rhino_jax.explain.report.views.bars import bars, peak_of, step_of, wire_of
 from rhino_jax.export.code import patch_of
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.plan.records import Predicted
 from rhino_jax.units import (
     format_bytes,
     format_count,
@@ -23,7 +22,7 @@ from rhino_jax.units import (
     format_share,
 )
 from rhino_jax.verify.by_hand.culprits import SourceCost
-from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import CompiledStep
 from rhino_jax.verify.results.verification import (
     Verification,
     out_of_memory_section,
@@ -37,48 +36,28 @@ TOP_COSTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Audit(Displayed, Generic[AnyPlan]):
+class Audit(Displayed, CompiledStep, Generic[AnyPlan]):
     """Cost and memory use of a hand-sharded program, next to rhino's plan.
+
+    The unchanged program's collectives come with those first that take most seconds.
 
     Attributes:
       program_name: name of the audited function.
       mesh_axes: (name, size) of every mesh axis, major first.
-      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
       hardware: name of the target whose rates turn compiled work into seconds.
       memory_budget_bytes: memory budget, bytes per device.
-      compiled: step time, peak memory and FLOPs of the unchanged program; None where it
-        does not fit.
-      collectives: collectives of the unchanged program, most seconds first.
-      memory: the compiler's memory statistics; None where the program does not fit.
       costs: communication cost of each source line, most seconds first.
-      out_of_memory: the compiler's error that the program does not fit, or None.
-      rematerialised: the compiler's messages on values that it replicated in full.
       plan: rhino's plan of the same function; None where there is none.
       rhino: verification of that plan, compiled for the same mesh; None without a plan.
-      notes: notes for the user, one sentence each.
-      seconds: wall time of compiling the unchanged program.
     """
 
     program_name: str
     mesh_axes: tuple[tuple[str, int], ...]
-    platform: str
     hardware: str
     memory_budget_bytes: int
-    compiled: Predicted | None
-    collectives: tuple[CompiledCollective, ...]
-    memory: MemoryUse | None
     costs: tuple[SourceCost, ...]
-    out_of_memory: OutOfMemory | None
-    rematerialised: tuple[str, ...]
     plan: AnyPlan | None
     rhino: Verification | None
-    notes: tuple[str, ...]
-    seconds: float
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that one device puts on the wire per step."""
-        return sum(c.bytes for c in self.collectives)
 
     @property
     def gain(self) -> float | None:

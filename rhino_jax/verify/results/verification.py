@@ -27,8 +27,9 @@ from rhino_jax.units import (
     format_ratio,
     format_seconds,
 )
-from rhino_jax.verify.hlo.records import CompiledCollective, MemoryUse, OutOfMemory
+from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
+from rhino_jax.verify.stages import CompiledPlan
 
 
 TOP_DIFFERENCES = 10
@@ -36,58 +37,31 @@ TOP_SOURCES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Verification(Displayed):
+class Verification(Displayed, CompiledPlan):
     """A plan compared with its compiled program.
 
     Attributes:
       program_name: name of the planned function.
       mesh_axes: (name, size) of every mesh axis, major first.
-      platform: platform that the program was compiled for: "cpu", "tpu" or "gpu".
       hardware: name of the target whose rates turn compiled work into seconds.
       planned_hardware: name of the plan's target. Where the two differ, seconds in
         `planned` and `differences` are of `hardware`, those in `predicted` are not.
       predicted: the plan's prediction.
-      compiled: the same fields, read from the compiled program; None where it does not
-        fit.
       planned: the plan's collectives.
-      collectives: the compiled program's collectives, in run order.
-      differences: differences of the two lists, most seconds first.
-      memory: the compiler's memory statistics; None where the program does not fit.
-      stage_peak_bytes: peak memory of each stage, bytes per device, with compiled tasks
-        or in one SPMD program; empty where there is one stage.
+      differences: differences of planned and compiled collectives, most seconds first.
       memory_budget_bytes: memory budget of the plan, bytes per device.
-      out_of_memory: the compiler's error that the program does not fit, or None.
-      rematerialised: the compiler's messages on values that it replicated in full.
       problems: reasons why the plan does not hold, as sentences; empty where it does.
-      notes: notes on what could not be read or compared, as sentences.
-      seconds: wall time of compiling.
-      stages: (planned, compiled) cost of each chunk of a pipeline; the residuals
-        between tasks are as planned in both.
-      between: (planned, compiled) seconds of each chunk for the task that its group
-        runs once a step between forward and backward; 0 but for a group's first chunk,
-        and empty where micro-batches are not coupled.
     """
 
     program_name: str
     mesh_axes: tuple[tuple[str, int], ...]
-    platform: str
     hardware: str
     planned_hardware: str
     predicted: Predicted
-    compiled: Predicted | None
     planned: tuple[Collective, ...]
-    collectives: tuple[CompiledCollective, ...]
     differences: tuple[Difference, ...]
-    memory: MemoryUse | None
-    stage_peak_bytes: tuple[int, ...]
     memory_budget_bytes: int
-    out_of_memory: OutOfMemory | None
-    rematerialised: tuple[str, ...]
     problems: tuple[str, ...]
-    notes: tuple[str, ...]
-    seconds: float
-    stages: tuple[tuple[StageCost, StageCost], ...] = ()
-    between: tuple[tuple[float, float], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -110,11 +84,6 @@ class Verification(Displayed):
         reduce-scatter, which XLA:CPU does not have.
         """
         return not self.problems
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that one device puts on the wire per step, as compiled."""
-        return sum(c.bytes for c in self.collectives)
 
     @property
     def planned_wire_bytes(self) -> int:

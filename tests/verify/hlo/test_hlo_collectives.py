@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from rhino_jax.plan.records import Traffic
-from rhino_jax.verify.hlo.collectives.read import count_collectives, read_collectives
+from rhino_jax.plan.records import Traffic, traffic_of
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 from tests.plan.samples import sample_plan
 
 
@@ -44,7 +44,7 @@ def compiled_text(mesh, fn, *args) -> str:
 
 def counted(mesh: str, fn, *args) -> dict:
     text = compiled_text(make_mesh(mesh), fn, *args)
-    totals = count_collectives(read_collectives(text, MESHES[mesh]))
+    totals = traffic_of(read_collectives(text, MESHES[mesh]))
     return {key: (t.count, t.bytes) for key, t in totals.items()}
 
 
@@ -230,7 +230,7 @@ def test_part_of_an_axis_is_told() -> None:
 
 
 def test_plans_are_counted_the_same_way() -> None:
-    assert count_collectives(sample_plan().collectives) == {
+    assert traffic_of(sample_plan().collectives) == {
         ("all-reduce", ("data",)): Traffic(2, 1536, 1.5e-3),
         ("all-gather", ("model",)): Traffic(1, 700, 0.8e-3),
     }

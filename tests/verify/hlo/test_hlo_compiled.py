@@ -10,7 +10,8 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from rhino_jax.verify.hlo.collectives.read import count_collectives, read_collectives
+from rhino_jax.plan.records import traffic_of
+from rhino_jax.verify.hlo.collectives.read import read_collectives
 from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from tests.verify.hlo import hlo_programs as programs
@@ -48,7 +49,7 @@ def read(name: str) -> tuple[CompiledCollective, ...]:
 
 
 def counts(collectives) -> Counts:
-    totals = count_collectives(collectives).items()
+    totals = traffic_of(collectives).items()
     return {key: (total.count, total.bytes) for key, total in totals}
 
 

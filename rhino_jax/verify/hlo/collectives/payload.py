@@ -28,8 +28,6 @@ The three compilers write them in these ways:
 A chain is one transfer: it counts where its first fusion runs. Its members share a
 `chain_id` (ids are reused in other computations). Channel ids do not identify it: the
 collectives of `shard_map` may all have the same.
-
-The call graph of a module, restricted to computations with collectives.
 """
 
 from __future__ import annotations
@@ -38,22 +36,20 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from rhino_jax.ir.collectives import KINDS, OF_OPCODE
 from rhino_jax.verify.hlo.collectives.groups import Groups
 from rhino_jax.verify.hlo.module import (
     Computation,
     Instruction,
-    Module,
-    called_names,
     type_bytes,
 )
 
 
-_SLICE_KINDS = {kind.slice_type: kind.name for kind in KINDS.values()}
+_SLICE_KINDS = {k.slice_type: k.name for k in KINDS.values() if k.slice_type}
 _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+"""Matches the name that a `send` shares with its `recv`."""
 _PRODUCT = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{')
 _LISTS = re.compile(r"_xla_megascale_target=\{((?:\{[\d,>\-]*\},?)*)\}")
 _IDS_PER_SLICE = 100_000
@@ -69,16 +65,9 @@ def is_transfer_opcode(opcode: str) -> bool:
 
 def slice_kind(instruction: Instruction) -> str:
     """Return the kind of transfer that a `send` between slices starts, or empty."""
-    found = _TYPE.search(instruction.attributes)
-    if instruction.opcode != "send" or found is None:
+    if instruction.opcode != "send":
         return ""
-    return _SLICE_KINDS.get(found.group(1), "")
-
-
-def rendezvous(instruction: Instruction) -> str:
-    """Return the name that a `send` shares with its `recv`, or empty."""
-    found = _RENDEZVOUS.search(instruction.attributes)
-    return found.group(1) if found else ""
+    return _SLICE_KINDS.get(instruction.find(_TYPE), "")
 
 
 def slice_groups(instruction: Instruction, num_partitions: int) -> Groups:
@@ -169,12 +158,12 @@ def is_overlapped(
         return False
     if not is_scheduled:
         return True
-    parts = {instruction.name}
+    parts, shared = {instruction.name}, instruction.find(_RENDEZVOUS)
     # XLA:TPU prepares some transfers first; the data then goes into an update.
     is_running = bool(instruction.operands)
     started = itertools.dropwhile(lambda x: x is not instruction, computation)
     for other in itertools.islice(started, 1, None):
-        if other.opcode == "recv" and rendezvous(other) == rendezvous(instruction):
+        if other.opcode == "recv" and other.find(_RENDEZVOUS) == shared:
             parts.add(other.name)
         elif parts.intersection(other.operands):
             if other.opcode.endswith("-done") and other.opcode != "send-done":
@@ -221,40 +210,3 @@ def payload_bytes(computation: Computation, instruction: Instruction) -> int:
     if instruction.opcode.startswith("ragged-all-to-all"):
         return operands[0].bytes
     return sum(operand.bytes for operand in operands)
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The call graph of a module, restricted to computations with collectives.
-
-    Attributes:
-      module: the program.
-      memo: cache: computation → whether it, or a callee, has a collective.
-    """
-
-    module: Module
-    memo: dict[str, bool] = field(default_factory=dict)
-
-    def moving(self, instruction: Instruction) -> tuple[Computation, ...]:
-        """Return the computations with collectives that an instruction calls.
-
-        The computation of an asynchronous operation counts where it starts.
-        """
-        if instruction.opcode.endswith(("-done", "-update")):
-            return ()
-        return tuple(
-            self.module.computations[name]
-            for name in called_names(instruction)
-            if self._is_moving(name)
-        )
-
-    def _is_moving(self, name: str) -> bool:
-        if name not in self.module.computations:
-            return False
-        if name not in self.memo:
-            self.memo[name] = any(
-                collective_kind(instruction)
-                or any(self._is_moving(x) for x in called_names(instruction))
-                for instruction in self.module.computations[name]
-            )
-        return self.memo[name]

@@ -25,12 +25,11 @@ tell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.cost.collectives import wire_bytes
 from rhino_jax.ir.collectives import ALL_REDUCE, KINDS, REDUCE_SCATTER
-from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.verify.hlo.collectives.groups import (
     Groups,
     MeshMap,
@@ -39,7 +38,6 @@ from rhino_jax.verify.hlo.collectives.groups import (
     parse_pairs,
 )
 from rhino_jax.verify.hlo.collectives.payload import (
-    Calls,
     Users,
     collective_kind,
     is_in_chain,
@@ -51,7 +49,14 @@ from rhino_jax.verify.hlo.collectives.payload import (
 )
 from rhino_jax.verify.hlo.collectives.windowed import Window, find_windows
 from rhino_jax.verify.hlo.loops import trips_of
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_module
+from rhino_jax.verify.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    called_names,
+    contains,
+    parse_module,
+)
 from rhino_jax.verify.hlo.records import CompiledCollective
 
 
@@ -143,15 +148,8 @@ def read_collectives(
       MeshError: the program runs on other devices than the mesh's.
     """
     module = parse_module(hlo) if isinstance(hlo, str) else hlo
-    reader = _Reader(module, map_mesh(mesh_axes, device_ids), Calls(module))
+    reader = _Reader(module, map_mesh(mesh_axes, device_ids))
     return tuple(reader.read(module.computations[module.entry], _Trips()))
-
-
-def count_collectives(
-    collectives: Iterable[Collective],
-) -> dict[tuple[str, tuple[str, ...]], Traffic]:
-    """Sum count, bytes and seconds by (kind, axes), of a compiled program or a plan."""
-    return traffic_of(collectives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +179,13 @@ class _Reader:
     Attributes:
       module: the program.
       mesh: mesh coordinates of its devices.
-      calls: its call graph.
+      moving: cache: computation → whether it, or a callee, has a collective.
       users: cache: computation → users of each value in it.
     """
 
     module: Module
     mesh: MeshMap
-    calls: Calls
+    moving: dict[str, bool] = field(default_factory=dict)
     users: dict[str, Users] = field(default_factory=dict)
 
     def read(
@@ -218,7 +216,7 @@ class _Reader:
             if found is not None:
                 yield found
             return
-        called = self.calls.moving(instruction)
+        called = self._called(instruction)
         if not called:
             return
         inner = replace(trips, callers=((computation, instruction), *trips.callers))
@@ -235,6 +233,19 @@ class _Reader:
             branches = [max(branches, key=lambda b: sum(c.bytes for c in b))]
         for branch in branches:
             yield from branch
+
+    def _called(self, instruction: Instruction) -> list[Computation]:
+        """Return the computations with collectives that an instruction calls.
+
+        The computation of an asynchronous operation counts where it starts.
+        """
+        if instruction.opcode.endswith(("-done", "-update")):
+            return []
+        return [
+            self.module.computations[name]
+            for name in called_names(instruction)
+            if contains(self.module, name, collective_kind, self.moving)
+        ]
 
     def _times(
         self, computation: Computation, loop: Instruction, trips: _Trips

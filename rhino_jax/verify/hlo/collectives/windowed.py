@@ -67,7 +67,7 @@ class Permute:
     @property
     def source(self) -> Instruction:
         """The instruction that defines the value that is sent."""
-        return origin(self.computation, self.instruction.operands[0])
+        return self.computation.origin(self.instruction.operands[0], _PASSES)
 
 
 def ring_permute(
@@ -105,14 +105,6 @@ def _ring_size(shift: Mapping[int, int]) -> int:
             size += 1
         sizes.add(size)
     return sizes.pop() if len(sizes) == 1 else 0
-
-
-def origin(computation: Computation, name: str) -> Instruction:
-    """Return the instruction that defines a value, looking through copies and such."""
-    instruction = computation.instructions[name]
-    while instruction.opcode in _PASSES:
-        instruction = computation.instructions[instruction.operands[0]]
-    return instruction
 
 
 def is_of_product(instruction: Instruction) -> bool:
@@ -175,7 +167,7 @@ def find_scatters(group: Sequence[Permute]) -> int:
             return 0
         if source.opcode in _SUMS:
             for operand in source.operands:
-                ends.discard(origin(permute.computation, operand).name)
+                ends.discard(permute.computation.origin(operand, _PASSES).name)
     # With both ring directions, each collective ends with one permute per direction.
     ways = len({tuple(permute.shift.items()) for permute in group})
     count, rest = divmod(len(ends), ways) if ways else (0, 0)
@@ -304,5 +296,6 @@ def _touches(permute: Permute, loop: Instruction) -> bool:
         return True
     state = permute.computation.instructions[loop.operands[0]]
     return any(
-        origin(permute.computation, x) is permute.instruction for x in state.operands
+        permute.computation.origin(x, _PASSES) is permute.instruction
+        for x in state.operands
     )
