@@ -235,19 +235,10 @@ def init(
     )
     # Sizes, configurations and functions are static; only arrays are traced.
     at = [i for i, x in enumerate(given) if hasattr(x, "shape") and hasattr(x, "dtype")]
-    results: list[Leaves] = []
-
-    def flat(arrays: Sequence[Any]) -> list[Any]:
-        everything = list(given)
-        for i, x in zip(at, arrays, strict=True):
-            everything[i] = x
-        traced_args, traced_kwargs = jax.tree.unflatten(tree, everything)
-        results.append(_leaves(fn(*traced_args, **traced_kwargs)))
-        return list(results[-1].arrays)
-
+    flat, results = on_arrays(fn, given, tree, at, _leaves)
     # An init function reads its arguments in default storage order.
     arrays = [in_order(given[i], dims_of(given[i]), ()) for i in at]
-    shapes = jax.eval_shape(flat, arrays)
+    shapes = jax.eval_shape(flat, *arrays)
     known = leaves_for(placed, results[-1].with_arrays(shapes), what)
     made = _made_by_stages(placed, flat, arrays, known)
     if placed.mesh.devices.flat[0].platform == "cpu":
@@ -261,9 +252,40 @@ def init(
     return _rebuilt(results[-1], made)
 
 
+def on_arrays(
+    fn: Callable[..., Any],
+    leaves: Sequence[Any],
+    tree: Any,
+    at: Sequence[int],
+    split: Callable[[Any], Leaves],
+) -> tuple[Callable[..., list[Any]], list[Leaves]]:
+    """Return a function of the arrays of a call, with all other leaves as they are.
+
+    Args:
+      fn: a function of pytrees.
+      leaves, tree: leaves and structure of its `(args, kwargs)`.
+      at: positions of the arrays among the leaves.
+      split: returns the leaves of a result.
+    Returns:
+      The function from arrays to the arrays of its result, and a list to which it adds
+      the result's leaves when it is traced.
+    """
+    results: list[Leaves] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        everything = list(leaves)
+        for i, x in zip(at, arrays, strict=True):
+            everything[i] = x
+        args, kwargs = jax.tree.unflatten(tree, everything)
+        results.append(split(fn(*args, **kwargs)))
+        return list(results[-1].arrays)
+
+    return flat, results
+
+
 def _made_by_stages(
     plan: PlanData,
-    flat: Callable[[Sequence[Any]], list[Any]],
+    flat: Callable[..., list[Any]],
     arrays: Sequence[Any],
     known: Sequence[Leaf],
 ) -> list[Any]:
@@ -275,7 +297,7 @@ def _made_by_stages(
         mine = [i for i, at in enumerate(places) if at == place]
 
         def run(given: Sequence[Any], mine: Sequence[int] = mine) -> list[Any]:
-            results = flat(given)
+            results = flat(*given)
             return [results[i] for i in mine]
 
         shardings = [to_sharding(known[i]) for i in mine]

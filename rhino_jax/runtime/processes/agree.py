@@ -7,9 +7,10 @@ process, nothing is communicated.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -24,6 +25,9 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.processes import listing
 from rhino_jax.runtime.processes.meeting import Meeting
 from rhino_jax.runtime.processes.signs import at_work
+
+
+Agreed = TypeVar("Agreed")
 
 
 def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
@@ -91,15 +95,8 @@ def made_by_first(
         return make()
     meeting = Meeting(coordination_client(), processes, what, traced.name)
     meeting.compare("program", listing.of_program(traced, asked))
-    if meeting.is_first:
-        try:
-            plan = make()
-        except Exception as error:
-            meeting.fail(error)
-        meeting.put("made", plan_to_json(plan).encode())
-    else:
-        made = meeting.wait("made", meeting.first, "to plan")
-        plan = plan_from_json(made.decode(), what=what)
+    read = functools.partial(plan_from_json, what=what)
+    plan = _by_first(meeting, make, plan_to_json, read)
     try:
         found = fingerprint(traced.program, plan.mesh_axes)
         check_fits(plan, found, plan.mesh_axes, program=traced.program, what=what)
@@ -133,16 +130,26 @@ def decided_by_first(
     meeting = Meeting(coordination_client(), processes, what, names)
     lines = [line for t in traced for line in listing.of_program(t, asked)]
     meeting.compare("program", lines)
-    if meeting.is_first:
-        try:
-            decided = decide()
-        except Exception as error:
-            meeting.fail(error)
-        meeting.put("decided", json.dumps(decided).encode())
-    else:
-        decided = json.loads(meeting.wait("decided", meeting.first, "to plan"))
+    decided = _by_first(meeting, decide, json.dumps, json.loads)
     meeting.end()
     return decided
+
+
+def _by_first(
+    meeting: Meeting,
+    make: Callable[[], Agreed],
+    write: Callable[[Agreed], str],
+    read: Callable[[str], Agreed],
+) -> Agreed:
+    """Return what the first process makes, in all processes."""
+    if not meeting.is_first:
+        return read(meeting.wait("made", meeting.first, "to plan").decode())
+    try:
+        made = make()
+    except Exception as error:
+        meeting.fail(error)
+    meeting.put("made", write(made).encode())
+    return made
 
 
 def agreed(

@@ -20,6 +20,7 @@ from rhino_jax.passes.staged.step import (
 )
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind as Work, Schedule
+from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.tasks.moves import (
     STAYS,
     MeshMove,
@@ -42,6 +43,10 @@ _KINDS = {
     Work.INPUT_GRADIENT: TaskKind.BACKWARD,
     Work.WEIGHT_GRADIENT: TaskKind.WEIGHTS,
 }
+
+
+Place = tuple[TaskKind, int, int]
+"""Kind, submesh, and chunk or round of a task."""
 
 
 class Turn(NamedTuple):
@@ -112,10 +117,12 @@ class Controller:
             for p in self.programs
             for i, task in enumerate(p.of.tasks)
         }
-        self._sends: dict[tuple[TaskKind, int, int], list[TaskSend]] = {}
+        # Sums are sent once a step, by `_send_sums`.
+        self._sends: dict[Place, list[TaskSend]] = {}
         for send in self.step.sends:
-            key = send.kind, send.source, send.place
-            self._sends.setdefault(key, []).append(send)
+            if send.key.kind is not ValueKind.SUM:
+                key = send.kind, send.source, send.place
+                self._sends.setdefault(key, []).append(send)
         self._unread = self._unread_after()
         self._waiting = {
             (task.group, task.place): [
@@ -250,12 +257,12 @@ class Controller:
             where = self.programs[group].shardings.get(
                 ValueKey(ValueKind.PIECE), self.programs[group].everywhere
             )
-            self._numbers[group, m] = jax.device_put(np.int32(m), where)
+            (self._numbers[group, m],) = placed([np.int32(m)], [where])
         return self._numbers[group, m]
 
     def _dispatch(
         self,
-        place: tuple[TaskKind, int, int],
+        place: Place,
         now: Sequence[dict[ValueKey, Any]],
         once: Sequence[dict[ValueKey, Any]],
     ) -> None:
@@ -271,20 +278,30 @@ class Controller:
             return
         programs, position = found
         task, group = programs.of.tasks[position], programs.group
-        mine, here = once[group], now[group]
-        arrays = [here[k] if k in here else mine[k] for k in task.reads]
+        if self._takes_part(place, group):
+            mine, here = once[group], now[group]
+            arrays = [here[k] if k in here else mine[k] for k in task.reads]
+            self._start(place, group, arrays)
+            with in_mesh(programs.mesh):
+                results = programs.all[position](*arrays)
+            for key, x in zip(task.makes, results, strict=True):
+                (here if key.kind is ValueKind.INSIDE else mine)[key] = x
+            self._dispatched(self._task, group, results)
+        if place in self._sends:
+            self._send(self._sends[place], now, once)
+
+    def _takes_part(self, place: Place, group: int) -> bool:
+        """Whether a task runs in this process."""
+        return True
+
+    def _start(self, place: Place, group: int, arrays: Sequence[Any]) -> None:
+        """Prepare for a task that reads these arrays."""
         self._task = self._names[place]
-        with in_mesh(programs.mesh):
-            results = programs.all[position](*arrays)
-        for key, x in zip(task.makes, results, strict=True):
-            (here if key.kind is ValueKind.INSIDE else mine)[key] = x
+
+    def _dispatched(self, name: str, group: int, results: Sequence[Any]) -> None:
+        """Wait for the results of a task, where no other may run beside it."""
         if self.is_emulated:
             jax.block_until_ready(results)
-        self._send(
-            [s for s in self._sends.get(place, ()) if s.key.kind is not ValueKind.SUM],
-            now,
-            once,
-        )
 
     def _until_gone(
         self,

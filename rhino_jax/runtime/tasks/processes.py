@@ -24,15 +24,14 @@ from rhino_jax._compat import coordination_client, own_host
 from rhino_jax.errors import ProcessError
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.after import LIGHT_BYTES
-from rhino_jax.passes.staged.step import TaskKind, TaskSend, ValueKey, ValueKind
+from rhino_jax.passes.staged.step import TaskSend, ValueKey, ValueKind
 from rhino_jax.runtime.processes.across import away, placed
 from rhino_jax.runtime.processes.agree import attending
 from rhino_jax.runtime.processes.listing import AgreedItem
 from rhino_jax.runtime.processes.meeting import Meeting
 from rhino_jax.runtime.processes.running import Running
-from rhino_jax.runtime.tasks.controller import Controller
+from rhino_jax.runtime.tasks.controller import Controller, Place
 from rhino_jax.runtime.tasks.exchange import HEARD_S, Exchange
-from rhino_jax.runtime.tasks.moves import in_mesh
 from rhino_jax.runtime.tasks.transfers import TransferPort, server_of
 
 
@@ -42,8 +41,6 @@ AHEAD = 4
 One runs, the next is queued behind it, and two more cover short ones. Their results
 allocate memory ahead of time.
 """
-
-Place = tuple[TaskKind, int, int]
 
 
 @dataclass(eq=False)
@@ -65,10 +62,6 @@ class ProcessController(Controller):
         self.running = self.exchange.running
         self._replaced: dict[Place, Sequence[ValueKey]] = {
             place: p.replaced(i) for place, (p, i) in self._at.items()
-        }
-        self._per_task = {
-            place: [s for s in sends if s.key.kind is not ValueKind.SUM]
-            for place, sends in self._sends.items()
         }
         self._gone: list[ValueKey] = []
         self._before: deque[tuple[str, Sequence[int], Any]] = deque()
@@ -122,10 +115,8 @@ class ProcessController(Controller):
         if not isinstance(output, tuple):
             return placed([np.asarray(output)], [self.programs[0].everywhere])[0]
         group, key = output
-        if key.kind is ValueKind.INPUT:
-            return arrays[key.number]
-        if self.exchange.mine[group]:
-            return once[group][key]
+        if key.kind is ValueKind.INPUT or self.exchange.mine[group]:
+            return super()._result(output, once, arrays)
         return away(self.step.types[key], self.programs[group].shardings[key])
 
     def _commit(self) -> None:
@@ -140,41 +131,22 @@ class ProcessController(Controller):
 
     # Tasks.
 
-    def _dispatch(
-        self,
-        place: Place,
-        now: Sequence[dict[ValueKey, Any]],
-        once: Sequence[dict[ValueKey, Any]],
-    ) -> None:
-        found = self._at.get(place)
-        if found is None:
-            return
-        programs, position = found
-        task, group = programs.of.tasks[position], programs.group
+    def _takes_part(self, place: Place, group: int) -> bool:
         replaced = self._replaced.get(place, ())
         if replaced and not self._is_committed:
             self._commit()
         if not self.exchange.mine[group]:
             self._gone += replaced
-        if self.exchange.mine[group]:
-            mine, now_here = once[group], now[group]
-            reads = [now_here[k] if k in now_here else mine[k] for k in task.reads]
-            name = self._names[place]
-            arriving = self.exchange.arriving
-            if arriving:
-                for x in reads:
-                    if id(x) in arriving:
-                        self.exchange.arrived(x, f"for what `{name}` reads")
-            self._task = name
-            self.exchange.meet(group, f"in `{name}`")
-            with in_mesh(programs.mesh):
-                results = programs.all[position](*reads)
-            for key, x in zip(task.makes, results, strict=True):
-                (now_here if key.kind is ValueKind.INSIDE else mine)[key] = x
-            self._dispatched(name, group, results)
-        sends = self._per_task.get(place)
-        if sends:
-            self._send(sends, now, once)
+        return self.exchange.mine[group]
+
+    def _start(self, place: Place, group: int, arrays: Sequence[Any]) -> None:
+        name, arriving = self._names[place], self.exchange.arriving
+        if arriving:
+            for x in arrays:
+                if id(x) in arriving:
+                    self.exchange.arrived(x, f"for what `{name}` reads")
+        self._task = name
+        self.exchange.meet(group, f"in `{name}`")
 
     def _dispatched(self, name: str, group: int, results: Sequence[Any]) -> None:
         if self.is_emulated:
@@ -233,14 +205,7 @@ class ProcessController(Controller):
         return found
 
     def _number(self, group: int, m: int) -> Any:
-        if not self.exchange.mine[group]:
-            return None
-        if (group, m) not in self._numbers:
-            where = self.programs[group].shardings.get(
-                ValueKey(ValueKind.PIECE), self.programs[group].everywhere
-            )
-            (self._numbers[group, m],) = placed([np.int32(m)], [where])
-        return self._numbers[group, m]
+        return super()._number(group, m) if self.exchange.mine[group] else None
 
     def _send(
         self,

@@ -41,6 +41,7 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.ir.program import Program
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
+from rhino_jax.runtime.placing import on_arrays
 
 
 def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,16 +54,7 @@ def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
     def free(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [i for i, x in enumerate(leaves) if isinstance(x, jax.core.Tracer)]
-        results = []
-
-        def flat(*arrays: Any) -> list[Any]:
-            values = list(leaves)
-            for i, array in zip(places, arrays, strict=True):
-                values[i] = array
-            inner_args, inner_kwargs = jax.tree.unflatten(tree, values)
-            results.append(split_result(fn(*inner_args, **inner_kwargs)))
-            return list(results[-1].arrays)
-
+        flat, results = on_arrays(fn, leaves, tree, places, split_result)
         flat.__name__ = flat.__qualname__ = getattr(fn, "__name__", "fn")
         tracers = [leaves[i] for i in places]
         closed = low_jaxpr(jax.make_jaxpr(flat)(*tracers))
