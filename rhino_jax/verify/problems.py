@@ -11,6 +11,7 @@ not in the plan, or eliminated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Collective, Predicted
@@ -90,19 +91,13 @@ def _merged(found: Iterable[Difference]) -> list[Difference]:
     merged = []
     for members in groups.values():
         members.sort(key=lambda d: -max(d.predicted.bytes, d.compiled.bytes))
-        first = members[0]
         lines = dict.fromkeys(s for d in members for s in d.sources)
         merged.append(
-            Difference(
-                kind=first.kind,
-                axes=first.axes,
-                became=first.became,
+            replace(
+                members[0],
                 predicted=total(d.predicted for d in members),
                 compiled=total(d.compiled for d in members),
                 sources=tuple(lines),
-                label=first.label,
-                cause=first.cause,
-                is_harmless=first.is_harmless,
             )
         )
     return merged

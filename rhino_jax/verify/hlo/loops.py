@@ -10,6 +10,7 @@ depends on data counts as it was planned with, else by its bound.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, Module
@@ -30,41 +31,32 @@ def trips_of(
 
     A loop that data may end has the count that it was planned with, or its bound, or 1.
     """
-    count = trip_count(module, caller, loop)
-    if count is not None:
-        return count, True
+    if known := loop.find(_KNOWN):
+        return int(known), True
+    counts = [_counted(module, caller, loop, x) for x in _tests(module, loop)]
+    bounds = [count for count in counts if count is not None]
+    if len(bounds) == len(counts) == 1:
+        return bounds[0], True
     planned: frozenset[int] = frozenset()
     if _WHILE.search(loop.op_name):  # not a loop that the compiler generated
         planned = module.while_trips.get(loop.source, planned)
-    if len(planned) != 1 and (bound := _bound(module, caller, loop)) is not None:
-        return bound, False
+    if len(planned) != 1 and bounds:
+        return min(bounds), False
     return max(planned, default=1), False
 
 
-def _bound(module: Module, caller: Computation, loop: Instruction) -> int | None:
-    """Return the smallest count of the comparisons that the loop condition conjoins."""
+def _tests(module: Module, loop: Instruction) -> Iterator[_At]:
+    """Yield the tests that a loop's condition conjoins."""
     condition = module.computations.get(loop.attribute("condition"))
-    if condition is None:
-        return None
-    todo, bounds = [_settle(module, _At(condition, condition.root))], []
+    todo = (
+        [] if condition is None else [_settle(module, _At(condition, condition.root))]
+    )
     while todo:
         test = todo.pop()
         if test.instruction.opcode == "and":
             todo += [_settle(module, test.to(x)) for x in test.instruction.operands]
-        elif (count := _counted(module, caller, loop, test)) is not None:
-            bounds.append(count)
-    return min(bounds, default=None)
-
-
-def trip_count(module: Module, caller: Computation, loop: Instruction) -> int | None:
-    """Return the trip count of a `while`, or None where it depends on data."""
-    if known := loop.find(_KNOWN):
-        return int(known)
-    condition = module.computations.get(loop.attribute("condition"))
-    if condition is None:
-        return None
-    test = _settle(module, _At(condition, condition.root))
-    return _counted(module, caller, loop, test)
+        else:
+            yield test
 
 
 def _counted(

@@ -60,6 +60,10 @@ class Entry:
         )
         return replace(self, traffic=part)
 
+    def cut_all(self) -> Entry:
+        """Take all that is left."""
+        return self.cut(self.traffic.bytes)
+
 
 @dataclass(slots=True)
 class Ledger:

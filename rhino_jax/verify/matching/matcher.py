@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rhino_jax.plan.records import Traffic
@@ -78,31 +78,29 @@ class Matcher:
     platform: str
     evidence: Evidence
 
+    def pairs(self) -> Iterator[tuple[Entry, Entry]]:
+        """Yield entries equal in kind, axes and line until the planned one is empty."""
+        for plan_entry in self.planned.left():
+            for entry in self.made.left(plan_entry.key):
+                if entry.source == plan_entry.source:
+                    yield plan_entry, entry
+                if not plan_entry.traffic.bytes:
+                    break
+
     def same_runs(self) -> list[Difference]:
         """Match runs equal in kind, axes, line and size; fewer runs were hoisted."""
         hoisted = []
-        for plan_entry in self.planned.left():
-            for entry in self.made.left(plan_entry.key):
-                if entry.source != plan_entry.source or not _alike(plan_entry, entry):
-                    continue
-                have, runs = plan_entry.traffic.count, entry.traffic.count
-                if runs < have and have % runs == 0 and runs % plan_entry.trips:
-                    before = plan_entry.cut(plan_entry.traffic.bytes)
-                    after = entry.cut(entry.traffic.bytes)
-                    hoisted.append(
-                        self.difference(
-                            [before],
-                            [after],
-                            HOISTED,
-                            f"hoisted out of a loop: it runs {runs}x, planned {have}x",
-                        )
-                    )
-                else:
-                    common = min(have, runs)
-                    _cut_runs(plan_entry, common)
-                    _cut_runs(entry, common)
-                if not plan_entry.traffic.bytes:
-                    break
+        for plan_entry, entry in self.pairs():
+            if not _alike(plan_entry, entry):
+                continue
+            have, runs = plan_entry.traffic.count, entry.traffic.count
+            if runs < have and have % runs == 0 and runs % plan_entry.trips:
+                cause = f"hoisted out of a loop: it runs {runs}x, planned {have}x"
+                hoisted.append(self.matched(plan_entry, entry, HOISTED, cause))
+            else:
+                common = min(have, runs)
+                _cut_runs(plan_entry, common)
+                _cut_runs(entry, common)
         return hoisted
 
     def windowed(self) -> list[Difference]:
@@ -112,53 +110,38 @@ class Matcher:
         direction.
         """
         found = []
-        for plan_entry in self.planned.left():
-            for entry in self.made.left(plan_entry.key):
-                said = _WINDOWED.search(entry.reason)
-                if (
-                    said is None
-                    or entry.source != plan_entry.source
-                    or entry.traffic.count != plan_entry.traffic.count
-                ):
-                    continue
-                number = int(said[1])
-                pieces = plan_entry.per_run_bytes / (entry.per_run_bytes / number)
-                if abs(pieces - round(pieces)) > 1e-3 or not pieces < number:
-                    continue
-                cause = (
-                    f"XLA passes {number} pieces round, both ways, beside the product"
-                    f" they are of; one way takes {round(pieces)}"
-                )
-                before = plan_entry.cut(plan_entry.traffic.bytes)
-                after = entry.cut(entry.traffic.bytes)
-                found.append(
-                    self.difference(
-                        [before], [after], WINDOWED, cause, is_harmless=entry.is_hidden
-                    )
-                )
-                break
+        for plan_entry, entry in self.pairs():
+            said = _WINDOWED.search(entry.reason)
+            if said is None or entry.traffic.count != plan_entry.traffic.count:
+                continue
+            number = int(said[1])
+            pieces = plan_entry.per_run_bytes / (entry.per_run_bytes / number)
+            if abs(pieces - round(pieces)) > 1e-3 or not pieces < number:
+                continue
+            cause = (
+                f"XLA passes {number} pieces round, both ways, beside the product"
+                f" they are of; one way takes {round(pieces)}"
+            )
+            hidden = entry.is_hidden
+            found.append(
+                self.matched(plan_entry, entry, WINDOWED, cause, is_harmless=hidden)
+            )
         return found
 
     def retyped(self) -> list[Difference]:
         """Match the same runs with 1/4 to 4 times the bytes: another element type."""
         found = []
-        for plan_entry in self.planned.left():
-            for entry in self.made.left(plan_entry.key):
-                ratio = entry.per_run_bytes / plan_entry.per_run_bytes
-                if (
-                    entry.source == plan_entry.source
-                    and entry.traffic.count == plan_entry.traffic.count
-                    and any(abs(ratio - r) < 1e-3 for r in _TYPE_RATIOS)
-                ):
-                    size = "smaller" if ratio < 1 else "larger"
-                    before = plan_entry.cut(plan_entry.traffic.bytes)
-                    after = entry.cut(entry.traffic.bytes)
-                    cause = (
-                        f"the same runs of {ratio:g}x the bytes: XLA converts to a"
-                        f" {size} type before it moves them, not after"
-                    )
-                    found.append(self.difference([before], [after], RETYPED, cause))
-                    break
+        for plan_entry, entry in self.pairs():
+            ratio = entry.per_run_bytes / plan_entry.per_run_bytes
+            if entry.traffic.count == plan_entry.traffic.count and any(
+                abs(ratio - r) < 1e-3 for r in _TYPE_RATIOS
+            ):
+                size = "smaller" if ratio < 1 else "larger"
+                cause = (
+                    f"the same runs of {ratio:g}x the bytes: XLA converts to a"
+                    f" {size} type before it moves them, not after"
+                )
+                found.append(self.matched(plan_entry, entry, RETYPED, cause))
         return found
 
     def same_key(self) -> list[Difference]:
@@ -265,9 +248,7 @@ class Matcher:
                     f" the plan has {plan_entry.key[0]} over"
                     f" {' × '.join(plan_entry.key[1])}"
                 )
-                before = plan_entry.cut(plan_entry.traffic.bytes)
-                after = entry.cut(entry.traffic.bytes)
-                found.append(self.difference([before], [after], label, cause))
+                found.append(self.matched(plan_entry, entry, label, cause))
                 break
         return found
 
@@ -281,7 +262,7 @@ class Matcher:
                 if e.key == entry.key
             ]
             label, cause = causes.cause_of_extra(entry, self.evidence, runs)
-            taken = entry.cut(entry.traffic.bytes)
+            taken = entry.cut_all()
             by_hand = label == causes.BY_HAND
             found.append(
                 self.difference([], [taken], label, cause, is_harmless=by_hand)
@@ -292,7 +273,7 @@ class Matcher:
         """Return differences for planned collectives that the compiler eliminated."""
         found = []
         for entry in self.planned.left():
-            taken = entry.cut(entry.traffic.bytes)
+            taken = entry.cut_all()
             label, cause = (
                 ELIMINATED,
                 ("eliminated: XLA finds it equal to another, unused, or not needed"),
@@ -301,6 +282,19 @@ class Matcher:
                 label, cause = causes.OTHER_SIZE, "the same runs move less than planned"
             found.append(self.difference([taken], [], label, cause, is_harmless=False))
         return found
+
+    def matched(
+        self,
+        plan_entry: Entry,
+        entry: Entry,
+        label: str,
+        cause: str,
+        *,
+        is_harmless: bool | None = None,
+    ) -> Difference:
+        """Take all of two entries that are matched, and return their difference."""
+        before, after = plan_entry.cut_all(), entry.cut_all()
+        return self.difference([before], [after], label, cause, is_harmless=is_harmless)
 
     def difference(
         self,
