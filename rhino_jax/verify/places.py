@@ -33,9 +33,8 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import check_mesh_axes
 from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.runtime.meshes import axes_of_mesh
-from rhino_jax.verify.compile import compile_lowered
+from rhino_jax.verify.compile import NO_LIMIT, CompileLimit, compile_lowered
 from rhino_jax.verify.hlo.records import Compilation
-from rhino_jax.verify.in_child import NO_LIMIT, CompileLimit
 from rhino_jax.verify.targets import compile_target
 
 

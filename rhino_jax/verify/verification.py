@@ -17,10 +17,10 @@ from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.runtime.sharded import ShardedFunction, unbound
 from rhino_jax.runtime.with_plan import sharded_by
+from rhino_jax.verify.compile import CompileLimit
 from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import priced, read_compiled
 from rhino_jax.verify.hlo.records import Compilation
-from rhino_jax.verify.in_child import CompileLimit
 from rhino_jax.verify.matching.ledger import Evidence, evidence_of
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.places import CompilePlace, place_of

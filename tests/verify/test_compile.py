@@ -18,11 +18,12 @@ import rhino_jax as rhino
 from rhino_jax.errors import CompilerError
 from rhino_jax.utils.stderr import captured_stderr, write_stderr
 from rhino_jax.verify.compile import (
+    CompileLimit,
+    compile_in_child,
     compile_lowered,
     read_out_of_memory,
 )
 from rhino_jax.verify.hlo.records import OutOfMemory
-from rhino_jax.verify.in_child import CompileLimit, compile_in_child
 from tests.verify.extras import mesh_of_target
 
 
