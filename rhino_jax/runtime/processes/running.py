@@ -25,7 +25,12 @@ import jax
 from rhino_jax.errors import ProcessError
 from rhino_jax.runtime.processes.meeting import POLL_S
 from rhino_jax.runtime.processes.service import Service, of_lost, watch_exit
-from rhino_jax.runtime.processes.signs import BEAT_S, arrive_within_s, lost_after_s
+from rhino_jax.runtime.processes.signs import (
+    BEAT_S,
+    Heartbeat,
+    arrive_within_s,
+    lost_after_s,
+)
 
 
 BARRIER_MS = 7 * 24 * 3_600_000
@@ -40,31 +45,17 @@ LEFT = "left"
 
 
 class _Pulse:
-    """The thread that sends this process's heartbeats, with its position.
+    """This process's heartbeats while it runs, with its position.
 
     There is one per client of the coordination service.
     """
 
     def __init__(self, service: Service) -> None:
-        self._service, self._key = service, _KEY.format(jax.process_index())
         self.at = ""
-        threading.Thread(
-            target=self._run, name="rhino_jax signs of running", daemon=True
-        ).start()
-        atexit.register(self._leave)
-
-    def _run(self) -> None:
-        for count in itertools.count():
-            self._write(str(count))
-            time.sleep(BEAT_S)
-
-    def _leave(self) -> None:
-        self._write(LEFT)
-
-    def _write(self, count: str) -> None:
-        # If the service is lost, a waiting call reports it.
-        with contextlib.suppress(ProcessError):
-            self._service.overwrite(self._key, f"{count} {self.at}")
+        key = _KEY.format(jax.process_index())
+        beat = Heartbeat(service, key, lambda count: f"{count} {self.at}")
+        beat.start()
+        atexit.register(beat.stop, LEFT)
 
 
 _pulses: dict[int, _Pulse] = {}

@@ -18,7 +18,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,23 +55,29 @@ def _seconds(name: str, default: float) -> float:
         ) from None
 
 
-class _Beat:
-    """The thread that sends this process's heartbeats."""
+class Heartbeat:
+    """The thread that sends this process's heartbeats.
 
-    def __init__(self, service: Service, process: int, visit: int) -> None:
-        self._service, self._visit = service, visit
-        self._key = _KEY.format(process)
+    Args:
+      service: service that receives them.
+      key: key of the last one.
+      text: number of a heartbeat → its text.
+    """
+
+    def __init__(self, service: Service, key: str, text: Callable[[int], str]) -> None:
+        self._service, self._key, self._text = service, key, text
         self._is_over = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="rhino_jax signs of life", daemon=True
         )
 
     def start(self) -> None:
-        # The first heartbeat is sent before anything else is done.
-        self._write("at work 0")
+        """Send the first heartbeat, before anything else is done, then the others."""
+        self._write(self._text(0))
         self._thread.start()
 
     def stop(self, last: str) -> None:
+        """Send a last text."""
         self._is_over.set()
         self._thread.join(timeout=2 * BEAT_S)
         self._write(last)
@@ -80,12 +86,12 @@ class _Beat:
         for count in itertools.count(1):
             if self._is_over.wait(BEAT_S):
                 return
-            self._write(f"at work {count}")
+            self._write(self._text(count))
 
-    def _write(self, state: str) -> None:
+    def _write(self, text: str) -> None:
         # If the service is lost, a waiting call reports it.
         with contextlib.suppress(ProcessError):
-            self._service.overwrite(self._key, f"{self._visit} {state}")
+            self._service.overwrite(self._key, text)
 
 
 _visits = 0
@@ -108,7 +114,9 @@ def at_work(client: Any, process: int) -> Iterator[None]:
         return
     _visits += 1
     service = Service(client, 2 * BEAT_S, "`rhino_jax`")
-    beat, last = _Beat(service, process, _visits), "done"
+    visit, last = _visits, "done"
+    key = _KEY.format(process)
+    beat = Heartbeat(service, key, lambda count: f"{visit} at work {count}")
     beat.start()
     _depth = 1
     try:
@@ -118,7 +126,7 @@ def at_work(client: Any, process: int) -> Iterator[None]:
         raise
     finally:
         _depth = 0
-        beat.stop(last)
+        beat.stop(f"{visit} {last}")
 
 
 @dataclass(slots=True)
