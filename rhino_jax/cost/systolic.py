@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.cost.tiles import padding
 from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.factor import FactorKind, Rule
 
@@ -60,13 +61,9 @@ def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
     rows = OBSERVED.least_rows * side
     # If the weights lie in the array, window positions stream past them as rows; if
     # the images do, each position is a product of its own.
-    along_right = _padding(right, side) * np.maximum(1.0, rows / (left * positions))
-    along_left = _padding(left, side) * np.maximum(1.0, rows / right)
-    return _padding(summed, side) * np.minimum(along_right, along_left)
-
-
-def _padding(sizes: np.ndarray, multiple: int) -> np.ndarray:
-    return -(-sizes // multiple) * multiple / sizes
+    along_right = padding(right, side) * np.maximum(1.0, rows / (left * positions))
+    along_left = padding(left, side) * np.maximum(1.0, rows / right)
+    return padding(summed, side) * np.minimum(along_right, along_left)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ tiles of vectors have 128, 256, 512 or 1,024 elements.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -37,16 +38,16 @@ def tile_padding(
     if len(shape) == 1:
         # A vector fills a tile row by row.
         needed = -(-shape[0] // lanes)
-        return _padding(shape[0], lanes * min(rows, _power(needed)))
+        return padding(shape[0], lanes * min(rows, _power(needed)))
     packed = max(1, 4 // item_bytes)
-    across = [_padding(d, lanes) for d in shape]
-    down = [_padding(d, max(packed, min(rows, _power(d)))) for d in shape]
+    across = [padding(d, lanes) for d in shape]
+    down = [padding(d, max(packed, min(rows, _power(d)))) for d in shape]
     minor = [i for i in range(len(shape)) if i not in off_lanes] or range(len(shape))
     return min(across[i] * down[j] for i in minor for j in range(len(shape)) if i != j)
 
 
-def _padding(size: int, multiple: int) -> float:
-    """Return the ratio of a dim padded to a multiple to its own size."""
+def padding(size: Any, multiple: int) -> Any:
+    """Return the ratio of sizes padded to a multiple to the sizes themselves."""
     return -(-size // multiple) * multiple / size
 
 

@@ -176,7 +176,7 @@ def detect_target(devices: Sequence[Any]) -> Target:
 
 def _with_coordinates(target: Target, devices: Sequence[Any]) -> Target:
     """Return the target with the torus that the devices' coordinates span, if any."""
-    torus = next((t for t in target.tiers if t.topology == "torus"), None)
+    torus = target.torus
     if torus is None:
         return _with_hosts(target, devices)
     if any(getattr(d, "coords", None) is None for d in devices):

@@ -44,7 +44,7 @@ Source: "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapters 2, 3
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -52,6 +52,7 @@ from rhino_jax.errors import HardwareError, MeshError, nearest
 from rhino_jax.hardware.mesh import LaidMesh, MeshAxis
 from rhino_jax.hardware.parts import AxisShare, MeshParts, ring_over
 from rhino_jax.hardware.target import Target
+from rhino_jax.hardware.topology import factorisations
 
 
 MESH_AXIS_NAMES = ("x", "y", "z", "w")
@@ -195,7 +196,7 @@ def mesh_shapes(
     for rank in range(1, most_axes + 1):
         room = math.ceil((_MAX_SHAPES - len(shapes)) / (most_axes - rank + 1))
         found = sorted(
-            _factorisations(num_devices, rank), key=lambda s: _rank(target, s)
+            factorisations(num_devices, rank, 2), key=lambda s: _rank(target, s)
         )
         shapes += found[:room]
     return tuple(shapes)
@@ -219,15 +220,3 @@ def _misfit(parts: Sequence[AxisShare]) -> int:
     split = [sum(x.is_split for x in dims) for dims in links]
     whole = sum(any(not x.is_split for x in dims) for dims in links)
     return max(0, whole + sum(split) - 1) + sum(split)
-
-
-def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ordered factorisations of `number` into `parts` factors of 2 and up."""
-    if parts == 1:
-        if number >= 2:
-            yield (number,)
-        return
-    for factor in range(2, number // 2 + 1):
-        if number % factor == 0:
-            for rest in _factorisations(number // factor, parts - 1):
-                yield factor, *rest

@@ -60,6 +60,7 @@ topology = "switch"                 # optional: "ring", "line", "switch" or "bar
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -68,13 +69,11 @@ from rhino_jax.hardware.target import AxisLink, Device, Target, Tier
 from rhino_jax.hardware.toml_table import MISSING, TomlTable
 
 
+_FLAGS = tuple(f.name for f in dataclasses.fields(Device) if f.default is False)
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
-    "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
-    "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
-    "calls_cudnn", "parts_columns", "defers_gradients", "masks_groups",
-    "sinks_broadcasts", "recomputes", "clock_hz", "systolic_array", "price_per_hour",
-    "peak_flops_per_s", "memory", "tiers", "links",
+    "overlap_share", "hidable_share", "free_share", *_FLAGS, "recomputes", "clock_hz",
+    "systolic_array", "price_per_hour", "peak_flops_per_s", "memory", "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -138,16 +137,7 @@ def _parse_device(top: TomlTable) -> Device:
         free_share=(
             top.share("free_share", None) if "free_share" in top.entries else None
         ),
-        fuses_matmuls=top.flag("fuses_matmuls"),
-        hoists_conversions=top.flag("hoists_conversions"),
-        gathers_by_axis=top.flag("gathers_by_axis"),
-        scatters_by_axis=top.flag("scatters_by_axis"),
-        combines=top.flag("combines"),
-        calls_cudnn=top.flag("calls_cudnn"),
-        parts_columns=top.flag("parts_columns"),
-        defers_gradients=top.flag("defers_gradients"),
-        masks_groups=top.flag("masks_groups"),
-        sinks_broadcasts=top.flag("sinks_broadcasts"),
+        **{name: top.flag(name) for name in _FLAGS},
         clock_hz=_rate(top, "clock_hz", "cycles"),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),

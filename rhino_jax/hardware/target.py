@@ -263,6 +263,11 @@ class Target:
         """Cycles per second of a device whose compiler estimates cycles."""
         return self.device.clock_hz
 
+    @property
+    def torus(self) -> Tier | None:
+        """The tier that is a torus, or None."""
+        return next((t for t in self.tiers if t.topology == "torus"), None)
+
     def peak_flops_per_s(self, dtype: str) -> float:
         """Return the peak floating-point operations per second of a matmul.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
 
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.target import Target, Tier
@@ -26,14 +26,12 @@ def with_topology(
     Raises:
       HardwareError: the target has no such dims, or cannot be that large.
     """
-    position = next(
-        (i for i, t in enumerate(target.tiers) if t.topology == "torus"), None
-    )
+    torus = target.torus
     if not target.tiers or 0 in dims:
         raise _misfit(target, text, "numbers of at least 1", dims)
-    if position is None:
+    if torus is None:
         return _with_groups(target, dims, text, is_built)
-    torus = target.tiers[position]
+    position = target.tiers.index(torus)
     within = _within(target.tiers, position)
     if len(dims) == 1 and torus.rank != 1:
         found = _sized(target, within * dims[0], text)
@@ -150,7 +148,7 @@ def torus_dims(tier: Tier, num_groups: int) -> tuple[int, ...]:
     if tier.dims:
         return tier.dims
     return min(
-        _factorisations(num_groups, tier.rank),
+        (d for d in factorisations(num_groups, tier.rank) if d == tuple(sorted(d))),
         key=lambda dims: (
             not tier.is_built(dims),
             not all(tier.wraps(dims)),
@@ -160,15 +158,22 @@ def torus_dims(tier: Tier, num_groups: int) -> tuple[int, ...]:
     )
 
 
-def _factorisations(
+@functools.cache
+def factorisations(
     number: int, parts: int, least: int = 1
-) -> Iterator[tuple[int, ...]]:
-    """Yield all factorisations of `number` into `parts` ascending factors."""
+) -> tuple[tuple[int, ...], ...]:
+    """Return all ordered ways to write a number as a product.
+
+    Args:
+      number: the number.
+      parts: number of factors.
+      least: smallest factor.
+    """
     if parts == 1:
-        if number >= least:
-            yield (number,)
-        return
-    for factor in range(least, math.isqrt(number) + 1):
-        if number % factor == 0:
-            for rest in _factorisations(number // factor, parts - 1, factor):
-                yield factor, *rest
+        return ((number,),) if number >= least else ()
+    return tuple(
+        (factor, *rest)
+        for factor in range(least, number + 1)
+        if number % factor == 0
+        for rest in factorisations(number // factor, parts - 1, least)
+    )

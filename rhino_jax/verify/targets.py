@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,8 @@ from rhino_jax.hardware.compile_only import gpu_devices, tpu_devices
 from rhino_jax.hardware.files import configs_dir, hardware_names, load_target
 from rhino_jax.hardware.layout import mesh_axis_names
 from rhino_jax.hardware.target import Target, Tier
+from rhino_jax.hardware.topology import factorisations
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
-
-
-def torus_of(target: Target) -> Tier | None:
-    """Return the interconnect tier that is a torus, or None."""
-    return next((t for t in target.tiers if t.topology == "torus"), None)
 
 
 def devices_per_chip(target: Target) -> int:
@@ -57,7 +53,7 @@ def topology_for(hardware: str | Path, num_devices: int) -> str:
     """
     target = load_target(hardware)
     name = str(hardware).strip()
-    torus = torus_of(target)
+    torus = target.torus
     dims: tuple[int, ...] | None = None
     if num_devices >= 1 and target.num_devices is None:
         if torus is None:
@@ -99,11 +95,7 @@ def _slices(torus: Tier, chip_devices: int, num_devices: int) -> tuple[int, ...]
 def _slice(torus: Tier, chips: int) -> tuple[int, ...] | None:
     """Return the dims of the best slice of that many chips, or None."""
     return min(
-        (
-            sides
-            for sides in _factorisations(chips, torus.rank)
-            if torus.is_built(sides)
-        ),
+        (sides for sides in factorisations(chips, torus.rank) if torus.is_built(sides)),
         key=lambda sides: (
             not all(torus.wraps(sides)),
             sum(sides),
@@ -116,17 +108,6 @@ def _slice(torus: Tier, chips: int) -> tuple[int, ...] | None:
 
 def _num_hosts(sides: tuple[int, ...]) -> int:
     return math.prod(-(-side // 2) for side in sides[:2]) * math.prod(sides[2:])
-
-
-def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ordered ways to write `number` as a product of `parts` factors."""
-    if parts == 1:
-        yield (number,)
-        return
-    for factor in range(1, number + 1):
-        if number % factor == 0:
-            for rest in _factorisations(number // factor, parts - 1):
-                yield factor, *rest
 
 
 Axes = tuple[tuple[str, int], ...]
@@ -195,7 +176,7 @@ def _with_topology(name: str | Path, axes: Axes | None) -> Target:
     if count is None:
         assert axes is not None
         return load_target(topology_for(name, math.prod(n for _, n in axes)))
-    torus = torus_of(target)
+    torus = target.torus
     has_sides = torus.dims if torus else count % (target.tiers[0].size or 1) == 0
     if has_sides:
         return target
@@ -228,10 +209,10 @@ def _generation(target: Target) -> str:
     known = {name: load_target(name) for name in hardware_names()}
     for name, shipped in known.items():
         if set(shipped.device.kinds) & set(target.device.kinds) and (
-            torus_of(shipped) or _description(name).is_file()
+            shipped.torus or _description(name).is_file()
         ):
             return name
-    can = [n for n, t in known.items() if torus_of(t) or _description(n).is_file()]
+    can = [n for n, t in known.items() if t.torus or _description(n).is_file()]
     kinds = ", ".join(map(repr, target.device.kinds)) or "not stated"
     raise HardwareError(
         f"hardware {target.name!r}: it cannot be compiled for without its devices.",
@@ -249,7 +230,7 @@ def _devices(
     target: Target, generation: str
 ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """Return the devices and the dims of the topology, major first."""
-    count, torus = target.num_devices, torus_of(target)
+    count, torus = target.num_devices, target.torus
     assert count is not None
     if torus is None:
         gpus = min(target.tiers[0].size or count, count)

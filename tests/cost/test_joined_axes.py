@@ -21,7 +21,6 @@ from rhino_jax.ir.collectives import (
     PERMUTE,
     REDUCE_SCATTER,
 )
-from rhino_jax.verify.targets import torus_of
 
 
 KINDS = (ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER)
@@ -100,7 +99,7 @@ def test_the_whole_mesh_costs_as_one_axis(hardware: str, sizes: list[int]) -> No
     several, one = _mesh(hardware, *sizes), _mesh(hardware, math.prod(sizes))
     every = tuple(range(len(sizes)))
     if every not in several.joins:  # unevenly over slices
-        assert any(n % 3 == 0 for n in sizes) and torus_of(load_target(hardware))
+        assert any(n % 3 == 0 for n in sizes) and load_target(hardware).torus
         return
     for kind, num_bytes in itertools.product(KINDS, BYTES):
         assert _seconds(several, every, kind, num_bytes) == pytest.approx(
@@ -110,9 +109,7 @@ def test_the_whole_mesh_costs_as_one_axis(hardware: str, sizes: list[int]) -> No
 
 @settings(deadline=None, max_examples=60)
 @given(
-    hardware=st.sampled_from(
-        [n for n in hardware_names() if not torus_of(load_target(n))]
-    ),
+    hardware=st.sampled_from([n for n in hardware_names() if not load_target(n).torus]),
     sizes=SIZES,
 )
 def test_neighbours_on_switches_cost_as_one_axis(

@@ -12,7 +12,6 @@ from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.hardware.layout import lay_out, mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.hardware.target import Device, Target, Tier
-from rhino_jax.verify.targets import torus_of
 
 
 NAMES = "xyzw"
@@ -180,7 +179,7 @@ def test_a_larger_axis_never_moves_a_devices_bytes_faster(
     assert times == sorted(times)
 
 
-SWITCHED = [n for n in hardware_names() if not torus_of(load_target(n))]
+SWITCHED = [n for n in hardware_names() if not load_target(n).torus]
 
 
 @pytest.mark.parametrize("hardware", SWITCHED)

@@ -8,7 +8,7 @@ import pytest
 
 from rhino_jax.errors import HardwareError
 from rhino_jax.hardware.files import load_target
-from rhino_jax.verify.targets import devices_per_chip, topology_for, torus_of
+from rhino_jax.verify.targets import devices_per_chip, topology_for
 from tests.verify.extras import mesh_of_target
 
 
@@ -75,7 +75,7 @@ def test_names_that_are_not_known() -> None:
 @pytest.mark.parametrize("hardware", TPUS)
 def test_libtpu_knows_every_topology_that_is_proposed(hardware: str) -> None:
     target = load_target(hardware)
-    torus = torus_of(target)
+    torus = target.torus
     assert torus is not None
     for chips in (1, 2, 4, 6, 8, 12, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512):
         count = chips * devices_per_chip(target)
