@@ -96,15 +96,11 @@ def _init(
       wanted: indices of the groups in which each carry stays unreduced.
       pieces: as of `run`.
     """
-    found = [
-        _parts(value, groups, runner)
-        for value, groups in zip(values, wanted, strict=True)
-    ]
-    pairs = zip(values, found, strict=True)
-    return [
-        (None if opened and value.is_zero else plain, opened)
-        for value, (plain, opened) in pairs
-    ]
+    found: list[Parts] = []
+    for value, groups in zip(values, wanted, strict=True):
+        plain, opened = _parts(value, groups, pieces)
+        found.append((None if opened and value.is_zero else plain, opened))
+    return found
 
 
 def _parts(
