@@ -6,7 +6,7 @@ A crash, a kill or a timeout here is one result of the benchmark, and not its en
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,13 @@ def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
     return values
 
 
-def _measure(job: Mapping[str, Any], row: BenchRow) -> Any:
-    """Measure a row as a whole."""
-    return ROW_KINDS[job["kind"]].measure(row)
-
-
 def _compiler(job: Mapping[str, Any], row: BenchRow, traced: Traced) -> Compiler:
     return Compiler(traced, row.target, ProgramStore(Path(job["cache"])))
 
 
-_TASKS = {"plan": _plan, "compile": _compile, "refine": _refine, "measure": _measure}
+_TASKS: Mapping[str, Callable[[Mapping[str, Any], BenchRow], Any]] = {
+    "plan": _plan,
+    "compile": _compile,
+    "refine": _refine,
+    "measure": lambda job, row: ROW_KINDS[job["kind"]].measure(row),
+}

@@ -18,7 +18,7 @@ from rhino_jax.bench.rows.kinds import ROW_KINDS
 from rhino_jax.bench.rows.row_run import run_rows
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, read_results, write_json
-from rhino_jax.bench.suite import BenchRow, Suite, load_suite, suite_names
+from rhino_jax.bench.suite import Suite, load_suite, suite_names
 from rhino_jax.bench.tables.figures import figures_of
 from rhino_jax.bench.tables.readme import check_places, write_results
 from rhino_jax.bench.tables.table import (
@@ -208,7 +208,12 @@ def narrow(suite: Suite, only: str, methods: Sequence[str]) -> Suite:
     Raises:
       BenchError: nothing is left, or there is no such method.
     """
-    rows = [row for row in suite.rows if not only or _matches(row, only)]
+    rows = [
+        row
+        for row in suite.rows
+        for names in [(row.model, row.workload, f"{row.workload} {row.target}")]
+        if not only or any(fnmatchcase(name, only) for name in names)
+    ]
     if not rows:
         workloads = dict.fromkeys(row.workload for row in suite.rows)
         raise BenchError(
@@ -220,11 +225,6 @@ def narrow(suite: Suite, only: str, methods: Sequence[str]) -> Suite:
         parsed = tuple(dict.fromkeys(map(parse_method, methods)))
         rows = [replace(row, methods=parsed) for row in rows]
     return replace(suite, rows=tuple(rows))
-
-
-def _matches(row: BenchRow, pattern: str) -> bool:
-    names = (row.model, row.workload, f"{row.workload} {row.target}")
-    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _missing_extras(suite: Suite, command: Command) -> dict[str, str]:

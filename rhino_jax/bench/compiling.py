@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rhino_jax.bench.records import CellOutcome, Measure
-from rhino_jax.bench.store import whole_file
 from rhino_jax.bench.versions import compiler_versions
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
@@ -29,6 +28,7 @@ from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.lowering import lower
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.units import format_bytes
+from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.codec import from_json, to_json
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import (
@@ -63,8 +63,7 @@ class ProgramStore:
         """Save a compiled program atomically."""
         values = {"versions": compiler_versions(), "compilation": compilation}
         packed = gzip.compress(json.dumps(to_json(values)).encode())
-        with whole_file(self._file(program)) as file:
-            file.write_bytes(packed)
+        write_file("`bench`", self._file(program), packed)
 
     def _file(self, program: str) -> Path:
         return self.folder / f"{program}.json.gz"

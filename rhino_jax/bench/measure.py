@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -79,12 +79,9 @@ def measure(devices: Sequence[Any]) -> Measured:
     )
     if len(devices) == 1:
         return measured
-    return _with_links(measured, _topology(devices), _collectives(devices))
-
-
-def _topology(devices: Sequence[Any]) -> str:
-    """Return the link model: a switch, or a barrier for threads of one process."""
-    return "barrier" if devices[0].platform == "cpu" else "switch"
+    # A switch, or a barrier for threads of one process.
+    topology = "barrier" if devices[0].platform == "cpu" else "switch"
+    return _with_links(measured, topology, _collectives(devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +182,6 @@ def _collectives(devices: Sequence[Any]) -> list[_Sample]:
     return samples
 
 
-def _all_reduce(size: int, x: Any) -> Any:
-    return jax.lax.psum(x, "inner") / size
-
-
 def _all_gather(size: int, x: Any) -> Any:
     parts = jax.lax.all_gather(x, "inner")
     # Added one by one: XLA:CPU reduces a leading dim far slower than it gathers, and
@@ -201,7 +194,11 @@ def _all_to_all(size: int, x: Any) -> Any:
     return jax.lax.all_to_all(parts, "inner", 0, 0, tiled=True).reshape(-1)
 
 
-_OPS = {ALL_REDUCE: _all_reduce, ALL_GATHER: _all_gather, ALL_TO_ALL: _all_to_all}
+_OPS: Mapping[str, Callable[[int, Any], Any]] = {
+    ALL_REDUCE: lambda size, x: jax.lax.psum(x, "inner") / size,
+    ALL_GATHER: _all_gather,
+    ALL_TO_ALL: _all_to_all,
+}
 
 
 def _with_links(

@@ -11,10 +11,9 @@ logs/              job, output and result of each child process
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import FINAL, CellOutcome, Result, file_name
 from rhino_jax.plan.files.store import save_plan
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.codec import from_json, to_json
 
 
@@ -130,22 +130,10 @@ def _drop_half_line(path: Path) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces the file atomically at the end."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_json(path: Path, values: Any) -> None:
     """Write records and containers of them to a JSON file, atomically."""
     text = json.dumps(to_json(values), indent=1, ensure_ascii=False)
-    with whole_file(path) as file:
-        file.write_text(text + "\n", encoding="utf-8")
+    write_file("`bench`", path, text + "\n")
 
 
 def read_results(file: str, what: str) -> tuple[Result, ...]:

@@ -103,7 +103,9 @@ class BenchRow:
     @property
     def workload(self) -> str:
         """The model with overrides and memory, as `gpt-7b num_layers=4`."""
-        words = [self.model, *(f"{k}={_value(v)}" for k, v in self.overrides)]
+        words = [self.model]
+        for k, v in self.overrides:
+            words.append(f"{k}={str(v).lower() if isinstance(v, bool) else v}")
         if self.memory_share is not None:
             words.append(f"memory={self.memory_share:.0%}")
         if self.memory_room is not None:
@@ -308,7 +310,3 @@ def _parse_row(row: Mapping[str, Any], default: Any, at: FilePlace) -> BenchRow:
         "alpa": alpa,
     }
     return BenchRow(**given)
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -198,13 +198,9 @@ class _Place:
         if not isinstance(found, list):
             raise self.fail(f"{inside} has no list `{key}`", type(found).__name__)
         for i, row in enumerate(found):
-            if not isinstance(row, list) or not all(map(_is_whole, row)):
+            if not isinstance(row, list) or any(type(x) is not int for x in row):
                 raise self.fail(
                     f"{inside}.{key}[{i}] is not a list of whole numbers",
                     repr(row)[:60],
                 )
         return found
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int

@@ -48,14 +48,13 @@ def specs(subject: Subject) -> str:
 
 def constraints(subject: Subject) -> str:
     """Return the style `specs`, with `with_sharding_constraint` at the user's lines."""
-    return "\n".join(
-        [
-            head(subject, "constraints", (AT_LINES, MORE), JAX),
-            layouts(subject),
-            "",
-            at_lines(subject, constrained(subject)),
-        ]
-    )
+    first = head(subject, "constraints", (AT_LINES, MORE), JAX)
+    return _module(subject, constrained(subject), first, layouts(subject))
+
+
+def _module(subject: Subject, words: Words, *parts: str) -> str:
+    """Return a module of these parts, with the constraints at the user's lines."""
+    return "\n".join([*parts, "", at_lines(subject, words)])
 
 
 def constrained(subject: Subject) -> Words:
@@ -92,15 +91,8 @@ def explicit(subject: Subject) -> str:
     jit = jit.replace(called[0], "        fn,\n", 1)
     jit = jit.replace(result[0], "out_shardings=out_shardings,\n", 1)
     body = f"{body}{wrapped}{jit}"
-    return "\n".join(
-        [
-            head(subject, "explicit", says, JAX, "Explicit") + _INSIDE,
-            body,
-            _EXPLICIT,
-            "",
-            at_lines(subject, constrained(subject)),
-        ]
-    )
+    first = head(subject, "explicit", says, JAX, "Explicit") + _INSIDE
+    return _module(subject, constrained(subject), first, body, _EXPLICIT)
 
 
 _JIT_HEAD = "    return jax.jit(\n"
@@ -144,11 +136,8 @@ def linen(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "nn.logical_to_mesh({}, RULES)")
-    lines = at_lines(subject, _named(names))
-    imports = "import flax.linen as nn\nimport jax\n"
-    return "\n".join(
-        [head(subject, "linen", says, imports), _rules(names), body, "", lines]
-    )
+    first = head(subject, "linen", says, "import flax.linen as nn\nimport jax\n")
+    return _module(subject, _named(names), first, _rules(names), body)
 
 
 def nnx(subject: Subject) -> str:
@@ -163,19 +152,9 @@ def nnx(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "to_mesh({})")
-    lines = at_lines(subject, constrained(subject))
-    imports = "from flax import nnx\nimport jax\n"
-    return "\n".join(
-        [
-            head(subject, "nnx", says, imports),
-            _rules(names),
-            _TO_MESH.format(rules="dict(RULES)"),
-            _ANNOTATE,
-            body,
-            "",
-            lines,
-        ]
-    )
+    first = head(subject, "nnx", says, "from flax import nnx\nimport jax\n")
+    rules = _rules(names), _TO_MESH.format(rules="dict(RULES)"), _ANNOTATE
+    return _module(subject, constrained(subject), first, *rules, body)
 
 
 _TO_MESH = '''
@@ -213,7 +192,6 @@ def maxtext(subject: Subject) -> str:
     )
     names, text = _logical(subject)
     body = layouts(subject, text, "to_mesh({})")
-    lines = at_lines(subject, _named(names))
     rules = ",\n".join(
         f"  [{json.dumps(name)}, {json.dumps(list(axes))}]"
         for name, axes in names.rules.items()
@@ -221,16 +199,9 @@ def maxtext(subject: Subject) -> str:
     to_mesh = _TO_MESH.format(
         rules="{n: tuple(a) or None for n, a in logical_axis_rules}"
     )
-    return "\n".join(
-        [
-            head(subject, "maxtext", says, JAX),
-            f"logical_axis_rules = [\n{rules}\n]",
-            to_mesh,
-            body,
-            "",
-            lines,
-        ]
-    )
+    first = head(subject, "maxtext", says, JAX)
+    rules = f"logical_axis_rules = [\n{rules}\n]"
+    return _module(subject, _named(names), first, rules, to_mesh, body)
 
 
 def _logical(subject: Subject) -> tuple[DimNames, Callable[..., str]]:

@@ -223,18 +223,19 @@ def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") ->
         if a.has_statics:
             parts.append("# None: no array; bind it (`functools.partial`) first.")
         parts.append(f"{a.name.upper()} = {a.text}")
-    donated = _donated(subject, [a.name for a in arguments])
+    called = [a.name for a in arguments]
+    given = donated_arguments(subject.plan)
+    donated = [called.index(d) if isinstance(d, str) else d for d in given]
     parts.append(f"DONATED = {_tuple(map(str, donated))}")
-    given = [wrap.format(_specs(a, a.name)) for a in arguments]
+    specs = [wrap.format(_specs(a, a.name)) for a in arguments]
     made = [
         wrap.format(_specs(a, f"result[{i}]" if is_tuple else "result"))
         for i, a in enumerate(held)
     ]
-    called = [a.name for a in arguments]
     parts.append(
         f"\n\ndef in_specs({', '.join(called)}):\n"
         '    """Specs shaped like the arguments."""\n'
-        f"    return {_tuple(given)}\n"
+        f"    return {_tuple(specs)}\n"
         "\n\ndef out_specs(result):\n"
         '    """Specs shaped like the result."""\n'
         f"    return {_tuple(made) if is_tuple else made[0]}\n"
@@ -259,11 +260,6 @@ def _specs(argument: Argument, of: str) -> str:
     if not argument.is_list:
         return constant
     return f"jax.tree.unflatten(jax.tree.structure({of}), {constant})"
-
-
-def _donated(subject: Subject, names: Sequence[str]) -> list[int]:
-    given = donated_arguments(subject.plan)
-    return [names.index(d) if isinstance(d, str) else d for d in given]
 
 
 def at_lines(subject: Subject, words: Words) -> str:

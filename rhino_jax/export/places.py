@@ -172,7 +172,9 @@ def places_of(
     for m in met:
         for value in m.op.operands:
             readers[value].append(m)
-    leaving = {v for region in _regions(program) for v in region.outputs}
+    calls = [op.call for op in program.ops if op.call is not None]
+    regions = [program.body, *(r for call in calls for r in call.regions)]
+    leaving = {v for region in regions for v in region.outputs}
     places: dict[tuple[str, Span], ExpressionPlace] = {}
     groups: dict[tuple[Any, int], list[_Met]] = defaultdict(list)
     for m in met:
@@ -188,7 +190,8 @@ def places_of(
             for v in found
             for m in readers[v]
         )
-        place.is_loop |= any(_is_loop(m.op) for m in members)
+        calls = [m.op.call for m in members if m.op.call is not None]
+        place.is_loop |= any(call.kind is not RegionKind.CALL for call in calls)
         place.inner += sorted(inside.difference(found))
         place.is_cheap &= not any(
             m.op.traits.is_contraction or m.op.call is not None for m in members
@@ -273,22 +276,12 @@ def _own(
 ) -> tuple[list[int], set[int]]:
     """Return the values of an expression that others read, and all that it produces."""
     here = members[0].at
-    inside = {v for m in members for v in m.op.results}
-    read = [v for m in members for v in m.op.results if _is_read(readers[v], here)]
+    made = [v for m in members for v in m.op.results]
+    read = [v for v in made if any(m.at != here for m in readers[v])]
     if not read:
         used = {v for m in members for v in m.op.operands}
-        read = [
-            v for m in members for v in m.op.results if v in leaving and v not in used
-        ]
-    return read, inside
-
-
-def _is_loop(op: Op) -> bool:
-    return op.call is not None and op.call.kind is not RegionKind.CALL
-
-
-def _is_read(readers: list[_Met], here: tuple[str, Span] | None) -> bool:
-    return any(m.at != here for m in readers)
+        read = [v for v in made if v in leaving and v not in used]
+    return read, set(made)
 
 
 def _walk(
@@ -310,13 +303,6 @@ def _place(source_info: Any) -> tuple[str, Span] | None:
         if not is_library_file(file):
             return file, span
     return None
-
-
-def _regions(program: Program) -> Iterator[Region]:
-    yield program.body
-    for op in program.ops:
-        if op.call is not None:
-            yield from op.call.regions
 
 
 def made_inside(program: Program) -> dict[int, int]:

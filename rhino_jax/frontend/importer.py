@@ -45,6 +45,7 @@ from rhino_jax.frontend.trip_count import (
     while_trip_count,
 )
 from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.places import with_while_trips
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import (
     PIN,
@@ -62,7 +63,6 @@ from rhino_jax.ir.program import (
 )
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.verifier import rule_fault
-from rhino_jax.ir.while_trips import with_while_trips
 from rhino_jax.utils.keywords import brief
 
 

@@ -178,7 +178,9 @@ def _classify(
     }
     positions, statics = [], []
     for i, (path, value) in enumerate(flat):
-        is_switch = type(value) is bool and bool(path) and _is_attribute(path[-1])
+        is_switch = (
+            type(value) is bool and bool(path) and isinstance(path[-1], GetAttrKey)
+        )
         is_traced = held[i] or (groups[i] not in mixed and not is_switch)
         if array[i] or (scalar[i] and is_traced):
             positions.append(i)
@@ -187,10 +189,6 @@ def _classify(
     return Leaves(
         tree, values, tuple(paths), tuple(positions), tuple(statics), tuple(groups)
     )
-
-
-def _is_attribute(key: Any) -> bool:
-    return isinstance(key, GetAttrKey)
 
 
 def check_hashable(what: str, statics: Sequence[tuple[str, Static]]) -> None:

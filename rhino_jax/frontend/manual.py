@@ -117,7 +117,13 @@ def _sent_inside(
     inside = [list(_sent(body, sizes, source, runs)) for body in bodies]
     if kind is RegionKind.COND:
         # Every device takes one branch: count the one that sends the most.
-        yield from max(inside, key=lambda sent: (None in sent, _bytes_of(sent)))
+        yield from max(
+            inside,
+            key=lambda sent: (
+                None in sent,
+                sum(c.local_bytes * c.runs for c in sent if c is not None),
+            ),
+        )
         return
     found = [c for sent in inside for c in sent]
     # The trip count of a `while` loop is unknown here.
@@ -150,7 +156,3 @@ def _alike_as_one(found: list[ManualCollective]) -> tuple[ManualCollective, ...]
         key = replace(c, runs=1), c.source
         runs[key] = runs.get(key, 0) + c.runs
     return tuple(replace(c, runs=count) for (c, _), count in runs.items())
-
-
-def _bytes_of(sent: list[ManualCollective | None]) -> int:
-    return sum(c.local_bytes * c.runs for c in sent if c is not None)

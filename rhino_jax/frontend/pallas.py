@@ -90,7 +90,8 @@ def grid_of(params: Any) -> Grid | None:
         and all(axis in m or axis not in u for m, u in zip(moves, uses, strict=True))
     }
     kept = [tuple(a if a in parallel else None for a in m) for m in moves]
-    scalars: list[Moves] = [(None,) * len(aval.shape) for aval in _scalar_types(params)]
+    prefetched = open_jaxpr(body_jaxpr(params)).invars[: mapping.num_index_operands]
+    scalars: list[Moves] = [(None,) * len(v.aval.shape) for v in prefetched]
     return Grid(sizes, (*scalars, *kept[:first]), tuple(kept[first:]), len(scalars))
 
 
@@ -155,12 +156,6 @@ def everywhere_params(params: Any) -> dict[str, Any]:
         "grid_mapping": mapping.replace(block_mappings=blocks),
         "jaxpr": in_current_mesh(params["jaxpr"]),
     }
-
-
-def _scalar_types(params: Any) -> list[Any]:
-    """Return the types of the prefetched scalars."""
-    count = params["grid_mapping"].num_index_operands
-    return [v.aval for v in open_jaxpr(body_jaxpr(params)).invars[:count]]
 
 
 def _moves(block: Any, sizes: Sequence[int]) -> Moves:

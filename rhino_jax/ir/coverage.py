@@ -4,6 +4,7 @@ rule."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rhino_jax.ir.program import Op, Program, Source
@@ -34,6 +35,15 @@ def rule_name(op: Op) -> str:
     return op.label if op.name in KERNELS and op.label else op.name
 
 
+def _plain_ops(program: Program) -> Iterator[tuple[Op, float, float]]:
+    """Yield every op without regions, with the FLOPs and result bytes of all its
+    runs."""
+    for op, count in program.walk():
+        if op.call is None:
+            size = sum(program.values[r].bytes for r in op.results)
+            yield op, op.flops * count, size * count
+
+
 def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, int]]:
     """Return the covered shares of ops, FLOPs and result bytes, and the ops without a
     rule.
@@ -43,13 +53,11 @@ def coverage_shares(program: Program) -> tuple[float, float, float, dict[str, in
     """
     unknown: dict[str, int] = defaultdict(int)
     ops, flops, size = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
-    for op, count in program.walk():
-        if op.call is not None:
-            continue
+    for op, op_flops, op_bytes in _plain_ops(program):
         k = int(op.is_known)
         ops[k] += 1
-        flops[k] += op.flops * count
-        size[k] += _result_bytes(program, op) * count
+        flops[k] += op_flops
+        size[k] += op_bytes
         if not op.is_known:
             unknown[op.name] += 1
 
@@ -63,35 +71,20 @@ def uncovered(program: Program) -> tuple[Uncovered, ...]:
     """Return the primitives and kernels without a rule, the largest share first."""
     if all(op.is_known for op in program.ops):
         return ()
-    flops: dict[str, float] = defaultdict(float)
-    size: dict[str, float] = defaultdict(float)
-    largest: dict[str, tuple[float, Source]] = {}
+    found: dict[str, list[tuple[float, float, Source]]] = defaultdict(list)
     all_flops = all_bytes = 0.0
-    for op, count in program.walk():
-        if op.call is not None:
-            continue
-        op_flops, op_bytes = op.flops * count, _result_bytes(program, op) * count
+    for op, op_flops, op_bytes in _plain_ops(program):
         all_flops += op_flops
         all_bytes += op_bytes
-        if op.is_known:
-            continue
-        name = rule_name(op)
-        flops[name] += op_flops
-        size[name] += op_bytes
-        amount = op_flops + op_bytes
-        if name not in largest or amount > largest[name][0]:
-            largest[name] = amount, op.source
-    found = [
+        if not op.is_known:
+            found[rule_name(op)].append((op_flops, op_bytes, op.source))
+    shares = [
         Uncovered(
             name,
-            flops[name] / all_flops if all_flops else 0.0,
-            size[name] / all_bytes if all_bytes else 0.0,
-            source,
+            sum(flops for flops, _, _ in ops) / all_flops if all_flops else 0.0,
+            sum(size for _, size, _ in ops) / all_bytes if all_bytes else 0.0,
+            max(ops, key=lambda op: op[0] + op[1])[2],
         )
-        for name, (_, source) in largest.items()
+        for name, ops in found.items()
     ]
-    return tuple(sorted(found, key=lambda u: -max(u.flops, u.bytes)))
-
-
-def _result_bytes(program: Program, op: Op) -> int:
-    return sum(program.values[r].bytes for r in op.results)
+    return tuple(sorted(shares, key=lambda u: -max(u.flops, u.bytes)))

@@ -1,4 +1,5 @@
-"""Names of places in a user's program: source lines, scopes, modules, functions."""
+"""Names of places in a user's program: source lines, scopes, modules, functions; and
+the trip counts that users state for `while` loops there."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import fnmatch
 import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from rhino_jax.ir.op import Source
-from rhino_jax.ir.program import Program
+from rhino_jax.ir.op import Op, RegionCall, RegionKind, Source
+from rhino_jax.ir.program import Program, WhileTrips
 
 
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
@@ -84,3 +86,34 @@ def prefixes(scopes: str) -> Iterator[str]:
         yield scopes[:end]
     if scopes:
         yield scopes
+
+
+EVERYWHERE = ""
+"""The place of a trip count that is stated for all loops."""
+
+
+def loops_ended_by_data(program: Program) -> Iterator[tuple[Op, RegionCall]]:
+    """Yield the `while` loops whose trip count does not follow from the program."""
+    for op in program.ops:
+        call = op.call
+        if call is None or call.kind is not RegionKind.WHILE:
+            continue
+        if not call.is_trip_count_known:
+            yield op, call
+
+
+def with_while_trips(program: Program, stated: WhileTrips) -> Program:
+    """Return the program with trip counts as stated; where several places match a loop,
+    the last one holds."""
+    if not stated:
+        return program
+    places = [
+        (None if place == EVERYWHERE else at_place(place), count)
+        for place, count in stated
+    ]
+    ops = list(program.ops)
+    for op, call in loops_ended_by_data(program):
+        for is_there, count in places:
+            if is_there is None or is_there(op.source):
+                ops[op.id] = replace(op, call=replace(call, trip_count=count))
+    return replace(program, ops=tuple(ops), while_trips=stated)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rhino_jax.errors import RhinoError, nearest
-from rhino_jax.ir.places import at_place
-from rhino_jax.ir.program import Program, WhileTrips
-from rhino_jax.ir.while_trips import (
+from rhino_jax.ir.places import (
     EVERYWHERE,
+    at_place,
     loops_ended_by_data,
     with_while_trips,
 )
+from rhino_jax.ir.program import Program, WhileTrips
 from rhino_jax.plan.records import WhileLoop
 from rhino_jax.utils.keywords import brief, whole
 

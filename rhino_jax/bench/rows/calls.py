@@ -66,10 +66,6 @@ def call_row(row: BenchRow) -> FirstCall:
     return FirstCall(cpu_s=cpu_s, wall_s=wall_s, plan_s=plan_s, mesh=mesh)
 
 
-def _line(found: FirstCall) -> str:
-    return ", ".join(f"{how} {s:.1f} CPU s" for how, s in found.cpu_s.items())
-
-
 def _table(
     suite: Suite, results: Results[FirstCall]
 ) -> tuple[list[str], Cells[FirstCall]]:
@@ -95,7 +91,9 @@ CALLS: RowKind[FirstCall] = RowKind(
     sample=FirstCall,
     measure=call_row,
     read=the_only,
-    line=_line,
+    line=lambda found: ", ".join(
+        f"{how} {s:.1f} CPU s" for how, s in found.cpu_s.items()
+    ),
     table=_table,
     notes="The first call of a step, until its results are there: traced, planned"
     " (under `auto_shard`), compiled and run. Each in a process of its own, imports and"

@@ -170,11 +170,6 @@ def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
     return found["sharded"] - found["plain"], len(leaves)
 
 
-def _line(found: Clocked) -> str:
-    times = found.step_s.items()
-    return ", ".join(f"{name} {format_seconds(s)}" for name, s in times)
-
-
 def _ratios(results: Results[Clocked]) -> dict[str, list[float]]:
     """Return the ratios of all rows by method."""
     ratios: dict[str, list[float]] = defaultdict(list)
@@ -228,7 +223,9 @@ CLOCK: RowKind[Clocked] = RowKind(
     sample=Clocked,
     measure=clock_row,
     read=the_only,
-    line=_line,
+    line=lambda found: ", ".join(
+        f"{name} {format_seconds(s)}" for name, s in found.step_s.items()
+    ),
     table=_table,
     notes="Seconds of all devices together on this host's cores: medians of interleaved"
     " samples; ratios are medians of ratios within a sample. The overhead is of a"

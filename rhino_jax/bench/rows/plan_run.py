@@ -106,11 +106,6 @@ def _read(samples: Sequence[Timed]) -> Timed:
     )
 
 
-def _line(found: Timed) -> str:
-    seconds = found.plan_s.items()
-    return ", ".join(f"{name} {format_seconds(s)}" for name, s in seconds)
-
-
 def _table(suite: Suite, results: Results[Timed]) -> tuple[list[str], Cells[Timed]]:
     methods = method_names(suite)
     header = ["mesh", "ops", "nodes", "left", *(f"{name} s" for name in methods)]
@@ -163,7 +158,9 @@ PLAN: RowKind[Timed] = RowKind(
     sample=Timed,
     measure=time_row,
     read=_read,
-    line=_line,
+    line=lambda found: ", ".join(
+        f"{name} {format_seconds(s)}" for name, s in found.plan_s.items()
+    ),
     table=_table,
     notes=f"Seconds of planning, tracing excluded: medians of {SAMPLES} processes. The"
     " gap is how far the predicted step may be above the best of plans that treat"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rhino_jax.bench.methods import RHINO, parse_method
 from rhino_jax.bench.records import FINAL, Measure, Result
@@ -32,8 +31,9 @@ def to_markdown(
       figures: figures of these results.
       command: the command that repeats the run.
     """
+    made_with = "; ".join(dict.fromkeys(versions_line(r.versions) for r in results))
     parts = [
-        f"Suite `{suite}`: `{command}`. {_made_with(results)}",
+        f"Suite `{suite}`: `{command}`. Made with {made_with}.",
         rows_table(results),
         _figures_list(figures),
         f"<details><summary>All {len(results)} cells</summary>",
@@ -97,7 +97,7 @@ def cells_table(results: Sequence[Result]) -> str:
             _pair(r, "compute_s", 1e-3),
             _pair(r, "wire_bytes", 1e9),
             _pair(r, "peak_bytes", 2**30),
-            _text(r.rematerialised),
+            "" if r.rematerialised is None else str(r.rematerialised),
             "" if r.plan_s is None else f"{r.plan_s:.1f}",
             "" if r.compile_s is None else f"{r.compile_s:.1f}",
             "yes" if r.fits else r.status,
@@ -154,11 +154,6 @@ def _errors(errors: Errors) -> str:
     )
 
 
-def _made_with(results: Iterable[Result]) -> str:
-    lines = dict.fromkeys(versions_line(r.versions) for r in results)
-    return f"Made with {'; '.join(lines)}."
-
-
 def _mesh(result: Result) -> str:
     return " × ".join(f"{k}={v}" for k, v in result.mesh.items()) or "rhino's choice"
 
@@ -201,10 +196,6 @@ def _number(value: float) -> str:
     return f"{value:,.{digits}f}" if digits < 6 else f"{value:.1e}"
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
 def markdown_table(
     header: Sequence[str], lines: Sequence[Sequence[str]], left: int
 ) -> str:
@@ -239,7 +230,10 @@ def changes_text(
       earlier: results of the earlier run.
       file: file of the earlier results.
     """
-    now, before = ({_cell(r): r for r in rs} for rs in (results, earlier))
+    now, before = (
+        {(r.workload, r.regime, r.target, r.method): r for r in rs}
+        for rs in (results, earlier)
+    )
     ratios: dict[str, list[tuple[float, str]]] = {}
     lost, won, unknown = [], [], []
     for cell, new in now.items():
@@ -271,10 +265,6 @@ def changes_text(
     lines += [f"- fits now: {x}" for x in won]
     lines += [f"- not compared: {x}" for x in unknown]
     return "\n".join(lines)
-
-
-def _cell(result: Result) -> Cell:
-    return result.workload, result.regime, result.target, result.method
 
 
 def _step_s(result: Result) -> float | None:

@@ -87,8 +87,10 @@ def cut_operands(
     if _is_generator(name):
         shard = shard.only(_key_factors(shard))
     layouts = zip(operands, shard.rule.operands, strict=True)
+    # A kernel's taps are sharded without halo, only the image needs borders.
+    is_conv = traits_of(name).kind is OpKind.CONVOLUTION
     return tuple(
-        cut_operand(x, layout, shard, _has_halo(name, i))
+        cut_operand(x, layout, shard, i == 0 or not is_conv)
         for i, (x, layout) in enumerate(layouts)
     )
 
@@ -105,14 +107,6 @@ def _keep_drawn(op: LocalOp, results: Results) -> Results:
         cut_operand(result, [() if set(d) & keys else d for d in layout], drawn, False)
         for layout, result in zip(rule.results, results, strict=True)
     ]
-
-
-def _has_halo(name: str, operand: int) -> bool:
-    """Whether HALO factors in an operand's dims slide over it.
-
-    A kernel's taps are sharded without halo, only the image needs borders.
-    """
-    return traits_of(name).kind is not OpKind.CONVOLUTION or operand == 0
 
 
 def _window_padding(

@@ -20,8 +20,6 @@ from rhino_jax.errors import RuleError
 from rhino_jax.frontend.check.local import cut_operands, localise
 from rhino_jax.frontend.check.run import (
     Call,
-    Outcome,
-    PrimitiveRunner,
     as_array,
     runner_of,
     to_numpy,
@@ -124,17 +122,15 @@ def check_rule(
         if not rule_of(eqn)[1]:
             unknown[name] = None
             continue
-        is_alone = len(visited) == 1 and _same_types(operands, leaves)
+        is_alone = len(visited) == 1 and [*map(jax.typeof, operands)] == [
+            *map(jax.typeof, leaves)
+        ]
         run = call if is_alone and lookup_user(name) is not None else None
         rule, count = check_eqn(
             eqn, operands, num_shards=num_shards, max_pairs=max_pairs, run=run
         )
         checked.append((name, str(rule), count))
     return RuleReport(tuple(checked), tuple(unknown))
-
-
-def _same_types(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    return [jax.typeof(x) for x in left] == [jax.typeof(x) for x in right]
 
 
 def check_eqn(
@@ -180,7 +176,8 @@ def check_eqn(
                 )
             calls.append((local.operands, local.params))
             finishes.append(finish)
-    whole, *outcomes = _run_in_batches(runner, calls)
+    batches = [calls[i : i + BATCH] for i in range(0, len(calls), BATCH)]
+    whole, *outcomes = [outcome for batch in batches for outcome in runner(batch)]
     if isinstance(whole, Exception):
         raise whole
     done = zip(outcomes, finishes, strict=True)
@@ -197,14 +194,6 @@ def check_eqn(
                 got = combine(rule, strategy, i, out_shapes[i], parts[i])
                 compare(got, expected, f"result {i} differs from the unsharded op's")
     return rule, len(strategies)
-
-
-def _run_in_batches(runner: PrimitiveRunner, calls: Sequence[Call]) -> list[Outcome]:
-    return [
-        outcome
-        for start in range(0, len(calls), BATCH)
-        for outcome in runner(calls[start : start + BATCH])
-    ]
 
 
 def _first_line(error: Exception) -> str:

@@ -109,7 +109,14 @@ def split(
         )
         if named:
             _, flat = graph.flatten(x, ref_index=seen, with_paths=True, graph=True)
-            places = [_place(x, path, leaf, outer) for path, leaf in flat]
+            places = [
+                LeafPlace(
+                    path,
+                    path_text(x, path),
+                    None if outer is None else outer.get(leaf, None),
+                )
+                for path, leaf in flat
+            ]
         return OpenedObject(graphdef, leaves, places)
 
     return jax.tree.map(one, tree, is_leaf=_stops(has_states))
@@ -178,11 +185,6 @@ def is_same_graph(before: Any, after: Any) -> bool:
       after: its structure inside, with numbers from outside.
     """
     return bool(after.with_no_outer_index() == before)
-
-
-def _place(root: Any, path: tuple[Any, ...], leaf: Any, outer: Any) -> LeafPlace:
-    number = None if outer is None else outer.get(leaf, None)
-    return LeafPlace(path, path_text(root, path), number)
 
 
 def path_text(root: Any, path: Sequence[Any]) -> str:

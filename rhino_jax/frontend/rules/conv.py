@@ -111,11 +111,8 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     out[out_spec[1]] = "(g o)" if is_grouped else "o"
     halos: dict[str, tuple[int, int]] = {}
     reducers: dict[str, str] = {}
-    taps, zeros, places = (
-        1,
-        1.0,
-        zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True),
-    )
+    taps, zeros = 1, 1.0
+    places = zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
     for i, (a, b, c) in enumerate(places):
         window = _Window(
             lhs_shape[a], rhs_shape[b], out_shape[c],
@@ -130,11 +127,13 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         elif (halo := window.halo_of_kernel()) is not None:
             lhs[a] = rhs[b] = f"t{i}~"
             halos[f"t{i}"], reducers[f"t{i}"] = halo, "sum"
+    # The dims of a dilated input do not determine those of kernel positions.
+    kernel_sizes = {f"t{i}": rhs_shape[d] for i, d in enumerate(rhs_spec[2:])}
     rule = parse_rule(
         f"{' '.join(lhs)}, {' '.join(rhs)} -> {' '.join(out)}",
         ctx.in_shapes,
         ctx.out_shapes,
-        sizes={"g": max(feature_groups, batch_groups), **_kernel_sizes(ctx)},
+        sizes={"g": max(feature_groups, batch_groups), **kernel_sizes},
         halos=halos,
         reducers=reducers,
     )
@@ -147,10 +146,3 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         kernel_dilation=zeros,
     )
     return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)
-
-
-def _kernel_sizes(ctx: OpContext) -> dict[str, int]:
-    """Return the sizes of kernel positions, which the dims of a dilated input do not
-    determine."""
-    spec = ctx.params["dimension_numbers"].rhs_spec
-    return {f"t{i}": ctx.in_shapes[1][d] for i, d in enumerate(spec[2:])}

@@ -47,7 +47,11 @@ def refuse_objects(fn: Any, error: Exception, what: str, name: str) -> None:
     """
     if type(error).__name__ != "TraceContextError":
         return
-    found = [path for path, x in reached_by(fn) if _is_of_nnx(x)]
+    found = [
+        path
+        for path, x in reached_by(fn)
+        if any(kind.__module__.startswith("flax.nnx") for kind in type(x).__mro__)
+    ]
     if not found:  # an inner function captures an object of an outer one
         return
     where = ", ".join(dict.fromkeys(found))
@@ -58,10 +62,6 @@ def refuse_objects(fn: Any, error: Exception, what: str, name: str) -> None:
         numbers=f"{error}; nothing has run",
         fix=f"make {where} an argument of `{name}`: it is written back then.",
     ) from error
-
-
-def _is_of_nnx(x: Any) -> bool:
-    return any(kind.__module__.startswith("flax.nnx") for kind in type(x).__mro__)
 
 
 def reached_by(fn: Any) -> Iterator[tuple[str, Any]]:

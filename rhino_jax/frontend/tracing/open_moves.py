@@ -11,7 +11,7 @@ with zeros at the positions of the other one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -180,7 +180,10 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
         if folded is not None:
             known[eqn.outvars[0]] = folded
         made = [_with_bodies(eqn, values)]
-        is_narrow = _is_in(eqn, computed) or _shape(eqn) in grids
+        first = eqn.invars[0] if eqn.invars else None
+        is_known = first is None or is_literal(first)
+        is_shifted = getattr(getattr(first, "aval", None), "shape", None) in grids
+        is_narrow = is_shifted or (not is_known and first in computed)
         window = opened_window(eqn, values, is_narrow=is_narrow)
         move = rotations.of(eqn) or rows.of(eqn)
         if window is not None:
@@ -194,17 +197,6 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
                 computed.update(one.outvars)
         eqns += made
     return with_changed(jaxpr, eqns, inner.outvars)
-
-
-def _shape(eqn: Any) -> tuple[int, ...] | None:
-    """Return the shape of an equation's first operand; None where it has none."""
-    return getattr(eqn.invars[0].aval, "shape", None) if eqn.invars else None
-
-
-def _is_in(eqn: Any, some: Collection[Any]) -> bool:
-    """Whether an equation's first operand is one of some variables."""
-    first = eqn.invars[0] if eqn.invars else None
-    return first is not None and not is_literal(first) and first in some
 
 
 def _with_bodies(eqn: Any, values: Sequence[np.ndarray | None]) -> Any:
