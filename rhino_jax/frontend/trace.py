@@ -6,7 +6,7 @@ unchanged, with a note that names the call that traced it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,34 +95,25 @@ def trace(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    static_argnums: int | Iterable[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
-    donate_argnums: int | Iterable[int] | None = None,
-    donate_argnames: str | Iterable[str] | None = None,
     mesh: Any = None,
     what: str = "`rhino.plan`",
+    **calling: Any,
 ) -> Traced:
     """Trace `fn(*args, **kwargs)` on shapes.
 
     Args:
       fn: the function; a `jax.jit` wrapper is removed.
       args, kwargs: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them.
-      static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
       mesh: mesh with Auto axes that is in context for the function; None: no mesh is.
       what: the caller, for notes and messages.
+      calling: `static_argnums`, `static_argnames`, `donate_argnums` and
+        `donate_argnames`, as in `jax.jit`.
 
     Raises:
       TraceError: bad static or donated arguments. Exceptions of `fn` itself are raised
         unchanged.
     """
-    parameters = read_parameters(
-        fn,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        what=what,
-    )
+    parameters = read_parameters(fn, what=what, **calling)
     call = split_call(parameters, args, kwargs, what)
     return trace_call(parameters, call, mesh=mesh, what=what)
 

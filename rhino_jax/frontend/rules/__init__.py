@@ -17,10 +17,8 @@ the calls, and `tests/ir/test_op_facts.py` compares traits with numbers.
 from __future__ import annotations
 
 from rhino_jax.frontend.rules import (  # noqa: F401
-    collective,
     conv,
     dot,
-    dynamic,
     elementwise,
     gather,
     kernel,
@@ -32,6 +30,5 @@ from rhino_jax.frontend.rules import (  # noqa: F401
     rotate,
     scatter,
     shape,
-    sort,
     window,
 )

@@ -1,4 +1,9 @@
-"""Elementwise ops: all their operands are sharded alike."""
+"""Elementwise ops: all their operands are sharded alike.
+
+Collectives over a named axis, in the body of manually partitioned code (`shard_map`),
+combine elements at the same position: sharding here is along other axes of the mesh.
+The bytes that they send do not follow from factors: see `rhino_jax.frontend.manual`.
+"""
 
 from __future__ import annotations
 
@@ -220,3 +225,17 @@ def aligned_rule(
     if len(known) != len(layouts):
         return uncut_rule(in_shapes, out_shapes)
     return factors.rule(known[: len(in_shapes)], known[len(in_shapes) :])
+
+
+@register("axis_index", traits=Traits(OpKind.OTHER))
+def axis_index(ctx: OpContext) -> OpRule:
+    """Return the rule of a scalar: nothing to shard."""
+    return uncut(ctx)
+
+
+@register("ppermute", traits=Traits(OpKind.MOVEMENT))
+@register("psum", "psum_invariant", "pmax", "pmin", traits=Traits(OpKind.OTHER))
+def in_place(ctx: OpContext) -> OpRule:
+    """Return the rule of ops that combine, or move, elements at the same position on
+    all devices."""
+    return replace(passing(ctx), is_fusible=False)
