@@ -4,7 +4,7 @@ In: seconds and bytes of ops or stages, links between stage devices, their memor
 Out: `cut.ops.StageCut`s, `tasks.Schedule`s, and `simulation.Simulation`s of them;
 nothing here traces, compiles or runs anything.
 Order: `tasks`, `work` (costs of stages) and `graph` (their tasks), `schedules`,
-`simulator`, `simulation` (its result, with drawings and traces), `memory`, `ticks`
-(SPMD pipelines), `offload` (residuals on hosts), `check`, `of_plan`, `jitter` (noise,
+`simulator` (and checks), `simulation` (its result, with drawings and traces), `memory`,
+`ticks` (SPMD pipelines), `offload` (residuals on hosts), `of_plan`, `jitter` (noise,
 slow devices), `tera` (sequence slices), `cut`.
 """

@@ -9,13 +9,12 @@ import math
 from dataclasses import replace
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.jitter import Jittered, Noise, jittered
 from rhino_jax.pipeline.offload import with_offload
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulation import Simulation
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.simulator import checked, simulate
 from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
 from rhino_jax.pipeline.ticks import in_ticks
 from rhino_jax.pipeline.work import StepWork, work_of

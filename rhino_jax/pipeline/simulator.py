@@ -1,18 +1,17 @@
-"""Simulation of a schedule: start and end of every task and transfer.
-
-Cycles of waiting tasks, in a schedule that deadlocked.
-"""
+"""Simulation of a schedule, and checks that it can run: complete, free of deadlocks,
+within memory."""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from rhino_jax.errors import DeadlockError
+from rhino_jax.errors import DeadlockError, ScheduleError, ScheduleMemoryError
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.units import format_bytes, format_seconds
 
 
 def circle_of(schedule: Schedule, ended: Sequence[bool]) -> tuple[int, ...]:
@@ -186,3 +185,71 @@ class _EventLoop:
             self.free_at[link] = start + self.graph.transfers[transfer].seconds
             self.sequence.append(self.count + transfer)
             heapq.heappush(self.events, (self.free_at[link], self.count + transfer))
+
+
+def checked(schedule: Schedule) -> Schedule:
+    """Check a schedule and return it.
+
+    Raises:
+      ScheduleError: a task is missing, runs twice, or runs in another group than its
+        own.
+      DeadlockError: tasks wait for one another in a cycle.
+      ScheduleMemoryError: a group exceeds its memory limit in the simulation.
+    """
+    check_complete(schedule)
+    check_memory(simulate(schedule))
+    return schedule
+
+
+def check_complete(schedule: Schedule) -> None:
+    """Refuse a schedule that does not run every task once, in its own group."""
+    tasks = schedule.graph.tasks
+    counts = Counter(i for order in schedule.orders for i in order)
+    for group, order in enumerate(schedule.orders):
+        for place, i in enumerate(order):
+            if not 0 <= i < len(tasks) or tasks[i].group != group:
+                known = (
+                    f"a task of group {tasks[i].group}" if i < len(tasks) else "none"
+                )
+                raise ScheduleError(
+                    f"`{schedule.name}`: a group runs a task that is not its own.",
+                    where=f"group {group}, place {place}: task {i} is {known}",
+                    numbers=f"{len(tasks)} tasks, {len(schedule.orders)} groups",
+                    fix="give every task to the group that it names.",
+                )
+    wrong = [i for i in range(len(tasks)) if counts[i] != 1]
+    if wrong:
+        first = wrong[0]
+        raise ScheduleError(
+            f"`{schedule.name}`: not every task runs exactly once.",
+            where=f"{tasks[first]} (group {tasks[first].group})",
+            numbers=f"it runs {counts[first]} times; {len(wrong)} of {len(tasks)} tasks"
+            " do not run once",
+            fix="list every task of the graph once, in the order of its group.",
+        )
+
+
+def check_memory(simulation: Simulation) -> None:
+    """Refuse a simulated step in which a group exceeds its memory limit."""
+    schedule = simulation.schedule
+    limits = schedule.graph.limit_bytes
+    over = [
+        (peak - limit, group)
+        for group, (peak, limit) in enumerate(
+            zip(simulation.group_peak_bytes, limits, strict=False)
+        )
+        if peak > limit
+    ]
+    if not over:
+        return
+    _, group = max(over)
+    profile = simulation.memory[group]
+    raise ScheduleMemoryError(
+        f"`{schedule.name}` does not fit: group {group} holds too much.",
+        where=f"group {group}, {format_seconds(profile.peak_at_s)} into the step",
+        numbers=f"{format_bytes(profile.peak_bytes)} of a limit of "
+        f"{format_bytes(limits[group])}, of these "
+        f"{format_bytes(schedule.graph.base_bytes[group])} all the time",
+        fix="take a schedule with fewer micro-batches in flight, as `1f1b`, smaller"
+        " micro-batches, or more stages.",
+    )

@@ -18,6 +18,7 @@ from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.schedules.searched import TABLE
+from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import cache_key, kept
 from rhino_jax.plan.fingerprint import fingerprint
@@ -53,7 +54,6 @@ from rhino_jax.planner.per_microbatch import (
     read_places,
 )
 from rhino_jax.planner.staging.pins import without_stages
-from rhino_jax.planner.staging.slices.asked import read_schedule
 from rhino_jax.runtime.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.runtime.processes.agree import is_alone, made_by_first, processes_of_mesh
 from rhino_jax.runtime.with_plan import with_trees

@@ -122,7 +122,7 @@ class PlanOrigin:
             return solve_again(written, plan, plan_options.schedule)
         done = [t for t in plan.transforms if t.choice]
         if plan.is_one_program:
-            from rhino_jax.planner.staging.spmd_pipeline.again import SolvedInOne
+            from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne
 
             return SolvedInOne.again(written, plan.num_stages, done)
         if not done:

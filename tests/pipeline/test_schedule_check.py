@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rhino_jax.errors import DeadlockError, ScheduleError, ScheduleMemoryError
-from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.searched import make
+from rhino_jax.pipeline.simulator import checked
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import StepWork, chain
 from rhino_jax.plan.stages import StageCost

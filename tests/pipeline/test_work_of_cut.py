@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import (
     IN_FLIGHT,
@@ -19,7 +18,7 @@ from rhino_jax.pipeline.cut.ops import (
     StageDevices,
 )
 from rhino_jax.pipeline.schedules.searched import make
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.simulator import checked, simulate
 from rhino_jax.pipeline.work import as_work
 
 

@@ -24,8 +24,7 @@ from itertools import pairwise
 import numpy as np
 from ortools.sat.python import cp_model
 
-from rhino_jax.pipeline.cut.numbers import NO_LIMIT, CutArrays
-from rhino_jax.pipeline.cut.price import price
+from rhino_jax.pipeline.cut.numbers import NO_LIMIT, CutArrays, price
 
 
 @dataclass(frozen=True, slots=True)

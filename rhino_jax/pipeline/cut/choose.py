@@ -12,9 +12,14 @@ from rhino_jax.errors import (
 )
 from rhino_jax.pipeline.cut.contract import contract
 from rhino_jax.pipeline.cut.fast import fast
-from rhino_jax.pipeline.cut.numbers import NO_LIMIT, CutArrays, numbers_of
+from rhino_jax.pipeline.cut.numbers import (
+    NO_LIMIT,
+    CutArrays,
+    cut_of,
+    numbers_of,
+    price,
+)
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
-from rhino_jax.pipeline.cut.price import cut_of, price
 from rhino_jax.units import format_bytes
 
 

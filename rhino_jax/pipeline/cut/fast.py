@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhino_jax.pipeline.cut.numbers import CutArrays, ReadGraph
-from rhino_jax.pipeline.cut.price import ways_ns
+from rhino_jax.pipeline.cut.numbers import CutArrays, ReadGraph, ways_ns
 
 
 _NEVER = 2**60

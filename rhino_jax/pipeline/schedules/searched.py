@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 from rhino_jax.errors import ScheduleError, nearest
-from rhino_jax.pipeline.check import check_complete, check_memory, checked
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.family import FAMILIES, Family, Placement, family
 from rhino_jax.pipeline.schedules.listed import PriorityRule, bound_s, listed_graph
 from rhino_jax.pipeline.simulation import Simulation
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.simulator import check_complete, check_memory, checked, simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import StepWork
 

@@ -22,11 +22,11 @@ from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging import when
 from rhino_jax.planner.staging.assembled import assembled
-from rhino_jax.planner.staging.group.alike import Finds
-from rhino_jax.planner.staging.group.costs import with_costs
+from rhino_jax.planner.staging.finds import Finds
 from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.transfers import with_costs
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.executable import stacks_of, step_of
 from rhino_jax.units import format_bytes

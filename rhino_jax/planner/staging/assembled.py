@@ -24,9 +24,9 @@ from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.records import LineTime, Predicted
 from rhino_jax.plan.stages import Pipeline, StagePlan, StageSend
 from rhino_jax.planner.search.read_back.assemble import pins_text
-from rhino_jax.planner.staging.group.costs import bytes_between
 from rhino_jax.planner.staging.planned import PlannedGroup
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.transfers import bytes_between
 from rhino_jax.planner.variant_search import Search
 
 

@@ -30,7 +30,7 @@ from rhino_jax.units import format_seconds
 
 MAX_BATCHES = 8
 """Micro-batches per stage with which a pipeline is filled best: the largest number that
-is compared (`planner.staging.counts.PER_STAGE`)."""
+is compared (`planner.staging.cuts.PER_STAGE`)."""
 
 FIRST_COUNT = 8
 """Number of stages that is tried first, where there are more domains than that:

@@ -17,9 +17,9 @@ from rhino_jax.plan.stages import Pipeline, runs_of
 from rhino_jax.planner.staging import when
 from rhino_jax.planner.staging.again import SolvedStages, run_that_fits
 from rhino_jax.planner.staging.cuts import CutStep, StagingRequest
-from rhino_jax.planner.staging.group.costs import with_costs
 from rhino_jax.planner.staging.groups import plan_groups
 from rhino_jax.planner.staging.planned import PlannedGroup, Room
+from rhino_jax.planner.staging.transfers import with_costs
 from rhino_jax.planner.variant_search import tell_nobody
 
 

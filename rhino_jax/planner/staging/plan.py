@@ -1,4 +1,8 @@
-"""The plan of several stages."""
+"""The plan of several stages.
+
+A step that needs more memory than all devices have, even with nothing replicated, is
+refused before any of the many searches (`check_least`).
+"""
 
 from __future__ import annotations
 
@@ -14,29 +18,84 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
+from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
 from rhino_jax.pipeline.of_plan import idle_stages
-from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
+from rhino_jax.pipeline.schedules.sequence_slices import FEW, TOKEN_SLICES, slices_in
 from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import when
-from rhino_jax.planner.staging.counts import counts_of, one_micro_batch, rows_of
 from rhino_jax.planner.staging.cuts import (
     CutStep,
     StagingRequest,
+    counts_of,
     cuts_of,
+    one_micro_batch,
+    rows_of,
     worth_comparing,
 )
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.fitted import fitted
-from rhino_jax.planner.staging.least import check_least
-from rhino_jax.planner.staging.loops.forms import all_layers, forms_of, reusing
-from rhino_jax.planner.staging.slices.asked import FEW, slices_in
+from rhino_jax.planner.staging.loops import all_layers, forms_of, reusing
 from rhino_jax.planner.variant_search import MIN_GAIN, Search
 from rhino_jax.units import format_bytes
 from rhino_jax.utils.gc import no_garbage_collection
+
+
+def check_least(asked: StagingRequest, micro_batches: int) -> None:
+    """Refuse a step whose arguments and accumulated gradients exceed the memory of all
+    devices. Both are live while micro-batches run.
+
+    Args:
+      asked: the step to plan.
+      micro_batches: any number of micro-batches.
+    Raises:
+      InfeasiblePlanError: no stages have room for it.
+      MicrobatchError: the batch cannot be split so.
+    """
+    program, search = asked.of_step.program, asked.search
+    devices = math.prod(size for _, size in search.meshes[0])
+    budget = search.request.memory_budget_bytes
+    arguments = _arguments(program)
+    held = sum(arguments.values())
+    # Accumulated gradients are as large as their parameters, and hardly larger.
+    if 2 * held <= budget * devices:
+        return
+    closed, places = asked.of_step.closed, asked.places
+    apart = take_apart(closed, program, micro_batches, places)
+    sums = [apart.sum_type(k) for k in range(len(apart.leaving))]
+    summed = sum(x.size * x.dtype.itemsize for x in sums)
+    needed = held + summed
+    if needed <= budget * devices:
+        return
+    each, groups = math.ceil(needed / devices), len(asked.shares)
+    least = search.request.budget_for(each)
+    largest = max(arguments, key=lambda path: arguments[path])
+    raise InfeasiblePlanError(
+        f"`{program.name}` fits in no {groups} stages: at least one of them needs"
+        f" {format_bytes(each)} on each of its devices, wherever it is cut.",
+        where=f"{search.request.budget_text}; largest argument"
+        f" {largest}, {format_bytes(arguments[largest])}",
+        numbers=f"{format_bytes(held)} of arguments and {format_bytes(summed)} of sums"
+        f" over micro-batches, of which {devices} devices hold"
+        f" {format_bytes(int(budget) * devices)}",
+        fix=f"take {math.ceil(needed / budget)} devices or more, or raise"
+        f" memory_budget_bytes to {least} ({format_bytes(least)}), and beyond that for"
+        " activations; more micro-batches or stages do not help.",
+    )
+
+
+def _arguments(program: Program) -> dict[str, int]:
+    """Return path → bytes of the arguments that the step reads or returns."""
+    read = {v for op in program.body.ops for v in program.ops[op].operands}
+    read |= {*program.body.outputs}
+    return {
+        entry.path: program.values[entry.value].bytes
+        for entry in program.inputs
+        if entry.value in read
+    }
 
 
 MAX_FORMS = 2

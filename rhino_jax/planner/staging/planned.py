@@ -22,9 +22,8 @@ from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.staging.costs import seconds_by_op
-from rhino_jax.planner.staging.group.alike import Finds
-from rhino_jax.planner.staging.group.working import working_bytes
+from rhino_jax.planner.staging.finds import Finds, seconds_by_op
+from rhino_jax.planner.staging.working import working_bytes
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.programs import held_bytes, held_specs
 from rhino_jax.units import format_bytes

@@ -16,8 +16,7 @@ from rhino_jax.plan.stages import StageRemat
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
 from rhino_jax.planner.search.remat.tasks import Tasks
-from rhino_jax.planner.staging.costs import with_regions
-from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.finds import Finds, with_regions
 from rhino_jax.planner.staging.planned import (
     MAX_TRIES,
     PlannedGroup,

@@ -13,8 +13,7 @@ from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.costs import seconds_by_op
-from rhino_jax.planner.staging.group.alike import Finds
+from rhino_jax.planner.staging.finds import Finds, seconds_by_op
 from rhino_jax.planner.variant_search import Search
 
 

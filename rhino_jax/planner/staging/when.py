@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.check import check_memory
 from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.of_plan import written_orders
 from rhino_jax.pipeline.schedules.family import Placement
 from rhino_jax.pipeline.schedules.searched import SEARCHED, TABLE, fastest, searched
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.simulator import check_memory, simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork, work_of
 from rhino_jax.plan.stages import Pipeline, StageCost

@@ -12,7 +12,7 @@ from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.pipeline.cut.best import twins
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.contract import contract
-from rhino_jax.pipeline.cut.numbers import numbers_of
+from rhino_jax.pipeline.cut.numbers import numbers_of, price
 from rhino_jax.pipeline.cut.ops import (
     IN_FLIGHT,
     CutOp,
@@ -23,7 +23,6 @@ from rhino_jax.pipeline.cut.ops import (
     Parameter,
     StageDevices,
 )
-from rhino_jax.pipeline.cut.price import price
 
 
 def chain_of(

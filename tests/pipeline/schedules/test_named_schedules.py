@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.check import checked
 from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.family import FAMILIES, family
 from rhino_jax.pipeline.schedules.searched import TABLE, fastest, make, search
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.simulator import checked, simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import StepWork, chain
 from rhino_jax.plan.stages import StageCost

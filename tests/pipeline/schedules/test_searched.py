@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.check import check_complete
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.cpsat import common_unit, reorder
 from rhino_jax.pipeline.schedules.listed import (
@@ -19,7 +18,7 @@ from rhino_jax.pipeline.schedules.listed import (
     ways_to_end,
 )
 from rhino_jax.pipeline.schedules.searched import fastest, make, search
-from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.simulator import check_complete, simulate
 from rhino_jax.pipeline.tasks import PassKind, Schedule, TransferLink
 from rhino_jax.pipeline.work import StepWork, chain
 from rhino_jax.plan.stages import StageCost

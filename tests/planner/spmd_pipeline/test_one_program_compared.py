@@ -23,10 +23,10 @@ from rhino_jax.planner.staging.spmd_pipeline.compared import (
 )
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
     NotFaster,
+    Recompute,
     StageBaseline,
     plan_in_one_program,
 )
-from rhino_jax.planner.staging.spmd_pipeline.recomputed import Recompute
 from rhino_jax.planner.variant_search import MIN_GAIN
 from tests.planner.spmd_pipeline.helpers_one_program import (
     MESH,

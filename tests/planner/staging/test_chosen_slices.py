@@ -10,9 +10,8 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.errors import MicrobatchError, RhinoError, ScheduleError
 from rhino_jax.models import registry
-from rhino_jax.planner.staging.slices.asked import read_schedule, slices_in
-from rhino_jax.planner.staging.slices.chosen import units_of
-from rhino_jax.planner.staging.slices.growth import Growth
+from rhino_jax.pipeline.schedules.sequence_slices import read_schedule, slices_in
+from rhino_jax.planner.staging.slices import Growth, units_of
 from tests.helpers_causal import causal_step
 
 

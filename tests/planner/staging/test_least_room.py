@@ -11,7 +11,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax import models
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.planner.staging import least, plan as planning
+from rhino_jax.planner.staging import plan as planning
 from tests.cases import covering
 
 
@@ -65,10 +65,10 @@ def test_the_smallest_peak_is_the_least_of_those_that_are_listed():
 def test_stages_that_fit_hold_no_less(model, monkeypatch):
     """What groups hold all the time, all of them together."""
     needed = []
-    as_it_is = least.take_apart
+    as_it_is = planning.take_apart
 
     def check(asked, micro_batches):
-        arguments = sum(least._arguments(asked.of_step.program).values())
+        arguments = sum(planning._arguments(asked.of_step.program).values())
         closed, program = asked.of_step.closed, asked.of_step.program
         apart = as_it_is(closed, program, micro_batches)
         sums = [apart.sum_type(k) for k in range(len(apart.leaving))]

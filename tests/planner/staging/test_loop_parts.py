@@ -13,7 +13,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.passes.staged.layers import Layers
 from rhino_jax.plan.files.store import checksum
-from rhino_jax.planner.staging.loops.parts import parts_of
+from rhino_jax.planner.staging.loops import parts_of
 
 
 WIDTH, ROWS = 16, 16

@@ -3,8 +3,7 @@
 In: a `variant_search.Search` of the whole step, the numbers of stages and
 micro-batches.
 Out: a `plan.plan.PlanData` of one program, whose `origin` can plan it again.
-Order: `stage` (the search of one stage's program), `timed` (its ticks), `whole` (from
-the plan of one stage to that of all), `again` (the origin of a plan), `recomputed`
-(remat in its loops), `planned` (the best number of micro-batches), `compared` (with
-stages that run as tasks).
+Order: `timed` (ticks of one stage's program), `whole` (its search, the plan of all
+stages, and its origin), `planned` (remat in its loops, and the best number of
+micro-batches), `compared` (with stages that run as tasks).
 """

@@ -27,7 +27,7 @@ from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.auto import flops_of
-from rhino_jax.planner.staging.counts import PER_STAGE
+from rhino_jax.planner.staging.cuts import PER_STAGE
 from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.spmd_pipeline.planned import StageBaseline
 from rhino_jax.planner.staging.when import DISPATCH_S

@@ -1,4 +1,4 @@
-"""From the plan of one stage's program to that of an SPMD pipeline.
+"""The search of one stage of an SPMD pipeline, and from its plan that of all stages.
 
 One stage's program (`passes.spmd_pipeline`) has its layers, its reductions and the
 ticks of all micro-batches. It is planned on one stage's devices, so its predicted cost
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.errors import PinError
@@ -18,8 +19,9 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.collectives import KINDS, OF_PRIMITIVE, PERMUTE
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program, Region
-from rhino_jax.ir.spec import Spec, format_spec, share_of, without
-from rhino_jax.ir.transform import RECOMPUTE
+from rhino_jax.ir.spec import OpenSpec, Spec, format_spec, share_of, without
+from rhino_jax.ir.transform import ONE_PROGRAM, RECOMPUTE, Transform, chosen
+from rhino_jax.passes.apply import cut_in
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.lines import sent as lines_of, summed
@@ -28,7 +30,8 @@ from rhino_jax.plan.records import Collective
 from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.costs import seconds_by_op
+from rhino_jax.planner.search.records import Progress, Request
+from rhino_jax.planner.staging.finds import seconds_by_op
 from rhino_jax.planner.staging.spmd_pipeline.timed import (
     OpSend,
     holding,
@@ -36,7 +39,76 @@ from rhino_jax.planner.staging.spmd_pipeline.timed import (
     pipeline_of,
     stages_of,
 )
-from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variant_search import Search, tell_nobody
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageSearch:
+    """Search on one stage's devices.
+
+    Attributes:
+      search: the search of the whole step, on all devices.
+      stages: the number of stages.
+      per_microbatch: places where sums over the batch are taken over each micro-batch.
+    """
+
+    search: Search
+    stages: int
+    per_microbatch: tuple[str, ...] = ()
+
+    @property
+    def axis(self) -> int:
+        """Position of the stage axis."""
+        names = [[n for n, _ in axes] for axes in self.search.meshes]
+        (axis,) = {of.index(STAGE_AXIS) for of in names}
+        return axis
+
+    def of_step(self, done: Sequence[Transform] = ()) -> Search:
+        """Return the search of the whole step on one stage's devices.
+
+        Args:
+          done: passes applied before.
+        """
+        own = [own_mesh(axes, 1) for axes in self.search.meshes]
+        devices = math.prod(n for _, n in own[0])
+        target = self.search.target.replace(num_devices=devices)
+        found = replace(self.search, mesh=None, meshes=own, target=target, refine=0)
+        found = found.after(done)
+        return replace(found, request=own_request(found.request, self.axis))
+
+    def of_stage(self, count: int, done: Sequence[Transform] = ()) -> Search:
+        """Return the search of one stage's program in `count` micro-batches.
+
+        Args:
+          count: the number of micro-batches.
+          done: passes applied before.
+        """
+        cut = cut_in(count, self.per_microbatch)
+        stage = chosen(ONE_PROGRAM, {"stages": self.stages})
+        return self.of_step([*done, cut, stage])
+
+    def whole_axes(self, own: MeshAxes) -> MeshAxes:
+        """Return the mesh of all devices for the mesh of one stage."""
+        every = self.search.meshes
+        return every[[own_mesh(axes, 1) for axes in every].index(own)]
+
+
+def own_request(request: Request, axis: int) -> Request:
+    """Return the request with the pins of one stage, without the stage axis."""
+    return replace(
+        request,
+        pins={i: without(s, [axis]) for i, s in request.pins.items()},
+        output_pins={i: without(s, [axis]) for i, s in request.output_pins.items()},
+        value_pins={
+            v: replace(p, spec=_without(p.spec, axis))
+            for v, p in request.value_pins.items()
+        },
+        has_recipes=False,
+    )
+
+
+def _without(spec: OpenSpec, axis: int) -> OpenSpec:
+    return tuple(None if d is None else without((d,), [axis])[0] for d in spec)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,3 +294,89 @@ def _ops(program: Program, region: Region, runs: int) -> Iterator[tuple[Op, int]
         if op.call is not None:
             for inner in op.call.regions:
                 yield from _ops(program, inner, runs * op.call.trip_count)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedInOne:
+    """The search that gave the plan of an SPMD pipeline.
+
+    Attributes:
+      stage: the search of the whole step.
+      search, found: the search of one stage's program, with the plan's passes, and its
+        result.
+    """
+
+    stage: StageSearch
+    search: Search
+    found: SearchResult
+
+    @classmethod
+    def again(
+        cls, search: Search, stages: int, done: Sequence[Transform]
+    ) -> SolvedInOne:
+        """Solve the problem of a plan again that is not cached.
+
+        Args:
+          search: the search of the whole step, on the plan's mesh.
+          stages: the number of stages.
+          done: the plan's passes, including those of micro-batches and stages.
+        """
+        stage = StageSearch(search, stages)
+        of_stage = stage.of_step(done)
+        return cls(stage, of_stage, of_stage.find()).alone()
+
+    def alone(self) -> SolvedInOne:
+        """Return the search limited to the best mesh, without progress reports."""
+        found = replace(self.found, solved=self.found.solved[:1])
+        axes = self.stage.whole_axes(found.mesh_axes)
+
+        def quiet(search: Search, meshes: list[Any]) -> Search:
+            search = search.asking(watch=None)
+            return replace(search, meshes=meshes, report=tell_nobody)
+
+        stage = replace(self.stage, search=quiet(self.stage.search, [axes]))
+        return SolvedInOne(stage, quiet(self.search, [found.mesh_axes]), found)
+
+    @property
+    def whole(self) -> WholePipeline:
+        """The step from the plan of one stage to that of all stages."""
+        axes = self.stage.whole_axes(self.found.mesh_axes)
+        program = self.search.running.program
+        return WholePipeline(self.stage.search, program, axes, self.stage.axis)
+
+    def plan(self) -> PlanData:
+        """Return the plan of all stages, with this search as its origin.
+
+        Raises:
+          InfeasiblePlanError: nothing fits.
+          PinError: a pin shards something over the stage axis that is no stack of
+            layers.
+        """
+        return replace(self.whole.plan(self.found), origin=self.alone())
+
+    def planned_with(
+        self, search: Search, report: Progress
+    ) -> tuple[PlanData, SolvedInOne] | None:
+        """Plan with another search's pins and budget, and with this one's passes.
+
+        Args:
+          search: the other search of the whole step.
+          report: callback for progress.
+        Returns:
+          The plan, and the search that gave it; None where nothing fits.
+        Raises:
+          PinError: an op cannot produce what is pinned.
+        """
+        stage = replace(self.stage, search=search)
+        of_stage = stage.of_step(self._done)
+        found = replace(of_stage, report=report).held(self.found)
+        if not found.fits:
+            return None
+        solved = SolvedInOne(stage, of_stage, found)
+        return solved.plan(), solved.alone()
+
+    @property
+    def _done(self) -> tuple[Transform, ...]:
+        """The plan's passes, without those that the search of its step starts with."""
+        before = len(self.stage.search.transforms)
+        return self.search.transforms[before:]

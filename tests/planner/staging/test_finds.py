@@ -8,7 +8,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax import models
-from rhino_jax.planner.staging.group import alike
+from rhino_jax.planner.staging import finds
 from tests.cases import covering
 
 
@@ -37,7 +37,7 @@ def gpt():
 @pytest.mark.parametrize("model", covering([mlp, gpt]))
 def test_stages_of_a_loop_over_layers_are_searched_once(monkeypatch, model):
     searched = []
-    find = alike.find
+    find = finds.find
 
     def counted(program, *args, is_estimate=False, **more):
         if not is_estimate:  # Of a stage, not of a whole micro-batch.
@@ -59,12 +59,12 @@ def test_stages_of_a_loop_over_layers_are_searched_once(monkeypatch, model):
         )
 
     monkeypatch.setenv("RHINO_CACHE", "0")
-    monkeypatch.setattr(alike, "find", counted)
+    monkeypatch.setattr(finds, "find", counted)
     once = plan()
     # The first, the last, and one of the two between.
     assert len(searched) == 3
     monkeypatch.setattr(
-        alike.Finds,
+        finds.Finds,
         "find",
         lambda self, program, mesh, *rest: find(program, [mesh], *rest),
     )

@@ -1,0 +1,274 @@
+"""Loops over layers, split over stages: candidate numbers of parts.
+
+A stack of layers lies in equal parts on consecutive stages, one on each, or as a whole
+on one stage. The rest of a step may be in any stage: spread over those with the least
+work, or all of it in the slowest. These two give a lower and an upper bound on the
+slowest stage, so numbers of parts are dropped before any are traced where their lower
+bound is above another's upper bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rhino_jax.passes.staged.apart import Apart, take_apart
+from rhino_jax.passes.staged.layers import Layers, layers_of
+from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.stacks import LayerStack
+from rhino_jax.plan.kept import Part
+from rhino_jax.planner.meshes import MeshAxes
+from rhino_jax.planner.staging.cuts import StagingRequest, data_of, worth_comparing
+from rhino_jax.planner.staging.enough import check_any, most_seconds
+from rhino_jax.planner.staging.finds import with_regions
+from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStages:
+    """Consecutive stages that hold the parts of a loop.
+
+    Attributes:
+      first: the first of them.
+      count: the number of stages; 1: the loop is whole.
+    """
+
+    first: int
+    count: int
+
+    @property
+    def last(self) -> int:
+        """The last stage."""
+        return self.first + self.count - 1
+
+
+def choices_of(length: int, shares: Sequence[int]) -> list[LoopStages]:
+    """Return the consecutive stages over which some layers can be split in proportion
+    to the submeshes' shares."""
+    found = []
+    for first in range(len(shares)):
+        for count in range(1, len(shares) - first + 1):
+            mine = shares[first : first + count]
+            # A larger submesh shards its part by layers, too.
+            if count == 1 or (length % sum(mine) == 0 and min(mine) == 1):
+                found.append(LoopStages(first, count))
+    return found
+
+
+def rows_of(
+    choices: Sequence[Sequence[LoopStages]], after: Sequence[set[int]]
+) -> Iterator[tuple[LoopStages, ...]]:
+    """Yield the stages of all loops; a loop that comes after another starts no earlier
+    than the stage where that one ends."""
+
+    def rest(rows: tuple[LoopStages, ...]) -> Iterator[tuple[LoopStages, ...]]:
+        at = len(rows)
+        if at == len(choices):
+            yield rows
+            return
+        for row in choices[at]:
+            is_late = all(rows[f].last <= row.first for f in after[at] if f < at)
+            is_early = all(
+                row.last <= rows[g].first for g in range(at) if at in after[g]
+            )
+            if is_late and is_early:
+                yield from rest((*rows, row))
+
+    return rest(())
+
+
+MAX_LOOPS = 3
+"""Maximum number of loops that are split: those with the most work."""
+
+MAX_FORMS = 6
+"""Maximum number of splits that are compared by an estimate, before planning."""
+
+
+def parts_of(
+    layers: Sequence[Layers],
+    took: Sequence[float],
+    rest: float,
+    shares: Sequence[int],
+) -> list[tuple[LayerStack, ...]]:
+    """Return the candidate splits of stacks, the most even first.
+
+    Args:
+      layers: the layers of a step.
+      took: seconds of the loops over each.
+      rest: seconds of all other ops.
+      shares: number of places of each submesh along the stage axis.
+    Returns:
+      For each candidate, the stacks to be split, and their parts; empty: none.
+    """
+    order = sorted(range(len(layers)), key=lambda k: -took[k])
+    chosen = sorted(order[:MAX_LOOPS])
+    rest += sum(took[k] for k in order[MAX_LOOPS:])
+    layers, took = [layers[k] for k in chosen], [took[k] for k in chosen]
+    after = [{chosen.index(f) for f in x.after if f in chosen} for x in layers]
+    is_even = len({*shares}) == 1
+    least: dict[tuple[LoopStages, ...], float] = {}
+    most = math.inf
+    for rows in rows_of([choices_of(x.length, shares) for x in layers], after):
+        low, high = _bounds(took, rows, shares, rest)
+        # With submeshes of equal size, the stage cut chooses the stages.
+        key = tuple(LoopStages(0, r.count) for r in rows) if is_even else rows
+        least[key] = min(low, least.get(key, math.inf))
+        most = min(most, high)
+    good = [rows for rows, low in least.items() if low <= most]
+    found = heapq.nsmallest(
+        MAX_FORMS, good, key=lambda rows: (least[rows], sum(-r.count for r in rows))
+    )
+    return [_stacks(layers, rows, shares, is_even=is_even) for rows in found]
+
+
+def _bounds(
+    took: Sequence[float],
+    rows: Sequence[LoopStages],
+    shares: Sequence[int],
+    rest: float,
+) -> tuple[float, float]:
+    """Bound the seconds of the slowest stage, per share of devices: (lower, upper)."""
+    loads = [0.0] * len(shares)
+    for seconds, row in zip(took, rows, strict=True):
+        mine = range(row.first, row.last + 1)
+        for s in mine:
+            loads[s] += seconds * shares[s] / sum(shares[k] for k in mine)
+    # The rest fills up the stages that have the least work.
+    paces = sorted(
+        (load / share, share) for load, share in zip(loads, shares, strict=True)
+    )
+    slowest, share = paces[-1]
+    most = slowest + rest / share
+    level, places = paces[0]
+    for pace, share in paces[1:]:
+        if (pace - level) * places >= rest:
+            break
+        rest -= (pace - level) * places
+        places, level = places + share, pace
+    return max(slowest, level + rest / places), most
+
+
+def _stacks(
+    layers: Sequence[Layers],
+    rows: Sequence[LoopStages],
+    shares: Sequence[int],
+    *,
+    is_even: bool,
+) -> tuple[LayerStack, ...]:
+    found = []
+    for of, row in zip(layers, rows, strict=True):
+        if row.count > 1:
+            mine = shares[row.first : row.last + 1]
+            sizes = tuple(of.length * share // sum(mine) for share in mine)
+            found.append(LayerStack(of.slots, sizes, None if is_even else row.first))
+    return tuple(found)
+
+
+def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
+    """Return the layers of a step whose loops are whole."""
+    of_step = asked.of_step
+    data = data_of(of_step.closed, of_step.program, asked.places)
+    return layers_of(of_step.program, data)
+
+
+def forms_of(
+    whole: StagingRequest, rounds: Sequence[Sequence[int]]
+) -> tuple[list[tuple[LayerStack, ...]], Sequence[MeshAxes]]:
+    """Return the candidate splits of stacks, the most even first, and the meshes that
+    are then worth comparing.
+
+    Args:
+      whole: the step, its loops whole.
+      rounds: numbers of micro-batches, the usual one first.
+    Returns:
+      For each candidate, the stacks to be split, and their parts (empty: none); the
+        meshes.
+    Raises:
+      NotFaster: no number of micro-batches makes a step short enough.
+    """
+    counts = rounds[0]
+    program, meshes = whole.of_step.program, whole.search.meshes
+    layers = all_layers(whole)
+    choices = [choices_of(of.length, whole.shares) for of in layers]
+    is_whole = all(row.count == 1 for rows in choices for row in rows)
+    is_whole |= any(entry.is_const for entry in program.inputs)
+    if is_whole and math.isinf(whole.enough_s):
+        return [()], meshes
+    apart = take_apart(whole.of_step.closed, program, counts[0], whole.places)
+    sides = sides_of(apart)
+    shapes = _shapes(whole, sides, meshes, rounds)
+    if is_whole:
+        return [()], shapes.good
+    seconds = shapes.seconds[whole.shares[0]]
+    took = _seconds(layers, apart, sides, seconds)
+    rest = sum(seconds.values()) - sum(took)
+    return parts_of(layers, took, rest, whole.shares), worth_comparing(
+        shapes, apart, max(counts)
+    )
+
+
+def _shapes(
+    whole: StagingRequest,
+    sides: Sides,
+    meshes: Sequence[MeshAxes],
+    rounds: Sequence[Sequence[int]],
+) -> GroupMeshes:
+    """Return the submeshes with the seconds of a micro-batch, where these may do.
+
+    Raises:
+      NotFaster: they are not.
+    """
+    search, shares, finds = whole.search, whole.shares, whole.finds
+    after_axes = None
+    if math.isfinite(whole.enough_s):
+        after_axes = partial(most_seconds, rounds=rounds, enough_s=whole.enough_s)
+    shapes = shapes_of(search, sides, shares, meshes, finds, after_axes)
+    check_any(shapes, rounds, whole.enough_s)
+    return shapes
+
+
+def reusing(
+    forms: Sequence[tuple[LayerStack, ...]], kept: Mapping[int, Part]
+) -> Sequence[tuple[LayerStack, ...]]:
+    """Return the splits whose parts are on the same stages as in another plan; all,
+    where there are none.
+
+    Args:
+      forms: the candidate splits.
+      kept: input of the step → its stages in the other plan.
+    """
+    found = []
+    for form in forms:
+        parts = {i: len(stack.sizes) for stack in form for i in stack.slots}
+        if any(parts.get(i, 1) != count for i, (_, count) in kept.items()):
+            continue
+        firsts = [{kept[i][0] for i in s.slots & kept.keys()} for s in form]
+        pairs = zip(form, firsts, strict=True)
+        found.append(tuple(replace(s, first=min(at)) if at else s for s, at in pairs))
+    return found or forms
+
+
+def _seconds(
+    layers: Sequence[Layers],
+    apart: Apart,
+    sides: Sides,
+    seconds: Mapping[int, float],
+) -> list[float]:
+    """Return the seconds of a step's loops over layers, in a micro-batch."""
+    program = sides.program
+    data = [
+        entry.value
+        for entry, sources in zip(program.inputs[1:], apart.sources, strict=False)
+        if sources & apart.data
+    ]
+    found = [0.0] * len(layers)
+    for inner in layers_of(program, data):
+        read = [apart.sources[i - 1] for i in inner.slots if i > 0]
+        sources = frozenset().union(*read)
+        own = [k for k, of in enumerate(layers) if of.slots & sources]
+        for k in own[:1]:
+            found[k] += sum(with_regions(program, seconds, op) for op in inner.loops)
+    return found
