@@ -88,6 +88,9 @@ class MoveParameters:
         operation takes about a microsecond whatever its size.
       large_table: tables with more cells are computed one by one, too: a copied table
         takes memory.
+      distinct_cells, distinct_ratio: tables of so many cells are computed without
+        repeated rows and columns, where these are so many times as many: below that,
+        starting the NumPy operations takes longer than the cells.
       most_copied: cells that a forest copies: 32 MB including their positions. The
         largest tables are not copied.
       least_gain: smallest share of T that moving a single node must gain: above the
@@ -103,6 +106,8 @@ class MoveParameters:
     most_forests: int = 12
     few_nodes: int = 2
     large_table: int = 1000
+    distinct_cells: int = 8000
+    distinct_ratio: int = 2
     most_copied: int = 2_000_000
     least_gain: float = 1e-9
     most_passes: int = 4

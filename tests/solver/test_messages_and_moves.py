@@ -202,3 +202,28 @@ def test_moves_at_once_are_those_node_by_node(
         moved.append(labels)
     assert (np.array(moved) == moved[0]).all()
     assert moves.objective(moved[0]) < moves.objective(np.zeros(49, dtype=int))
+
+
+def test_repeated_rows_and_columns_change_no_message_and_no_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for cells in (10**6, 1):
+        changed = replace(MOVES, distinct_cells=cells, few_nodes=1000)
+        monkeypatch.setattr(forests, "MOVES", changed)
+        rng = np.random.default_rng(3)
+        sizes = rng.integers(4, 9, 25).tolist()
+        moves = grid_of(5, 3, sizes)
+        for n, around in enumerate(moves.neighbours):
+            for m, table in around:
+                if n < m:  # Every second row, and every third column, is repeated.
+                    table[1::2] = table[0]
+                    table[:, 2::3] = table[:, :1]
+                    next(t for k, t in moves.neighbours[m] if k == n)[:] = table.T
+        messages, labels = Messages(moves), np.zeros(25, dtype=int)
+        ways = (0, 1) * 4
+        bounds = [messages.sweep(moves.costs, way, labels) for way in ways]
+        assert (moves.tables.distinct(0, 1) is None) is (cells > 1)
+        moved = moves.forest_move(moves.costs, labels, rng)
+        found.append([*bounds, *messages.saved.values, *labels, *moved])
+    assert found[0] == pytest.approx(found[1], rel=1e-12)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.solver.moves.forests import DistinctTable
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import MESSAGES
 
@@ -22,7 +23,10 @@ class _Turn(NamedTuple):
     Attributes:
       ahead: rows of the messages to the node from neighbours that are updated later.
       num_ahead, num_behind: number of neighbours updated later, and of the others.
-      tables: table to each later neighbour, [options, neighbour's options].
+      large: (row among those ahead, table, positions of the outgoing message) of later
+        neighbours with a table that has many repeated rows and columns.
+      rows: rows among those ahead of all other later neighbours.
+      tables: table to each of these, [options, neighbour's options].
       reach: scratch memory: one row per option, the tables concatenated.
       parts: columns of `reach` of each table.
       starts, of_part: first column of each table in `reach`; and the table of every
@@ -34,6 +38,8 @@ class _Turn(NamedTuple):
     ahead: slice
     num_ahead: int
     num_behind: int
+    large: list[tuple[int, DistinctTable, slice]]
+    rows: list[int]
     tables: list[np.ndarray]
     reach: np.ndarray
     parts: list[np.ndarray]
@@ -85,7 +91,15 @@ class Messages:
         def turn(n: int, way: int) -> _Turn:
             middle = sum(m < n for m, _ in near[n])
             low, high = near[n][:middle], near[n][middle:]
-            ahead, behind = (low, high) if way else (high, low)
+            later, behind = (low, high) if way else (high, low)
+            known = [moves.tables.distinct(n, m) for m, _ in later]
+            large = [
+                (k, table, slice(place[m, n], place[m, n] + sizes[m]))
+                for k, ((m, _), table) in enumerate(zip(later, known, strict=True))
+                if table is not None
+            ]
+            rows = [k for k, table in enumerate(known) if table is None]
+            ahead = [later[k] for k in rows]
             widths = [sizes[m] for m, _ in ahead]
             ends = np.cumsum([0, *widths])
             reach = scratch[: sizes[n] * ends[-1]].reshape(sizes[n], ends[-1])
@@ -93,8 +107,10 @@ class Messages:
             into = [np.arange(sizes[m]) + place[m, n] for m, _ in ahead]
             return _Turn(
                 slice(0, middle) if way else slice(middle, len(near[n])),
-                len(ahead),
+                len(later),
                 len(behind),
+                large,
+                rows,
                 [np.ascontiguousarray(t) for _, t in ahead],
                 reach,
                 parts,
@@ -187,9 +203,16 @@ class Messages:
             if not num_ahead:
                 continue
             total /= most
-            rest = (total - to[turn.ahead])[:, :, None]
-            for one, table, part in zip(rest, turn.tables, turn.parts, strict=True):
-                np.add(table, one, out=part)
+            rest = total - to[turn.ahead]
+            for k, distinct, place in turn.large:
+                message = distinct.least(rest[k])
+                least = float(np.minimum.reduce(message))
+                bound += least
+                kept[place] = message - least
+            if not turn.rows:
+                continue
+            for k, table, part in zip(turn.rows, turn.tables, turn.parts, strict=True):
+                np.add(table, rest[k][:, None], out=part)
             message = np.minimum.reduce(turn.reach, axis=0)
             low = np.minimum.reduceat(message, turn.starts)
             bound += float(np.add.reduce(low))

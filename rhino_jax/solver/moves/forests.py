@@ -7,16 +7,47 @@ each such level is computed at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from rhino_jax.solver.parameters import MOVES
+from rhino_jax.solver.presolve.reduction import unique_columns
 from rhino_jax.utils.union_find import DisjointSets
 
 
-class Tables(NamedTuple):
+class DistinctTable(NamedTuple):
+    """A table without repeated rows and columns: many options of a node have the same
+    sharding on an edge.
+
+    Attributes:
+      cells: [distinct rows, distinct columns].
+      order, starts: the rows, equal ones adjacent, and where each distinct one starts.
+      of_column: position of every column among the distinct ones.
+    """
+
+    cells: np.ndarray
+    order: np.ndarray
+    starts: np.ndarray
+    of_column: np.ndarray
+
+    @classmethod
+    def of(cls, table: np.ndarray) -> DistinctTable:
+        columns, of_column = unique_columns(table)
+        rows, of_row = unique_columns(columns.T)
+        order = np.argsort(of_row, kind="stable")
+        starts = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+        return cls(np.ascontiguousarray(rows.T), order, starts, of_column)
+
+    def least(self, costs: np.ndarray) -> np.ndarray:
+        """Return by column the minimum over all rows of the table plus `costs`."""
+        own = np.minimum.reduceat(costs[self.order], self.starts)
+        return np.minimum.reduce(self.cells + own[:, None], axis=0)[self.of_column]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
     """A core's tables in one array, both directions of every edge.
 
     Attributes:
@@ -30,6 +61,7 @@ class Tables(NamedTuple):
     keys: np.ndarray
     begins: np.ndarray
     cells: np.ndarray
+    _distinct: dict[int, DistinctTable | None] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -49,6 +81,20 @@ class Tables(NamedTuple):
         keys = source * (len(self.first) - 1) + target
         return self.begins[np.searchsorted(self.keys, keys)]
 
+    def distinct(self, source: int, target: int) -> DistinctTable | None:
+        """Return the table of an edge without repeated rows and columns; None where it
+        is small, or has few of these."""
+        count = np.diff(self.first[[source, source + 1, target, target + 1]])[::2]
+        size = int(count.prod())
+        if size < MOVES.distinct_cells:
+            return None
+        begin = int(self.find(np.array([source]), np.array([target]))[0])
+        if begin not in self._distinct:
+            found = DistinctTable.of(self.cells[begin : begin + size].reshape(count))
+            is_smaller = MOVES.distinct_ratio * found.cells.size <= size
+            self._distinct[begin] = found if is_smaller else None
+        return self._distinct[begin]
+
 
 class _Node(NamedTuple):
     """A single non-root node of a forest.
@@ -57,6 +103,7 @@ class _Node(NamedTuple):
       node, parent: positions of the node and its parent.
       own, above: ranges of the node's and the parent's options over all nodes.
       table: [parent's options, node's options].
+      distinct: the table from the node to its parent, see `Tables.distinct`.
     """
 
     node: int
@@ -64,6 +111,7 @@ class _Node(NamedTuple):
     own: slice
     above: slice
     table: np.ndarray
+    distinct: DistinctTable | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,8 +245,11 @@ class Forest:
             if isinstance(level, _Nodes):
                 level.add_to_parents(costs)
             else:
-                _, _, own, above, table = level
-                costs[above] += np.minimum.reduce(table + costs[own], axis=1)
+                _, _, own, above, table, distinct = level
+                if distinct is None:
+                    costs[above] += np.minimum.reduce(table + costs[own], axis=1)
+                else:
+                    costs[above] += distinct.least(costs[own])
         labels = labels.copy()
         for root in self.roots:
             labels[root] = costs[self.first[root] : self.first[root + 1]].argmin()
@@ -206,7 +257,7 @@ class Forest:
             if isinstance(level, _Nodes):
                 level.choose(costs, labels)
             else:
-                node, parent, own, _, table = level
+                node, parent, own, _, table, _ = level
                 labels[node] = (table[labels[parent]] + costs[own]).argmin()
         return labels
 
@@ -246,7 +297,8 @@ def _levels(
         own, its = (slice(*tables.first[i : i + 2].tolist()) for i in (node, parent))
         shape = its.stop - its.start, own.stop - own.start
         table = tables.cells[begin : begin + shape[0] * shape[1]].reshape(shape)
-        alone[k].append(_Node(node, parent, own, its, table))
+        distinct = tables.distinct(node, parent)
+        alone[k].append(_Node(node, parent, own, its, table, distinct))
     return [x for k, some in enumerate(alone) for x in at_once.get(k, []) + some]
 
 

@@ -33,6 +33,7 @@ class Moves:
       costs: cost of every option.
       neighbours: node → (neighbour, table) pairs.
       forbidden: stand-in for an infinite cost: larger than the cost of any assignment.
+      tables: the tables of `neighbours`, by edge.
     """
 
     memory: Memory
@@ -41,7 +42,7 @@ class Moves:
     forbidden: float
     _cells: np.ndarray
     _pairs: Lookups
-    _tables: Tables
+    tables: Tables
     _near: list[list[int]]
     _made: list[Forest] = field(default_factory=list)
     _again: Iterator[Forest] | None = None
@@ -148,7 +149,7 @@ class Moves:
     def _next_forest(self, rng: np.random.Generator) -> Forest:
         if self._again is None:
             order = rng.permutation(len(self._near)).tolist()
-            self._made.append(Forest.of(self._near, order, self._tables))
+            self._made.append(Forest.of(self._near, order, self.tables))
             if len(self._made) == MOVES.most_forests:
                 self._again = itertools.cycle(self._made)
             return self._made[-1]
