@@ -53,8 +53,16 @@ def reshard_steps(
     Returns:
       Steps in order; empty if the change is local.
     """
-    steps, _ = _reshard(src, dst, whole_bytes, sizes, lowering)
-    return tuple(steps)
+    if _is_permutation(src, dst, sizes):
+        # Equally many shards of every dim, on other devices.
+        pairs = [(d, w) for d, w in zip(src, dst, strict=True) if d != w]
+        axes = tuple(sorted({a for d, w in pairs for a in (*d, *w)}))
+        cut = math.prod(sizes[a] for a in axes_of(src))
+        return (ReshardStep(PERMUTE, axes, whole_bytes / cut),)
+    return tuple(
+        ReshardStep(kind, axes, whole_bytes / math.prod(sizes[a] for a in held))
+        for kind, axes, held in _way(src, dst, lowering)[0]
+    )
 
 
 def reshard_route(
@@ -70,7 +78,9 @@ def reshard_route(
     Unannotated, it gathers the last dim first, over whatever links; annotated, it
     gathers over slow links while the shard is small.
     """
-    _, route = _reshard(src, dst, 1, sizes, replace(lowering, annotates_waypoints=True))
+    route: tuple[Spec, ...] = ()
+    if not _is_permutation(src, dst, sizes):
+        _, route = _way(src, dst, replace(lowering, annotates_waypoints=True))
     waypoints = [*route, dst]
     return tuple(
         s
@@ -79,28 +89,26 @@ def reshard_route(
     )
 
 
-def _reshard(
-    src: Spec,
-    dst: Spec,
-    whole_bytes: int,
-    sizes: tuple[int, ...],
-    lowering: LoweringPolicy,
-) -> tuple[list[ReshardStep], list[Spec]]:
-    """Return the steps, and the specs before each exchange and gather, and at the
-    end."""
-    if src == dst:
-        return [], []
-    if shards_per_dim(src, sizes) == shards_per_dim(dst, sizes):
-        # Equally many shards of every dim, on other devices: a permutation.
-        pairs = [(d, w) for d, w in zip(src, dst, strict=True) if d != w]
-        axes = tuple(sorted({a for d, w in pairs for a in (*d, *w)}))
-        cut = math.prod(sizes[a] for a in axes_of(src))
-        return [ReshardStep(PERMUTE, axes, whole_bytes / cut)], []
-    way = _Way([list(dim) for dim in src], dst, whole_bytes, sizes)
+def _is_permutation(src: Spec, dst: Spec, sizes: tuple[int, ...]) -> bool:
+    """Whether two specs have equally many shards of every dim, on other devices."""
+    return src != dst and shards_per_dim(src, sizes) == shards_per_dim(dst, sizes)
+
+
+Move = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""(kind, axes, axes that shard the value then) of a collective."""
+
+
+@functools.cache
+def _way(
+    src: Spec, dst: Spec, lowering: LoweringPolicy
+) -> tuple[tuple[Move, ...], tuple[Spec, ...]]:
+    """Return the collectives on any mesh on which the specs are no permutation of each
+    other, and the specs before each exchange and gather, and at the end."""
+    way = _Way([list(dim) for dim in src], dst)
     way.cut_free_axes()
     way.exchange()
     way.gather(lowering)
-    return way.steps, way.route
+    return tuple(way.steps), tuple(way.route)
 
 
 @dataclass(slots=True)
@@ -110,22 +118,17 @@ class _Way:
     Attributes:
       now: mesh axes that shard every dim at this point, by position.
       want: the spec to reach.
-      whole_bytes: bytes of the whole (unsharded) value.
-      sizes: mesh axis sizes.
       steps: the collectives so far.
       route: the specs before each of them.
     """
 
     now: list[list[int]]
     want: Spec
-    whole_bytes: int
-    sizes: tuple[int, ...]
-    steps: list[ReshardStep] = field(default_factory=list)
+    steps: list[Move] = field(default_factory=list)
     route: list[Spec] = field(default_factory=list)
 
     def step(self, kind: str, axes: tuple[int, ...]) -> None:
-        cut = math.prod(self.sizes[a] for dim in self.now for a in dim)
-        self.steps.append(ReshardStep(kind, axes, self.whole_bytes / cut))
+        self.steps.append((kind, axes, tuple(a for dim in self.now for a in dim)))
 
     def stop_here(self) -> None:
         self.route.append(tuple(map(tuple, self.now)))

@@ -20,6 +20,10 @@ from rhino_jax.model.sizes import PortSpecs
 _KEPT = -1
 """Stands for a dim whose sharding does not change."""
 
+_MOST_DIMS = 1 << 20
+"""More than the tuples of axes that shard dims: a change from one to another has the
+number of the first, times this, plus that of the second."""
+
 
 @dataclass(slots=True, eq=False)
 class ReshardTables:
@@ -39,6 +43,7 @@ class ReshardTables:
     _dim_numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     _numbers: dict[int, list[int]] = field(default_factory=dict)
     _priced: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    _changes: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
     _lists: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict
     )
@@ -68,10 +73,10 @@ class ReshardTables:
             [math.prod(self.builder.mesh.sizes[x] for x in dim) for dim in self._dims]
         )
         cut = np.where(is_kept, pieces[have], 1).prod(1)
-        changed = np.where(is_kept, _KEPT, have * len(self._dims) + want)
+        changed = np.where(is_kept, _KEPT, have * _MOST_DIMS + want)
         moved = np.take_along_axis(changed, np.argsort(is_kept, 1, kind="stable"), 1)
         unique, index = np.unique(moved, axis=0, return_inverse=True)
-        prices = np.array([self._price_of(row) for row in unique.tolist()])
+        prices = np.array([self._price_of(tuple(row)) for row in unique.tolist()])
         prices = prices[index.ravel()]
         self.fixed_s[a, b], self.s_per_byte[a, b] = prices[:, 0], prices[:, 1] / cut
 
@@ -89,20 +94,23 @@ class ReshardTables:
             self._dims.append(dim)
         return found
 
-    def _price_of(self, changed: list[int]) -> tuple[float, float]:
+    def _price_of(self, changed: tuple[int, ...]) -> tuple[float, float]:
         """Return the cost of changing the sharding of dims, given as numbers of
-        (before, after) pairs."""
-        count = len(self._dims)
-        pairs = [
-            (self._dims[x // count], self._dims[x % count])
-            for x in changed
-            if x != _KEPT
-        ]
-        key = self._alike(pairs)
-        found = self._priced.get(key)
+        (before, after) pairs, those of dims that change first."""
+        while changed and changed[-1] == _KEPT:
+            changed = changed[:-1]
+        found = self._changes.get(changed)
         if found is None:
-            src, dst = (tuple(pair[k] for pair in pairs) for k in (0, 1))
-            found = self._priced[key] = self._price(src, dst)
+            pairs = [
+                (self._dims[x // _MOST_DIMS], self._dims[x % _MOST_DIMS])
+                for x in changed
+            ]
+            key = self._alike(pairs)
+            found = self._priced.get(key)
+            if found is None:
+                src, dst = (tuple(pair[k] for pair in pairs) for k in (0, 1))
+                found = self._priced[key] = self._price(src, dst)
+            self._changes[changed] = found
         return found
 
     def _alike(
