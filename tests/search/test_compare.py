@@ -62,3 +62,33 @@ def test_the_best_mesh_is_that_of_searches_on_all(name: str, fewer: bool) -> Non
     chosen = comparison.solved[0].mesh_problem.model.mesh.sizes
     # An axis more has to gain `axis_gain`.
     assert found[chosen] <= (1.005 + LIMITS.axis_gain) * min(found.values())
+
+
+def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
+    work, target = registry.get("mlp-tiny"), load_target("v5e:2x4")
+    program = trace(work.step, work.abstract_args(), {}).program
+    analysis = ProgramAnalysis.of(program, target)
+    request = Request(2**40, {}, {}, level="fast")
+    meshes = [
+        tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
+        for shape in mesh_shapes(target, 8, max_axes=2)
+    ]
+    bounds: list[float] = []
+
+    def refuse(least_s: float) -> float:
+        bounds.append(least_s)
+        raise StopIteration
+
+    refused = Comparison(
+        analysis, request, None, MoreAxes.of(request), before_axes=refuse
+    )
+    with pytest.raises(StopIteration):
+        refused.run(meshes)
+    assert not refused.objectives
+    comparison = Comparison(analysis, request, None, MoreAxes.of(request))
+    comparison.run(meshes)
+    for found in comparison.solved:
+        labels = found.solution.labels
+        assert labels is not None
+        overlap = found.mesh_problem.overlap
+        assert 0 < bounds[0] <= overlap.compute.objective(labels)

@@ -47,9 +47,11 @@ class Comparison:
       solved: the best few meshes, the best first.
       objectives: sizes of a mesh's axes → the shortest step found there, in seconds.
       limits: which meshes of three and more axes are tried.
+      before_axes: called with the smallest compute seconds of any choice on meshes of
+        up to two axes of several devices, before these are searched; returns the
+        seconds that they must be shorter than, or raises where none can be.
       after_axes: called with the number of axes and the best mesh so far, after all
-        meshes of that number; returns the seconds that others must be shorter than, or
-        raises where none can be.
+        meshes of that number; returns and raises as `before_axes`.
       worth_s: the seconds that a mesh must be shorter than to be searched in full.
       full: sizes of the axes of meshes that were searched in full.
     """
@@ -60,19 +62,21 @@ class Comparison:
     limits: MoreAxes
     solved: list[SolvedMesh] = field(default_factory=list)
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
+    before_axes: Callable[[float], float] | None = None
     after_axes: Callable[[int, SolvedMesh], float] | None = None
     worth_s: float = math.inf
     full: set[tuple[int, ...]] = field(default_factory=set)
 
     def run(self, meshes: Sequence[MeshAxes]) -> None:
         """Compare meshes, fewest axes first."""
+        built = self._built(meshes)
         for num_axes, group in groupby(meshes, key=len):
             brief: list[SolvedMesh] = []
             for axes in group:
                 if self.objectives and is_over(self.request):
                     self.limits.untimely += 1
                 elif self.limits.allow(num_axes):
-                    found = self._briefly(axes)
+                    found = self._briefly(axes, built.pop(tuple(axes), None))
                     most = (1 + LIMITS.prediction_error) * self._best_s
                     brief = [f for f in [*brief, found] if _step_s(f) <= most]
             excess = math.inf  # Unknown until the first full search.
@@ -99,10 +103,26 @@ class Comparison:
     def _best_s(self) -> float:
         return min(self.worth_s, *self.objectives.values(), math.inf)
 
-    def _briefly(self, axes: MeshAxes) -> SolvedMesh:
+    def _built(
+        self, meshes: Sequence[MeshAxes]
+    ) -> dict[tuple[tuple[str, int], ...], MeshProblem]:
+        """Return the problems of the meshes that `before_axes` bounds."""
+        if self.before_axes is None:
+            return {}
+        built = {
+            tuple(axes): build_mesh_problem(self.analysis, axes, self.request)
+            for at, axes in enumerate(meshes)
+            if not at or sum(size > 1 for _, size in axes) <= 2
+        }
+        computes = (of.overlap.compute.costs for of in built.values())
+        least_s = min(sum(float(c.min()) for c in costs) for costs in computes)
+        self.worth_s = self.before_axes(least_s)
+        return built
+
+    def _briefly(self, axes: MeshAxes, built: MeshProblem | None) -> SolvedMesh:
         """Run a local search on one mesh; a full search where memory binds, or no
         recipe gives a start."""
-        mesh_problem = build_mesh_problem(self.analysis, axes, self.request)
+        mesh_problem = built or build_mesh_problem(self.analysis, axes, self.request)
         starts = first_choices(mesh_problem)
         if not starts:
             effort = replace(COMPARED, cutoff_s=self._best_s)

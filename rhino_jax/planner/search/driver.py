@@ -92,6 +92,7 @@ def find(
     progress: Progress | None = None,
     like: SearchResult | None = None,
     is_estimate: bool = False,
+    before_axes: Callable[[float], float] | None = None,
     after_axes: Callable[[int, SearchResult], float] | None = None,
 ) -> SearchResult:
     """Search as `choose_plan` does, and read no plan back.
@@ -102,7 +103,8 @@ def find(
         search starts from there and from recipes, and proves nothing.
       is_estimate: where there are several meshes, stop at their comparison and do not
         search the best one further.
-      after_axes: see `Comparison`; it is called with the best mesh as a result.
+      before_axes, after_axes: see `Comparison`; the latter is called with the best mesh
+        as a result.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
@@ -120,6 +122,7 @@ def find(
         progress,
         like,
         is_estimate=is_estimate,
+        before_axes=before_axes,
         after_axes=None if after_axes is None else result,
     )
     return SearchResult(solved, compared, notes, target, request, started, brief)
@@ -242,6 +245,7 @@ def _search(
     like: SearchResult | None = None,
     *,
     is_estimate: bool = False,
+    before_axes: Callable[[float], float] | None = None,
     after_axes: Callable[[int, SolvedMesh], float] | None = None,
 ) -> tuple[
     list[SolvedMesh],
@@ -266,7 +270,14 @@ def _search(
         one, brief = _on_one_mesh(analysis, different[0], request, progress, like)
         return [one], brief, (), []
     limits = MoreAxes.of(request)
-    comparison = Comparison(analysis, request, progress, limits, after_axes=after_axes)
+    comparison = Comparison(
+        analysis,
+        request,
+        progress,
+        limits,
+        before_axes=before_axes,
+        after_axes=after_axes,
+    )
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     notes = comparison.limits.notes()

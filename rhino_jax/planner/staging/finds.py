@@ -105,6 +105,7 @@ class Finds:
         meshes: Sequence[MeshAxes],
         target: Target,
         request: Request,
+        before_axes: Callable[[float], float] | None = None,
         after_axes: Callable[[int, SearchResult], float] | None = None,
     ) -> SearchResult:
         """Search a whole micro-batch.
@@ -117,7 +118,7 @@ class Finds:
           meshes: candidate meshes of a submesh.
           target: all devices.
           request: the same for all searches but for the remaining time.
-          after_axes: see `rhino_jax.planner.search.driver.find`.
+          before_axes, after_axes: see `rhino_jax.planner.search.driver.find`.
         """
         like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
         found = find(
@@ -127,6 +128,7 @@ class Finds:
             request,
             like=like,
             is_estimate=True,
+            before_axes=before_axes,
             after_axes=after_axes,
         )
         # Only the best mesh's problem is cached.
