@@ -87,6 +87,11 @@ ROWS_OF_THEIR_OWN: dict[str, Callable[..., Any]] = {
     "gradient": lambda x, i: jax.grad(
         lambda x: jnp.sin(x[jnp.arange(ROWS), i[:, 0]]).sum()
     )(x),
+    "of a scan's gradient": lambda x, i: jax.grad(
+        lambda x: jax.lax.scan(
+            lambda x, k: (jnp.sin(x).at[ROW, k].add(x[ROW, k]), None), x, i[None]
+        )[0].sum()
+    )(x),
     "scanned": lambda x, i: jax.lax.scan(
         lambda x, k: (x.at[jnp.arange(ROWS), k].mul(2.0), x[jnp.arange(ROWS), k]),
         x,

@@ -156,17 +156,19 @@ def with_open_moves(jaxpr: Any) -> Any:
     Returns:
       The same object where there are none.
     """
-    return _opened(jaxpr, {})
+    return _opened(jaxpr, {}, RowNumbers())
 
 
-def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
+def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) -> Any:
     """Rewrite a jaxpr as `with_open_moves` does.
 
     Args:
       jaxpr: closed or not.
       entering: position → value, of the inputs that are known.
+      rows: row numbers among the inputs; those of its variables are added.
     """
-    inner, rotations, rows = open_jaxpr(jaxpr), Rotations(), RowNumbers()
+    inner, rotations = open_jaxpr(jaxpr), Rotations()
+    rows.enter(inner.invars)
     known = {inner.invars[i]: value for i, value in entering.items()}
     for var, const in zip(inner.constvars, jaxpr_consts(jaxpr), strict=False):
         rows.see_const(var, const)
@@ -179,7 +181,7 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
         folded = _folded(eqn, values)
         if folded is not None:
             known[eqn.outvars[0]] = folded
-        made = [_with_bodies(eqn, values)]
+        made = [_with_bodies(eqn, values, rows)]
         first = eqn.invars[0] if eqn.invars else None
         is_known = first is None or is_literal(first)
         is_shifted = getattr(getattr(first, "aval", None), "shape", None) in grids
@@ -199,7 +201,9 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray]) -> Any:
     return with_changed(jaxpr, eqns, inner.outvars)
 
 
-def _with_bodies(eqn: Any, values: Sequence[np.ndarray | None]) -> Any:
+def _with_bodies(
+    eqn: Any, values: Sequence[np.ndarray | None], rows: RowNumbers
+) -> Any:
     """Return an equation with rewritten sub-jaxprs; the same object where none
     changes."""
     kind = region_kind(eqn)
@@ -214,13 +218,16 @@ def _with_bodies(eqn: Any, values: Sequence[np.ndarray | None]) -> Any:
     else:
         first = eqn.params["cond_nconsts"]
         same = [values[:first], values[first : first + eqn.params["body_nconsts"]]]
-    known = iter(same)
-    return with_bodies(
-        eqn,
-        lambda body: _opened(
-            body, {i: v for i, v in enumerate(next(known)) if v is not None}
-        ),
-    )
+    known, inside = iter(same), iter(rows.inside(eqn))
+
+    def opened(body: Any) -> Any:
+        inner = next(inside)
+        entering = {i: v for i, v in enumerate(next(known)) if v is not None}
+        found = _opened(body, entering, inner)
+        rows.leave(eqn, inner, open_jaxpr(found).outvars)
+        return found
+
+    return with_bodies(eqn, opened)
 
 
 def _spelled(

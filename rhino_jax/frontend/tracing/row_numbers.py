@@ -9,23 +9,61 @@ Elements are the same: row numbers are never out of bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from rhino_jax._compat import bind_eqn, is_literal
+from rhino_jax._compat import bind_eqn, is_literal, scan_counts
+from rhino_jax.frontend.regions import region_kind
+from rhino_jax.ir.program import RegionKind
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The row numbers in an array of integers.
+
+    Attributes:
+      along: dim along which every element is its own position; None: there is none.
+      columns: component of the last dim, whose elements are their positions along a
+        dim → that dim.
+    """
+
+    along: int | None = None
+    columns: Mapping[int, int] = field(default_factory=dict)
+
+    def moved(self, by: int) -> Rows | None:
+        """Return the row numbers with all dims moved by a number of dims; None where
+        none are left."""
+        dims = [] if self.along is None else [self.along]
+        if any(d + by < 0 for d in (*dims, *self.columns.values())):
+            return None
+        along = None if self.along is None else self.along + by
+        return Rows(along, {c: d + by for c, d in self.columns.items()})
 
 
 class RowNumbers:
-    """The integer arrays of a jaxpr whose elements are their own positions along a
-    dim."""
+    """The arrays of a jaxpr that hold row numbers, as far as its equations were seen.
 
-    def __init__(self) -> None:
-        self._along: dict[Any, int] = {}
+    Attributes:
+      entering: position of an input → its row numbers.
+    """
+
+    def __init__(self, entering: Mapping[int, Rows] | None = None) -> None:
+        self.entering = entering or {}
+        self._rows: dict[Any, Rows] = {}
         self._never = set[Any]()
-        self._joined: dict[Any, Any] = {}
+        self._pieces: dict[Any, Sequence[Any]] = {}
+
+    def enter(self, inputs: Sequence[Any]) -> None:
+        """Record the row numbers of a jaxpr's inputs."""
+        self._rows.update((inputs[i], rows) for i, rows in self.entering.items())
+
+    def rows(self, atom: Any) -> Rows | None:
+        """Return the row numbers in a variable or literal."""
+        return None if is_literal(atom) else self._rows.get(atom)
 
     def see_const(self, var: Any, const: Any) -> None:
         """Record a captured NumPy array, as `np.arange(n)[:, None]`."""
@@ -37,23 +75,23 @@ class RowNumbers:
             return
         for d, size in enumerate(const.shape):
             if size > 1 and (const == _apart(np.arange(size), d, const.ndim)).all():
-                self._along[var] = d
+                self._rows[var] = Rows(d)
 
     def see(self, eqn: Any) -> None:
-        """Record an equation's result, where it holds row numbers or joins indices."""
+        """Record an equation's result, where it holds row numbers."""
         name, params = eqn.primitive.name, eqn.params
         if name == "iota":
-            self._along[eqn.outvars[0]] = params["dimension"]
+            self._rows[eqn.outvars[0]] = Rows(params["dimension"])
         if not eqn.invars or is_literal(eqn.invars[0]):
             return
         first, *others = eqn.invars
         if name == "concatenate":
             if params["dimension"] == first.aval.ndim - 1:
-                self._joined[eqn.outvars[0]] = eqn
+                self._join(eqn)
         elif name == "select_n":  # Of negative indices, which count from the end.
-            if first in self._never and not is_literal(others[0]):
+            if first in self._never:
                 self._carry(others[0], eqn, lambda d: d)
-        elif first not in self._along:
+        elif self.rows(first) is None:
             return
         elif name == "lt":
             if is_literal(others[0]) and np.all(np.asarray(others[0].val) <= 0):
@@ -68,65 +106,114 @@ class RowNumbers:
         elif name in ("reshape", "squeeze", "expand_dims"):
             self._carry(first, eqn, lambda d: _moved(eqn, d))
 
-    def _carry(self, var: Any, eqn: Any, to: Callable[[int], int | None]) -> None:
+    def _carry(self, atom: Any, eqn: Any, to: Callable[[int], int | None]) -> None:
         """Record that a result holds the row numbers of an operand, along a dim of the
         same size."""
-        d, made = self._along.get(var), eqn.outvars[0]
-        at = None if d is None else to(d)
-        if at is not None and made.aval.shape[at] == var.aval.shape[d]:
-            self._along[made] = at
+        rows, made = self.rows(atom), eqn.outvars[0]
+        if rows is None or rows.along is None:
+            return
+        at = to(rows.along)
+        if at is not None and made.aval.shape[at] == atom.aval.shape[rows.along]:
+            self._rows[made] = Rows(at)
+
+    def _join(self, eqn: Any) -> None:
+        """Record an array of indices whose components are concatenated."""
+        if any(v.aval.shape[-1] != 1 for v in eqn.invars):
+            return
+        last = eqn.outvars[0].aval.ndim - 1
+        columns = {
+            c: rows.along
+            for c, rows in enumerate(map(self.rows, eqn.invars))
+            if rows is not None and rows.along is not None and rows.along < last
+        }
+        if columns:
+            self._rows[eqn.outvars[0]] = Rows(None, columns)
+            self._pieces[eqn.outvars[0]] = eqn.invars
+
+    def inside(self, eqn: Any) -> list[RowNumbers]:
+        """Return those of each sub-jaxpr of an equation, with their inputs."""
+        kind, rows = region_kind(eqn), [self.rows(v) for v in eqn.invars]
+        if kind is RegionKind.CALL:
+            same = [rows]
+        elif kind is RegionKind.COND:
+            same = [rows[1:]] * len(eqn.params["branches"])
+        elif kind is RegionKind.SCAN:
+            num_consts, num_carry = scan_counts(eqn.params)
+            first = num_consts + num_carry
+            slices = [r and r.moved(-1) for r in rows[first:]]
+            same = [[*rows[:num_consts], *[None] * num_carry, *slices]]
+        else:
+            first = eqn.params["cond_nconsts"]
+            same = [rows[:first], rows[first : first + eqn.params["body_nconsts"]]]
+        return [
+            RowNumbers({i: r for i, r in enumerate(one) if r is not None})
+            for one in same
+        ]
+
+    def leave(self, eqn: Any, inner: RowNumbers, results: Sequence[Any]) -> None:
+        """Record the results of a call, or the stacks of a scan, given those of its
+        sub-jaxpr and the results of that."""
+        kind = region_kind(eqn)
+        by = int(kind is RegionKind.SCAN)
+        first = scan_counts(eqn.params)[1] if by else 0
+        if kind not in (RegionKind.CALL, RegionKind.SCAN):
+            return
+        for made, atom in zip(eqn.outvars[first:], results[first:], strict=True):
+            rows = inner.rows(atom)
+            moved = None if rows is None else rows.moved(by)
+            if moved is not None:
+                self._rows[made] = moved
 
     def of(self, eqn: Any) -> tuple[Callable[..., Any], list[Any]] | None:
         """Return a gather or scatter with batching dims in place of row numbers, as a
         function and its operands; None where an equation has none."""
         fields = _FIELDS.get(eqn.primitive.name.replace("-", "_").split("_")[0])
-        if fields is None or is_literal(eqn.invars[1]):
+        rows = None if fields is None else self.rows(eqn.invars[1])
+        if fields is None or rows is None:
             return None
-        joined = self._joined.get(eqn.invars[1])
-        if joined is None or any(v.aval.shape[-1] != 1 for v in joined.invars):
-            return None
-        map_, dropped, batched, rows = fields
+        indexed, dropped, batched, paired = fields
         numbers = eqn.params["dimension_numbers"]
-        shape, pieces = eqn.invars[0].aval.shape, list(joined.invars)
-        pairs = dict(
-            zip(getattr(numbers, batched), getattr(numbers, rows), strict=True)
-        )
-        left: list[tuple[int, Any]] = []
-        for dim, piece in zip(getattr(numbers, map_), pieces, strict=True):
-            along = None if is_literal(piece) else self._along.get(piece)
+        old = {name: getattr(numbers, name) for name in fields}
+        pairs = dict(zip(old[batched], old[paired], strict=True))
+        shape, counts = (v.aval.shape for v in eqn.invars[:2])
+        left: list[int] = []
+        for column, dim in enumerate(old[indexed]):
+            along = rows.columns.get(column)
             if (
                 along is not None
-                and along < piece.aval.ndim - 1
                 and along not in pairs.values()
-                and piece.aval.shape[along] == shape[dim]
-                and dim in getattr(numbers, dropped)
+                and counts[along] == shape[dim]
+                and dim in old[dropped]
             ):
                 pairs[dim] = along
             else:
-                left.append((dim, piece))
-        if not left or len(left) == len(pieces):
+                left.append(column)
+        if not left or len(left) == len(old[indexed]):
             return None
         dims = sorted(pairs)
+        new = {
+            indexed: tuple(old[indexed][c] for c in left),
+            dropped: tuple(d for d in old[dropped] if d not in pairs),
+            batched: tuple(dims),
+            paired: tuple(pairs[d] for d in dims),
+        }
         params = eqn.params | {
             "indices_are_sorted": False,
-            "dimension_numbers": numbers._replace(
-                **{
-                    map_: tuple(dim for dim, _ in left),
-                    dropped: tuple(
-                        d for d in getattr(numbers, dropped) if d not in pairs
-                    ),
-                    batched: tuple(dims),
-                    rows: tuple(pairs[d] for d in dims),
-                }
-            ),
+            "dimension_numbers": numbers._replace(**new),
         }
+        pieces = self._pieces.get(eqn.invars[1])
+        some = [eqn.invars[1]] if pieces is None else [pieces[c] for c in left]
 
         def run(x: Any, *operands: Any) -> Any:
-            some, updates = operands[: len(left)], operands[len(left) :]
-            indices = lax.concatenate(some, some[0].ndim - 1) if some[1:] else some[0]
+            arrays, updates = list(operands[: len(some)]), operands[len(some) :]
+            if pieces is None:
+                (whole,) = arrays
+                last = whole.ndim - 1
+                arrays = [lax.slice_in_dim(whole, c, c + 1, axis=last) for c in left]
+            indices = lax.concatenate(arrays, arrays[0].ndim - 1)
             return bind_eqn(eqn, [x, indices, *updates], params)
 
-        return run, [eqn.invars[0], *(piece for _, piece in left), *eqn.invars[2:]]
+        return run, [eqn.invars[0], *some, *eqn.invars[2:]]
 
 
 _FIELDS = {
