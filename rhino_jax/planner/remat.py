@@ -99,7 +99,7 @@ def remat_sites(
         RematSite(
             c.name,
             Transform(RECOMPUTE, 0, 0, str(c.choice)),
-            wide.step_s + c.answer.added_s,
+            float(wide.step_s + c.answer.added_s),
             c.answer.peak_bytes,
         )
         for c in found
