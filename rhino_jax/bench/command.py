@@ -154,7 +154,7 @@ def _run(suite: Suite, command: Command) -> int:
     earlier: tuple[Result, ...] = ()
     if command.against is not None:
         earlier = read_results(command.against, f"`bench {suite.name} --against`")
-    store = Store.open(command.out, suite.name, is_fresh=command.is_fresh)
+    store = Store.open(command.out, is_fresh=command.is_fresh)
     missing: dict[str, str] = {}
     plot = ""
     values: dict[str, Any]

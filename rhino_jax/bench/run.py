@@ -15,8 +15,15 @@ from typing import Any
 from rhino_jax.bench.methods import PLAIN, ShardingMethod
 from rhino_jax.bench.process import run_job
 from rhino_jax.bench.progress import Clock, Report, line_of, title_of
-from rhino_jax.bench.records import CellOutcome, Result, cell_key, file_name, row_key
-from rhino_jax.bench.store import Store, in_order, plan_file, read_plans
+from rhino_jax.bench.records import (
+    FINAL,
+    CellOutcome,
+    Result,
+    cell_key,
+    file_name,
+    row_key,
+)
+from rhino_jax.bench.store import Store, plan_file, read_plans
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.versions import versions
 from rhino_jax.utils.codec import from_json
@@ -142,8 +149,10 @@ def run_suite(
       The results of all cells, earlier ones included, in the suite's order.
     """
     current = versions()
-    found = store.finished(current)
     cells = cells_of(suite)
+    keys = [cell_key(*cell) for cell in cells]
+    saved = {key: store.saved(key, Result, current) for key in keys}
+    found = {key: result for key, result in saved.items() if result is not None}
     todo = [c for c in cells if cell_key(*c) not in found]
     clock = Clock(total=len(cells), done=len(cells) - len(todo))
     if len(todo) < len(cells):
@@ -152,7 +161,8 @@ def run_suite(
 
     def finish(row: BenchRow, method: ShardingMethod, result: Result) -> None:
         with writing:
-            store.append(result)
+            if result.status in FINAL:
+                store.save(result.key, result, current)
             found[result.key] = result
             report(f"{clock.tick()} {title_of(row)}, {method.name}: {line_of(result)}")
 
@@ -169,7 +179,7 @@ def run_suite(
                 finish(row, method, run.cell(method))
 
     _each(suite.rows, run_row, jobs, stop)
-    return in_order(found, (cell_key(*c) for c in cells))
+    return tuple(found[key] for key in keys)
 
 
 def _each(

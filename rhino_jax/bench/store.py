@@ -1,10 +1,9 @@
 """The folder of a benchmark, from which a stopped run continues.
 
-SUITE.jsonl        one result per line, written as soon as it is available
+results/CELL.json  a result, written as soon as it is available
 SUITE.json         all results of a suite, and its figures, written at the end
 SUITE.md           the same as a report
 plans/ROW/         the plans of a row
-rows/KIND/         results of rows that are measured as a whole
 compiled/          each compiled program, by the hash of what it was compiled from
 logs/              job, output and result of each child process
 """
@@ -12,15 +11,14 @@ logs/              job, output and result of each child process
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rhino_jax
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.records import FINAL, CellOutcome, Result, file_name
+from rhino_jax.bench.records import CellOutcome, Result, file_name
 from rhino_jax.plan.files.store import save_plan
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.atomic_write import write_file
@@ -31,26 +29,28 @@ PLANS = "planned.json"
 """Name of the list of a row's plans, in their folder."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Folder of one suite.
+    """Folder of a benchmark.
 
     Attributes:
       folder: the folder to which everything is written.
-      suite: the suite's name.
+      is_fresh: whether earlier results do not count.
     """
 
     folder: Path
-    suite: str
+    is_fresh: bool = False
 
     @classmethod
-    def open(cls, folder: str | Path, suite: str, *, is_fresh: bool = False) -> Store:
+    def open(cls, folder: str | Path, *, is_fresh: bool = False) -> Store:
         """Create the folder, if it does not exist.
 
         Args:
           folder: the folder.
-          suite: the suite's name.
-          is_fresh: whether to discard the suite's results.
+          is_fresh: see `Store`.
 
         Raises:
           BenchError: it cannot be written, or is inside of the package.
@@ -63,71 +63,51 @@ class Store:
                 where=str(path),
                 fix="give another folder: --out rhino_bench.",
             )
-        store = cls(path, suite)
         try:
-            for name in ("plans", "compiled", "logs"):
+            for name in ("results", "plans", "compiled", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            if is_fresh:
-                store.lines.unlink(missing_ok=True)
-            _drop_half_line(store.lines)
         except OSError as error:
             raise BenchError(
                 f"`bench`: the results cannot be written: {error.strerror}.",
                 where=str(path),
                 fix="give a folder that can be written: --out FOLDER.",
             ) from None
-        return store
-
-    @property
-    def lines(self) -> Path:
-        return self.folder / f"{self.suite}.jsonl"
+        return cls(path, is_fresh)
 
     def log(self, key: str) -> Path:
         return self.folder / "logs" / f"{key}.log"
 
-    def append(self, result: Result) -> None:
-        """Append a result; it is on disk when this returns."""
-        line = json.dumps(to_json(result), ensure_ascii=False)
-        with self.lines.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    def saved(self, key: str, kind: type[T], made_with: Mapping[str, Any]) -> T | None:
+        """Return a saved result; None if it has to be computed (again).
 
-    def results(self) -> dict[str, Result]:
-        """Return all results by key, the last of each.
-
-        Raises:
-          BenchError: a line is not one that `append` wrote.
+        Args:
+          key: name of the result.
+          kind: its type.
+          made_with: what it depends on, such as versions.
         """
-        found: dict[str, Result] = {}
-        lines = self.lines.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                result = from_json(Result, json.loads(line))
-            except (TypeError, ValueError) as error:
-                raise BenchError(
-                    "`bench`: the file of earlier results is damaged.",
-                    where=f"{self.lines}:{number}",
-                    numbers=str(error),
-                    fix="start over with --fresh, or remove that line.",
-                ) from None
-            found[result.key] = result
-        return found
+        file = self.folder / "results" / f"{key}.json"
+        return None if self.is_fresh else read_value(file, kind, made_with)
 
-    def finished(self, versions: Mapping[str, str]) -> dict[str, Result]:
-        """Return results that need no repetition: of these versions, and final."""
-        return {
-            key: result
-            for key, result in self.results().items()
-            if result.status in FINAL and dict(result.versions) == dict(versions)
-        }
+    def save(self, key: str, value: Any, made_with: Mapping[str, Any]) -> None:
+        """Save a result, with what it depends on."""
+        write_value(self.folder / "results" / f"{key}.json", value, made_with)
 
 
-def _drop_half_line(path: Path) -> None:
-    """Truncate a partial last line after a crash; create a missing file."""
-    with path.open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+def write_value(path: Path, value: Any, made_with: Mapping[str, Any]) -> None:
+    """Write a value with what it depends on, atomically."""
+    write_json(path, {"made_with": made_with, "value": value})
+
+
+def read_value(path: Path, kind: type[T], made_with: Mapping[str, Any]) -> T | None:
+    """Return the value of a file; None if there is none, or it depends on other
+    things."""
+    values = read_json(path)
+    try:
+        if values is None or values["made_with"] != to_json(made_with):
+            return None
+        return from_json(kind, values["value"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -171,10 +151,7 @@ def read_json(path: Path) -> Any | None:
 def read_plans(folder: Path, versions: Mapping[str, str]) -> dict[str, CellOutcome]:
     """Return the outcomes of planning a row, by method, as the process that plans
     wrote them; empty if they are of other versions."""
-    listed = read_json(folder / PLANS)
-    if listed is None or listed["versions"] != dict(versions):
-        return {}
-    return from_json(dict[str, CellOutcome], listed["methods"])
+    return read_value(folder / PLANS, dict[str, CellOutcome], versions) or {}
 
 
 def add_plan(
@@ -189,14 +166,9 @@ def add_plan(
     if plan is not None:
         save_plan(plan, plan_file(folder, method))
     outcomes = read_plans(folder, versions) | {method: outcome}
-    write_json(folder / PLANS, {"versions": versions, "methods": outcomes})
+    write_value(folder / PLANS, outcomes, versions)
 
 
 def plan_file(folder: Path, method: str) -> Path:
     """Return the file of a method's plan, in the folder of the row's plans."""
     return folder / f"{file_name(method)}.json"
-
-
-def in_order(found: Mapping[str, Result], keys: Iterable[str]) -> tuple[Result, ...]:
-    """Return the available results of these cells, in the order of the keys."""
-    return tuple(found[key] for key in keys if key in found)

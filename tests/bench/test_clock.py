@@ -75,7 +75,7 @@ def test_rows_are_clocked_once_and_failures_again(
 
     monkeypatch.setattr(row_run, "run_job", run_job)
     monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
-    store = Store.open(tmp_path, "mine")
+    store = Store.open(tmp_path)
 
     def run() -> list[str]:
         results = run_rows(SUITE, store, lambda line: None, CLOCK)

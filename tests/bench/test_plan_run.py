@@ -135,7 +135,7 @@ def test_medians_of_processes_that_each_plan_by_one_method(
 
     monkeypatch.setattr(row_run, "run_job", run_job)
     monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})
-    store = Store.open(tmp_path, "mine")
+    store = Store.open(tmp_path)
     results = run_rows(SUITE, store, lambda line: None, PLAN)
     assert len(jobs) == 12 and jobs[:2] == [["mlp-tiny", "fast"], ["mlp-tiny", "best"]]
     first = results[0].found

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from rhino_jax.bench.process import run_job
 from rhino_jax.bench.progress import Clock, Report, title_of
 from rhino_jax.bench.records import row_key
-from rhino_jax.bench.store import Store, read_json, write_json
+from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.table import markdown_table
 from rhino_jax.bench.versions import versions, versions_line
@@ -154,22 +154,18 @@ def run_rows(
     Returns:
       The results of all rows, in the suite's order.
     """
-    current = versions()
-    folder = store.folder / "rows" / kind.name
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {row: folder / f"{row_key(row)}.json" for row in suite.rows}
-    heads = {
-        row: {"versions": current, "methods": [m.name for m in row.methods]}
+    found: dict[BenchRow, RowResult[T]] = {}
+    made_with = {
+        row: {"versions": versions(), "methods": [m.name for m in row.methods]}
         for row in suite.rows
     }
-    found: dict[BenchRow, RowResult[T]] = {}
-    for row, file in files.items():
-        known = read_json(file)
-        if known is not None and known.items() >= heads[row].items():
-            samples = [from_json(kind.sample, x) for x in known["samples"]]
+    for row in suite.rows:
+        known = store.saved(f"{row_key(row)}-{kind.name}", list, made_with[row])
+        if known is not None:
+            samples = [from_json(kind.sample, x) for x in known]
             found[row] = RowResult(row=row, found=kind.read(samples))
-    clock = Clock(total=len(files), done=len(found))
-    for row, file in files.items():
+    clock = Clock(total=len(suite.rows), done=len(found))
+    for row in suite.rows:
         if row in found:
             continue
         samples, error = _sample(row, store, suite.timeout_s, kind)
@@ -177,7 +173,7 @@ def run_rows(
             found[row] = RowResult(row=row, found=None, error=error)
             said = error.splitlines()[0]
         else:
-            write_json(file, heads[row] | {"samples": samples})
+            store.save(f"{row_key(row)}-{kind.name}", samples, made_with[row])
             value = kind.read(samples)
             found[row], said = RowResult(row=row, found=value), kind.line(value)
         report(f"{clock.tick()} {title_of(row)}: {said}")
