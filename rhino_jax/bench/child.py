@@ -19,19 +19,17 @@ from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.records import CellOutcome
 from rhino_jax.bench.rows.kinds import ROW_KINDS
 from rhino_jax.bench.store import add_plan
-from rhino_jax.bench.suite import BenchRow, parse_suite
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.files.store import load_plan
 from rhino_jax.plan.records import CompiledCandidate
-from rhino_jax.utils.codec import to_json
 
 
 def run_task(job: Mapping[str, Any]) -> Any:
-    """Do a job, and return its result as JSON data; runs in a worker."""
-    (row,) = parse_suite({"rows": [job["row"]]}, name="job", file="").rows
-    _emulate(row)
-    return to_json(_TASKS[job["task"]](job, row))
+    """Do a job, and return its result; runs in a worker."""
+    _emulate(job["row"])
+    return _TASKS[job["task"]](job, job["row"])
 
 
 def _emulate(row: BenchRow) -> None:

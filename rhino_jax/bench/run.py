@@ -26,7 +26,6 @@ from rhino_jax.bench.records import (
 from rhino_jax.bench.store import Store, plan_file, read_plans
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.versions import versions
-from rhino_jax.utils.codec import from_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,18 +60,18 @@ class RowRun:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._planned.update(read_plans(self.folder, self.versions))
-        missing = [
-            m.name for m in methods if not m.refine and m.name not in self._planned
-        ]
+        missing = tuple(
+            m for m in methods if not m.refine and m.name not in self._planned
+        )
         if not missing:
             return
-        job = self._job("plan", folder=str(self.folder))
-        job["row"]["methods"] = missing
+        row = replace(self.row, methods=missing)
+        job = self._job("plan", folder=str(self.folder)) | {"row": row}
         outcome = run_job(job, self._log("plan"), self.timeout_s, self.stop)
         self._planned.update(read_plans(self.folder, self.versions))
         failed = CellOutcome(status=outcome.status, error=outcome.error)
-        for name in missing:
-            self._planned.setdefault(name, failed)
+        for method in missing:
+            self._planned.setdefault(method.name, failed)
 
     def cell(self, method: ShardingMethod) -> Result:
         """Compile a method's plan; a refined one is planned here, too.
@@ -93,7 +92,7 @@ class RowRun:
         timeout_s = self.timeout_s * programs
         outcome = run_job(job, self._log(method.name), timeout_s, self.stop)
         if outcome.values is not None:
-            return self._result(method, from_json(CellOutcome, outcome.values))
+            return self._result(method, outcome.values)
         failed = replace(planned, status=outcome.status, error=outcome.error)
         return self._result(method, failed)
 
@@ -103,7 +102,7 @@ class RowRun:
 
     def _job(self, task: str, **values: Any) -> dict[str, Any]:
         versions = dict(self.versions)
-        return {"task": task, "row": self.row.to_table(), "versions": versions} | values
+        return {"task": task, "row": self.row, "versions": versions} | values
 
     def _log(self, name: str) -> Path:
         return self.store.log(f"{row_key(self.row)}-{file_name(name)}")

@@ -67,11 +67,11 @@ def test_rows_are_clocked_once_and_failures_again(
     dead = {"gpt-tiny"}
 
     def run_job(job: Mapping[str, Any], log: Path, timeout_s: float) -> Outcome:
-        model = job["row"]["model"]
+        model = job["row"].model
         jobs.append(model)
         if model in dead:
             return Outcome(status="died", error="why")
-        return Outcome(status="ok", values=to_json(clocked(model, 0.8)))
+        return Outcome(status="ok", values=clocked(model, 0.8))
 
     monkeypatch.setattr(row_run, "run_job", run_job)
     monkeypatch.setattr(row_run, "versions", lambda: {"jax": "1"})

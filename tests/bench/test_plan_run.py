@@ -26,7 +26,6 @@ from rhino_jax.bench.rows.scale_run import (
 from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.errors import InfeasiblePlanError
-from rhino_jax.utils.codec import to_json
 
 
 SUITE = parse_suite(
@@ -127,10 +126,10 @@ def test_medians_of_processes_that_each_plan_by_one_method(
     jobs: list[list[str]] = []
 
     def run_job(job: Mapping[str, Any], log: Path, timeout_s: float) -> Outcome:
-        (method,) = job["row"]["methods"]
-        jobs.append([job["row"]["model"], method])
+        method = job["row"].methods[0].name
+        jobs.append([job["row"].model, method])
         step_s = 0.0102 if method == "fast" else 0.01
-        values = to_json(measured(method, next(seconds), step_s))
+        values = measured(method, next(seconds), step_s)
         return Outcome(status="ok", values=values)
 
     monkeypatch.setattr(row_run, "run_job", run_job)

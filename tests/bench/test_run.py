@@ -20,7 +20,6 @@ from rhino_jax.bench.records import CellOutcome, Result
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, add_plan
 from rhino_jax.bench.suite import Suite, parse_suite
-from rhino_jax.utils.codec import to_json
 from rhino_jax.utils.worker import WorkerStopped
 from tests.bench.samples import measure
 
@@ -62,7 +61,7 @@ class Children:
         self, job: Mapping[str, Any], log: Path, timeout_s: float, stop: threading.Event
     ) -> Outcome:
         name = log.stem.rpartition("-")[2]
-        self.jobs.append(f"{job['row']['model']} {name}")
+        self.jobs.append(f"{job['row'].model} {name}")
         end = self.ends.get(self.jobs[-1], OK)
         if isinstance(end, type):
             raise end()
@@ -74,12 +73,12 @@ class Children:
         return Outcome(status="ok", values=self._compiled(job, name))
 
     def _plan(self, job: Mapping[str, Any]) -> None:
-        for m in job["row"]["methods"]:
-            is_refused = m == "dp" and job["row"]["model"] == "gpt-tiny"
+        for m in (method.name for method in job["row"].methods):
+            is_refused = m == "dp" and job["row"].model == "gpt-tiny"
             outcome = REFUSED if is_refused else PLANNED
             add_plan(Path(job["folder"]), job["versions"], m, outcome, None)
 
-    def _compiled(self, job: Mapping[str, Any], name: str) -> dict[str, Any]:
+    def _compiled(self, job: Mapping[str, Any], name: str) -> CellOutcome:
         planned = PLANNED
         if job["task"] == "refine":
             planned = replace(PLANNED, candidates=({"name": "best"},))
@@ -92,7 +91,7 @@ class Children:
             rematerialised=0,
             compile_s=3.0,
         )
-        return to_json(outcome)
+        return outcome
 
 
 PLANNED = CellOutcome(status="ok", plan_s=2.0, mesh={"data": 8}, predicted=measure(9.0))
@@ -210,7 +209,7 @@ def test_an_interrupt_of_one_row_stops_the_others(
     def run_job(
         job: Mapping[str, Any], log: Path, timeout_s: float, stop: threading.Event
     ) -> Outcome:
-        if job["row"]["model"] == "mlp-tiny":
+        if job["row"].model == "mlp-tiny":
             started.wait(30)
             raise KeyboardInterrupt
         started.set()

@@ -190,9 +190,9 @@ def _sample(
     if kind.is_by_method:
         parts = [replace(row, methods=(m,)) for m in row.methods]
     for part in parts * kind.samples:
-        job = {"task": "measure", "kind": kind.name, "row": part.to_table()}
+        job = {"task": "measure", "kind": kind.name, "row": part}
         outcome = run_job(job, log, timeout_s)
         if outcome.values is None:
             return [], f"{outcome.status}. {outcome.error}"
-        found.append(from_json(kind.sample, outcome.values))
+        found.append(outcome.values)
     return found, ""

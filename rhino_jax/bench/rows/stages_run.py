@@ -93,7 +93,7 @@ def run_stages(row: BenchRow) -> Piped:
     assert count is not None, "suites name whole topologies"
     _check(row, count)
     with tempfile.TemporaryDirectory() as folder:
-        job = {"row": row.to_table(), "devices": count, "plan": f"{folder}/plan"}
+        job = {"row": row, "devices": count, "plan": f"{folder}/plan"}
         (one,) = _together(job | {"schedule": ""}, 1)
         cases = tuple(_case(job, method.plan, count) for method in row.methods)
     return Piped(one_device_s=one["step_s"], cases=cases)

@@ -13,7 +13,7 @@ import jax
 
 import rhino_jax as rhino
 from rhino_jax.bench.planning import trace_workload, workload_of
-from rhino_jax.bench.suite import parse_suite
+from rhino_jax.bench.suite import BenchRow
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.tasks.executable import TaskExecutable
 
@@ -46,7 +46,7 @@ def measure(task: tuple[Mapping[str, Any], int, int, int]) -> dict[str, Any]:
 
 
 def _measured(job: Mapping[str, Any]) -> dict[str, Any]:
-    (row,) = parse_suite({"rows": [job["row"]]}, name="job", file="").rows
+    row: BenchRow = job["row"]
     workload, devices = workload_of(row), jax.devices()
     is_staged = job["schedule"] != ""
     plan = rhino.plan(
