@@ -5,9 +5,8 @@ A crash, a kill or a timeout here is one result of the benchmark, and not its en
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from rhino_jax.bench.suite import BenchRow
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.files.store import load_plan
-from rhino_jax.plan.records import CompiledCandidate
 
 
 def run_task(job: Mapping[str, Any]) -> Any:
@@ -63,18 +61,8 @@ def _refine(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
     plan_s = planned.plan_s - compiler.waited_s + compiler.charged_s
     outcome = replace(planned, plan_s=plan_s).outcome()
     if planned.plan is not None:
-        candidates = tuple(_candidate(c) for c in planned.plan.refined)
-        outcome = replace(outcome, candidates=candidates)
         outcome = compiler.compile(planned.plan, outcome)
     return outcome
-
-
-def _candidate(candidate: CompiledCandidate) -> dict[str, Any]:
-    """Return a candidate as JSON, with None for an infinite time (refused)."""
-    values = asdict(candidate)
-    if not math.isfinite(candidate.compiled_s):
-        values["compiled_s"] = None
-    return values
 
 
 def _compiler(job: Mapping[str, Any], row: BenchRow, traced: Traced) -> Compiler:

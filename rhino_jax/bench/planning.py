@@ -33,6 +33,7 @@ from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.solver.least_peak import smallest_peak
 from rhino_jax.units import parse_bytes
+from rhino_jax.utils.codec import to_json
 from rhino_jax.verify.refine import Judge, refine
 
 
@@ -64,7 +65,12 @@ class Planned:
         if self.plan is None:
             return found
         measure = Measure.of(self.plan.predicted, self.plan.collectives)
-        return replace(found, mesh=dict(self.plan.mesh_axes), predicted=measure)
+        return replace(
+            found,
+            mesh=dict(self.plan.mesh_axes),
+            predicted=measure,
+            candidates=tuple(map(to_json, self.plan.refined)),
+        )
 
 
 def workload_of(row: BenchRow) -> Workload:
