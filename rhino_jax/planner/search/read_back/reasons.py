@@ -79,6 +79,8 @@ class Reasons:
             return gradient
         node = self.model.graph.nodes[port.node]
         if node.op is None:
+            if node.kind is NodeKind.COPY:
+                return self.name(self.model.graph.incoming[node.id][0].source)
             return f"%{node.value}"
         kind = "" if node.kind is NodeKind.OP else f" ({node.kind.value})"
         place = str(node.op.source).partition(" (")[0]
