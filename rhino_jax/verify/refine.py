@@ -95,7 +95,9 @@ def refine(
     for _ in range(MAX_TIGHTER):
         if any(found.is_fitting for _, found in seen) or time.monotonic() > deadline:
             break
-        excess = min(found.peak_bytes / _predicted_bytes(c) for c, found in seen)
+        excess = min(
+            found.peak_bytes / max(1, c.plan.predicted.peak_bytes) for c, found in seen
+        )
         tighter = plan_within(int(budget_bytes / max(excess, 1.0) * MARGIN))
         if tighter is None:
             break
@@ -147,10 +149,6 @@ def _compiled(
     if not seen and first is not None:
         raise first
     return seen, failures
-
-
-def _predicted_bytes(candidate: PlanCandidate) -> int:
-    return max(1, candidate.plan.predicted.peak_bytes)
 
 
 def _judged(

@@ -99,15 +99,12 @@ def _slice(torus: Tier, chips: int) -> tuple[int, ...] | None:
         key=lambda sides: (
             not all(torus.wraps(sides)),
             sum(sides),
-            _num_hosts(sides),
+            # Hosts, each with a square of four chips.
+            math.prod(-(-side // 2) for side in sides[:2]) * math.prod(sides[2:]),
             sides,
         ),
         default=None,
     )
-
-
-def _num_hosts(sides: tuple[int, ...]) -> int:
-    return math.prod(-(-side // 2) for side in sides[:2]) * math.prod(sides[2:])
 
 
 Axes = tuple[tuple[str, int], ...]

@@ -9,8 +9,6 @@ tiles, dots that XLA:GPU merged by padding one of them. A ragged dot whose kerne
 the tiles of other groups (XLA:TPU) counts every row once.
 
 Source: `HloCostAnalysis::GetConvolutionFlops` of XLA, which counts the same way.
-
-Parse array types as HLO writes them: element type and dims.
 """
 
 from __future__ import annotations
@@ -22,44 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.verify.hlo.module import Computation, Instruction, type_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HloArray:
-    """One array of a type.
-
-    Attributes:
-      element: element type, as `bf16`.
-      dims: dim sizes, major first.
-    """
-
-    element: str
-    dims: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.dims)
-
-    @property
-    def bytes(self) -> int:
-        return type_bytes(f"{self.element}[{','.join(map(str, self.dims))}]")
-
-
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
-
-
-def arrays_of(text: str) -> tuple[HloArray, ...]:
-    """Return the arrays of a type: one, or those of a tuple in order.
-
-    Args:
-      text: a type, as `f32[8,128]{1,0}` or `(f32[8], s32[])`.
-    """
-    return tuple(
-        HloArray(name, tuple(int(d.strip(" <=")) for d in dims.split(",") if d.strip()))
-        for name, dims in _ARRAY.findall(text)
-    )
+from rhino_jax.verify.hlo.module import Computation, HloArray, Instruction, arrays_of
 
 
 _NAMES = {

@@ -11,6 +11,7 @@ newer texts, a stack frame in the tables at the head of the module.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -209,20 +210,50 @@ _BITS = re.compile(r"^(?:bf|[fsu])(\d+)")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
 
 
+@dataclass(frozen=True, slots=True)
+class HloArray:
+    """One array of a type.
+
+    Attributes:
+      element: element type, as `bf16`.
+      dims: dim sizes, major first.
+    """
+
+    element: str
+    dims: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        bits = _ITEM_BITS.get(self.element)
+        if bits is None:
+            found = _BITS.match(self.element)
+            if found is None:
+                raise ValueError(f"unknown element type {self.element!r} in HLO")
+            bits = int(found.group(1))
+        return -(-self.size * bits // 8)
+
+
+def arrays_of(text: str) -> tuple[HloArray, ...]:
+    """Return the arrays of a type: one, or those of a tuple in order.
+
+    Args:
+      text: a type, as `f32[8,128]{1,0}` or `(f32[8], s32[])`.
+    """
+    return tuple(
+        HloArray(name, tuple(int(d.strip(" <=")) for d in dims.split(",") if d.strip()))
+        for name, dims in _ARRAY.findall(text)
+    )
+
+
+@functools.lru_cache(maxsize=1 << 14)
 def type_bytes(text: str) -> int:
     """Return the bytes of a printed HLO type: `f32[8,128]{1,0}`, or a tuple of such."""
-    return sum(_array_bytes(name, dims) for name, dims in _ARRAY.findall(text))
-
-
-def _array_bytes(name: str, dims: str) -> int:
-    bits = _ITEM_BITS.get(name)
-    if bits is None:
-        found = _BITS.match(name)
-        if found is None:
-            raise ValueError(f"unknown element type {name!r} in HLO")
-        bits = int(found.group(1))
-    count = math.prod(int(d.strip(" <=")) for d in dims.split(",") if d.strip())
-    return -(-count * bits // 8)
+    return sum(array.bytes for array in arrays_of(text))
 
 
 _COMMENT = re.compile(r"/\*.*?\*/")

@@ -181,13 +181,9 @@ def step_time(
     work = reader.program()
     compute_s = sum(w.count * work_s(target, w) for w in work.items)
     if work.cycles or not module.is_scheduled:
-        added_s = _added_s(compute_s, collectives)
+        sync_s = sum(c.seconds for c in collectives if not c.is_async)
+        all_s = sum(c.seconds for c in collectives)
+        added_s = max(compute_s + sync_s, all_s) - compute_s
     else:
         added_s = played_s(module, reader, collective_s) - compute_s
     return work, StepTime(compute_s=compute_s, communication_s=max(0.0, added_s))
-
-
-def _added_s(compute_s: float, collectives: Sequence[CompiledCollective]) -> float:
-    sync_s = sum(c.seconds for c in collectives if not c.is_async)
-    all_s = sum(c.seconds for c in collectives)
-    return max(compute_s + sync_s, all_s) - compute_s

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rhino_jax.verify.hlo.flops import arrays_of, custom_call_target
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module
+from rhino_jax.verify.hlo.flops import custom_call_target
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module, arrays_of
 
 
 _TAKES = frozenset(("slice", "dynamic-slice", "gather"))
@@ -66,7 +66,8 @@ class MemoryTraffic:
             return 0.0
         if user.opcode == "scatter" and operand < _scattered(user):
             update = user.operands[operand + _scattered(user) + 1]
-            return min(1.0, _size(computation, update) / max(1, size))
+            arrays = arrays_of(computation.instructions[update].type)
+            return min(1.0, sum(a.size for a in arrays) / max(1, size))
         return 1.0
 
     def _shares(self, computation: Computation) -> Mapping[str, float]:
@@ -168,7 +169,3 @@ def _update_bytes(computation: Computation, update: Instruction) -> int:
         return computation.instructions[update.operands[1]].bytes
     names = update.operands[_scattered(update) + 1 :]
     return sum(computation.instructions[x].bytes for x in names)
-
-
-def _size(computation: Computation, name: str) -> int:
-    return sum(a.size for a in arrays_of(computation.instructions[name].type))

@@ -24,7 +24,6 @@ from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
 from rhino_jax.verify.hlo.flops import (
     Arithmetic,
     arithmetic_of,
-    arrays_of,
     custom_call_target,
     dtype_name,
     skipped_groups,
@@ -34,6 +33,7 @@ from rhino_jax.verify.hlo.module import (
     Computation,
     Instruction,
     Module,
+    arrays_of,
     called_names,
     contains,
 )
@@ -190,7 +190,10 @@ class WorkReader:
                 yield from self._loop(computation, instruction)
             case "conditional":
                 branches = [self.read(name) for name in called_names(instruction)]
-                yield from max(branches, key=self._seconds)
+                yield from max(
+                    branches,
+                    key=lambda b: sum(self.seconds_of(w) * w.count for w in b),
+                )
             case _ if _SPARSE_CORE in instruction.attributes:
                 if instruction.opcode.endswith("-start") and not any(
                     self._moves(name) for name in called_names(instruction)
@@ -215,9 +218,6 @@ class WorkReader:
             return self._moves(instruction.called)
         is_end = opcode.endswith(("-done", "-update"))
         return not is_end and is_transfer_opcode(opcode)
-
-    def _seconds(self, items: tuple[InstructionWork, ...]) -> float:
-        return sum(self.seconds_of(w) * w.count for w in items)
 
     def _loop(
         self, computation: Computation, loop: Instruction

@@ -139,11 +139,7 @@ def _mesh_devices(text: str | None, sizes: Sequence[int]) -> np.ndarray:
     iota = _DEVICE_IOTA.match(text.strip())
     if iota is None:
         return np.array(_ints(text))
-    dims, reshape, transpose = iota.groups()
-    if reshape:
-        return _iota(dims, reshape, transpose).reshape(-1)
-    array = np.arange(math.prod(_ints(dims))).reshape(_ints(dims))
-    return (array.transpose(_ints(transpose)) if transpose else array).reshape(-1)
+    return _iota(*iota.groups()).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
