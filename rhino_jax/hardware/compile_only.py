@@ -83,7 +83,8 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
     """
     from jax.experimental import topologies
 
-    if _find_spec("libtpu") is None and not _has_tpu_library():
+    library = os.environ.get("TPU_LIBRARY_PATH", "")
+    if _find_spec("libtpu") is None and not os.path.isfile(library):
         raise _missing("TPUs", "libtpu is not installed", "tpu")
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if topology.startswith("v4:"):
@@ -101,7 +102,7 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
                 raise
             raise HardwareError(
                 f"hardware {topology!r}: libtpu knows no such topology.",
-                numbers=_first_line(error),
+                numbers=str(error).strip().partition("\n")[0],
                 fix="of a slice's first two sides, each must be even or 1; as v5e:4x4"
                 " or v5p:2x2x4.",
             ) from None
@@ -131,10 +132,6 @@ class TpuLog:
         with file.open(errors="replace") as text:
             text.seek(self._start if file == self._file else 0)
             return text.read()
-
-
-def _has_tpu_library() -> bool:
-    return os.path.isfile(os.environ.get("TPU_LIBRARY_PATH", ""))
 
 
 @functools.cache
@@ -221,10 +218,6 @@ def _missing(what: str, numbers: str, extra: str) -> HardwareError:
         numbers=numbers,
         fix=f"pip install 'rhino_jax[{extra}]'; it needs no {what[:-1]}.",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 @contextlib.contextmanager

@@ -123,12 +123,16 @@ def explicit_part(sharding: NamedSharding) -> NamedSharding:
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind is AxisType.Explicit
     }
-    dims = [
-        () if dim is None else dim if isinstance(dim, tuple) else (dim,)
-        for dim in sharding.spec
-    ]
+    dims = names_by_dim(sharding.spec)
     kept = [tuple(name for name in dim if name in explicit) for dim in dims]
     return NamedSharding(mesh, PartitionSpec(*(names or None for names in kept)))
+
+
+def names_by_dim(spec: PartitionSpec) -> list[tuple[Any, ...]]:
+    """Return the mesh axes that shard each dim of a PartitionSpec."""
+    return [
+        () if dim is None else dim if isinstance(dim, tuple) else (dim,) for dim in spec
+    ]
 
 
 def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import MeshError
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.keywords import brief, whole
@@ -104,6 +105,11 @@ def axes_of_mesh(mesh: Any) -> tuple[tuple[str, int], ...]:
     return tuple(
         (str(n), int(s)) for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     )
+
+
+def can_run(mesh: Any) -> bool:
+    """Whether the devices of a mesh are present: neither abstract nor compile-only."""
+    return isinstance(mesh, Mesh) and not is_compile_only(mesh.devices.flat[0])
 
 
 def not_runnable(plan: PlanData, mesh: Any) -> MeshError:

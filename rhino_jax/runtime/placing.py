@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from rhino_jax._compat import is_compile_only, is_literal, without_dead_code
+from rhino_jax._compat import is_literal, without_dead_code
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.leaves import Leaves, split_result
 from rhino_jax.frontend.objects import nnx_graph
@@ -19,7 +19,7 @@ from rhino_jax.hardware.emulated import WATCHDOG
 from rhino_jax.plan.plan import AnyPlan, Leaf, PlanData
 from rhino_jax.plan.trees import in_tree_of, sharding_of, with_mesh
 from rhino_jax.runtime.belonging import as_planned, leaves_for, of_equal_rank
-from rhino_jax.runtime.meshes import make_mesh, not_runnable
+from rhino_jax.runtime.meshes import can_run, make_mesh, not_runnable
 from rhino_jax.runtime.processes import across
 from rhino_jax.runtime.storage import (
     dims_of,
@@ -377,9 +377,8 @@ def _runnable(plan: PlanData, what: str) -> PlanData:
       MeshError: there are too few devices.
     """
     placed = with_some_mesh(plan, what)
-    mesh = placed.mesh
-    if isinstance(mesh, AbstractMesh) or is_compile_only(mesh.devices.flat[0]):
-        raise not_runnable(placed, mesh)
+    if not can_run(placed.mesh):
+        raise not_runnable(placed, placed.mesh)
     return placed
 
 

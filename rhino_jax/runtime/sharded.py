@@ -106,7 +106,9 @@ class ShardedFunction(Generic[AnyPlan]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         last = self._last
-        if last is not None and (self._mesh is not None or self._is_same_context()):
+        if last is not None and (
+            self._mesh is not None or context_mesh() is self._last_context
+        ):
             arguments = self._match(last, args, kwargs)
             if arguments is not None:
                 if arguments.to_move and self._plans_itself:
@@ -116,9 +118,6 @@ class ShardedFunction(Generic[AnyPlan]):
                         assert arguments is not None
                 return last.run(arguments)
         return self._call(args, kwargs)
-
-    def _is_same_context(self) -> bool:
-        return context_mesh() is self._last_context
 
     def _match(self, bound: Bound[AnyPlan], args: Any, kwargs: Any) -> Arguments | None:
         if self._parameters.static:

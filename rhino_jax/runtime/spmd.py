@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from rhino_jax._compat import context_mesh, in_current_mesh, is_compile_only
+from rhino_jax._compat import context_mesh, in_current_mesh
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.emulated import WATCHDOG
@@ -28,6 +28,7 @@ from rhino_jax.runtime.constraints import (
     partition_spec,
 )
 from rhino_jax.runtime.interpret import constrained
+from rhino_jax.runtime.meshes import can_run
 from rhino_jax.runtime.tasks.executable import TaskExecutable
 
 
@@ -179,9 +180,7 @@ class SpmdExecutable:
 
     @cached_property
     def is_runnable(self) -> bool:
-        return not isinstance(self.mesh, AbstractMesh) and not is_compile_only(
-            self.mesh.devices.flat[0]
-        )
+        return can_run(self.mesh)
 
 
 def over_stages(traced: Traced, plan: PlanData, mesh: Any) -> Callable[..., list[Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.sharding import AxisType, Mesh
 
-from rhino_jax._compat import is_compile_only, open_jaxpr
+from rhino_jax._compat import open_jaxpr
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.call import Call, split_call
 from rhino_jax.frontend.leaves import is_python_scalar
@@ -30,6 +30,7 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import with_mesh
 from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.donation import copied
+from rhino_jax.runtime.meshes import can_run
 from rhino_jax.runtime.sharded import unbound
 from rhino_jax.runtime.storage import dims_of, in_order
 from rhino_jax.runtime.with_plan import sharded_by
@@ -159,7 +160,7 @@ def _mesh_of(plan: PlanData, what: str) -> tuple[Mesh, str]:
       MeshError: this process cannot emulate that many devices.
     """
     mesh = plan.mesh
-    if isinstance(mesh, Mesh) and not is_compile_only(mesh.devices.flat[0]):
+    if can_run(mesh):
         return mesh, f"{mesh.size} {mesh.devices.flat[0].device_kind} devices"
     try:
         mesh = emulated_mesh(plan.mesh_axes)

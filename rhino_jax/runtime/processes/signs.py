@@ -153,7 +153,8 @@ class ProcessWatch:
         Raises:
           ProcessError: it has failed, has sent no heartbeat, or has not arrived.
         """
-        now, sign = time.monotonic(), self._sign()
+        now = time.monotonic()
+        sign = self.service.find(_KEY.format(self.process)) or ""
         visit, _, state = sign.partition(" ")
         if state.startswith("left ") and int(visit) >= _visits:
             raise ProcessError(
@@ -169,9 +170,6 @@ class ProcessWatch:
         limit_s = lost_after_s() if is_here else arrive_within_s()
         if silent_s > limit_s:
             raise self._lost(silent_s, is_here)
-
-    def _sign(self) -> str:
-        return self.service.find(_KEY.format(self.process)) or ""
 
     def _lost(self, silent_s: float, is_here: bool) -> ProcessError:
         if is_here:

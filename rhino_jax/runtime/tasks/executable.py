@@ -16,7 +16,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
@@ -33,6 +32,7 @@ from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.plan.trees import mesh_of_stages, stage_mesh
 from rhino_jax.runtime.constraints import check_divides, partition_spec
+from rhino_jax.runtime.meshes import can_run
 from rhino_jax.runtime.processes.across import assembled, here, placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.runtime.tasks.controller import Controller, order_of
@@ -248,9 +248,7 @@ class TaskExecutable:
 
     @cached_property
     def is_runnable(self) -> bool:
-        return isinstance(self.mesh, Mesh) and not is_compile_only(
-            self.mesh.devices.flat[0]
-        )
+        return can_run(self.mesh)
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
         arrays = self._on_devices(arrays)

@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from rhino_jax._compat import context_mesh
 from rhino_jax.pipeline.offload import moved
 from rhino_jax.pipeline.tasks import Schedule
+from rhino_jax.runtime.constraints import names_by_dim
 from rhino_jax.runtime.processes.across import assembled
 
 
@@ -49,13 +50,10 @@ def leaving(
     if unlike and all(s is not None for s in _sources(have, want, shape)):
         return have
     kept = [
-        tuple(name for name in _names(dim) if name not in unlike) for dim in want.spec
+        tuple(name for name in dim if name not in unlike)
+        for dim in names_by_dim(want.spec)
     ]
     return NamedSharding(have.mesh, PartitionSpec(*(k or None for k in kept)))
-
-
-def _names(dim: Any) -> tuple[str, ...]:
-    return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)
 
 
 @dataclass(frozen=True, slots=True)

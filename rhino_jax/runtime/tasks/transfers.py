@@ -166,7 +166,10 @@ class TransferPort:
         shapes = [_shape_of_part(move, b) for _, move, b in wanted]
         pulled = self._peer(source).pull(number, shapes)
         for (parts, move, b), x in zip(wanted, pulled, strict=True):
-            parts[b] = _as_key(x, move.aval.dtype) if move.is_key else x
+            if move.is_key:
+                impl = impl_of(str(move.aval.dtype))
+                x = jax.random.wrap_key_data(x, impl=impl)
+            parts[b] = x
 
 
 def _shape_of_part(move: MeshMove, device: Any) -> jax.ShapeDtypeStruct:
@@ -177,10 +180,6 @@ def _shape_of_part(move: MeshMove, device: Any) -> jax.ShapeDtypeStruct:
         )
         shape, dtype = data.shape, data.dtype
     return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
-
-
-def _as_key(x: Any, dtype: Any) -> Any:
-    return jax.random.wrap_key_data(x, impl=impl_of(str(dtype)))
 
 
 _servers: dict[int, Any] = {}

@@ -40,6 +40,7 @@ from rhino_jax.frontend.regions import (
 )
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.ir.program import Program
+from rhino_jax.runtime.constraints import names_by_dim
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.placing import on_arrays
 
@@ -151,7 +152,7 @@ def read_by_hand(
 
 def axes_in(spec: PartitionSpec) -> frozenset[str]:
     """Return the mesh axes that a spec shards over."""
-    dims = (dim if isinstance(dim, tuple) else (dim,) for dim in spec)
+    dims = names_by_dim(spec)
     return frozenset(name for dim in dims for name in dim if isinstance(name, str))
 
 
