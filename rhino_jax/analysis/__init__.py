@@ -3,10 +3,11 @@
 In: an `ir.Program`, and of the hardware only how its compiler fuses and overlaps.
 Out: `program_analysis.ProgramAnalysis`, computed once and shared by the models of all
 meshes.
-Order: `inline_regions` (program → `graph`), `shared_copies`, `views`, `uses` and
-`matmul_depth` (readers, and levels between matmuls), `hoisting`, `materialised` (values
-in memory), `liveness` (live ranges), `kernels` (fusions), `slack` (what can overlap),
-`dim_classes` (dims that are one index range), `padding` and `lanes` (uneven shards),
-`masked_groups`, `equivalence` (nodes with equal options).
+Order: `inline_regions` (program → `graph`), `shared_copies`, `uses` and `matmul_depth`
+(readers and views, and levels between matmuls), `materialised` (values in memory),
+`temporaries` (converted and masked copies), `liveness` (live ranges), `kernels`
+(fusions), `slack` (what can overlap), `dim_classes` (dims that are one index range, and
+those off the lanes), `padding` (uneven shards), `equivalence` (nodes with equal
+options), `program_analysis`.
 Nothing here depends on sizes of mesh axes; what does is in `rhino_jax.model`.
 """

@@ -36,7 +36,7 @@ def find_equivalent(
     Args:
       graph: the program.
       liveness: which of its values are in memory, and when.
-      off_lanes: value id → its dims that never lie on lanes, see `lanes`.
+      off_lanes: value id → its dims that never lie on lanes, see `dims_off_lanes`.
     """
     values = graph.program.values
     types = number((v.shape, v.dtype) for v in values)

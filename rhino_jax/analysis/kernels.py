@@ -20,8 +20,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, copied_ports, read_ports
-from rhino_jax.analysis.views import are_views
+from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports, read_ports
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.utils.union_find import number_rows, united
 

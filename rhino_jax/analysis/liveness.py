@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
-from rhino_jax.analysis.hoisting import Hoisted, find_hoisted
 from rhino_jax.analysis.kernels import Kernels, find_kernels
-from rhino_jax.analysis.masked_groups import Masked, Stays, find_masked
 from rhino_jax.analysis.materialised import Fusing, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
-from rhino_jax.analysis.uses import NOWHERE, copied_ports
-from rhino_jax.analysis.views import are_views
+from rhino_jax.analysis.temporaries import (
+    Hoisted,
+    Masked,
+    Stays,
+    find_hoisted,
+    find_masked,
+)
+from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports
 from rhino_jax.solver.slack import Slack, Wait
 
 

@@ -46,10 +46,10 @@ class Fusing:
       recomputes: names of expensive ops that this compiler recomputes where others
         store the result, and "name.dtype" where that holds for one element type
         (`Device.recomputes`).
-      hoists_conversions: see `hoisting`.
+      hoists_conversions: see `temporaries.find_hoisted`.
       parts_columns: whether the readers of a reduction over other dims than the last
         run in another fusion (`Device.parts_columns`).
-      masks_groups: see `masked_groups`.
+      masks_groups: see `temporaries.find_masked`.
       sinks_broadcasts: as in `Device`.
     """
 

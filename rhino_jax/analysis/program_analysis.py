@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from rhino_jax.analysis.dim_classes import (
     DimClasses,
     Roles,
+    dims_off_lanes,
     find_dim_classes,
     find_roles,
 )
 from rhino_jax.analysis.equivalence import Alike, find_equivalent
 from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.inline_regions import inline_regions
-from rhino_jax.analysis.lanes import dims_off_lanes
 from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.analysis.padding import uneven_dims
@@ -35,7 +35,7 @@ class ProgramAnalysis:
         combines them.
       dim_classes, roles: the dim classes and the roles of its inputs.
       padded_dims: sizes of dims that may be sharded unevenly.
-      off_lanes: value id → its dims that never lie on lanes (see `lanes`).
+      off_lanes: value id → its dims that never lie on lanes (see `dims_off_lanes`).
       alike: which nodes have the same options on every mesh.
     """
 

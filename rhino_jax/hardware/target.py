@@ -60,7 +60,7 @@ class Device:
         are ordered (see `rhino_jax.passes.remat`).
       masks_groups: whether the compiler multiplies all rows of a product of ragged
         groups by the matrix of every group, and materializes the operands masked to the
-        group's rows (see `rhino_jax.analysis.masked_groups`).
+        group's rows (see `rhino_jax.analysis.temporaries`).
       sinks_broadcasts: whether the compiler broadcasts in a loop's body what the body
         reads broadcast, instead of before the loop: constants that mask attention's
         scores then use no memory.

@@ -64,7 +64,7 @@ class LocalSizes:
       mesh_sizes: sizes of the mesh axes.
       tile: as in `Device`.
       padded_dims: sizes of dims that may be sharded unevenly.
-      off_lanes: value id → its dims that never lie on lanes (see `lanes`).
+      off_lanes: value id → its dims that never lie on lanes (see `dims_off_lanes`).
     """
 
     table: SpecTable

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
-from rhino_jax.analysis.dim_classes import find_dim_classes
+from rhino_jax.analysis.dim_classes import dims_off_lanes, find_dim_classes
 from rhino_jax.analysis.inline_regions import inline_regions
-from rhino_jax.analysis.lanes import dims_off_lanes
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import PlanData

@@ -4,8 +4,8 @@ In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 8}`.
 Out: `chunked`, a closed jaxpr of the same arguments and results; `may_chunk`, the
 schedule of ops without emitting it, or the error.
 Order: `heads` (output projections: matmuls with a parameter and the largest results),
-`part` (ops on such a result, forward and backward), `inside` (within a user's loop over
-micro-batches), `passed` (the pass: these ops, in a loop over chunks of tokens).
+`part` (ops on such a result, forward and backward), `passed` (the pass: these ops, in a
+loop over chunks of tokens, also within a user's loop over micro-batches).
 
 Only what takes one loop is chunked, so nothing is computed twice. A causal program is
 not sliced along its whole sequence (TeraPipe): gradients of early keys wait for the

@@ -9,7 +9,7 @@ from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Value
 from rhino_jax.passes.chunks.heads import Head
-from rhino_jax.passes.microbatch.flow.part import DimPart
+from rhino_jax.passes.microbatch.flow.states import DimPart
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 

@@ -1,16 +1,21 @@
-"""The chunking pass, and its analysis alone."""
+"""The chunking pass, and its analysis alone.
+
+A program is chunked, or the body of its user's own loop over micro-batches.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax._compat import without_dead_code
+from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
 from rhino_jax.errors import MicrobatchError, check_keys
-from rhino_jax.ir.program import Program
+from rhino_jax.frontend.importer import import_jaxpr
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.chunks.heads import Head, heads_of
-from rhino_jax.passes.chunks.inside import ChunkLoop, loops_of, with_body
 from rhino_jax.passes.chunks.part import part_of, size_of
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.cutting import cut_of
@@ -18,9 +23,56 @@ from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
+from rhino_jax.rewrite.emit import substitute
 from rhino_jax.rewrite.flat import FlatProgram
 from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.retraced import retraced
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkLoop:
+    """A scan whose body may be chunked.
+
+    Attributes:
+      eqn: the scan's equation.
+      body: closed jaxpr of its body.
+      program: the body, imported as a program of its own.
+    """
+
+    eqn: Any
+    body: Any
+    program: Program
+
+
+def loops_of(flat: FlatProgram) -> Iterator[ChunkLoop]:
+    """Yield the scans of a program's top level."""
+    for item in flat.top.ops:
+        if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
+            continue
+        (body,) = closed_region_jaxprs(item.eqn)
+        if open_jaxpr(body).constvars:
+            continue
+        program = import_jaxpr(
+            body, name=flat.program.name, while_trips=flat.program.while_trips
+        )
+        yield ChunkLoop(item.eqn, body, program)
+
+
+def with_body(closed: Any, loop: Any, body: Any) -> Any:
+    """Replace the body of one loop of a closed jaxpr.
+
+    Args:
+      closed: the closed jaxpr.
+      loop: the loop's equation.
+      body: the new body: a closed jaxpr of the same arguments and results.
+    """
+
+    def instead(eqn: Any, operands: list[Any]) -> list[Any] | None:
+        if eqn is not loop:
+            return None
+        return bind_eqn(eqn, operands, with_jaxprs(eqn, [body]))
+
+    return without_dead_code(substitute(closed, instead))
 
 
 SCOPE = "chunks"

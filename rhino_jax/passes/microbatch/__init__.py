@@ -5,8 +5,8 @@ Out: `microbatched`, a closed jaxpr of the same arguments and results; `may_cut`
 schedule of ops without emitting it, or the error.
 Order: `choice`, `flow` (how each value depends on the batch), `fission` (split scans
 whose layers need sums over the batch), `demand` (which ops run in which loop), `cut`
-(the schedule as data), `meeting` (FLOPs on the whole batch), `cutting` (the analysis as
-a whole, and its refusals), `emit` (the new program), `passed` (the pass).
+(the schedule as data), `cutting` (the analysis as a whole, and its refusals), `emit`
+(the new program), `passed` (the pass).
 """
 
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop

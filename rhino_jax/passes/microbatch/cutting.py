@@ -6,11 +6,12 @@ Nothing is emitted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
+from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Op, Program, Source
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
@@ -33,8 +34,12 @@ from rhino_jax.passes.microbatch.flow.batch import (
 )
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
 from rhino_jax.passes.microbatch.flow.single import analyse_one
-from rhino_jax.passes.microbatch.flow.states import Partial, RowsState, WholeState
-from rhino_jax.passes.microbatch.meeting import meeting_flops
+from rhino_jax.passes.microbatch.flow.states import (
+    Partial,
+    RowsState,
+    WholeState,
+    is_outside,
+)
 from rhino_jax.rewrite.flat import FlatOp
 from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.numbers import ValueNumbers
@@ -397,3 +402,42 @@ def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int
         for value in item.results
         if isinstance(found.states[value], Partial) and first[value] != value
     }
+
+
+def meeting_flops(
+    found: FlowResult, outside: Sequence[Sequence[int]], flops: Mapping[int, float]
+) -> float:
+    """Return the FLOPs of ops that run on the whole batch, except those that are cheap.
+
+    Args:
+      found: the analysis.
+      outside: ids of the ops that run outside of loops.
+      flops: FLOPs of each op by id.
+    """
+    run = {op for ops in outside for op in ops}
+    at: dict[int, AxisSpan] = {}  # value known in full → its batch dim
+    total = 0.0
+    for item in found.flat.top.ops:
+        states = [found.states[v] for v in item.results]
+        if item.op.id not in run or not all(map(is_outside, states)):
+            continue
+        held = [(i, _span(found, v, at)) for i, v in enumerate(item.operands)]
+        cuts = [(i, span) for i, span in held if span is not None]
+        if not cuts:
+            continue
+        total += flops[item.op.id]
+        rule = item.op.rule
+        if rule is None:
+            continue
+        for i, span in cuts:
+            for value, layout in zip(item.results, rule.results, strict=True):
+                made = follow(rule, rule.operands[i], span, layout)
+                if made is not None:
+                    at[value] = made
+    return total
+
+
+def _span(found: FlowResult, value: int, at: Mapping[int, AxisSpan]) -> AxisSpan | None:
+    """Return the batch dim of a value; None where it has none."""
+    state = found.states[value]
+    return state.span if isinstance(state, RowsState) else at.get(value)

@@ -9,10 +9,13 @@ from typing import Any
 
 from rhino_jax._compat import untagged, without_dead_code
 from rhino_jax.passes.sequence_slices import refused
-from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis, fitting
-from rhino_jax.passes.sequence_slices.cuts import SliceBounds
-from rhino_jax.passes.sequence_slices.emit import SliceEmitter
-from rhino_jax.passes.sequence_slices.inputs import lengths_of, shapes_of
+from rhino_jax.passes.sequence_slices.analysis import (
+    SliceAnalysis,
+    fitting,
+    lengths_of,
+    shapes_of,
+)
+from rhino_jax.passes.sequence_slices.emit import SliceBounds, SliceEmitter
 from rhino_jax.passes.sequence_slices.opened import opened
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.rewrite.retraced import retraced

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.analysis.views import are_views
+from rhino_jax.analysis.uses import are_views
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.program import Program
 from rhino_jax.model.strategies import moves, strategies

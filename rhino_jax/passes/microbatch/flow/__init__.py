@@ -6,5 +6,5 @@ couple rows of the batch.
 Order: `batch` (inputs that may hold it), `states`, `row_numbers` (gathers by row
 number), `ops` (transfer functions of ops), `accumulated` (carries of scans over rows),
 `regions`, `analysis` (a whole program), `single` (batches of one row), `generated`
-(complete values of which micro-batches compute slices), `part` (analysis of some ops).
+(complete values of which micro-batches compute slices).
 """

@@ -15,18 +15,18 @@ from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
     Ran,
-    in_full,
     run_plain,
     together,
     with_own,
 )
-from rhino_jax.passes.microbatch.flow.part import DimPart
 from rhino_jax.passes.microbatch.flow.regions import Coupled, Flow, relative
 from rhino_jax.passes.microbatch.flow.states import (
+    DimPart,
     Partial,
     RowsState,
     State,
     WholeState,
+    in_full,
     known_after,
 )
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram

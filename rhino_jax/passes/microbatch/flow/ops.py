@@ -322,8 +322,3 @@ def with_own(
             return None
         found[i] = WholeState(state.phase, is_inside=is_inside, is_own=True)
     return found
-
-
-def in_full(state: State) -> WholeState:
-    """Return the state of a value once it is known in full."""
-    return WholeState(known_after(state))

@@ -2,14 +2,22 @@
 
 The batch is an axis, as `rhino_jax.ir.axes` follows it. A micro-batch has some of its
 rows, and of a dim (outer, rows, inner) that holds it (outer, its rows, inner).
+`DimPart` states which ops may run in the loop, where not all may.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.factor import FactorKind, Rule
+
+
+if TYPE_CHECKING:
+    from rhino_jax.ir.axes import AxisSpan
+    from rhino_jax.rewrite.flat import FlatOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,11 @@ def known_after(state: State) -> int:
     return state.phase + 1 if state.cheap is None else state.cheap
 
 
+def in_full(state: State) -> WholeState:
+    """Return the state of a value once it is known in full."""
+    return WholeState(known_after(state))
+
+
 def inside(state: State) -> State:
     """Return a state relative to a region that runs inside a loop."""
     if isinstance(state, WholeState):
@@ -115,3 +128,33 @@ def is_own(state: State) -> bool:
 def is_free(rule: Rule, factor: int) -> bool:
     """Whether slices of a factor can be computed independently, up to a reduction."""
     return rule.factors[factor].kind in (FactorKind.PARALLEL, FactorKind.REDUCE)
+
+
+@dataclass(frozen=True, slots=True)
+class DimPart:
+    """Ops of a program that may run in a loop, and the operands that they slice.
+
+    Attributes:
+      ops: ids of the ops that may run in a loop.
+      seeds: op id → operand position → the dim by which the loop slices that operand,
+        although it is known in full.
+    """
+
+    ops: frozenset[int]
+    seeds: Mapping[int, Mapping[int, AxisSpan]]
+
+    def reads(self, item: FlatOp, states: list[State]) -> list[State]:
+        """Return the states in which an op reads its operands.
+
+        Args:
+          item: the op.
+          states: states of its operands in the program.
+        """
+        if item.op.id not in self.ops:
+            return [s if is_outside(s) else in_full(s) for s in states]
+        found = list(states)
+        for i, span in self.seeds.get(item.op.id, {}).items():
+            state = states[i]
+            if isinstance(state, WholeState) and is_outside(state):
+                found[i] = RowsState(span, phase=state.phase)
+        return found

@@ -1,0 +1,186 @@
+"""Temporaries that compilers write for some ops: masked operands, converted stacks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.ir.program import item_bytes
+from rhino_jax.ir.traits import OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A masked temporary of a product.
+
+    Attributes:
+      node: id of the product; the temporary is sharded as its operand.
+      operand: which operand of it.
+      copies: size of the temporary, in multiples of the operand.
+      start, stop: when it is live, both included.
+    """
+
+    node: int
+    operand: int
+    copies: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """A masked temporary that stays live between two products whose operands are
+    sharded alike.
+
+    Attributes:
+      nodes, operands: ids of the two products, and which operand of each it is.
+      copies, start, stop: as in `Masked`.
+    """
+
+    nodes: tuple[int, int]
+    operands: tuple[int, int]
+    copies: int
+    start: int
+    stop: int
+
+
+def find_masked(graph: Graph) -> tuple[tuple[Masked, ...], tuple[Stays, ...]]:
+    """Return the copies of grouped matmuls' operands (ragged dots), masked to the rows
+    of every group.
+
+    XLA:GPU has no kernel for them. It writes one copy per group of an operand that has
+    the rows, zero outside the rows of the group, and multiplies all of it: seen in
+    compiled HLO of `jax.lax.ragged_dot` and of its gradients by rows and by matrices
+    (h100, jax 0.10.2: `ragged_dot_rewriter`), whose temporaries are these copies to the
+    byte. The gradient by rows also transposes the matrices, to contract their minor
+    dim. XLA:TPU does not: its kernel skips the tiles of other groups (`is_ragged_dot`
+    and `ITERATION_SKIPPER_MODE_GROUP_STARTS` in what libtpu 0.0.52 compiles).
+
+    Products that share an operand, as gate and up projection of an expert, read one
+    copy. The gradients by rows and by matrices read two, with different orders of dims,
+    and are scheduled together. A forward product and the gradient by matrices read one
+    copy, which stays live from the one to the other where both are sharded alike.
+    """
+    loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
+    products: dict[tuple[tuple[int, int], ...], list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op is not None and node.op.traits.groups > 1:
+            around = [loop for loop in loops if loop[0] < node.time < loop[1]]
+            products[(*around[-1:],)].append(node)
+    masked: list[Masked] = []
+    stay: list[Stays] = []
+    for nodes in products.values():
+        _in_one_block(nodes, masked, stay)
+    return tuple(masked), tuple(stay)
+
+
+def _in_one_block(nodes: list[Node], masked: list[Masked], stay: list[Stays]) -> None:
+    """Append the copies of products that no loop separates.
+
+    Args:
+      nodes: the products, in program order.
+      masked, stay: extended in place.
+    """
+    place = {node.id: at for at, node in enumerate(nodes)}
+    begin = {node.id: node.time for node in nodes}
+    until = dict(begin)
+    pairs = [pair for reading in _readers(nodes).values() for pair in pairwise(reading)]
+    for (one, i), (other, j) in pairs:
+        if i != j and place[other.id] == place[one.id] + 1:
+            until[one.id] = max(until[one.id], other.time)
+            begin[other.id] = min(begin[other.id], one.time)
+    for (one, i), (other, j) in pairs:
+        start, stop = until[one.id] + 1, begin[other.id] - 1
+        if i == j and start <= stop:
+            ends = (one.id, other.id), (i, j)
+            stay.append(Stays(*ends, _copies(one), start, stop))
+    for node in nodes:
+        assert node.op is not None
+        span = begin[node.id], until[node.id]
+        for i in node.op.traits.masked:
+            masked.append(Masked(node.id, i, _copies(node), *span))
+        if node.op.traits.is_turned:
+            masked.append(Masked(node.id, 1, 1, node.time, node.time))
+
+
+def _readers(nodes: list[Node]) -> dict[tuple[int, ...], list[tuple[Node, int]]]:
+    """Return (rows, group sizes), as value ids → products that read the rows masked,
+    and as which operand."""
+    found: dict[tuple[int, ...], list[tuple[Node, int]]] = defaultdict(list)
+    for node in nodes:
+        assert node.op is not None
+        for i in node.op.traits.masked:
+            found[node.op.operands[i], node.op.operands[2]].append((node, i))
+    return found
+
+
+def _copies(node: Node) -> int:
+    assert node.op is not None
+    return node.op.traits.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """A converted copy of a whole stack.
+
+    Attributes:
+      node: id of the first loop's slice node; the copy is sharded as its operand.
+      whole_bytes: bytes of the unsharded copy.
+      start, stop: when it is live, both included.
+    """
+
+    node: int
+    whole_bytes: int
+    start: int
+    stop: int
+
+
+def find_hoisted(graph: Graph) -> tuple[Hoisted, ...]:
+    """Return the converted copies of the stacks that loops scan over, hoisted out of
+    the loops.
+
+    XLA:TPU converts stacked float32 weights to bfloat16 once, before the first loop
+    that reads them in bfloat16, and keeps the result live until the last: seen in
+    compiled HLO, libtpu 0.0.51, GPT 1.3B with scanned layers. XLA:GPU converts each
+    slice in the loop (jax 0.10.2, GPT 7B).
+    """
+    loops: dict[Port, list[tuple[Edge, int]]] = defaultdict(list)
+    for edge in graph.edges:
+        node = graph.nodes[edge.target]
+        if node.kind is NodeKind.SLICE:
+            narrow = _narrowed(graph, node, graph.outgoing[node.id])
+            if narrow is not None:
+                loops[edge.source].append((edge, narrow))
+    found = []
+    for reading in loops.values():
+        first, narrow = min(reading, key=lambda r: r[0].time)
+        nodes = [edge.target for edge, _ in reading]
+        whole = graph.program.values[first.value]
+        found.append(
+            Hoisted(
+                node=first.target,
+                whole_bytes=math.prod(whole.shape) * narrow,
+                start=min(graph.loop_start[n] for n in nodes),
+                stop=max(graph.loop_end[n] for n in nodes),
+            )
+        )
+    return tuple(found)
+
+
+def _narrowed(graph: Graph, node: Node, edges: list[Edge]) -> int | None:
+    """Return the bytes per element after the conversions that read a slice; None where
+    some other op reads it, or where they do not narrow it."""
+    values = graph.program.values
+    widths = set()
+    for edge in edges:
+        op = graph.nodes[edge.target].op
+        if op is None or op.traits.kind is not OpKind.CONVERSION:
+            return None
+        widths.add(item_bytes(values[op.results[0]].dtype))
+    if len(widths) != 1:
+        return None
+    width = widths.pop()
+    return width if width < item_bytes(values[node.value].dtype) else None
