@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax._compat import hide_frames
+from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.ir.factor import FactorKind, Layout, dim_of
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.rewrite.emit import bind_part
-from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
 hide_frames(__file__)
@@ -121,31 +123,78 @@ def _along(op: Op, layout: Layout, known: Mapping[int, int]) -> Stacked | None:
     )
 
 
-def run_local(
-    each: FlatOp, stacked: Stacked, args: Sequence[Any], stage: Any, stages: int
-) -> list[Any]:
-    """Run an op on this stage's layers.
+@dataclass(frozen=True, eq=False)
+class StackedRegion:
+    """A region some of whose values a stage has in part.
 
-    Args:
-      each: the op.
-      stacked: dims of its operands and results that are over layers.
-      args: its operands; stacks are this stage's part, others are whole.
-      stage: index of this stage, traced.
-      stages: number of stages.
+    Attributes:
+      lines: its ops.
+      stacks: values of which a stage has its part of dim 0: its layers.
+      stacked: ops on such values.
     """
-    given = [
-        part(x, d, stage, stages)
-        if d != -1 and jnp.shape(x) == tuple(v.aval.shape)
-        else x
-        for x, d, v in zip(args, stacked.dims, each.eqn.invars, strict=True)
-    ]
-    results = zip(each.eqn.outvars, stacked.results, strict=True)
-    sizes = [v.aval.shape[d] // stages for v, d in results if d != -1]
-    with each.context():
-        return bind_part(each.eqn, given, stacked.results, max(sizes, default=0))
+
+    lines: FlatRegion
+    stacks: frozenset[int]
+    stacked: Mapping[FlatOp, Stacked]
 
 
-def part(x: Any, dim: int, stage: Any, stages: int) -> Any:
-    """Return this stage's part of a whole array."""
-    size = x.shape[dim] // stages
-    return lax.dynamic_slice_in_dim(x, stage * size, size, dim)
+class StageValues:
+    """Values of a region on one stage, while it is traced.
+
+    Attributes:
+      axis: the stages.
+      region: the region.
+      env: value id → array; stacks are this stage's part.
+      gathered: value id → the whole array.
+    """
+
+    def __init__(
+        self, axis: StageAxis, region: StackedRegion, env: dict[int, Any]
+    ) -> None:
+        self.axis, self.region, self.env = axis, region, env
+        self.gathered: dict[int, Any] = {}
+
+    def line(self, value: int | None) -> AbstractContextManager[None]:
+        """Enter the source line of the op that computed a value."""
+        lines = self.region.lines
+        at = None if value is None else lines.maker.get(value)
+        return nullcontext() if at is None else at_line_of(lines.ops[at].eqn)
+
+    def read(self, value: int, as_stack: bool) -> Any:
+        """Return a value.
+
+        Args:
+          value: its id.
+          as_stack: whether a stack is wanted as this stage's part, instead of whole.
+        """
+        x = self.region.lines.read(value, self.env)
+        if as_stack or value not in self.region.stacks:
+            return x
+        if value not in self.gathered:
+            self.gathered[value] = self.axis.whole(x)
+        return self.gathered[value]
+
+    def part(self, x: Any, dim: int = 0) -> Any:
+        """Return this stage's part of a whole array."""
+        size = x.shape[dim] // self.axis.stages
+        return lax.dynamic_slice_in_dim(x, self.axis.stage * size, size, dim)
+
+    def run(self, each: FlatOp, read: Callable[[int, bool], Any]) -> list[Any]:
+        """Run an op, on this stage's layers where it is along stacks.
+
+        Args:
+          each: the op.
+          read: (value id, as_stack) → operand; see `read`.
+        """
+        stacked = self.region.stacked.get(each)
+        args = [read(v, stacked is not None) for v in each.operands]
+        if stacked is None:
+            return each.bind(args)
+        given = [
+            self.part(x, d) if d != -1 and jnp.shape(x) == tuple(v.aval.shape) else x
+            for x, d, v in zip(args, stacked.dims, each.eqn.invars, strict=True)
+        ]
+        results = zip(each.eqn.outvars, stacked.results, strict=True)
+        sizes = [v.aval.shape[d] // self.axis.stages for v, d in results if d != -1]
+        with each.context():
+            return bind_part(each.eqn, given, stacked.results, max(sizes, default=0))

@@ -17,6 +17,7 @@ from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.spmd_pipeline.along import (
     Stacked,
+    StackedRegion,
     makes_along,
     reads_along,
 )
@@ -40,31 +41,25 @@ class EquationPhase(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class MicrobatchBody:
+class MicrobatchBody(StackedRegion):
     """A micro-batch's ops, each with its phase.
 
     Attributes:
-      lines: the ops.
       consts, carries: how many of the inputs are these; then come slices.
       loops: positions of the scans over layers, in order.
       places: for every op its phase.
       levels: for every value how many of the scans have to be done before it is
         available.
       varies: values that differ from one micro-batch to another.
-      stacks: values of which a stage has its part of dim 0.
-      stacked: ops on such values, by position.
       sums: for every carry how it accumulates.
     """
 
-    lines: FlatRegion
     consts: int
     carries: int
     loops: tuple[int, ...]
     places: tuple[EquationPhase, ...]
     levels: Mapping[int, int]
     varies: frozenset[int]
-    stacks: frozenset[int]
-    stacked: Mapping[int, Stacked]
     sums: tuple[Sum, ...]
 
     def at(self, place: EquationPhase, level: int) -> tuple[int, ...]:
@@ -127,7 +122,7 @@ class _BodyWalk:
         self.levels = dict.fromkeys(lines.inputs, 0)
         self.varies = set(lines.inputs[consts + carries :])
         self.stacks = self._given(consts)
-        self.stacked: dict[int, Stacked] = {}
+        self.stacked: dict[FlatOp, Stacked] = {}
         self.places: list[EquationPhase] = []
 
     def _given(self, consts: int) -> set[int]:
@@ -178,7 +173,7 @@ class _BodyWalk:
         found = reads_along(self.lines.ops[i], self.stacks)
         if found is None or (found.reducer and not varies):
             return otherwise
-        self.stacked[i] = found
+        self.stacked[self.lines.ops[i]] = found
         self.stacks |= found.stacks_in(self.lines.makes[i])
         return EquationPhase.TAIL if varies else EquationPhase.ONCE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jax import lax
 
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
-from rhino_jax.passes.spmd_pipeline.along import part, run_local
+from rhino_jax.passes.spmd_pipeline.along import StageValues
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
 from rhino_jax.passes.spmd_pipeline.sums import Sum
@@ -21,14 +20,13 @@ from rhino_jax.rewrite.flat import FlatOp
 hide_frames(__file__)
 
 
-class StageRun:
+class StageRun(StageValues):
     """The loop over micro-batches on one stage, inside `shard_map`.
 
     m micro-batches, S stages, T ticks, L layers.
 
     Attributes:
-      once: values that are the same for all micro-batches; stacks are this stage's
-        part.
+      env: values that are the same for all micro-batches.
       rows: value → [m/S, …], of this stage's own micro-batches, whole.
       ticks: stack → [T, L/S, …], of its layers and all micro-batches, and whether the
         scan that computed it is reversed.
@@ -38,16 +36,15 @@ class StageRun:
     def __init__(
         self, body: MicrobatchBody, axis: StageAxis, arrays: Sequence[Any]
     ) -> None:
-        self.body, self.axis, lines = body, axis, body.lines
-        first = body.consts + body.carries
-        self.once: dict[int, Any] = dict(lines.consts)
-        self.once.update(zip(lines.inputs[: body.consts], arrays, strict=False))
+        lines, first = body.lines, body.consts + body.carries
+        env = dict(zip(lines.inputs[: body.consts], arrays, strict=False))
+        super().__init__(axis, body, env)
+        self.body = body
         self.given = arrays[body.consts : first]
         self.rows: dict[int, Any] = {}
         self.rows.update(zip(lines.inputs[first:], arrays[first:], strict=True))
         self.ticks: dict[int, tuple[Any, bool]] = {}
         self.sums: dict[int, Any] = {}
-        self._gathered: dict[int, Any] = {}
         self._readers = _readers(body)
 
     def results(self) -> list[Any]:
@@ -55,7 +52,7 @@ class StageRun:
         body = self.body
         for i, place in enumerate(body.places):
             if place is EquationPhase.ONCE:
-                self._do(i, self.once, self._once)
+                self._do(i, self.env, self.read)
         for level in range(len(body.loops) + 1):
             self._rows(level)
             if level < len(body.loops):
@@ -63,56 +60,29 @@ class StageRun:
         left = [self._left(k, s) for k, s in enumerate(body.sums)]
         return [*left, *map(self._slices, range(body.carries, len(body.lines.outputs)))]
 
-    # Operands of equations.
-
-    def _line(self, value: int | None) -> AbstractContextManager[None]:
-        """Enter the source line of the equation that computed a value."""
-        at = None if value is None else self.body.lines.maker.get(value)
-        return nullcontext() if at is None else at_line_of(self.body.lines.ops[at].eqn)
-
-    def _once(self, value: int, as_stack: bool) -> Any:
-        """Return a value that is the same for all micro-batches.
-
-        Args:
-          value: its id.
-          as_stack: whether a stack is wanted as this stage's part, instead of whole.
-        """
-        x = self.once[value]
-        if as_stack or value not in self.body.stacks:
-            return x
-        if value not in self._gathered:
-            with self._line(value):
-                self._gathered[value] = self.axis.whole(x)
-        return self._gathered[value]
+    # Values of micro-batches.
 
     def _all(self, value: int) -> Any:
         """Return a value of all micro-batches, [m, …], whole."""
-        if value not in self._gathered:
-            with self._line(value):
-                self._gathered[value] = self.axis.whole(self._own_rows(value))
-        return self._gathered[value]
+        if value not in self.gathered:
+            with self.line(value):
+                self.gathered[value] = self.axis.whole(self._own_rows(value))
+        return self.gathered[value]
 
     def _own_rows(self, value: int) -> Any:
         if value not in self.rows:
-            with self._line(value):
+            with self.line(value):
                 self.rows[value] = self.axis.rows_of_stack(*self.ticks[value])
         return self.rows[value]
 
-    def _do(self, i: int, env: dict[int, Any], read: Any) -> None:
-        """Run an op and add its results to `env`.
+    def read(self, value: int, as_stack: bool) -> Any:
+        with self.line(value):
+            return super().read(value, as_stack)
 
-        Args:
-          i: position of the op.
-          env: value id → array.
-          read: function of (value id, as_stack) that returns an operand; see `_once`.
-        """
-        each, stacked = self.body.lines.ops[i], self.body.stacked.get(i)
-        args = [read(v, stacked is not None) for v in each.operands]
-        if stacked is None:
-            made = each.bind(args)
-        else:
-            made = run_local(each, stacked, args, self.axis.stage, self.axis.stages)
-        env.update(zip(each.results, made, strict=True))
+    def _do(self, i: int, env: dict[int, Any], read: Any) -> None:
+        """Run the op at a position, and add its results to `env`."""
+        each = self.body.lines.ops[i]
+        env.update(zip(each.results, self.run(each, read), strict=True))
 
     # Between scans: a stage's own micro-batches.
 
@@ -129,13 +99,13 @@ class StageRun:
             return
         xs = [self._own_rows(v) for v in enter]
         for v in read - made - body.varies:
-            self._once(v, False)  # gathered outside of the loop
+            self.read(v, False)  # gathered outside of the loop
 
         def step(so_far: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
             env = dict(zip(enter, slices, strict=True))
 
             def read(value: int, as_stack: bool) -> Any:
-                return env[value] if value in env else self._once(value, as_stack)
+                return env[value] if value in env else self.read(value, as_stack)
 
             for i in todo:
                 self._do(i, env, read)
@@ -152,7 +122,7 @@ class StageRun:
         for k, x in zip(sums, ends, strict=True):
             how, given = body.sums[k].how, self.given[k]
             if how != "unchanged":
-                with self._line(body.sums[k].part):
+                with self.line(body.sums[k].part):
                     x = COMBINE[how](given, self.axis.together(x, how))
             self.sums[k] = x
 
@@ -208,7 +178,7 @@ class StageRun:
                 elif v in body.stacks:
                     self.ticks[v] = x, is_reversed
                 else:
-                    reducer = body.stacked[body.lines.maker[v]].reducer
+                    reducer = body.stacked[body.lines.ops[body.lines.maker[v]]].reducer
                     self.rows[v] = axis.rows_of_parts(x, is_reversed, reducer)
 
     def _tick(
@@ -273,7 +243,7 @@ class StageRun:
             is_slice = k >= each.call.first_slice
             x = read(v, is_slice)
             if is_slice and v not in self.body.stacks:
-                x = part(x, 0, self.axis.stage, self.axis.stages)
+                x = self.part(x)
             args.append(x)
         return args
 
@@ -290,7 +260,7 @@ class StageRun:
             if value in whole or value not in stacks:
                 self._all(value)
         elif value in whole and value in stacks:
-            self._once(value, False)
+            self.read(value, False)
 
     def _at(self, value: int, as_stack: bool, j: Any) -> Any:
         """Return a value of one micro-batch.
@@ -301,7 +271,7 @@ class StageRun:
           j: number of the micro-batch, traced.
         """
         if value not in self.body.varies:
-            return self._once(value, as_stack)
+            return self.read(value, as_stack)
         if as_stack and value in self.body.stacks:
             ticks, is_reversed = self.ticks[value]
             x, at = ticks, j + self.axis.place(is_reversed)
@@ -321,7 +291,7 @@ class StageRun:
         if value in self.body.varies:
             return self._own_rows(value)
         is_const = value in lines.consts
-        x = lines.result(value, {}) if is_const else self._once(value, False)
+        x = lines.result(value, {}) if is_const else self.read(value, False)
         return jnp.broadcast_to(x, (own, *jnp.shape(x)))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.passes.spmd_pipeline.along import (
     Stacked,
+    StackedRegion,
+    StageValues,
     makes_along,
-    part,
     reads_along,
-    run_local,
 )
 from rhino_jax.passes.spmd_pipeline.found import StageLoop
 from rhino_jax.passes.spmd_pipeline.run import StageRun
@@ -24,21 +24,15 @@ hide_frames(__file__)
 
 
 @dataclass(frozen=True, eq=False)
-class LoopedStep:
-    """A step around its loop over micro-batches.
+class LoopedStep(StackedRegion):
+    """A step around its loop over micro-batches, calls inlined.
 
     Attributes:
-      lines: its ops, calls inlined.
       loop: that loop.
-      stacks: values of which a stage has its part of dim 0: its layers.
-      stacked: ops on such values.
       results: for every result, whether it is sharded by layers.
     """
 
-    lines: FlatRegion
     loop: StageLoop
-    stacks: frozenset[int]
-    stacked: Mapping[FlatOp, Stacked]
     results: tuple[bool, ...]
 
     def shapes(self, stages: int) -> list[tuple[int, ...]]:
@@ -79,7 +73,7 @@ def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
         v in stacks if of is None else lines.inputs[of] in stacks
         for v, of in zip(lines.outputs, state, strict=True)
     )
-    return LoopedStep(lines, loop, frozenset(stacks), stacked, by_layers)
+    return LoopedStep(lines, frozenset(stacks), stacked, loop, by_layers)
 
 
 def _read_by_loop(loop: StageLoop) -> set[int]:
@@ -139,15 +133,14 @@ def _forth(
     return stacks, stacked
 
 
-class OnStage:
+class OnStage(StageValues):
     """One stage of a step, while it is traced."""
 
     def __init__(
         self, step: LoopedStep, axis: StageAxis, arrays: Sequence[Any]
     ) -> None:
-        self.step, self.axis = step, axis
-        self.env: dict[int, Any] = dict(zip(step.lines.inputs, arrays, strict=True))
-        self.gathered: dict[int, Any] = {}
+        super().__init__(axis, step, dict(zip(step.lines.inputs, arrays, strict=True)))
+        self.step = step
 
     def results(self) -> list[Any]:
         """Return the results of the step, stacks as this stage's part."""
@@ -158,49 +151,34 @@ class OnStage:
         return [*map(self._left, step.lines.outputs, step.results)]
 
     def _run(self, each: FlatOp) -> list[Any]:
-        found, axis = self.step.stacked.get(each), self.axis
         with at_line_of(each.eqn):
-            args = [self._read(v, found is not None) for v in each.operands]
-        if found is None:
-            return each.bind(args)
-        made = run_local(each, found, args, axis.stage, axis.stages)
-        if found.reducer:
-            with at_line_of(each.eqn):
-                made = [axis.together(x, found.reducer) for x in made]
+            made = self.run(each, self.read)
+            found = self.step.stacked.get(each)
+            if found is not None and found.reducer:
+                made = [self.axis.together(x, found.reducer) for x in made]
         return made
-
-    def _read(self, value: int, as_stack: bool) -> Any:
-        x = self.step.lines.read(value, self.env)
-        if as_stack or value not in self.step.stacks:
-            return x
-        if value not in self.gathered:
-            self.gathered[value] = self.axis.whole(x)
-        return self.gathered[value]
 
     def _looped(self, each: FlatOp) -> list[Any]:
         """Run the loop over micro-batches and return its outputs."""
         body = self.step.loop.body
         arrays = [
-            self._as_part(v) if is_stack else self._read(v, False)
+            self._as_part(v) if is_stack else self.read(v, False)
             for v, is_stack in zip(each.operands, body.reads_stacks, strict=False)
         ]
         # Slices of micro-batches: a stage takes its own.
         rows = each.call.sliced(each.operands)
-        arrays += [self._part(self._read(v, False)) for v in rows]
+        arrays += [self.part(self.read(v, False)) for v in rows]
         made = StageRun(body, self.axis, arrays).results()
         return [*made[: body.carries], *map(self.axis.whole, made[body.carries :])]
 
     def _as_part(self, value: int) -> Any:
         """Return this stage's part of a value that is sharded by layers."""
-        x = self._read(value, True)
-        return x if value in self.step.stacks else self._part(x)
-
-    def _part(self, x: Any) -> Any:
-        return part(x, 0, self.axis.stage, self.axis.stages)
+        x = self.read(value, True)
+        return x if value in self.step.stacks else self.part(x)
 
     def _left(self, value: int, is_part: bool) -> Any:
         lines = self.step.lines
         if value in lines.consts:
             x = lines.result(value, {})
-            return self._part(x) if is_part else x
-        return self._as_part(value) if is_part else self._read(value, False)
+            return self.part(x) if is_part else x
+        return self._as_part(value) if is_part else self.read(value, False)
