@@ -36,6 +36,7 @@ from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
+from rhino_jax.rewrite.flat import FlatProgram
 from rhino_jax.rewrite.retraced import traced_on
 
 
@@ -247,12 +248,16 @@ class _Parts:
         return tuple(op for ops in self.cut.outside[1:-1] for op in ops)
 
     @property
+    def flat(self) -> FlatProgram:
+        return self.found.flat
+
+    @property
     def split(self) -> Split:
         return Split.of(self.cut.rows, self.cut.count)
 
     def before(self, *arrays: Any) -> list[Any]:
-        env = dict(zip(self.found.flat.top.inputs, arrays, strict=True))
-        self._outside(self.cut.pre, env)
+        env = dict(zip(self.flat.top.inputs, arrays, strict=True))
+        self.flat.run(frozenset(self.cut.pre), env)
         return [self._enters(env, crossing) for crossing in self.loop.entering]
 
     def between(self, *arrays: Any) -> list[Any]:
@@ -269,13 +274,15 @@ class _Parts:
             else:
                 views[c.value, c.span] = x, None
         piece = Piece(self.split, index)
-        inside = PieceEmitter(self.found, piece, lambda v: self._read(env, v), views)
+        inside = PieceEmitter(
+            self.found, piece, lambda v: self.flat.read(v, env), views
+        )
         return inside.top(self.loop)
 
     def after(self, *arrays: Any) -> list[Any]:
         env = self._known(arrays)
-        self._outside(self.cut.post, env)
-        return [self._read(env, v) for v in self.found.flat.top.outputs]
+        self.flat.run(frozenset(self.cut.post), env)
+        return [self.flat.read(v, env) for v in self.flat.top.outputs]
 
     def _known(self, arrays: Sequence[Any]) -> dict[int, Any]:
         """Return all values that are available before the last loop.
@@ -283,25 +290,19 @@ class _Parts:
         Args:
           arrays: the step's inputs, then outputs of all micro-batches.
         """
-        inputs = self.found.flat.top.inputs
+        inputs = self.flat.top.inputs
         env = dict(zip(inputs, arrays, strict=False))
         left = arrays[len(inputs) :]
-        self._outside(self.cut.pre, env)
+        self.flat.run(frozenset(self.cut.pre), env)
         env.update(zip((c.value for c in self.loop.leaving), left, strict=False))
-        self._outside(self._between, env)
+        self.flat.run(frozenset(self._between), env)
         return env
 
-    def _outside(self, ops: Sequence[int], env: dict[int, Any]) -> None:
-        self.found.flat.run(frozenset(ops), env)
-
     def _enters(self, env: dict[int, Any], crossing: LoopCrossing) -> Any:
-        x = self._read(env, crossing.value)
+        x = self.flat.read(crossing.value, env)
         if crossing.how == "whole":
             return x
         return view(x, crossing.span, self.split)[0]
-
-    def _read(self, env: dict[int, Any], value: int) -> Any:
-        return self.found.flat.read(value, env)
 
 
 def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:

@@ -34,7 +34,7 @@ class Sides:
       flat: a micro-batch; its calls are ops.
       lines: its ops, by position.
       is_free: for every op.
-      is_backward: for every op.
+      is_backward: for every op; none of these is free.
       parameters: ids of the inputs that depend on other arrays than the data: weights,
         converted or not. Scalars and random keys are not.
       coupled: ids of the inputs that depend on all micro-batches.
@@ -88,8 +88,7 @@ class Sides:
     @cached_property
     def backward(self) -> tuple[int, ...]:
         """Equations of the backward pass."""
-        pairs = zip(self.is_free, self.is_backward, strict=True)
-        return tuple(i for i, (free, back) in enumerate(pairs) if back and not free)
+        return tuple(i for i, back in enumerate(self.is_backward) if back)
 
     @property
     def readers(self) -> dict[int, tuple[int, ...]]:
@@ -141,9 +140,10 @@ class Sides:
                     mine |= waits[self.lines.maker[v]]
                 else:
                     mine.update(self._limits(v, (), rank))
-            is_call = home is not None and ops[i].call is not None
-            waits[i] = {home} if is_call and home is not None else mine
-            if is_call and home is not None:
+            if home is None or ops[i].call is None:
+                waits[i] = mine
+            else:
+                waits[i] = {home}
                 found.update((home, at) for at in mine)
         needs: dict[int, int] = {}  # sets of equations, as bits
         for i in self.forward:
@@ -177,19 +177,15 @@ class Sides:
                 of[i] = min(limits, default=top) if self.is_backward[i] else rank[i]
         for i in reversed(self.backward):
             waits = any(self._is_of_backward(v) for v in self.lines.reads[i])
-            later = [
-                of[j] for v in self.lines.makes[i] for j in self.readers.get(v, ())
-            ]
-            known = [r for r in later if r is not None]
-            if known and not waits:
-                mine = of[i]
-                assert mine is not None
+            later = {j for v in self.lines.makes[i] for j in self.readers.get(v, ())}
+            known = [r for j in later if (r := of[j]) is not None]
+            if known and not waits and (mine := of[i]) is not None:
                 of[i] = min(mine, max(known))
         return tuple(of)
 
     def _is_of_backward(self, value: int) -> bool:
         at = self.lines.maker.get(value)
-        return at is not None and self.is_backward[at] and not self.is_free[at]
+        return at is not None and self.is_backward[at]
 
     def _limits(
         self, value: int, of: Sequence[int | None], rank: Mapping[int, int]
@@ -198,17 +194,13 @@ class Sides:
         if self.is_free_value(value):
             return
         at = self.lines.maker.get(value)
-        if self._is_of_backward(value):
-            assert at is not None
+        if at is not None and self.is_backward[at]:
             found = of[at]
-            assert found is not None
+        else:
+            ahead = (rank[i] for i in self.readers.get(value, ()) if i in rank)
+            found = max(ahead, default=None if at is None else rank[at])
+        if found is not None:
             yield found
-            return
-        ahead = [rank[i] for i in self.readers.get(value, ()) if i in rank]
-        if ahead:
-            yield max(ahead)
-        elif at is not None:
-            yield rank[at]
 
 
 def _is_array(aval: Any) -> bool:

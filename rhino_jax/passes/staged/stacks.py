@@ -78,14 +78,6 @@ class Unstacked:
     stacks: tuple[LayerStack, ...]
 
     @classmethod
-    def none(cls, closed: Any, program: Program) -> Unstacked:
-        """Return the step unchanged."""
-        inputs = tuple(map(End, range(len(program.inputs))))
-        return cls(
-            closed, program, inputs, tuple(map(End, range(len(program.outputs)))), ()
-        )
-
-    @classmethod
     def of(
         cls, closed: Any, program: Program, stacks: Sequence[LayerStack]
     ) -> Unstacked:
@@ -96,9 +88,11 @@ class Unstacked:
         """
         with without_mesh():
             closed = in_current_mesh(closed)
-        return (
-            unstacked(closed, program, stacks) if stacks else cls.none(closed, program)
-        )
+        if stacks:
+            return unstacked(closed, program, stacks)
+        inputs, outputs = map(len, (program.inputs, program.outputs))
+        ends = tuple(map(End, range(max(inputs, outputs))))
+        return cls(closed, program, ends[:inputs], ends[:outputs], ())
 
     @cached_property
     def together(self) -> tuple[frozenset[int], ...]:
@@ -114,12 +108,12 @@ class Unstacked:
         return tuple(map(frozenset, found.values()))
 
     @cached_property
-    def sizes(self) -> Mapping[int, tuple[int, ...]]:
+    def sizes(self) -> Mapping[int | None, tuple[int, ...]]:
         """Layers of the parts, for every input that was a stack."""
         return _sizes(self.stacks)
 
 
-def _sizes(stacks: Sequence[LayerStack]) -> dict[int, tuple[int, ...]]:
+def _sizes(stacks: Sequence[LayerStack]) -> dict[int | None, tuple[int, ...]]:
     return {slot: stack.sizes for stack in stacks for slot in stack.slots}
 
 
@@ -131,18 +125,16 @@ def unstacked(closed: Any, program: Program, stacks: Sequence[LayerStack]) -> Un
       program: imported from it.
       stacks: inputs, and the parts of each.
     """
-    sizes = _sizes(stacks)
+    sizes, tied = _sizes(stacks), [out.state_of for out in program.outputs]
     walk, opened = InParts(program), open_jaxpr(closed)
-    inputs: list[End] = []
-    types: list[Any] = []
-    for i, var in enumerate(opened.invars):
-        for part, size in enumerate(sizes[i]) if i in sizes else ((None, 0),):
-            inputs.append(End(i, part))
-            aval = var.aval
-            if part is not None:
-                aval = aval.update(shape=(size, *aval.shape[1:]))
-            types.append(aval)
-    outputs: list[End] = []
+    inputs = [e for i in range(len(opened.invars)) for e in _ends(i, sizes.get(i))]
+    outputs = [e for k, of in enumerate(tied) for e in _ends(k, sizes.get(of))]
+
+    def aval(end: End) -> Any:
+        whole = opened.invars[end.whole].aval
+        if end.part is None:
+            return whole
+        return whole.update(shape=(sizes[end.whole][end.part], *whole.shape[1:]))
 
     def run(*arrays: Any) -> list[Any]:
         given: dict[int, list[Any]] = {}
@@ -151,56 +143,45 @@ def unstacked(closed: Any, program: Program, stacks: Sequence[LayerStack]) -> Un
         args = [
             ValueParts(0, tuple(xs)) if i in sizes else xs[0] for i, xs in given.items()
         ]
-        outs = walk.block(program.body, opened, (), args)
-        outputs.clear()
         found: list[Any] = []
-        for k, (x, out) in enumerate(zip(outs, program.outputs, strict=True)):
-            of = sizes.get(-1 if out.state_of is None else out.state_of)
-            if of is None:
-                outputs.append(End(k))
-                found.append(walk.whole(x))
-            else:
-                outputs.extend(End(k, part) for part in range(len(of)))
-                found += walk.parts(x, 0, of).arrays
+        outs = walk.block(program.body, opened, (), args)
+        for x, of in zip(outs, tied, strict=True):
+            parts = sizes.get(of)
+            found += (
+                [walk.whole(x)] if parts is None else walk.parts(x, 0, parts).arrays
+            )
         return found
 
-    made = without_dead_code(traced_on(run, types))
-    return _imported(made, program, inputs, outputs, stacks)
-
-
-def _imported(
-    closed: Any,
-    before: Program,
-    inputs: Sequence[End],
-    outputs: Sequence[End],
-    stacks: Sequence[LayerStack],
-) -> Unstacked:
-    sizes = _sizes(stacks)
-
-    def path(text: str, end: End, stack: int | None) -> str:
-        if end.part is None or stack is None:
-            return text
-        of = sizes[stack]
-        start = sum(of[: end.part])
-        return f"{text}[{start}:{start + of[end.part]}]"
-
+    made = without_dead_code(traced_on(run, map(aval, inputs)))
     place = {end: i for i, end in enumerate(inputs)}
-    state_of = [
-        place.get(End(tied, end.part))
-        if (tied := before.outputs[end.whole].state_of) is not None
-        else None
-        for end in outputs
-    ]
-    program = import_jaxpr(
-        closed,
-        name=before.name,
-        input_paths=[path(before.inputs[e.whole].path, e, e.whole) for e in inputs],
-        donated=[before.inputs[e.whole].is_donated for e in inputs],
+    found = import_jaxpr(
+        made,
+        name=program.name,
+        input_paths=[
+            _path(program.inputs[e.whole].path, e, sizes.get(e.whole)) for e in inputs
+        ],
+        donated=[program.inputs[e.whole].is_donated for e in inputs],
         output_paths=[
-            path(before.outputs[e.whole].path, e, before.outputs[e.whole].state_of)
+            _path(program.outputs[e.whole].path, e, sizes.get(tied[e.whole]))
             for e in outputs
         ],
-        state_of=state_of,
-        while_trips=before.while_trips,
+        state_of=[
+            None if (of := tied[e.whole]) is None else place.get(End(of, e.part))
+            for e in outputs
+        ],
+        while_trips=program.while_trips,
     )
-    return Unstacked(closed, program, tuple(inputs), tuple(outputs), tuple(stacks))
+    return Unstacked(made, found, tuple(inputs), tuple(outputs), tuple(stacks))
+
+
+def _ends(whole: int, sizes: Sequence[int] | None) -> list[End]:
+    """Return the parts of an input or result."""
+    return [End(whole)] if sizes is None else [End(whole, k) for k in range(len(sizes))]
+
+
+def _path(text: str, end: End, sizes: Sequence[int] | None) -> str:
+    """Return the path of a part, with its range of layers."""
+    if end.part is None or sizes is None:
+        return text
+    start = sum(sizes[: end.part])
+    return f"{text}[{start}:{start + sizes[end.part]}]"
