@@ -71,10 +71,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("cli", "commands.demo_stages"): OPTAX,
     ("commands.benching", "bench"): OPTAX,
     ("commands.benching", "commands.demo"): OPTAX,
-    ("commands.checking", "commands.loading"): OPTAX,
-    ("commands.exploring", "commands.loading"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,
-    ("commands.saved", "commands.loading"): OPTAX,
 }
 """(importer, what it imports inside of functions) → why not at its top."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,21 @@ def add_bench(commands: Any) -> None:
         " goes on where it was.",
     )
     bench.add_argument("suite", nargs="?", help="as quick, or a TOML file")
-    bench.add_argument("--list", action="store_true", help="suites, or its cells")
+    bench.add_argument(
+        "--list", action="store_true", dest="is_list", help="suites, or its cells"
+    )
     bench.add_argument("--only", metavar="GLOB", default="", help="workloads to run")
-    bench.add_argument("--methods", metavar="fsdp,best", default="")
+    bench.add_argument("--methods", type=_names, metavar="fsdp,best", default=())
     bench.add_argument("--timeout-s", type=positive, help="of one plan's compiling")
     bench.add_argument("--jobs", type=positive_int, help="rows at a time")
     bench.add_argument("--out", metavar="FOLDER", default="rhino_bench")
-    bench.add_argument("--fresh", action="store_true", help="forget earlier results")
+    bench.add_argument(
+        "--fresh", action="store_true", dest="is_fresh", help="forget earlier results"
+    )
     bench.add_argument(
         "--require-extras",
         action="store_true",
+        dest="requires_extras",
         help="fail where what compiles for a target is not installed",
     )
     bench.add_argument(
@@ -77,24 +83,15 @@ def add_measure(commands: Any) -> None:
     measure.set_defaults(run=_run_measure)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
 def _run_bench(args: argparse.Namespace) -> int:
     from rhino_jax.bench.command import Command, run_command
 
-    return run_command(
-        Command(
-            suite=args.suite,
-            is_list=args.list,
-            only=args.only,
-            methods=tuple(filter(None, args.methods.split(","))),
-            timeout_s=args.timeout_s,
-            jobs=args.jobs,
-            out=args.out,
-            is_fresh=args.fresh,
-            requires_extras=args.require_extras,
-            readme=args.readme,
-            against=args.against,
-        )
-    )
+    options = {f.name: getattr(args, f.name) for f in fields(Command)}
+    return run_command(Command(**options))
 
 
 def _run_fit(args: argparse.Namespace) -> None:

@@ -10,16 +10,16 @@ from jax.sharding import NamedSharding
 
 import rhino_jax as rhino
 from rhino_jax.commands.planning import (
-    SHAPES_HELP,
+    add_command,
     add_planning,
     add_showing,
     add_stages,
-    add_target,
+    called,
     keywords,
     plan_call,
     write_page,
 )
-from rhino_jax.commands.words import EXIT_CODES, read_pins
+from rhino_jax.commands.words import read_pins
 from rhino_jax.errors import HardwareError, MeshError, RhinoError
 from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
@@ -33,15 +33,14 @@ from rhino_jax.verify.targets import compile_target
 
 
 def add_verify(commands: Any) -> None:
-    verify = commands.add_parser(
+    verify = add_command(
+        commands,
         "verify",
+        _run_verify,
         help="compile a plan for its hardware and compare it with its predictions",
         description="Plan a function or a model, or read a saved plan of it, compile"
         " it for the plan's hardware, which need not be there, and compare.",
-        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_target(verify)
     verify.add_argument("--plan", metavar="FILE", help="a saved plan of the target")
     verify.add_argument(
         "--compile-for", metavar="v5e:4x4", help="else the plan's hardware, or cpu"
@@ -49,19 +48,17 @@ def add_verify(commands: Any) -> None:
     add_planning(verify)
     add_stages(verify)
     add_showing(verify)
-    verify.set_defaults(run=_run_verify)
 
 
 def add_audit(commands: Any) -> None:
-    audit = commands.add_parser(
+    audit = add_command(
+        commands,
         "audit",
+        _run_audit,
         help="what a program that is sharded by hand moves, and could",
         description="Compile a program as its author sharded it and read it back; then"
         " plan the same function, and compare.",
-        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_target(audit)
     audit.add_argument(
         "--sharded",
         action="append",
@@ -72,15 +69,12 @@ def add_audit(commands: Any) -> None:
     )
     add_planning(audit)
     add_showing(audit)
-    audit.set_defaults(run=_run_audit)
 
 
 def _run_verify(args: argparse.Namespace) -> int:
-    from rhino_jax.commands.loading import load_call
-
-    call = load_call(args.target, args.shapes, "verify")
+    call = called(args)
     if args.plan is None:
-        plan = plan_call(args, call, "verify")
+        plan = plan_call(args, call)
     else:
         _refuse_planning(args)
         plan = rhino.load_plan(args.plan)
@@ -123,7 +117,7 @@ def _refuse_planning(args: argparse.Namespace) -> None:
             ("--mesh", args.mesh),
             ("--devices", args.devices),
             ("--hardware", args.hardware),
-            ("--memory-budget", args.memory_budget),
+            ("--memory-budget", args.memory_budget_bytes),
             ("--pins", args.pins),
             ("--refine", args.refine),
         )
@@ -139,10 +133,8 @@ def _refuse_planning(args: argparse.Namespace) -> None:
 
 
 def _run_audit(args: argparse.Namespace) -> None:
-    from rhino_jax.commands.loading import load_call
-
-    call = load_call(args.target, args.shapes, "audit")
-    asked = keywords(args, "audit")
+    call = called(args)
+    asked = keywords(args)
     mesh = _mesh_to_compile_for(asked["mesh"], asked["hardware"])
     arguments, named = _sharded(call, args.sharded, mesh)
     found = rhino.audit(

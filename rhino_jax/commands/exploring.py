@@ -11,16 +11,15 @@ from typing import Any
 
 import rhino_jax as rhino
 from rhino_jax.commands.planning import (
-    SHAPES_HELP,
+    add_command,
     add_planning,
     add_stages,
-    add_target,
+    called,
     count_or_auto,
     plan_call,
     stages_of,
 )
 from rhino_jax.commands.words import (
-    EXIT_CODES,
     PINS_HELP,
     mesh_axes,
     positive_int,
@@ -31,31 +30,28 @@ from rhino_jax.utils.atomic_write import write_file
 
 
 def add_exploring(commands: Any) -> None:
-    why = commands.add_parser(
+    why = add_command(
+        commands,
         "why",
+        _run_why,
         help="why a value has its spec",
         description="Plan, then hold a value in each other layout and solve all else"
         " again: what each costs, and who has a hand in it.",
-        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_target(why)
     why.add_argument(
         "key", help="a tree path, glob, source line, scope, op (#12) or value (%%34)"
     )
     add_planning(why)
     add_stages(why)
     why.add_argument("--full", action="store_true", help="show every layout")
-    why.set_defaults(run=_run_why)
 
-    sweep = commands.add_parser(
+    sweep = add_command(
+        commands,
         "sweep",
+        _run_sweep,
         help="what a model costs on many machines",
         description="Price every combination of what is listed; lists have commas.",
-        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_target(sweep)
     sweep.add_argument("--hardware", type=_list(str), metavar="v5e,h100")
     sweep.add_argument("--devices", type=_list(positive_int), metavar="16,64")
     sweep.add_argument(
@@ -80,7 +76,6 @@ def add_exploring(commands: Any) -> None:
         help="processes that search (default: one for each core, if worth it)",
     )  # fmt: skip
     sweep.add_argument("--no-progress", action="store_true")
-    sweep.set_defaults(run=_run_sweep)
 
 
 def _list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
@@ -98,16 +93,11 @@ def _stages(text: str) -> int | str | list[int]:
 
 
 def _run_why(args: argparse.Namespace) -> None:
-    from rhino_jax.commands.loading import load_call
-
-    plan = plan_call(args, load_call(args.target, args.shapes, "why"), "why")
-    print(plan.why(args.key).table(full=args.full))
+    print(plan_call(args).why(args.key).table(full=args.full))
 
 
 def _run_sweep(args: argparse.Namespace) -> None:
-    from rhino_jax.commands.loading import load_call
-
-    call = load_call(args.target, args.shapes, "sweep")
+    call = called(args)
     found = rhino.sweep(
         call.fn,
         *call.args,

@@ -7,26 +7,13 @@ import re
 from rhino_jax.errors import RhinoError
 
 
-_FLAGS = {
-    "memory_budget_bytes": "--memory-budget",
-    "per_microbatch": "--per-microbatch",
-    "while_trips": "--while-trips",
-    "microbatches": "--microbatches",
-    "recompute": "--recompute",
-    "storage": "--storage",
-    "time_limit_s": "--time-limit-s",
-    "compile_for": "--compile-for",
-    "hardware": "--hardware",
-    "schedule": "--schedule",
-    "stages": "--stages",
-    "refine": "--refine",
-    "level": "--level",
-    "pins": "--pins",
-    "seed": "--seed",
-    "mesh": "--mesh",
-}
+_KEYWORDS = (
+    *("memory_budget_bytes", "per_microbatch", "while_trips", "microbatches"),
+    *("recompute", "storage", "time_limit_s", "compile_for", "hardware", "schedule"),
+    *("stages", "refine", "level", "pins", "seed", "mesh"),
+)
 _KEYWORD = re.compile(
-    rf"(?<![\w.'-])({'|'.join(_FLAGS)})"
+    rf"(?<![\w.'-])({'|'.join(_KEYWORDS)})"
     r"(=(?:'([^']*)'|(\{[^}]*\})|([\w.]+))?|\b(?= to \d))"
 )
 _AXIS = re.compile(r"'(\w+)': (\d+)")
@@ -38,7 +25,7 @@ def with_flags(error: RhinoError) -> str:
 
 
 def _flag(match: re.Match[str]) -> str:
-    flag = _FLAGS[match[1]]
+    flag = "--" + match[1].removesuffix("_bytes").replace("_", "-")
     text, mapping, word = match[3], match[4], match[5]
     if mapping is not None:
         axes = ",".join(f"{name}={size}" for name, size in _AXIS.findall(mapping))

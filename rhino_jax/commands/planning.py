@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import rhino_jax as rhino
@@ -21,6 +22,7 @@ from rhino_jax.commands.words import (
 from rhino_jax.errors import MeshError, RhinoError
 from rhino_jax.explain.report.html import page
 from rhino_jax.explain.report.views.page import plan_page
+from rhino_jax.planner.options import PlanOptions
 from rhino_jax.utils.atomic_write import write_file
 
 
@@ -45,33 +47,44 @@ An argument that is no dict is written in place: args = ["float32[8,128]"].
 """
 
 
-ONLY_OF_PLANS = ("stages", "schedule", "storage")
-"""Keywords of `rhino.plan` that `rhino.audit` does not have."""
-
-
 def add_plan(commands: Any) -> None:
-    plan = commands.add_parser(
+    plan = add_command(
+        commands,
         "plan",
+        _run_plan,
         help="plan a function or a model of the zoo",
         description="Plan a function, or a model of the zoo, from shapes alone.",
-        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_target(plan)
     add_planning(plan)
     add_stages(plan)
     plan.add_argument("--save", metavar="FILE", help="write the plan as JSON")
     add_showing(plan)
-    plan.set_defaults(run=_run_plan)
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None],
+    *,
+    help: str,
+    description: str,
+) -> argparse.ArgumentParser:
+    """Add a command on a function or model, and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "target", help="`module:function` (with --shapes), or a model, as gpt-7b"
     )
     parser.add_argument(
         "--shapes", metavar="FILE.toml", help="abstract arguments; see below"
     )
+    parser.set_defaults(run=run, command=name)
+    return parser
 
 
 def count_or_auto(text: str) -> int | str:
@@ -97,15 +110,12 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hardware", help="as v5e, h100:8x8, or a TOML file")
     budget = parser.add_mutually_exclusive_group()
+    bytes_of = "memory_budget_bytes"
     budget.add_argument(
-        "--memory-budget",
-        type=size_bytes,
-        metavar="16GiB",
+        "--memory-budget", type=size_bytes, dest=bytes_of, metavar="16GiB",
         help="memory of one device",
-    )
-    budget.add_argument(
-        "--budget-gib", type=gib, dest="memory_budget", help=argparse.SUPPRESS
-    )
+    )  # fmt: skip
+    budget.add_argument("--budget-gib", type=gib, dest=bytes_of, help=argparse.SUPPRESS)
     parser.add_argument(
         "--pins", action="append", default=[], metavar="PATH=SPEC", help=PINS_HELP
     )
@@ -178,41 +188,39 @@ def add_showing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="leave nothing out")
 
 
-def keywords(args: argparse.Namespace, command: str) -> dict[str, Any]:
+def keywords(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given keywords of `auto_shard`."""
-    mesh, hardware = _place(args, command)
-    return {
+    mesh, hardware = _place(args)
+    given = {k: x for k, x in vars(args).items() if k in PlanOptions.__annotations__}
+    return given | {
         "mesh": mesh,
         "hardware": hardware,
-        "memory_budget_bytes": args.memory_budget,
         "pins": read_pins(args.pins),
-        "level": args.level,
-        "time_limit_s": args.time_limit_s,
-        "seed": args.seed,
-        "refine": args.refine,
-        "microbatches": args.microbatches,
-        "per_microbatch": args.per_microbatch,
-        "recompute": args.recompute,
-        "while_trips": args.while_trips,
-        **{name: getattr(args, name) for name in ONLY_OF_PLANS if hasattr(args, name)},
         "progress": not args.no_progress,
     }
 
 
-def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino.Plan:
+def called(args: argparse.Namespace) -> LoadedCall:
+    """Load the call that the command line specifies."""
+    from rhino_jax.commands.loading import load_call
+
+    return load_call(args.target, args.shapes, args.command)
+
+
+def plan_call(args: argparse.Namespace, call: LoadedCall | None = None) -> rhino.Plan:
     """Plan the call that the command line specifies.
 
     Args:
       args: the parsed command line.
-      call: the function with its arguments.
-      command: name of the command, for messages.
+      call: the function with its arguments, if it is loaded already.
 
     Raises:
       LoadingError: the user's function raises while it is traced.
     """
     from rhino_jax.commands.loading import tracing_error
 
-    sharded = rhino.auto_shard(call.fn, **keywords(args, command), **call.options)
+    call = call or called(args)
+    sharded = rhino.auto_shard(call.fn, **keywords(args), **call.options)
     try:
         return sharded.plan(*call.args, **call.kwargs)
     except RhinoError:
@@ -226,9 +234,7 @@ def plan_call(args: argparse.Namespace, call: LoadedCall, command: str) -> rhino
 
 
 def _run_plan(args: argparse.Namespace) -> None:
-    from rhino_jax.commands.loading import load_call
-
-    plan = plan_call(args, load_call(args.target, args.shapes), "plan")
+    plan = plan_call(args)
     if args.save:
         plan.save(args.save)
         print(f"saved to {args.save}", file=sys.stderr)
@@ -248,9 +254,7 @@ def write_page(path: str, body: str, title: str) -> None:
     print(f"page written to {path}", file=sys.stderr)
 
 
-def _place(
-    args: argparse.Namespace, command: str
-) -> tuple[dict[str, int] | None, str | None]:
+def _place(args: argparse.Namespace) -> tuple[dict[str, int] | None, str | None]:
     """Return mesh and hardware from --mesh, --devices and --hardware.
 
     Raises:
@@ -261,7 +265,7 @@ def _place(
         return args.mesh, hardware
     if args.mesh is not None:
         raise MeshError(
-            f"`{command}`: --mesh and --devices are both given.",
+            f"`{args.command}`: --mesh and --devices are both given.",
             numbers=f"--mesh {args.mesh}, --devices {count}",
             fix="give --mesh to fix the mesh, or --devices to let rhino choose it.",
         )
@@ -271,7 +275,7 @@ def _place(
         if there == count:
             return None, hardware
         raise MeshError(
-            f"`{command}`: --hardware {hardware} and --devices do not agree.",
+            f"`{args.command}`: --hardware {hardware} and --devices do not agree.",
             numbers=f"{hardware} has {there} devices, --devices {count}",
             fix=f"leave out --devices, or write --hardware {name}.",
         )

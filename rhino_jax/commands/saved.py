@@ -13,42 +13,36 @@ from typing import Any
 
 import rhino_jax as rhino
 from rhino_jax.commands.planning import (
-    SHAPES_HELP,
+    add_command,
     add_planning,
     add_showing,
     add_stages,
-    add_target,
     plan_call,
     tell_plan,
 )
-from rhino_jax.commands.words import EXIT_CODES
 from rhino_jax.explain.report.views.page import plan_page
 from rhino_jax.utils.atomic_write import write_file
 
 
 def add_explore(commands: Any) -> None:
-    explore = commands.add_parser(
+    explore = add_command(
+        commands,
         "explore",
+        _run_explore,
         help="plan, and open the plan's page in the browser",
         description="Plan a function, or a model of the zoo, and open its page: the"
         " step by the clock, memory, layouts, the program; one file, no network.",
-        epilog=f"{SHAPES_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_target(explore)
     add_planning(explore)
     add_stages(explore)
     explore.add_argument(
         "--html", metavar="FILE", help="where the page is written; default: a new file"
     )
     explore.add_argument("--no-open", action="store_true", help="only write the page")
-    explore.set_defaults(run=_run_explore)
 
 
 def _run_explore(args: argparse.Namespace) -> None:
-    from rhino_jax.commands.loading import load_call
-
-    plan = plan_call(args, load_call(args.target, args.shapes, "explore"), "explore")
+    plan = plan_call(args)
     file = args.html or f"{tempfile.mkdtemp(prefix='rhino_')}/{plan.program_name}.html"
     write_file("`explore`", file, plan_page(plan))
     print(plan)
