@@ -5,6 +5,6 @@ Out: `table.Sweep`: a `point.Point` for every configuration, with its plan on re
 Order: `point` (lists → configurations, and what each costs), `batch` (another batch
 size: the function traced on other shapes), `evaluate` (configurations that share a
 model), `meshes` (the best mesh, within every budget), `whole` (passes chosen, too),
-`answers` and `children` (the same in other processes), `running` (here or in
-processes), `table` (text), `sweep`.
+`answers` (the same in other processes), `running` (here or in processes), `table`
+(text), `sweep`.
 """

@@ -38,42 +38,46 @@ Task = tuple[BudgetJobs | BudgetSweep, Program | bytes | None]
 first time that a process gets a request about it; None later."""
 
 
+def searched(
+    asked: BudgetJobs | BudgetSweep, meshes: Meshes, traced: Traced | None
+) -> SearchOutcome:
+    """Search with these meshes, or plan this function; return the result."""
+    try:
+        if isinstance(asked, BudgetSweep):
+            assert traced is not None
+            return SearchOutcome(priced=prices(asked, traced))
+        return SearchOutcome(meshes.best(asked))
+    except RhinoError as error:
+        return SearchOutcome(refused=why_not(error))
+
+
 @dataclass(slots=True, eq=False)
 class Answering:
-    """Executor of requests, which caches programs and functions.
+    """Executor of requests in a worker, which caches programs and functions.
 
     Attributes:
       meshes: searches.
       functions: functions by number.
+      used_s: CPU seconds up to the previous result.
     """
 
     meshes: Meshes = field(default_factory=Meshes)
     functions: dict[int, Traced] = field(default_factory=dict)
+    used_s: float = 0.0
 
     def answer(self, task: Task) -> SearchOutcome:
         """Search or plan, and return the result."""
         asked, of = task
         self.meshes.counts = Counts()
-        try:
-            if isinstance(asked, BudgetSweep):
-                if isinstance(of, bytes):
-                    self.functions[asked.number] = of_bytes(of)
-                return SearchOutcome(priced=prices(asked, self.functions[asked.number]))
-            if isinstance(of, Program):
-                self.meshes.programs[asked.number] = of
-            best = self.meshes.best(asked)
-            return SearchOutcome(best, counts=self.meshes.counts)
-        except RhinoError as error:
-            return SearchOutcome(refused=why_not(error), counts=self.meshes.counts)
+        if isinstance(of, bytes):
+            self.functions[asked.number] = of_bytes(of)
+        elif of is not None:
+            self.meshes.programs[asked.number] = of
+        found = searched(asked, self.meshes, self.functions.get(asked.number))
+        before_s, self.used_s = self.used_s, time.process_time()
+        taken_s = self.used_s - before_s
+        return replace(found, counts=self.meshes.counts, cpu_s=taken_s)
 
 
-_ANSWERING = Answering()
-_before_s = 0.0
-
-
-def answer_task(task: Task) -> SearchOutcome:
-    """Search or plan, with what earlier tasks cached; runs in a worker."""
-    global _before_s
-    found, now_s = _ANSWERING.answer(task), time.process_time()
-    taken_s, _before_s = now_s - _before_s, now_s
-    return replace(found, cpu_s=taken_s)
+answer_task = Answering().answer
+"""Answers a task with what earlier tasks cached; runs in a worker."""

@@ -6,7 +6,6 @@ Configurations: one value of every varied option. Counts and seconds of a sweep.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -281,19 +280,3 @@ class SweepWork:
     processes: int
     cpu_s: float
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """Start time of a sweep."""
-
-    clock_s: float = field(default_factory=time.monotonic)
-    used_s: float = field(default_factory=time.process_time)
-
-    def seconds(self) -> float:
-        """Return wall-clock seconds since the start."""
-        return time.monotonic() - self.clock_s
-
-    def cpu_s(self) -> float:
-        """Return CPU seconds of this process since the start."""
-        return time.process_time() - self.used_s

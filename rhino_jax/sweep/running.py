@@ -5,30 +5,29 @@ Scheduling of searches: in this process, or in several others.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from rhino_jax.errors import ProcessError, RhinoError
+from rhino_jax.errors import ProcessError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.sweep.answers import SearchOutcome
-from rhino_jax.sweep.children import Children
+from rhino_jax.sweep.answers import SearchOutcome, searched
 from rhino_jax.sweep.evaluate import Evaluator, Pending, refused
-from rhino_jax.sweep.meshes import Meshes
+from rhino_jax.sweep.meshes import BudgetJobs, Meshes
 from rhino_jax.sweep.point import (
     WHAT,
     Counts,
     Point,
-    Started,
     SweepConfig,
     SweepWork,
-    why_not,
 )
 from rhino_jax.sweep.table import best_of
-from rhino_jax.sweep.whole import BudgetSweep, prices, to_bytes
-from rhino_jax.utils.worker import TaskFailed, WorkerEnded
+from rhino_jax.sweep.whole import BudgetSweep, to_bytes
+from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
 
 
 START_S = 2.0
@@ -39,7 +38,10 @@ class Searching:
     """Scheduler of searches, which run in the order in which they are submitted.
 
     Results do not depend on where they run. Other processes are started if they save
-    more time than their start takes, as estimated from the searches done here.
+    more time than their start takes, as estimated from the searches done here. They
+    receive and return plain data, so that neither the user's function nor their script
+    is imported there: a script needs no `if __name__ == "__main__"`, a notebook
+    nothing. A context manager, whose exit ends the processes.
 
     Args:
       meshes: searches in this process.
@@ -55,31 +57,35 @@ class Searching:
 
     def __init__(self, meshes: Meshes, workers: int | None, count: int) -> None:
         self._meshes, self._workers, self._left = meshes, workers, count
-        self._pending: dict[int, Pending] = {}
         self._here: list[tuple[int, SearchOutcome]] = []
+        self._open: dict[Future[SearchOutcome], tuple[int, Pending]] = {}
         self._functions: dict[int, bytes | None] = {}
         self._longest_s = 0.0
-        self._children: Children | None = None
-        self._stack = contextlib.ExitStack()
+        self._processes: list[Worker] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._of_thread = threading.local()
         self.processes, self.cpu_s, self.counts = 1, 0.0, Counts()
 
     def __enter__(self) -> Searching:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        for process in self._processes:
+            process.kill()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
     def ask(self, key: int, pending: Pending) -> None:
         """Submit a search; its result gets this key."""
         self._left -= 1
-        if self._children is None and self._is_worth_it():
-            self.processes = min(self._most, self._left + 1)
-            children = Children(self.processes)
-            self._children = self._stack.enter_context(children)
-        of = None if self._children is None else self._of(pending)
-        if self._children is not None and of is not None:
-            self._pending[key] = pending
-            self._children.ask(key, (pending.asked, of))
+        if self._pool is None and self._is_worth_it():
+            self._pool = self._start(min(self._most, self._left + 1))
+        of = None if self._pool is None else self._of(pending)
+        if self._pool is not None and of is not None:
+            future = self._pool.submit(self._send, pending.asked, of)
+            self._open[future] = key, pending
             return
         started = time.monotonic()
         self._here.append((key, self._answer(pending)))
@@ -95,15 +101,38 @@ class Searching:
         """
         while self._here:
             yield self._here.pop()
-        if self._children is None:
-            return
-        for found in self._children.answers(all_of_them=all_of_them):
-            pending = self._pending.pop(found.key)
-            if found.answer is None:
-                raise _failed(pending, found.error)
-            self.counts += found.answer.counts
-            self.cpu_s += found.answer.cpu_s
-            yield found.key, found.answer
+        arrived = [future for future in self._open if future.done()]
+        for future in as_completed([*self._open]) if all_of_them else arrived:
+            key, pending = self._open.pop(future)
+            found = _result(future, pending)
+            self.counts += found.counts
+            self.cpu_s += found.cpu_s
+            yield key, found
+
+    def _start(self, count: int) -> ThreadPoolExecutor:
+        """Start processes, and a thread that communicates with each."""
+        self.processes = count
+        self._processes = [
+            Worker("rhino_jax.sweep.answers:answer_task") for _ in range(count)
+        ]
+        idle = queue.SimpleQueue[Worker]()
+        for process in self._processes:
+            idle.put(process)
+
+        def take() -> None:
+            self._of_thread.process, self._of_thread.known = idle.get(), set()
+
+        return ThreadPoolExecutor(count, "rhino_jax sweep", take)
+
+    def _send(
+        self, asked: BudgetJobs | BudgetSweep, of: Program | bytes
+    ) -> SearchOutcome:
+        """Send a request to this thread's process, and wait for the result."""
+        known, number = self._of_thread.known, (type(asked), asked.number)
+        task = asked, None if number in known else of
+        known.add(number)
+        found: SearchOutcome = self._of_thread.process.answer(task)
+        return found
 
     @property
     def _most(self) -> int:
@@ -126,11 +155,7 @@ class Searching:
 
     def _answer(self, pending: Pending) -> SearchOutcome:
         try:
-            if isinstance(pending.asked, BudgetSweep):
-                return SearchOutcome(priced=prices(pending.asked, pending.traced))
-            return SearchOutcome(self._meshes.best(pending.asked))
-        except RhinoError as error:
-            return SearchOutcome(refused=why_not(error))
+            return searched(pending.asked, self._meshes, pending.traced)
         except Exception as error:
             error.add_note(f"raised while {WHAT} searched {pending.title}")
             raise
@@ -143,22 +168,31 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _failed(pending: Pending, why: TaskFailed | WorkerEnded | None) -> ProcessError:
-    if not isinstance(why, TaskFailed):
-        return ProcessError(
+def _result(future: Future[SearchOutcome], pending: Pending) -> SearchOutcome:
+    """Return the result of another process.
+
+    Raises:
+      ProcessError: the process ended, or the search raised an internal error.
+    """
+    try:
+        return future.result()
+    except TaskFailed as error:
+        failure = ProcessError(
+            f"{WHAT}: a search failed.",
+            where=pending.title,
+            numbers=str(error),
+            fix="workers=1 searches in this process, where a debugger can look.",
+        )
+        failure.add_note(error.trace)
+    except Exception as error:
+        is_end = isinstance(error, WorkerEnded)
+        failure = ProcessError(
             f"{WHAT}: a process that searched has ended.",
             where=pending.title,
-            numbers=str(why),
+            numbers=str(error) if is_end else f"{type(error).__name__}: {error}",
             fix="workers=1 searches in this process alone; fewer need less memory.",
         )
-    error = ProcessError(
-        f"{WHAT}: a search failed.",
-        where=pending.title,
-        numbers=str(why),
-        fix="workers=1 searches in this process, where a debugger can look.",
-    )
-    error.add_note(why.trace)
-    return error
+    raise failure
 
 
 Told = Callable[[int, int, Point | None], None]
@@ -190,7 +224,7 @@ class SweepRun:
         self,
         traced_for: Callable[[int | None], Traced],
         workers: int | None,
-        started: Started,
+        started_s: tuple[float, float],
     ) -> tuple[list[Point], SweepWork]:
         """Return a point for every configuration, and the work of the sweep.
 
@@ -199,7 +233,7 @@ class SweepRun:
         Args:
           traced_for: batch size → the function; None: as it was called.
           workers: as in `sweep`.
-          started: start of the sweep.
+          started_s: wall-clock and CPU time at which the sweep started.
         """
         programs: dict[int | None, Traced] = {}
         with Searching(self._evaluator.meshes, workers, len(self._groups)) as searching:
@@ -224,8 +258,8 @@ class SweepRun:
             planned=self._planned,
             counts=self._evaluator.meshes.counts + searching.counts,
             processes=searching.processes,
-            cpu_s=started.cpu_s() + searching.cpu_s,
-            seconds=started.seconds(),
+            cpu_s=time.process_time() - started_s[1] + searching.cpu_s,
+            seconds=time.monotonic() - started_s[0],
         )
         return [self._found[i] for i in range(len(self._configs))], work
 

@@ -14,7 +14,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.options import split_options, with_options_of_call
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.sharded import ShardedFunction
-from rhino_jax.sweep.point import NAMES, WHAT, Point, Started, configurations
+from rhino_jax.sweep.point import NAMES, WHAT, Point, configurations
 from rhino_jax.sweep.table import Sweep
 from rhino_jax.units import format_seconds
 from rhino_jax.utils.keywords import read_count
@@ -72,7 +72,7 @@ def sweep(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Sweep:
     from rhino_jax.sweep.evaluate import Evaluator
     from rhino_jax.sweep.running import SweepRun
 
-    started = Started()
+    started_s = time.monotonic(), time.process_time()
     said, kwargs = split_options(sweep, kwargs)
     configs = configurations({name: said[name] for name in NAMES})
     own = {name: said[name] for name in CALLING}
@@ -104,7 +104,7 @@ def sweep(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Sweep:
         return with_batch(parameters, call, analysis, size)
 
     run = SweepRun(evaluator, configs, _telling(said["progress"]))
-    points, work = run.points(traced_for, many, started)
+    points, work = run.points(traced_for, many, started_s)
     return Sweep(written.name, tuple(points), work)
 
 

@@ -26,11 +26,10 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.rewrite.retraced import reimported
-from rhino_jax.sweep.children import Children, _Searcher
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.running import Searching
 from rhino_jax.sweep.whole import of_bytes, to_bytes
-from rhino_jax.utils.worker import environment_of_worker
+from rhino_jax.utils.worker import Worker, environment_of_worker
 from tests.cases import covering
 from tests.sweep.test_sweep import arguments, staged, step
 
@@ -75,7 +74,7 @@ def test_processes_find_what_one_finds_and_their_progress_is_counted() -> None:
 
 def test_small_sweeps_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(_Searcher, "__init__", lambda self, *of: started.append(of))
+    monkeypatch.setattr(Worker, "__init__", lambda self, *of: started.append(of))
     swept(None, hardware="v5e", devices=[2, 4])
     assert started == []
 
@@ -93,15 +92,14 @@ def test_a_process_that_fails_names_the_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A search that raises what is no error of the user's."""
-    ask = Children.ask
+    send = Searching._send
 
-    def broken(self: Children, key: int, task: Any) -> None:
-        asked, of = task
+    def broken(self: Searching, asked: Any, of: Any) -> Any:
         if asked.target.name == "h100:8":
             asked = replace(asked, level="none")
-        ask(self, key, (asked, of))
+        return send(self, asked, of)
 
-    monkeypatch.setattr(Children, "ask", broken)
+    monkeypatch.setattr(Searching, "_send", broken)
     with pytest.raises(ProcessError, match="a search failed") as raised:
         swept(2, hardware=["v5e", "h100"], devices=[4, 8], microbatches=2)
     said = str(raised.value)
@@ -112,14 +110,14 @@ def test_a_process_that_fails_names_the_configuration(
 def test_a_process_that_is_killed_names_the_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ask = Children.ask
+    send = Searching._send
 
-    def killing(self: Children, *of: Any) -> None:
-        for child in self._children:
-            child._child.kill()
-        ask(self, *of)
+    def killing(self: Searching, *of: Any) -> Any:
+        for process in self._processes:
+            process.kill()
+        return send(self, *of)
 
-    monkeypatch.setattr(Children, "ask", killing)
+    monkeypatch.setattr(Searching, "_send", killing)
     with pytest.raises(ProcessError, match="has ended") as raised:
         swept(2, hardware="v5e", devices=[4, 8])
     assert "signal 9" in str(raised.value) and "devices of v5e" in str(raised.value)
