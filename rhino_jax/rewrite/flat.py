@@ -152,6 +152,14 @@ class FlatRegion:
                 found.setdefault(v, []).append(i)
         return {v: tuple(readers) for v, readers in found.items()}
 
+    def made_by(self, ops: Iterable[int]) -> set[int]:
+        """Return the results of some ops."""
+        return {v for i in ops for v in self.makes[i]}
+
+    def read_by(self, ops: Iterable[int]) -> set[int]:
+        """Return the operands of some ops that are no constants."""
+        return {v for i in ops for v in self.reads[i]}
+
     def named(self, value: int) -> int:
         """Return the id by which the region's ops refer to a value."""
         return self.alias.get(value, value)

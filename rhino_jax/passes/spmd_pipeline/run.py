@@ -91,8 +91,7 @@ class StageRun(StageValues):
         todo = body.at(EquationPhase.ROWS, level)
         sums = [k for k, s in enumerate(body.sums) if self._sum_at(s) == level]
         parts = [p for k in sums if (p := body.sums[k].part) is not None]
-        made = {v for i in todo for v in lines.makes[i]}
-        read = {v for i in todo for v in lines.reads[i]} | set(parts)
+        made, read = lines.made_by(todo), lines.read_by(todo) | set(parts)
         enter = sorted((read - made) & body.varies)
         leave = sorted(v for v in made if self._is_read_elsewhere(v, todo))
         if not (leave or sums):
@@ -158,9 +157,9 @@ class StageRun(StageValues):
             for k, s in enumerate(body.sums)
             if body.is_stacked_sum(s) and body.levels[s.part or 0] == number + 1
         ]
-        made = {v for i in here for v in body.lines.makes[i]}
+        made = body.lines.made_by(here)
         leave = sorted(v for v in made if self._is_read_elsewhere(v, here))
-        for v in {v for i in here for v in body.lines.reads[i]} - made:
+        for v in body.lines.read_by(here) - made:
             self._prepare(each, v)
         with at_line_of(each.eqn):
             starts = self._operands(each, lambda v, s: self._at(v, s, 0))

@@ -10,16 +10,6 @@ from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.rewrite.flat import FlatRegion
 
 
-def made_at(lines: FlatRegion, of: Sequence[int | None]) -> dict[int, int]:
-    """Return value → label of its equation; values of free equations are left out."""
-    return {
-        v: label
-        for made, label in zip(lines.makes, of, strict=True)
-        if label is not None
-        for v in made
-    }
-
-
 @dataclass(frozen=True, eq=False)
 class Labels:
     """Labels of a micro-batch's equations, in the order in which they may run.
@@ -100,16 +90,26 @@ class Labels:
             s if s is None or not back else 2 * chunks - 1 - s
             for s, back in zip(placed, sides.is_backward, strict=True)
         ]
-        is_split = is_split and bool(sides.backward)
-        if is_split:
-            of = _split(sides.lines, of, chunks)
         groups = tuple(group_of) or tuple(range(chunks))
         values, there = (
             frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in places)
             for places in (remat, kept)
         )
         chosen = frozenset(recomputed)
-        return cls(sides, groups, tuple(of), is_split, chosen, values, there)
+        labels = cls(sides, groups, tuple(of), False, chosen, values, there)
+        return labels.split() if is_split and sides.backward else labels
+
+    def split(self) -> Labels:
+        """Move what no other label waits for of backward passes to labels of its own.
+
+        That is gradients of weights, mostly, and what only these read.
+        """
+        chunks, waited_for = self.chunks, self.waited_for[0]
+        of = tuple(
+            at if at is None or at < chunks or i in waited_for else at + chunks
+            for i, at in enumerate(self.of)
+        )
+        return replace(self, of=of, is_split=True)
 
     def twice(self, early: int) -> Labels:
         """Return labels with what couples micro-batches computed ahead, and again.
@@ -152,13 +152,27 @@ class Labels:
 
     @cached_property
     def made_at(self) -> dict[int, int]:
-        """Value → the label at which it is computed; none for free equations."""
-        return made_at(self.lines, self.of)
+        """Value → the label at which it is computed; none for free ops."""
+        pairs = zip(self.lines.makes, self.of, strict=True)
+        return {v: at for made, at in pairs if at is not None for v in made}
 
     @cached_property
     def waited_for(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Equations, and values, of whole backward passes that other labels need."""
-        return _waited_for(self.lines, self.of, self.chunks)
+        """Ops, and values, of whole backward passes that other labels need."""
+        lines, made = self.lines, self.made_at
+        wanted: dict[int, set[int]] = {}
+        for reads, label in zip(lines.reads, self.of, strict=True):
+            for v in reads:
+                if label is not None and made.get(v, label) != label:
+                    wanted.setdefault(made[v], set()).add(v)
+        ops: set[int] = set()
+        values: set[int] = set()
+        for label in range(self.chunks, 2 * self.chunks):
+            known = {v for v, at in made.items() if at != label}
+            mine, _ = lines.needed(wanted.get(label, ()), known)
+            ops |= {i for i in mine if self.of[i] == label}
+            values |= wanted.get(label, set()) | lines.read_by(mine)
+        return frozenset(ops), frozenset(values)
 
     @cached_property
     def left_at(self) -> tuple[int, ...]:
@@ -178,11 +192,11 @@ class Labels:
         """
         found = []
         for label in range(self.count):
-            mine = [i for i, at in enumerate(self.of) if at == label]
-            wanted = [v for i in mine for v in self.lines.reads[i]]
-            wanted += [v for v in self._left(label) if v not in self.made_at]
+            mine = {i for i, at in enumerate(self.of) if at == label}
+            wanted = self.lines.read_by(mine)
+            wanted |= {v for v in self._left(label) if v not in self.made_at}
             more, _ = self.lines.needed(wanted, self._known(label))
-            found.append(frozenset({*mine, *more}))
+            found.append(frozenset(mine | more))
         return tuple(found)
 
     def ordered(self, label: int) -> list[int]:
@@ -208,7 +222,7 @@ class Labels:
         if own.isdisjoint(self.remat):
             return known
         mine = (i for i, at in enumerate(self.of) if at == label)
-        read = {v for i in mine for v in self.lines.reads[i]} | {*self._left(label)}
+        read = self.lines.read_by(mine) | {*self._left(label)}
         return known - (own - ((read | self.kept) - self.remat))
 
     @cached_property
@@ -216,9 +230,8 @@ class Labels:
         """Values that every label reads of inputs and of other labels."""
         found = []
         for label, equations in enumerate(self.equations):
-            made = {v for i in equations for v in self.lines.makes[i]}
-            read = {v for i in equations for v in self.lines.reads[i]}
-            read.update(self._left(label))
+            read = self.lines.read_by(equations) | {*self._left(label)}
+            made = self.lines.made_by(equations)
             found.append(frozenset(read - made - self.lines.consts.keys()))
         return tuple(found)
 
@@ -251,37 +264,3 @@ def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
             known = min([*before, *(() if known is None else (known,))], default=0)
         found.append(known)
     return found
-
-
-def _waited_for(
-    lines: FlatRegion, of: Sequence[int | None], chunks: int
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Return equations, and values, of backward passes that other labels need."""
-    made = made_at(lines, of)
-    wanted: dict[int, set[int]] = {}
-    for reads, label in zip(lines.reads, of, strict=True):
-        for v in reads:
-            if label is not None and made.get(v, label) != label:
-                wanted.setdefault(made[v], set()).add(v)
-    equations: set[int] = set()
-    values: set[int] = set()
-    for label in range(chunks, 2 * chunks):
-        known = {v for v, at in made.items() if at != label}
-        mine, _ = lines.needed(wanted.get(label, ()), known)
-        equations |= {i for i in mine if of[i] == label}
-        values |= wanted.get(label, set()).union(*(lines.reads[i] for i in mine))
-    return frozenset(equations), frozenset(values)
-
-
-def _split(
-    lines: FlatRegion, of: Sequence[int | None], chunks: int
-) -> list[int | None]:
-    """Move what no other label waits for of backward passes to labels of its own.
-
-    That is gradients of weights, mostly, and what only these read.
-    """
-    waited_for, _ = _waited_for(lines, of, chunks)
-    return [
-        at if at is None or at < chunks or i in waited_for else at + chunks
-        for i, at in enumerate(of)
-    ]

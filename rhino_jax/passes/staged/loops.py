@@ -76,7 +76,7 @@ class _SplitScan:
         self.early = self._early(wanted)
         outs = body.outputs
         self.first, _ = body.needed(outs[k] for k in self.early)
-        made = {v for i in self.first for v in body.makes[i]}
+        made = body.made_by(self.first)
         made |= {self._carry(k) for k in self.early if k < self.call.num_carry}
         self.late = [k for k in range(len(outs)) if k not in set(self.early)]
         self.second, read = body.needed([outs[k] for k in self.late], made)

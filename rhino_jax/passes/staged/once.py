@@ -79,13 +79,12 @@ def updates(names: ValueNames, after: After) -> list[StagedTask]:
     for group, turn in sorted(turns, key=lambda at: (at[1], at[0])):
         finished = {v for v in left if turn == 0 and after.home(v) == group}
         ops = after.equations.get((group, turn), set())
-        made = {v for i in ops for v in lines.makes[i]}
-        read = {v for i in ops for v in lines.reads[i]}
         wanted = results | {s.value for s in after.sent if s.source == group}
         for (other, later), more in after.equations.items():
             if other == group and later > turn:
-                wanted = wanted.union(*(lines.reads[i] for i in more))
-        reads = sorted((read | finished) - made - lines.consts.keys())
+                wanted |= lines.read_by(more)
+        made = lines.made_by(ops)
+        reads = sorted((lines.read_by(ops) | finished) - made)
         gives = {names.made_after(v): v for v in sorted((made & wanted) | finished)}
         at = TaskKind.UPDATE, group, turn
         found.append(_task(names, at, lines, ops, reads, gives))

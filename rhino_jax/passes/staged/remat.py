@@ -129,7 +129,7 @@ def offloaded(
 
 def _forward_values(sides: Sides) -> frozenset[int]:
     """Return the results of forward ops."""
-    return frozenset(v for i in sides.forward for v in sides.lines.makes[i])
+    return frozenset(sides.lines.made_by(sides.forward))
 
 
 def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
