@@ -14,7 +14,7 @@ from jax import lax
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.rewrite.emit import substitute
 from rhino_jax.rewrite.flat import FlatProgram
-from rhino_jax.rewrite.flatten import all_calls, flatten
+from rhino_jax.rewrite.flatten import all_calls, flat_region, flatten
 from rhino_jax.rewrite.numbers import ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
 from tests.passes.interpreter import interpret
@@ -107,6 +107,23 @@ def test_it_computes_the_same(fn: Any) -> None:
         plain = flatten(traced.program, None, calls)
         assert plain.top.outputs == flat.top.outputs
         assert plain.top.maker == flat.top.maker
+
+
+@pytest.mark.parametrize("fn", [looped, twice])
+def test_ops_that_an_output_needs_compute_it(fn: Any) -> None:
+    """In any numbering, and where copies of them run ahead."""
+    traced, x = traced_of(fn)
+    region = flat_region(traced.closed_jaxpr)
+    ids = {v: 7 + 2 * v for made in (region.inputs, *region.makes) for v in made}
+    for k, expected in enumerate(interpret(traced.closed_jaxpr, [x])):
+        ops, _ = region.needed([region.outputs[k]])
+        for of in (region, region.renamed(ids), region.with_copies(ops, [k])):
+            ops, read = of.needed([of.outputs[k]])
+            assert read <= {*of.inputs}
+            env = {of.inputs[0]: x}
+            of.run(of.late(ops, ()), env)
+            found = of.result(of.outputs[k], env)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_deep", [False, True])
