@@ -5,7 +5,7 @@ Out: `code.code_of`: a module's text; `patch.Patch`: a diff of the user's files.
 Order: `pytrees` (specs as literals), `places` (values that a user's expression
 produces in the forward and backward pass), `chains` (their layouts),
 `constraints` (constraints for these expressions), `patch` (a diff that adds them),
-`logical` (names of dims, rules), `parts`, `over_stages`, `code` (one text per style).
+`logical` (names of dims, rules), `parts` (of a text), `code` (one text per style).
 
 To add a style: one function in `code`, and its name in `STYLES`; tests compile what
 it writes and compare collectives.

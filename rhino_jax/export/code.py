@@ -12,8 +12,14 @@ from collections.abc import Callable, Mapping
 from rhino_jax.errors import PlanFileError, RhinoError, nearest
 from rhino_jax.export.constraints import Constraint
 from rhino_jax.export.logical import DimNames, leaf_values, names_of
-from rhino_jax.export.over_stages import pipelined, stages_text
-from rhino_jax.export.parts import Subject, at_lines, head, layouts
+from rhino_jax.export.parts import (
+    Subject,
+    at_lines,
+    head,
+    layouts,
+    pipelined,
+    stages_text,
+)
 from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import quoted
 from rhino_jax.ir.spec import Spec

@@ -11,6 +11,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from rhino_jax.frontend.check.shards import Finish, LocalOp, Results
+from rhino_jax.frontend.rules.gather import window_dims
 from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.frontend.rules.scatter import REDUCERS
 from rhino_jax.ir.factor import FactorKind
@@ -111,11 +112,9 @@ def _reducer_of_others(op: LocalOp) -> str | None:
 def _update_window(op: LocalOp, dim: int) -> int:
     """Return how many elements of an operand's dim one update covers."""
     dims = op.params["dimension_numbers"]
-    skipped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
-    if dim in skipped:
-        return 1
-    kept = [d for d in range(len(op.in_shapes[0])) if d not in skipped]
-    return op.in_shapes[2][dims.update_window_dims[kept.index(dim)]]
+    gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)
+    windows = window_dims(len(op.in_shapes[0]), gone, dims.update_window_dims)
+    return op.in_shapes[2][windows[dim]] if dim in windows else 1
 
 
 def _dynamic_slice(op: LocalOp) -> tuple[LocalOp, Finish]:

@@ -4,7 +4,7 @@ updates, whose positions are known at run time only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rhino_jax.frontend.registry import OpContext, OpRule, Shape, register, result_shape
@@ -13,15 +13,27 @@ from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
 
+def window_dims(
+    rank: int, gone: Collection[int], windows: Sequence[int]
+) -> dict[int, int]:
+    """Return a dim of the array that windows lie in → the dim of the windows along it.
+
+    Args:
+      rank: number of dims of the array.
+      gone: dims of it that windows do not have.
+      windows: dims of the windows, in the order of the array's.
+    """
+    kept = [d for d in range(rank) if d not in gone]
+    return dict(zip(kept, windows, strict=True))
+
+
 def _local(
     params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
 ) -> dict[str, Any]:
     """Set slice sizes so that slices spanning a dim of the operand still span it."""
-    dims = params["dimension_numbers"]
-    gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
-    kept = [d for d in range(len(ins[0])) if d not in gone]
-    sizes = list(params["slice_sizes"])
-    for d, offset in zip(kept, dims.offset_dims, strict=True):
+    dims, sizes = params["dimension_numbers"], list(params["slice_sizes"])
+    gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
+    for d, offset in window_dims(len(ins[0]), gone, dims.offset_dims).items():
         sizes[d] = outs[0][offset]
     return {"slice_sizes": tuple(sizes)}
 
@@ -66,11 +78,12 @@ def gather(ctx: OpContext) -> OpRule:
 
     reducer = "or" if ctx.out_dtypes[0] == "bool" else "sum"
     can_mask = not ctx.out_dtypes[0].startswith("key<")
-    offsets = iter(dims.offset_dims)
+    gone = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
+    offsets = window_dims(len(operand_shape), gone, dims.offset_dims)
     for d, size in enumerate(operand_shape):
         if d in dims.operand_batching_dims:
             continue
-        offset = None if d in dims.collapsed_slice_dims else next(offsets)
+        offset = offsets.get(d)
         if offset is not None and slice_sizes[d] == size:
             operand[d] = result[offset] = factors.parallel(size)
         elif can_mask and slice_sizes[d] == 1 and d in dims.start_index_map:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
+from rhino_jax.frontend.rules.gather import window_dims
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
 
@@ -80,11 +81,12 @@ def scatter(ctx: OpContext) -> OpRule:
     for operand_dim, indices_dim in paired:
         operand[operand_dim] = indices[indices_dim]
 
-    windows = iter(dims.update_window_dims)
+    gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)
+    windows = window_dims(len(operand_shape), gone, dims.update_window_dims)
     for d, size in enumerate(operand_shape):
         if d in dims.operand_batching_dims:
             continue
-        window = None if d in dims.inserted_window_dims else next(windows)
+        window = windows.get(d)
         window_size = 1 if window is None else updates_shape[window]
         if window is not None and window_size == size:
             operand[d] = updates[window] = factors.parallel(size)
