@@ -81,16 +81,18 @@ class Program:
                 for inner in op.call.regions:
                     yield from self._walk(inner, count * op.call.trip_count)
 
+    def within(self, op: Op) -> Iterator[tuple[Op, int]]:
+        """Yield an op and all ops of its regions, with their run counts in one run."""
+        yield from self._walk(Region(inputs=(), ops=(op.id,), outputs=()), 1)
+
     def flops_of(self, op: Op) -> float:
         """Return the FLOPs of an op, including its regions over all their trips."""
-        region = Region(inputs=(), ops=(op.id,), outputs=())
-        return sum(inner.flops * count for inner, count in self._walk(region, 1))
+        return sum(inner.flops * count for inner, count in self.within(op))
 
     def holds_backward(self, op: Op) -> bool:
         """Whether a forward op contains a backward pass, as a loop that computes
         gradients of its own in every trip."""
         if op.source.is_backward or op.call is None:
             return False
-        region = Region(inputs=(), ops=(op.id,), outputs=())
-        ops = (inner for inner, _ in self._walk(region, 1))
+        ops = (inner for inner, _ in self.within(op))
         return any(inner.flops and inner.source.is_backward for inner in ops)

@@ -28,8 +28,8 @@ from rhino_jax.utils.atomic_write import write_file
 
 
 @dataclass(frozen=True)
-class Times:
-    """Start times of all tasks and transfers of one step.
+class Simulation:
+    """One simulated step of a schedule: start times of all tasks and transfers.
 
     Attributes:
       schedule: the schedule that was simulated.
@@ -130,8 +130,31 @@ class Times:
         """Peak of the group with the highest one, in bytes of one device."""
         return max(self.group_peak_bytes, default=0)
 
+    def __repr__(self) -> str:
+        graph = self.schedule.graph
+        return (
+            f"Simulation({self.schedule.name}, {graph.groups} groups,"
+            f" {len(graph.tasks)} tasks: {format_seconds(self.step_time_s)}/step,"
+            f" bubble {format_share(self.bubble)},"
+            f" peak {format_bytes(self.peak_bytes)})"
+        )
 
-def to_text(times: Times, width: int = 100) -> str:
+    def table(self, width: int = 100) -> str:
+        """Return the step as text: a timeline, then idle time, waits and memory."""
+        return to_text(self, width)
+
+    def save_trace(self, path: str | PathLike[str]) -> None:
+        """Write the step for Perfetto or chrome://tracing.
+
+        Args:
+          path: ends in `.json`, or in `.json.gz` for a compressed file.
+        Raises:
+          WriteError: the file cannot be written.
+        """
+        write(events(self), path)
+
+
+def to_text(times: Simulation, width: int = 100) -> str:
     """Return a heading, a timeline with a line per group, and a table of groups.
 
     In the timeline `F0` is the forward pass of micro-batch 0, `B` a backward pass, `I`
@@ -151,12 +174,12 @@ def to_text(times: Times, width: int = 100) -> str:
     return "\n".join([head, *lines, "", *_table(times)])
 
 
-def lines_of(times: Times, columns: int) -> list[str]:
+def lines_of(times: Simulation, columns: int) -> list[str]:
     """Return a timeline by group, tasks from start to end; spaces are idle time."""
     return [_line(times, g, columns) for g in range(len(times.schedule.orders))]
 
 
-def _line(times: Times, group: int, columns: int) -> str:
+def _line(times: Simulation, group: int, columns: int) -> str:
     """Return the timeline of a group."""
     scale = columns / times.step_time_s if times.step_time_s else 0.0
     tasks = times.schedule.graph.tasks
@@ -178,7 +201,7 @@ def _cell(task: Task, width: int, is_later: bool) -> str:
     return text.ljust(width, "─")[:width]
 
 
-def _table(times: Times) -> list[str]:
+def _table(times: Simulation) -> list[str]:
     header: tuple[str, ...] = (
         "group", "busy", "bubble", "waits for transfers", "peak memory",
     )  # fmt: skip
@@ -209,15 +232,6 @@ Event = dict[str, Any]
 _US = 1e6
 
 
-def save(times: Times, path: str | PathLike[str]) -> None:
-    """Write all events of a step; compressed if the path ends in `.gz`.
-
-    Raises:
-      WriteError: the file cannot be written.
-    """
-    write(events(times), path)
-
-
 def write(found: Iterable[Event], path: str | PathLike[str]) -> None:
     """Write events to a file; compressed if the path ends in `.gz`.
 
@@ -230,7 +244,7 @@ def write(found: Iterable[Event], path: str | PathLike[str]) -> None:
     write_file("`save_trace`", path, content)
 
 
-def events(times: Times) -> Iterator[Event]:
+def events(times: Simulation) -> Iterator[Event]:
     """Yield one process per group, with its tasks and memory, and one for links.
 
     Arrows lead from a task to its transfer, and from there to the tasks that read it.
@@ -261,7 +275,7 @@ def named(what: str, pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _tasks(times: Times) -> Iterator[Event]:
+def _tasks(times: Simulation) -> Iterator[Event]:
     for task, start in zip(times.schedule.graph.tasks, times.task_start_s, strict=True):
         yield {
             "ph": "X",
@@ -279,14 +293,14 @@ def _tasks(times: Times) -> Iterator[Event]:
         }
 
 
-def _named_after(times: Times, transfer: int) -> int:
+def _named_after(times: Simulation, transfer: int) -> int:
     """Return the task that labels a transfer: its source, or for fetches its reader."""
     graph, found = times.schedule.graph, times.schedule.graph.transfers[transfer]
     is_own = graph.receiver(found) == graph.tasks[found.source].group
     return found.targets[0] if is_own and not found.is_to_host else found.source
 
 
-def _transfers(times: Times, pid: int) -> Iterator[Event]:
+def _transfers(times: Simulation, pid: int) -> Iterator[Event]:
     graph = times.schedule.graph
     for i, transfer in enumerate(graph.transfers):
         start, end = times.transfer_start_s[i] * _US, times.transfer_end_s[i] * _US
@@ -312,31 +326,3 @@ def _transfers(times: Times, pid: int) -> Iterator[Event]:
         yield {
             "ph": "f", "bp": "e", **flow, "pid": reader.group, "tid": 0, "ts": read,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Simulation(Times):
-    """One simulated step of a schedule."""
-
-    def __repr__(self) -> str:
-        graph = self.schedule.graph
-        return (
-            f"Simulation({self.schedule.name}, {graph.groups} groups,"
-            f" {len(graph.tasks)} tasks: {format_seconds(self.step_time_s)}/step,"
-            f" bubble {format_share(self.bubble)},"
-            f" peak {format_bytes(self.peak_bytes)})"
-        )
-
-    def table(self, width: int = 100) -> str:
-        """Return the step as text: a timeline, then idle time, waits and memory."""
-        return to_text(self, width)
-
-    def save_trace(self, path: str | PathLike[str]) -> None:
-        """Write the step for Perfetto or chrome://tracing.
-
-        Args:
-          path: ends in `.json`, or in `.json.gz` for a compressed file.
-        Raises:
-          WriteError: the file cannot be written.
-        """
-        save(self, path)

@@ -16,6 +16,9 @@ from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.plan.stages import Between, Pipeline, StageCost
 
 
+FORWARD_ONLY = "forward-only"
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of the model that a group runs as one task.
@@ -240,8 +243,7 @@ def as_work(
             sent[hop][1] += value.backward_bytes
             left[hop + 1] += value.forward_bytes
     links, routes = links_of(
-        (group_of[i], group_of[i + 1], TransferLink("", x.bytes_per_s, x.latency_s))
-        for i, x in enumerate(problem.hops)
+        (group_of[i], group_of[i + 1], link) for i, link in enumerate(problem.hops)
     )
     firsts = [list(group_of).index(g) for g in range(len(fixed))]
     limits = [problem.groups[c].limit_bytes for c in firsts]
@@ -271,9 +273,6 @@ def as_work(
         if any(n is not None for n in limits)
         else (),
     )
-
-
-FORWARD_ONLY = "forward-only"
 
 
 def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:

@@ -18,6 +18,7 @@ from rhino_jax.errors import (
 )
 from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, Transform
 from rhino_jax.passes.microbatch import may_cut
+from rhino_jax.planner.remat import as_pass
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.minimum_memory import (
     divided_peak,
@@ -101,7 +102,7 @@ class LeastMemory:
         if not self.allowed.may_recompute:
             return ()
         least = least_choice(kept.found.solved[0])
-        return (Transform(RECOMPUTE, 0, 0, str(least.choice)),) if least else ()
+        return (as_pass(least),) if least else ()
 
     def _cut(self, before: Passes) -> None:
         """Try numbers of micro-batches, largest first, while the peak gets lower."""

@@ -13,7 +13,7 @@ import operator
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
@@ -27,10 +27,6 @@ from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.utils.progress import shown
-
-
-if TYPE_CHECKING:
-    pass
 
 
 MAX_KEPT = 2
@@ -69,13 +65,7 @@ class PlanOrigin:
         plan_options = replace(plan_options, what="`plan.with_`", **changes)
         is_here = mesh is None and changes.keys() <= {"pins", "memory_budget_bytes"}
         if is_here and not plan_options.refine:
-            found = None
-            if plan.is_one_mesh:
-                found = self._again(plan, plan_options)
-            elif plan.is_one_program:
-                found = self._replanned_in_one(plan, plan_options)
-            else:
-                found = self._replanned_in_stages(plan, plan_options)
+            found = self._replanned(plan, plan_options)
             if found is not None:
                 return found
         if mesh is not None:
@@ -161,63 +151,31 @@ class PlanOrigin:
             pins = replace(pins, inputs={**self.basis.specs, **pins.inputs})
         return pins, pinned
 
-    def _again(self, plan: data.PlanData, plan_options: Any) -> data.PlanData | None:
-        """Plan with other pins or another budget, with the passes of the plan
-        unchanged; None where nothing fits."""
+    def _replanned(
+        self, plan: data.PlanData, plan_options: Any
+    ) -> data.PlanData | None:
+        """Plan with other pins or another budget, with the passes and the stage cuts of
+        the plan; None where nothing fits.
+
+        Also None where other cuts may be better (in stages, where the budget or stage
+        pins differ), and where all processes must agree on a plan.
+        """
         if plan_options.processes(plan.mesh, []):
-            return None  # All processes must agree on a plan.
-        solved = self.solved_for(plan)
-        program = solved.search.running.program
-        pins, pinned = self._pins(plan_options, plan, program)
-        target = solved.search.target
-        with shown(plan_options.progress) as report:
-            search = replace(
-                solved.search,
-                request=plan_options.request_of(target, pins),
-                pinned=pinned,
-                report=report,
-            )
-            found = search.held(solved.found)
-            if not found.fits:
+            return None
+        if plan.has_tasks:
+            both = plan_options, self.plan_options
+            if len({w.memory_budget_bytes for w in both}) > 1:
                 return None
-            made = search.plan(found)
-        from rhino_jax.planner.variant_search import Solved
-
-        again = Solved(search, found, solved.typed_search, solved.typed).alone()
-        return self.finished(made, plan, plan_options, again)
-
-    def _replanned_in_one(
-        self, plan: data.PlanData, plan_options: Any
-    ) -> data.PlanData | None:
-        """Plan an SPMD pipeline with other pins or another budget, with its passes
-        unchanged; None where nothing fits."""
-        if plan_options.processes(plan.mesh, []):
-            return None
+            if operator.ne(*(self.stage_pins(w, plan) for w in both)):
+                return None
         solved = self.solved_for(plan)
-        pins, pinned = self._pins(plan_options, plan)
-        written = solved.stage.search
-        request = plan_options.request_of(written.target, pins)
-        search = replace(written, request=request, pinned=pinned)
+        before = solved.pinned_search
+        pins, pinned = self._pins(plan_options, plan, before.running.program)
+        request = plan_options.request_of(before.target, pins)
         with shown(plan_options.progress) as report:
-            found = solved.planned_with(search, report)
-        return found and self.finished(found[0], plan, plan_options, found[1])
-
-    def _replanned_in_stages(
-        self, plan: data.PlanData, plan_options: Any
-    ) -> data.PlanData | None:
-        """Plan pipeline stages with other layout pins and the same stage cuts; None
-        where the budget or stage pins differ, so that other cuts may be better."""
-        said = (w.memory_budget_bytes for w in (plan_options, self.plan_options))
-        stages = (self.stage_pins(w, plan) for w in (plan_options, self.plan_options))
-        is_cut_alike = len(set(said)) == 1 and operator.eq(*stages)
-        if not is_cut_alike or plan_options.processes(plan.mesh, []):
-            return None
-        solved = self.solved_for(plan)
-        program = solved.search.running.program
-        pins, pinned = self._pins(plan_options, plan, program)
-        request = plan_options.request_of(solved.search.target, pins)
-        search = replace(solved.search, request=request, pinned=pinned)
-        found = solved.planned_with(search)
+            found = solved.planned_with(
+                replace(before, request=request, pinned=pinned, report=report)
+            )
         return found and self.finished(found[0], plan, plan_options, found[1])
 
     def stage_pins(self, plan_options: Any, plan: data.PlanData) -> dict[str, int]:

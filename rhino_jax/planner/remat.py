@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.remat.choice import recompute_choices
+from rhino_jax.planner.search.remat.choice import Chosen, recompute_choices
 from rhino_jax.planner.variant_search import Search
 
 
@@ -58,6 +58,11 @@ def with_room(search: Search, found: SearchResult) -> Iterator[SearchResult]:
             yield wide
 
 
+def as_pass(chosen: Chosen) -> Transform:
+    """Return the pass that applies a choice of what to recompute."""
+    return Transform(RECOMPUTE, 0, 0, str(chosen.choice))
+
+
 @dataclass(frozen=True, slots=True)
 class RematSite:
     """A candidate for rematerialization.
@@ -98,7 +103,7 @@ def remat_sites(
     return [
         RematSite(
             c.name,
-            Transform(RECOMPUTE, 0, 0, str(c.choice)),
+            as_pass(c),
             float(wide.step_s + c.answer.added_s),
             c.answer.peak_bytes,
         )

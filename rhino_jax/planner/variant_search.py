@@ -362,6 +362,25 @@ class Solved:
     typed_search: Search
     typed: SearchResult
 
+    @property
+    def pinned_search(self) -> Search:
+        """The search whose program the user's pins are resolved in."""
+        return self.search
+
+    def planned_with(self, search: Search) -> tuple[PlanData, Solved] | None:
+        """Plan with another search's pins and budget, and with this one's passes.
+
+        Returns:
+          The plan, and the searches that gave it; None where nothing fits.
+        Raises:
+          PinError: an op cannot produce what is pinned.
+        """
+        found = search.held(self.found)
+        if not found.fits:
+            return None
+        solved = Solved(search, found, self.typed_search, self.typed)
+        return search.plan(found), solved.alone()
+
     def alone(self) -> Solved:
         """Return both searches limited to the best mesh, without progress reports."""
         found = replace(self.found, solved=self.found.solved[:1])

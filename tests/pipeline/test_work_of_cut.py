@@ -14,11 +14,11 @@ from rhino_jax.pipeline.cut.ops import (
     CutOps,
     CutProblem,
     CutValue,
-    GroupHop,
     StageDevices,
 )
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import checked, simulate
+from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.pipeline.work import as_work
 
 
@@ -55,7 +55,7 @@ def u_net(levels: int, per_level: int, stages: int, m: int, rate: float) -> CutP
     return CutProblem(
         ops=CutOps(tuple(ops), tuple(values)),
         groups=(StageDevices(),) * stages,
-        hops=(GroupHop(rate, 1e-5),) * (stages - 1),
+        hops=(TransferLink("", rate, 1e-5),) * (stages - 1),
         micro_batches=m,
         in_flight=IN_FLIGHT["1f1b"](stages, m),
     )

@@ -12,7 +12,7 @@ from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
 from rhino_jax.pipeline.of_plan import link_wait_s, schedule_of
-from rhino_jax.pipeline.simulation import Simulation, Times, lines_of
+from rhino_jax.pipeline.simulation import Simulation, lines_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind, label
 from rhino_jax.units import format_bytes, format_count, format_seconds, format_share
@@ -39,7 +39,7 @@ COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
 """Legend entry → colour, and the pass kinds that it stands for."""
 
 
-def timeline(times: Times) -> str:
+def timeline(times: Simulation) -> str:
     """Draw a track of tasks for every stage; empty above `MAX_TASKS` tasks."""
     graph = times.schedule.graph
     if not times.step_time_s or len(graph.tasks) > MAX_TASKS:

@@ -261,7 +261,7 @@ def save_trace(plan: PlanData, path: str | PathLike[str]) -> None:
       path: ends in `.json`, or in `.json.gz` for a compressed file.
     """
     if plan.pipeline is not None:
-        simulation.save(simulate(schedule_of(plan.pipeline)), path)
+        simulate(schedule_of(plan.pipeline)).save_trace(path)
     else:
         simulation.write(events(plan), path)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rhino_jax.errors import StageError, StageOrderError
+from rhino_jax.pipeline.tasks import TransferLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +103,6 @@ class StageDevices:
     speed: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupHop:
-    """The link between the devices of neighbouring stages, symmetric.
-
-    Attributes:
-      bytes_per_s: bandwidth, one way.
-      latency_s: latency of all that one micro-batch sends.
-    """
-
-    bytes_per_s: float = float("inf")
-    latency_s: float = 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class CutProblem:
     """A program, devices, and constraints of a cut into stages.
@@ -122,7 +110,7 @@ class CutProblem:
     Attributes:
       ops: the program as a graph.
       groups: devices of every stage, along the forward pass.
-      hops: links between neighbouring stages.
+      hops: links between neighbouring stages, symmetric.
       micro_batches: number of micro-batches, m.
       in_flight: by stage, the number of micro-batches whose residuals it holds; see
         `IN_FLIGHT`.
@@ -133,7 +121,7 @@ class CutProblem:
 
     ops: CutOps
     groups: tuple[StageDevices, ...]
-    hops: tuple[GroupHop, ...]
+    hops: tuple[TransferLink, ...]
     micro_batches: int
     in_flight: tuple[int, ...]
     pins: Mapping[int, int] = field(default_factory=dict)

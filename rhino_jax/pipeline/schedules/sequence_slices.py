@@ -16,6 +16,16 @@ from rhino_jax.utils.keywords import brief, read_choice
 TOKEN_SLICES = "token-slices"
 
 
+FEW = (1, 2, 4)
+"""Numbers of micro-batches that are compared where slices fill the pipeline: all are in
+flight at once, so more of them need no less memory."""
+
+FORMS = (
+    f'write "{TOKEN_SLICES}" for slices that rhino chooses, "{TOKEN_SLICES}:4" for'
+    f' four, or "{TOKEN_SLICES}:512,384,128" for slices of so many tokens'
+)
+
+
 @family(
     TOKEN_SLICES,
     "slices of the sequence, one after another",
@@ -56,16 +66,6 @@ def token_slices(work: StepWork) -> Schedule:
         ]
 
     return in_order(TOKEN_SLICES, work, [order(g) for g in range(work.groups)])
-
-
-FEW = (1, 2, 4)
-"""Numbers of micro-batches that are compared where slices fill the pipeline: all are in
-flight at once, so more of them need no less memory."""
-
-FORMS = (
-    f'write "{TOKEN_SLICES}" for slices that rhino chooses, "{TOKEN_SLICES}:4" for'
-    f' four, or "{TOKEN_SLICES}:512,384,128" for slices of so many tokens'
-)
 
 
 def read_schedule(what: str, value: Any, known: tuple[str, ...]) -> str:

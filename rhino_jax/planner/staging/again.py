@@ -27,7 +27,7 @@ from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.staging.transfers import with_costs
-from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.variant_search import Search, tell_nobody
 from rhino_jax.runtime.tasks.executable import stacks_of, step_of
 from rhino_jax.units import format_bytes
 
@@ -104,24 +104,40 @@ class Laid:
 
     Attributes:
       run: the planned submeshes and their pipeline; None if one does not fit.
-      groups: the planned submeshes; empty if one does not fit.
-      step_s: simulated seconds of the pipeline's step.
-      peaks: peak bytes of one device of each submesh, with its micro-batches in flight.
-      sent: (source, target) submesh → seconds of a step's transfers between them.
       cannot: which submesh does not fit; empty if all do.
     """
 
     run: FittingGroups | None
-    groups: tuple[PlannedGroup, ...]
-    step_s: float
-    peaks: tuple[int, ...]
-    sent: Mapping[tuple[int, int], float]
     cannot: str = ""
 
-    @classmethod
-    def nothing(cls, cannot: str) -> Laid:
-        """Return the result for layouts with which nothing fits."""
-        return cls(None, (), math.inf, (), {}, cannot)
+    @property
+    def groups(self) -> tuple[PlannedGroup, ...]:
+        """The planned submeshes; empty if one does not fit."""
+        return self.run.groups if self.run else ()
+
+    @property
+    def step_s(self) -> float:
+        """Simulated seconds of the pipeline's step."""
+        return self.run.simulation.step_time_s if self.run else math.inf
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Peak bytes of a device of each submesh, with its micro-batches in flight."""
+        return self.run.simulation.group_peak_bytes if self.run else ()
+
+    @property
+    def sent(self) -> Mapping[tuple[int, int], float]:
+        """(Source, target) submesh → seconds of a step's transfers between them."""
+        sent: dict[tuple[int, int], float] = {}
+        if self.run is None:
+            return sent
+        pipeline = self.run.pipeline
+        for hop in pipeline.hops:
+            a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
+            once = hop.forward_bytes + hop.backward_bytes + hop.ahead_bytes
+            size = pipeline.micro_batches * once
+            sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
+        return sent
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -165,7 +181,7 @@ class SolvedStages:
 
     def laid(self) -> Laid:
         """Return the plan with its simulated times and peaks."""
-        return _laid(self.run)
+        return Laid(self.run)
 
     def held(
         self,
@@ -191,13 +207,13 @@ class SolvedStages:
             held = replace(held, handed={**handed, **held.handed})
         before = known.groups if known is not None and known.groups else self.groups
         try:
-            return _laid(self._run(held, level, before))
+            return Laid(self._run(held, level, before))
         except InfeasiblePlanError as error:
             what, numbers = (
                 error.what.partition(":")[0],
                 error.numbers.partition(";")[0],
             )
-            return Laid.nothing(f"{what.rstrip('.')}: {numbers}")
+            return Laid(None, f"{what.rstrip('.')}: {numbers}")
 
     def best(self, held: GroupLayouts, level: str, known: Laid | None = None) -> Laid:
         """Return the better of two plans with layouts fixed: with all other sent values
@@ -212,6 +228,11 @@ class SolvedStages:
         kept = self.held(held, level, known, is_kept=True)
         return min(kept, free, key=lambda laid: laid.rank)
 
+    @property
+    def pinned_search(self) -> Search:
+        """The search whose program the user's pins are resolved in."""
+        return self.search
+
     def planned_with(self, search: Search) -> tuple[PlanData, SolvedStages] | None:
         """Plan with the pins of another search and the same stage cuts.
 
@@ -224,7 +245,8 @@ class SolvedStages:
         laid = other.best(GroupLayouts(), search.request.level)
         if laid.run is None:
             return None
-        found = replace(other, run=laid.run)
+        quiet = replace(search, report=tell_nobody)
+        found = replace(other, search=quiet, run=laid.run)
         return found.plan(started), found
 
     def plan(self, started: float) -> PlanData:
@@ -282,19 +304,6 @@ class SolvedStages:
             replace(self.run.room, may_recompute=False),
             limit,
         )
-
-
-def _laid(run: FittingGroups) -> Laid:
-    """Return the simulated step, peaks and transfers of planned submeshes."""
-    pipeline, simulation = run.pipeline, run.simulation
-    sent: dict[tuple[int, int], float] = {}
-    for hop in pipeline.hops:
-        a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
-        once = hop.forward_bytes + hop.backward_bytes + hop.ahead_bytes
-        size = pipeline.micro_batches * once
-        sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
-    peaks = simulation.group_peak_bytes
-    return Laid(run, run.groups, simulation.step_time_s, peaks, sent)
 
 
 def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:

@@ -49,6 +49,11 @@ tried after them where nothing fits: their activations are smaller. Meshes are c
 for the first of them."""
 
 
+MAX_OPS_OF_BEST = 1500
+"""Maximum number of forward ops for which CP-SAT solves the stage cut; with more,
+orders are cut."""
+
+
 def rows_of(
     closed: Any,
     program: Program,
@@ -122,11 +127,6 @@ def one_micro_batch(
         numbers=numbers,
         fix=f"{two}; or {'; or '.join(fixes)}.",
     )
-
-
-MAX_OPS_OF_BEST = 1500
-"""Maximum number of forward ops for which CP-SAT solves the stage cut; with more,
-orders are cut."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,6 +27,13 @@ from rhino_jax.planner.staging.finds import with_regions
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 
 
+MAX_LOOPS = 3
+"""Maximum number of loops that are split: those with the most work."""
+
+MAX_FORMS = 6
+"""Maximum number of splits that are compared by an estimate, before planning."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopStages:
     """Consecutive stages that hold the parts of a loop.
@@ -78,13 +85,6 @@ def rows_of(
                 yield from rest((*rows, row))
 
     return rest(())
-
-
-MAX_LOOPS = 3
-"""Maximum number of loops that are split: those with the most work."""
-
-MAX_FORMS = 6
-"""Maximum number of splits that are compared by an estimate, before planning."""
 
 
 def parts_of(

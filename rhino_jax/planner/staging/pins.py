@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rhino_jax.errors import PinError, nearest
-from rhino_jax.ir.op import Op, Source
+from rhino_jax.ir.op import Source
 from rhino_jax.ir.places import in_scope, known_places, on_line
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart
@@ -142,15 +142,9 @@ def _inside(key: str, sides: Sides) -> Iterator[int]:
 
     program = sides.program
     for i in sides.forward:
-        if _any(program, program.ops[program.body.ops[i]], is_there):
+        op = program.ops[program.body.ops[i]]
+        if any(is_there(inner.source) for inner, _ in program.within(op)):
             yield i
-
-
-def _any(program: Program, op: Op, is_there: Callable[[Source], bool]) -> bool:
-    if is_there(op.source):
-        return True
-    regions = () if op.call is None else op.call.regions
-    return any(_any(program, program.ops[o], is_there) for r in regions for o in r.ops)
 
 
 def _means_nothing(key: str, paths: list[str], program: Program) -> PinError:

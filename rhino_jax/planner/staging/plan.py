@@ -44,6 +44,14 @@ from rhino_jax.units import format_bytes
 from rhino_jax.utils.gc import no_garbage_collection
 
 
+MAX_FORMS = 2
+"""Maximum number of loop splits that are compared in all numbers of micro-batches."""
+
+NO_PINS: Mapping[str, int] = {}
+
+NOWHERE: Mapping[int, Part] = {}
+
+
 def check_least(asked: StagingRequest, micro_batches: int) -> None:
     """Refuse a step whose arguments and accumulated gradients exceed the memory of all
     devices. Both are live while micro-batches run.
@@ -96,14 +104,6 @@ def _arguments(program: Program) -> dict[str, int]:
         for entry in program.inputs
         if entry.value in read
     }
-
-
-MAX_FORMS = 2
-"""Maximum number of loop splits that are compared in all numbers of micro-batches."""
-
-NO_PINS: Mapping[str, int] = {}
-
-NOWHERE: Mapping[int, Part] = {}
 
 
 @no_garbage_collection()

@@ -14,6 +14,7 @@ from rhino_jax.passes.staged.labels import Labels
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.pipeline.cut import ops as cutting
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
+from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.pipeline.work import StepWork, as_work
 from rhino_jax.plan.stages import Between, StageCost
 from rhino_jax.planner.staging.finds import with_regions
@@ -146,11 +147,13 @@ def _groups(
     )
 
 
-def _hops(shapes: GroupMeshes, group_of: Sequence[int]) -> tuple[cutting.GroupHop, ...]:
+def _hops(shapes: GroupMeshes, group_of: Sequence[int]) -> tuple[TransferLink, ...]:
     bytes_per_s, latency_s = shapes.hop
     return tuple(
-        cutting.GroupHop(
-            bytes_per_s * min(map(shapes.devices, pair)) / shapes.devices(0), latency_s
+        TransferLink(
+            "",
+            bytes_per_s * min(map(shapes.devices, pair)) / shapes.devices(0),
+            latency_s,
         )
         for pair in pairwise(group_of)
     )

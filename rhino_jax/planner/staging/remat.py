@@ -13,6 +13,7 @@ from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import StageRemat
+from rhino_jax.planner.remat import SECONDS
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
 from rhino_jax.planner.search.remat.tasks import Tasks
@@ -27,9 +28,6 @@ from rhino_jax.planner.variant_search import MIN_GAIN
 
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
-
-SECONDS = 2.0
-"""Time limit in seconds for one choice of values."""
 
 MAX_CHOICES = 5
 """Maximum number of choices, one after the other, each to free the bytes that a plan

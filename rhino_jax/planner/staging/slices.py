@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.sequence_slices.sliced import sequence_length, sliced
 from rhino_jax.passes.staged.apart import Apart
@@ -28,6 +27,21 @@ from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.planner.staging.finds import with_regions
 from rhino_jax.planner.staging.shapes import GroupMeshes
+
+
+COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Candidate numbers of slices. With m sequences in T slices the bubble is (S - 1) /
+(m·T + S - 1): 48 stages and two sequences take 32, as TeraPipe's deepest models do.
+More slices make submeshes' programs, and with them planning, longer: the gain required
+for that is in `planner.staging.when`."""
+
+TILE = 128
+"""Tokens of a matmul tile; slices consist of whole tiles, where there are enough."""
+
+MAX_UNITS = 32
+"""Number of parts of a sequence that are not split between slices, for few slices: of
+4,096 tokens such a part is a tile. For more slices of longer sequences there are up to
+four times as many parts as slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,29 +161,9 @@ def _share(done: Sequence[float], half: int, length: int) -> float:
 
 def _work(program: Program, op_id: int) -> float:
     """Return an op's FLOPs with its regions; where 0, the bytes of its results."""
-
-    def flops(op: Op) -> float:
-        inner = () if op.call is None else op.call.regions
-        total = sum(flops(program.ops[o]) for region in inner for o in region.ops)
-        return op.flops + (0 if op.call is None else op.call.trip_count * total)
-
     op = program.ops[op_id]
-    return flops(op) or float(sum(program.values[v].bytes for v in op.results))
-
-
-COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Candidate numbers of slices. With m sequences in T slices the bubble is (S - 1) /
-(m·T + S - 1): 48 stages and two sequences take 32, as TeraPipe's deepest models do.
-More slices make submeshes' programs, and with them planning, longer: the gain required
-for that is in `planner.staging.when`."""
-
-TILE = 128
-"""Tokens of a matmul tile; slices consist of whole tiles, where there are enough."""
-
-MAX_UNITS = 32
-"""Number of parts of a sequence that are not split between slices, for few slices: of
-4,096 tokens such a part is a tile. For more slices of longer sequences there are up to
-four times as many parts as slices."""
+    made = sum(program.values[v].bytes for v in op.results)
+    return program.flops_of(op) or float(made)
 
 
 @dataclass(frozen=True, eq=False)

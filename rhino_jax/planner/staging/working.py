@@ -8,13 +8,13 @@ results are written, and its temporaries end with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, NodeKind
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.program import Op
 from rhino_jax.model.build import held_ports
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.holding import TaskResiduals, earlier_results
@@ -103,7 +103,7 @@ def _inside(
       usages: memory of all values of the program.
     """
     graph = found.solved[0].mesh_problem.model.graph
-    ops = {op.id for op in _ops(graph.program, call)}
+    ops = {op.id for op, _ in graph.program.within(call)}
     times = [n.time for n in graph.nodes if n.op is not None and n.op.id in ops]
     if not times:
         return sum(made.values())
@@ -135,11 +135,3 @@ def _end(graph: Graph, usage: _Usage, last: int) -> int:
     # A fused value that another task reads is written here, not computed there.
     read = [e.time for e in graph.readers[usage.port] if e.time <= last]
     return max(read, default=usage.start) + 1
-
-
-def _ops(program: Program, op: Op) -> Iterator[Op]:
-    """Yield an op, and all ops in its regions."""
-    yield op
-    for region in op.call.regions if op.call is not None else ():
-        for inner in region.ops:
-            yield from _ops(program, program.ops[inner])

@@ -13,10 +13,10 @@ from rhino_jax.pipeline.cut.ops import (
     CutOps,
     CutProblem,
     CutValue,
-    GroupHop,
     Parameter,
     StageDevices,
 )
+from rhino_jax.pipeline.tasks import TransferLink
 
 
 def random_problem(
@@ -71,7 +71,7 @@ def random_problem(
             for limit, speed in zip(limits, speeds, strict=True)
         ),
         hops=tuple(
-            GroupHop(float(rng.choice([2e3, 1e4, 1e5])), 1e-4)
+            TransferLink("", float(rng.choice([2e3, 1e4, 1e5])), 1e-4)
             for _ in range(stages - 1)
         ),
         micro_batches=m,

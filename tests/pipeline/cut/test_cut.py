@@ -19,10 +19,10 @@ from rhino_jax.pipeline.cut.ops import (
     CutOps,
     CutProblem,
     CutValue,
-    GroupHop,
     Parameter,
     StageDevices,
 )
+from rhino_jax.pipeline.tasks import TransferLink
 
 
 def chain_of(
@@ -36,7 +36,7 @@ def chain_of(
     return CutProblem(
         ops=CutOps(ops, values),
         groups=(StageDevices(),) * stages,
-        hops=(GroupHop(1e9),) * (stages - 1),
+        hops=(TransferLink("", 1e9),) * (stages - 1),
         micro_batches=m,
         in_flight=IN_FLIGHT["1f1b"](stages, m),
     )

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rhino_jax.errors import StageError
-from rhino_jax.ir.transform import RECOMPUTE, UN_REMAT, Transform, num_microbatches
+from rhino_jax.ir.transform import UN_REMAT, num_microbatches
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.planner.remat import SECONDS, SHARES, with_room
+from rhino_jax.planner.remat import SECONDS, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.stacked import Stacking
 from rhino_jax.planner.staging.cuts import counts_of, rows_of
@@ -87,12 +87,12 @@ class Recompute:
         kept, least = stacking.all_kept(), stacking.nothing_saved()
         if kept is None or least is None or not least.choice.recompute:
             return
-        again = plan(least.name, (*before, _as_pass(least)))
+        again = plan(least.name, (*before, as_pass(least)))
         if again is None:
             return
         some = self._some(stacking, (kept, all_kept), (least, again))
         if some is not None and some.choice != least.choice:
-            plan(some.name, (*before, _as_pass(some)))
+            plan(some.name, (*before, as_pass(some)))
 
     def _some(
         self,
@@ -140,10 +140,6 @@ def _free_s(tried: VariantCandidate) -> float:
         .again(tried.found)
         .step_s
     )
-
-
-def _as_pass(chosen: Chosen) -> Transform:
-    return Transform(RECOMPUTE, 0, 0, str(chosen.choice))
 
 
 @dataclass(frozen=True, slots=True)

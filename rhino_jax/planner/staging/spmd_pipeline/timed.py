@@ -65,7 +65,7 @@ def pipeline_of(
     passes: list[PipelinePass] = []
     once_s = 0.0
     for op in (program.ops[o] for o in program.body.ops):
-        every = [op, *_inside(program, op)]
+        every = [inner for inner, _ in program.within(op)]
         work_s = sum(seconds.get(o.id, 0.0) for o in every)
         handed = [by_op[o.id] for o in every if o.id in by_op]
         send_s = sum(s.collective.seconds for s in handed)
@@ -117,13 +117,6 @@ def _is_reversed(permute: Op) -> bool:
     """Whether stages send to those before them; `frontend.provenance` has the label."""
     source, _, target = permute.label.partition(",")[0].partition(" → ")
     return int(source) > int(target)
-
-
-def _inside(program: Program, op: Op) -> Iterator[Op]:
-    for region in () if op.call is None else op.call.regions:
-        for inner in (program.ops[o] for o in region.ops):
-            yield inner
-            yield from _inside(program, inner)
 
 
 def left_bytes(program: Program, ticks: int, local_bytes: Mapping[int, float]) -> int:

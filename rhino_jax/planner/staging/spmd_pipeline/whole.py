@@ -17,8 +17,7 @@ from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.collectives import KINDS, OF_PRIMITIVE, PERMUTE
-from rhino_jax.ir.op import Op
-from rhino_jax.ir.program import Program, Region
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import OpenSpec, Spec, format_spec, share_of, without
 from rhino_jax.ir.transform import ONE_PROGRAM, RECOMPUTE, Transform, chosen
 from rhino_jax.passes.apply import cut_in
@@ -30,7 +29,7 @@ from rhino_jax.plan.records import Collective
 from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Progress, Request
+from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.finds import seconds_by_op
 from rhino_jax.planner.staging.spmd_pipeline.timed import (
     OpSend,
@@ -222,7 +221,7 @@ class WholePipeline:
         )
         loops = {
             op.id
-            for op, runs in _ops(self.of_stage, self.of_stage.body, 1)
+            for op, runs in self.of_stage.walk()
             if runs == ticks and op.name in KINDS[PERMUTE].primitives
         }
         if len(loops) < 2:
@@ -259,7 +258,7 @@ class WholePipeline:
     def _sent(self, decisions: Decisions) -> Iterator[OpSend]:
         """Yield the transfers between stages."""
         laid = lay_out(self.search.target, self.axes)
-        for op, runs in _ops(self.of_stage, self.of_stage.body, 1):
+        for op, runs in self.of_stage.walk():
             kind = OF_PRIMITIVE.get(op.name)
             if kind is None:
                 continue
@@ -285,15 +284,6 @@ class WholePipeline:
             return float(of.bytes)
         sizes = tuple(n for _, n in own_mesh(self.axes, 1))
         return of.bytes * share_of(spec, of.shape, sizes)
-
-
-def _ops(program: Program, region: Region, runs: int) -> Iterator[tuple[Op, int]]:
-    """Yield all ops, with their number of runs in a step."""
-    for op in (program.ops[o] for o in region.ops):
-        yield op, runs
-        if op.call is not None:
-            for inner in op.call.regions:
-                yield from _ops(program, inner, runs * op.call.trip_count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -354,29 +344,27 @@ class SolvedInOne:
         """
         return replace(self.whole.plan(self.found), origin=self.alone())
 
-    def planned_with(
-        self, search: Search, report: Progress
-    ) -> tuple[PlanData, SolvedInOne] | None:
+    @property
+    def pinned_search(self) -> Search:
+        """The search whose program the user's pins are resolved in."""
+        return self.stage.search
+
+    def planned_with(self, search: Search) -> tuple[PlanData, SolvedInOne] | None:
         """Plan with another search's pins and budget, and with this one's passes.
 
         Args:
           search: the other search of the whole step.
-          report: callback for progress.
         Returns:
           The plan, and the search that gave it; None where nothing fits.
         Raises:
           PinError: an op cannot produce what is pinned.
         """
         stage = replace(self.stage, search=search)
-        of_stage = stage.of_step(self._done)
-        found = replace(of_stage, report=report).held(self.found)
+        # The plan's passes, without those that the search of its step starts with.
+        done = self.search.transforms[len(self.stage.search.transforms) :]
+        of_stage = stage.of_step(done)
+        found = of_stage.held(self.found)
         if not found.fits:
             return None
         solved = SolvedInOne(stage, of_stage, found)
         return solved.plan(), solved.alone()
-
-    @property
-    def _done(self) -> tuple[Transform, ...]:
-        """The plan's passes, without those that the search of its step starts with."""
-        before = len(self.stage.search.transforms)
-        return self.search.transforms[before:]
