@@ -32,11 +32,10 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.analysis.slack import COMBINED
 from rhino_jax.cost.compute import op_s
 from rhino_jax.ir.program import Value
-from rhino_jax.ir.spec import Spec, axes_of, local_shape
+from rhino_jax.ir.spec import Spec, local_shape
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.options import Options
 from rhino_jax.model.sizes import LocalSizes, PortSpecs
-from rhino_jax.model.strategies import Strategy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,42 +95,36 @@ class ChannelsLast:
         if found is None:
             specs = self.sizes.table.specs
             have, want = ([specs[k] for k in p.unique] for p in (source, target))
-            small = [
-                [self._move_s(a, b, value, is_made, is_read) for b in want]
-                for a in have
-            ]
-            found = np.array(small)[np.ix_(source.index, target.index)]
-            self._tables[key] = found
+            small = np.zeros((len(have), len(want)))
+            parted, joined = _changes(have, want)
+            if is_made:
+                is_moved = (parted & self._is_inside(have, value)[:, None]).any(axis=2)
+                small += is_moved * self._kernel_s(have, value)[:, None]
+            if is_read:
+                is_moved = (joined & self._is_inside(want, value)).any(axis=2)
+                small += is_moved * self._kernel_s(want, value)
+            found = self._tables[key] = small[np.ix_(source.index, target.index)]
         return found
 
-    def _move_s(
-        self, have: Spec, want: Spec, value: Value, is_made: bool, is_read: bool
-    ) -> float:
-        used, seconds = axes_of(have), 0.0
-        pairs = list(enumerate(zip(have, want, strict=True)))
-        parted = [d for d, (h, w) in pairs if used & (set(w) - set(h))]
-        joined = [d for d, (h, w) in pairs if w[: len(h)] != h]
-        if is_made and any(self._is_inside(d, have, value) for d in parted):
-            seconds += self._kernel_s(have, value)
-        if is_read and any(self._is_inside(d, want, value) for d in joined):
-            seconds += self._kernel_s(want, value)
-        return seconds
+    def _is_inside(self, specs: Sequence[Spec], value: Value) -> np.ndarray:
+        """Return [specs, dims], whether a dim is not the first in memory on one device:
+        dims before it have several elements."""
+        before = np.cumprod(self._local(specs, value), axis=1)[:, :-1]
+        return np.pad(before > 1, ((0, 0), (1, 0)))[:, : len(value.shape)]
 
-    def _is_inside(self, dim: int, spec: Spec, value: Value) -> bool:
-        """Whether a dim is not the first in memory on one device: dims before it have
-        several elements."""
-        local = local_shape(spec, value.shape, self.sizes.mesh_sizes)
-        return math.prod(local[:dim]) > 1
+    def _local(self, specs: Sequence[Spec], value: Value) -> np.ndarray:
+        """Return [specs, dims], the shape of one device's shard of a value."""
+        sizes = self.sizes.mesh_sizes
+        every = [local_shape(spec, value.shape, sizes) for spec in specs]
+        return np.array(every, dtype=np.int64)
 
-    def _kernel_s(self, spec: Spec, value: Value) -> float:
-        """Return the seconds of reading and writing one device's shard of a value."""
-        target = self.analysis.target
-        items = math.prod(local_shape(spec, value.shape, self.sizes.mesh_sizes))
-        whole = max(1, math.prod(value.shape))
-        traffic = np.array([2.0 * value.bytes * items / whole])
-        return (
-            float(op_s(target, np.zeros(1), traffic, value.dtype)[0]) + target.launch_s
-        )
+    def _kernel_s(self, specs: Sequence[Spec], value: Value) -> np.ndarray:
+        """Return [specs], the seconds of reading and writing one device's shard of a
+        value."""
+        target, whole = self.analysis.target, max(1, math.prod(value.shape))
+        items = self._local(specs, value).prod(axis=1)
+        traffic = 2.0 * value.bytes * items / whole
+        return op_s(target, 0.0 * traffic, traffic, value.dtype) + target.launch_s
 
     def with_scatters(self, options: Sequence[Options]) -> list[Options]:
         """Return the options with, for convolutions, the cost of transposing what they
@@ -146,15 +139,37 @@ class ChannelsLast:
             value = analysis.graph.program.values[op.results[0]]
             key = id(own), value.shape, value.dtype
             if key not in found:
-                added = np.array([self._scatter_s(s, value) for s in own.strategies])
+                made = [s.made[0] for s in own.strategies]
+                done = [s.results[0] for s in own.strategies]
+                is_parted = np.array(
+                    [
+                        [m != r for m, r in zip(*both, strict=True)]
+                        for both in zip(made, done, strict=True)
+                    ]
+                )
+                is_moved = (is_parted & self._is_inside(made, value)).any(axis=1)
+                added = is_moved * self._kernel_s(made, value)
                 found[key] = replace(
                     own, cost_s=own.cost_s + added, compute_s=own.compute_s + added
                 )
             changed[at] = found[key]
         return changed
 
-    def _scatter_s(self, strategy: Strategy, value: Value) -> float:
-        made, done = strategy.made[0], strategy.results[0]
-        parted = [d for d, (m, r) in enumerate(zip(made, done, strict=True)) if m != r]
-        is_moved = any(self._is_inside(d, made, value) for d in parted)
-        return self._kernel_s(made, value) if is_moved else 0.0
+
+def _changes(
+    have: Sequence[Spec], want: Sequence[Spec]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return [have, want, dims], whether a dim gets an axis that another dim has, and
+    whether it loses one."""
+    numbers: dict[tuple[int, ...], int] = {}
+
+    def numbered(specs: Sequence[Spec]) -> np.ndarray:
+        every = [[numbers.setdefault(d, len(numbers)) for d in spec] for spec in specs]
+        return np.array(every, dtype=np.int64)
+
+    before, after = numbered(have)[:, None], numbered(want)[None]
+    begins = np.array([[d[: len(b)] == b for d in numbers] for b in numbers])
+    bits = np.array([sum(1 << a for a in d) for d in numbers], dtype=np.int64)
+    used = np.bitwise_or.reduce(bits[before], axis=2, keepdims=True)
+    parted = used & bits[after] & ~bits[before] != 0
+    return parted, ~begins[before, after]
