@@ -67,6 +67,7 @@ class Search:
       what: the public call, for messages.
       report: callback for progress.
       transforms: the passes applied so far, by name and choice.
+      like: the result of a program that is nearly the same, from which to start.
     """
 
     traced: Traced
@@ -79,6 +80,7 @@ class Search:
     what: str
     report: Callable[[float | None, float | None], None]
     transforms: tuple[Transform, ...] = ()
+    like: SearchResult | None = None
 
     @property
     def running(self) -> Traced:
@@ -123,6 +125,7 @@ class Search:
             self.target,
             self.request,
             progress=self.report,
+            like=self.like,
         )
 
     def again(self, found: SearchResult) -> SearchResult:
@@ -259,12 +262,13 @@ class Variants:
     find: Callable[[Search], SearchResult] = briefly
 
     def plan(
-        self, name: str, done: Sequence[Transform] = ()
+        self, name: str, done: Sequence[Transform] = (), *, must_win: bool = False
     ) -> VariantCandidate | None:
-        """Plan and record a variant.
+        """Plan and record a variant; its search starts from the fastest so far.
 
         Args:
           name: for messages; `done`: its passes.
+          must_win: stop as soon as it is proved not to be the one to take.
         Returns:
           The variant; None where the program does not allow the passes, or the time is
             up. The first is planned in any case.
@@ -279,7 +283,14 @@ class Variants:
             return None
         if self.meshes is not None:
             search = search.on_any(self.meshes)
-        return self.add(name, done, search, self.find(search))
+        asked = search
+        if self.tried:
+            like = min(self.tried, key=lambda t: t.step_s).found
+            asked = replace(search, like=like if like.fits else None)
+        if must_win:
+            cutoff_s = min(self.worth_s, self.shortest_s)
+            asked = asked.asking(cutoff_s=cutoff_s)
+        return self.add(name, done, search, self.find(asked))
 
     def add(
         self,

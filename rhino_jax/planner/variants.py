@@ -176,7 +176,8 @@ class Explorer:
             if not self.variants.may_win(again.step_s):
                 return
             del self.estimated[again.name]
-            self.variants.plan(again.name, [*done, again.transform])
+            transforms = [*done, again.transform]
+            self.variants.plan(again.name, transforms, must_win=True)
 
     def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
         """Try the loss in more and more chunks while that helps; return the best."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.models import registry
 from rhino_jax.planner.search.compare import COMPARED, Comparison
+from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.more_axes import MoreAxes
@@ -92,3 +94,17 @@ def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
         assert labels is not None
         overlap = found.mesh_problem.overlap
         assert 0 < bounds[0] <= overlap.compute.objective(labels)
+
+
+@pytest.mark.slow
+def test_a_search_starts_from_a_plan_that_is_like_it_and_stops_at_a_cutoff() -> None:
+    work, target = registry.get("gpt-tiny"), load_target("v5e:2x4")
+    program = trace(work.step, work.abstract_args(), {}).program
+    request = Request(2**40, {}, {}, level="fast", has_recipes=False)
+    mesh = [("data", 2), ("model", 4)]
+    first = find(program, [mesh], target, request)
+    again = find(program, [mesh], target, request, like=first)
+    assert again.step_s <= first.step_s
+    cut = find(program, [mesh], target, replace(request, cutoff_s=first.step_s / 2))
+    solutions = [found.solved[0].solution for found in (cut, first)]
+    assert first.step_s / 2 < solutions[0].bound < solutions[1].bound

@@ -99,10 +99,11 @@ def find(
 
     Args:
       program, meshes, target, request, progress: see `choose_plan` and `make_plan`.
-      like: the result of a program that is nearly the same; on its mesh alone, local
-        search starts from there and from recipes, and proves nothing.
+      like: the result of a program that is nearly the same; on its mesh alone, the
+        search starts from there and from recipes.
       is_estimate: where there are several meshes, stop at their comparison and do not
-        search the best one further.
+        search the best one further; on the mesh of `like`, search locally, and prove
+        nothing.
       before_axes, after_axes: see `Comparison`; the latter is called with the best mesh
         as a result.
     """
@@ -267,7 +268,9 @@ def _search(
     request = replace(request, deadline=request.deadline - analysis_s)
     different = distinct_meshes(meshes, target)
     if len(meshes) == 1:
-        one, brief = _on_one_mesh(analysis, different[0], request, progress, like)
+        one, brief = _on_one_mesh(
+            analysis, different[0], request, progress, like, is_estimate
+        )
         return [one], brief, (), []
     limits = MoreAxes.of(request)
     comparison = Comparison(
@@ -296,6 +299,7 @@ def _on_one_mesh(
     request: Request,
     progress: Progress | None,
     like: SearchResult | None,
+    is_estimate: bool,
 ) -> tuple[SolvedMesh, SolvedMesh]:
     mesh_problem = build_mesh_problem(analysis, axes, request)
     starts = [] if request.has_recipes else first_choices(mesh_problem)
@@ -303,6 +307,8 @@ def _on_one_mesh(
         return _at_level(mesh_problem, request, progress, starts)
     choice = carried(like.solved[0], mesh_problem)
     starts = starts if choice is None else [choice, *starts]
+    if not is_estimate:
+        return _at_level(mesh_problem, request, progress, starts)
     found = _solved(mesh_problem, request, progress, starts, LIKE)
     return found, found
 

@@ -41,6 +41,7 @@ class Request:
       deadline: `time.monotonic()` at which the search returns its best so far; shared
         by all searches of a request.
       seed: seed of CP-SAT.
+      cutoff_s: the search stops once every plan is proved to take longer.
       density: which values of a program are annotated, and costed so: "all", "matmul"
         or "batch"; see `rhino_jax.plan.decisions`.
       has_recipes: whether recipes are searched, for the plan's table; else only their
@@ -57,6 +58,7 @@ class Request:
     time_limit_s: float | None = None
     deadline: float = math.inf
     seed: int = 0
+    cutoff_s: float = math.inf
     density: str = "all"
     has_recipes: bool = True
     value_pins: Mapping[int, ValuePin] = field(default_factory=dict)

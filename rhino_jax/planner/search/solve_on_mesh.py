@@ -39,7 +39,12 @@ def solve_on_mesh(
             return SolvedMesh(
                 mesh_problem, _best_start(mesh_problem, fitting), is_fallback=True
             )
-    effort = replace(effort, deadline=request.deadline, seed=request.seed)
+    effort = replace(
+        effort,
+        deadline=request.deadline,
+        seed=request.seed,
+        cutoff_s=min(effort.cutoff_s, request.cutoff_s),
+    )
     report = progress or (lambda best, bound: None)
     solution = solve_mesh_problem(mesh_problem, known, effort, report, before)
     return SolvedMesh(mesh_problem, solution, is_cut=is_over(request))
