@@ -323,7 +323,8 @@ def _at_level(
     """Search one mesh at the request's level.
 
     Level "best" starts from the result of level "fast", which is found as if that had
-    been requested: it is never worse.
+    been requested, or from `before` where that is proved to be as near to the optimum:
+    it is never worse.
 
     Args:
       mesh_problem, request, progress, starts, before: see `solve_on_mesh`.
@@ -334,8 +335,12 @@ def _at_level(
         effort = EFFORTS["fast"]
         found = _solved(mesh_problem, request, progress, starts, effort, before)
         return found, found
-    fast = replace(request, level="fast", watch=None)
-    _, brief = _at_level(mesh_problem, fast, progress, starts, before)
+    is_near = before is not None and before.gap <= EFFORTS["fast"].near
+    if before is not None and before.labels is not None and is_near:
+        brief = SolvedMesh(mesh_problem, before)
+    else:
+        fast = replace(request, level="fast", watch=None)
+        _, brief = _at_level(mesh_problem, fast, progress, starts, before)
     effort, before = EFFORTS[request.level], brief.solution
     return _solved(mesh_problem, request, progress, starts, effort, before), brief
 
