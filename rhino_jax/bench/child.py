@@ -15,13 +15,13 @@ import jax
 from rhino_jax.bench.compiling import Compiler, ProgramStore
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
-from rhino_jax.bench.records import CellOutcome
+from rhino_jax.bench.records import CellOutcome, cell_key
 from rhino_jax.bench.rows.kinds import ROW_KINDS
-from rhino_jax.bench.store import add_plan
+from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.files.store import load_plan
+from rhino_jax.plan.files.store import load_plan, save_plan
 
 
 def run_task(job: Mapping[str, Any]) -> Any:
@@ -39,9 +39,12 @@ def _emulate(row: BenchRow) -> None:
 
 def _plan(job: Mapping[str, Any], row: BenchRow) -> dict[str, Any]:
     """Save each plan as soon as it is made."""
+    store = Store(Path(job["folder"]))
     for planned in Planner.of(row).plans(row.methods):
-        name, plan = planned.method.name, planned.plan
-        add_plan(Path(job["folder"]), job["versions"], name, planned.outcome(), plan)
+        key = cell_key(row, planned.method)
+        if planned.plan is not None:
+            save_plan(planned.plan, store.plan_file(key))
+        store.save(f"{key}-plan", planned.outcome(), job["versions"])
     return {}
 
 

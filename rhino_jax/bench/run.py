@@ -6,7 +6,7 @@ One cell: a method on a row, from its plan to its compiled program.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from rhino_jax.bench.records import (
     file_name,
     row_key,
 )
-from rhino_jax.bench.store import Store, plan_file, read_plans
+from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.versions import versions
 
@@ -48,30 +48,32 @@ class RowRun:
     stop: threading.Event = field(default_factory=threading.Event)
     _planned: dict[str, CellOutcome] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> Path:
-        """Folder of the row's plans."""
-        return self.store.folder / "plans" / row_key(self.row)
-
     def plan(self, methods: Sequence[ShardingMethod]) -> None:
         """Plan the methods that need no compiler and are not planned yet.
 
         A failure is recorded in every cell that it concerns.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._planned.update(read_plans(self.folder, self.versions))
-        missing = tuple(
-            m for m in methods if not m.refine and m.name not in self._planned
-        )
+        own = [m for m in methods if not m.refine]
+        self._read_plans(own)
+        missing = tuple(m for m in own if m.name not in self._planned)
         if not missing:
             return
         row = replace(self.row, methods=missing)
-        job = self._job("plan", folder=str(self.folder)) | {"row": row}
+        job = self._job("plan", folder=str(self.store.folder)) | {"row": row}
         outcome = run_job(job, self._log("plan"), self.timeout_s, self.stop)
-        self._planned.update(read_plans(self.folder, self.versions))
+        self._read_plans(missing)
         failed = CellOutcome(status=outcome.status, error=outcome.error)
         for method in missing:
             self._planned.setdefault(method.name, failed)
+
+    def _read_plans(self, methods: Iterable[ShardingMethod]) -> None:
+        """Read the outcomes of planning, as the process that plans writes them."""
+        store = replace(self.store, is_fresh=False)
+        for m in methods:
+            key = f"{cell_key(self.row, m)}-plan"
+            planned = store.saved(key, CellOutcome, self.versions)
+            if planned is not None:
+                self._planned[m.name] = planned
 
     def cell(self, method: ShardingMethod) -> Result:
         """Compile a method's plan; a refined one is planned here, too.
@@ -86,8 +88,8 @@ class RowRun:
             planned = self._planned[method.name]
             if not planned.fits:
                 return self._result(method, planned)
-            plan = str(plan_file(self.folder, method.name))
-            job = self._job("compile", plan=plan, planned=planned)
+            plan = self.store.plan_file(cell_key(self.row, method))
+            job = self._job("compile", plan=str(plan), planned=planned)
         job["cache"] = str(self.store.folder / "compiled")
         timeout_s = self.timeout_s * programs
         outcome = run_job(job, self._log(method.name), timeout_s, self.stop)

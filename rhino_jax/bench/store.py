@@ -1,11 +1,11 @@
 """The folder of a benchmark, from which a stopped run continues.
 
-results/CELL.json  a result, written as soon as it is available
+results/CELL.json  a result, written as soon as it is available; -plan: of planning
 SUITE.json         all results of a suite, and its figures, written at the end
 SUITE.md           the same as a report
-plans/ROW/         the plans of a row
+plans/CELL.json    a plan
 compiled/          each compiled program, by the hash of what it was compiled from
-logs/              job, output and result of each child process
+logs/              job and output of each child process
 """
 
 from __future__ import annotations
@@ -18,15 +18,9 @@ from typing import Any, TypeVar
 
 import rhino_jax
 from rhino_jax.bench.errors import BenchError
-from rhino_jax.bench.records import CellOutcome, Result, file_name
-from rhino_jax.plan.files.store import save_plan
-from rhino_jax.plan.plan import PlanData
+from rhino_jax.bench.records import Result
 from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.codec import from_json, to_json
-
-
-PLANS = "planned.json"
-"""Name of the list of a row's plans, in their folder."""
 
 
 T = TypeVar("T")
@@ -76,6 +70,10 @@ class Store:
 
     def log(self, key: str) -> Path:
         return self.folder / "logs" / f"{key}.log"
+
+    def plan_file(self, key: str) -> Path:
+        """Return the file of a cell's plan."""
+        return self.folder / "plans" / f"{key}.json"
 
     def saved(self, key: str, kind: type[T], made_with: Mapping[str, Any]) -> T | None:
         """Return a saved result; None if it has to be computed (again).
@@ -146,29 +144,3 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def read_plans(folder: Path, versions: Mapping[str, str]) -> dict[str, CellOutcome]:
-    """Return the outcomes of planning a row, by method, as the process that plans
-    wrote them; empty if they are of other versions."""
-    return read_value(folder / PLANS, dict[str, CellOutcome], versions) or {}
-
-
-def add_plan(
-    folder: Path,
-    versions: Mapping[str, str],
-    method: str,
-    outcome: CellOutcome,
-    plan: PlanData | None,
-) -> None:
-    """Save a method's plan, if any, and its outcome, next to those of the same
-    versions."""
-    if plan is not None:
-        save_plan(plan, plan_file(folder, method))
-    outcomes = read_plans(folder, versions) | {method: outcome}
-    write_value(folder / PLANS, outcomes, versions)
-
-
-def plan_file(folder: Path, method: str) -> Path:
-    """Return the file of a method's plan, in the folder of the row's plans."""
-    return folder / f"{file_name(method)}.json"

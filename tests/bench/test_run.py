@@ -16,9 +16,9 @@ from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.progress import Clock, format_duration
-from rhino_jax.bench.records import CellOutcome, Result
+from rhino_jax.bench.records import CellOutcome, Result, cell_key
 from rhino_jax.bench.run import run_suite
-from rhino_jax.bench.store import Store, add_plan
+from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import Suite, parse_suite
 from rhino_jax.utils.worker import WorkerStopped
 from tests.bench.samples import measure
@@ -73,10 +73,11 @@ class Children:
         return Outcome(status="ok", values=self._compiled(job, name))
 
     def _plan(self, job: Mapping[str, Any]) -> None:
-        for m in (method.name for method in job["row"].methods):
-            is_refused = m == "dp" and job["row"].model == "gpt-tiny"
+        store, row = Store(Path(job["folder"])), job["row"]
+        for method in row.methods:
+            is_refused = method.name == "dp" and row.model == "gpt-tiny"
             outcome = REFUSED if is_refused else PLANNED
-            add_plan(Path(job["folder"]), job["versions"], m, outcome, None)
+            store.save(f"{cell_key(row, method)}-plan", outcome, job["versions"])
 
     def _compiled(self, job: Mapping[str, Any], name: str) -> CellOutcome:
         planned = PLANNED
