@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
 import zlib
 from collections import defaultdict
@@ -13,7 +12,6 @@ from typing import Any, NoReturn
 
 import jax
 
-from rhino_jax import errors
 from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.runtime.processes.listing import (
     AgreedItem,
@@ -22,7 +20,7 @@ from rhino_jax.runtime.processes.listing import (
     from_bytes,
     to_bytes,
 )
-from rhino_jax.runtime.processes.service import Service, of_lost
+from rhino_jax.runtime.processes.service import Service, read_error, write_error
 from rhino_jax.runtime.processes.signs import ProcessWatch, lost_after_s
 
 
@@ -130,21 +128,17 @@ class Meeting:
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise an error in every process."""
-        told = error if isinstance(error, RhinoError) else None
-        text = f"{type(error).__name__}: {error}"
-        said = {
-            "kind": type(error).__name__ if told else "ProcessError",
-            "what": told.what
-            if told
-            else f"{self.what}: process {self.me} failed while it planned.",
-            "where": told.where if told else f"process {self.me}",
-            "numbers": told.numbers if told else text[:1000],
-            "fix": told.fix if told else f"see the output of process {self.me}.",
-            "lost": getattr(error, "lost", None),
-        }
+        told = error
+        if not isinstance(told, RhinoError):
+            told = ProcessError(
+                f"{self.what}: process {self.me} failed while it planned.",
+                where=f"process {self.me}",
+                numbers=f"{type(error).__name__}: {error}"[:1000],
+                fix=f"see the output of process {self.me}.",
+            )
         with contextlib.suppress(ProcessError):
             # Unless another process has reported one first.
-            self._service.put(f"{self._prefix}/error", json.dumps(said).encode())
+            self._service.put(f"{self._prefix}/error", write_error(told, self.me))
             self._hear()
         raise error
 
@@ -178,13 +172,9 @@ class Meeting:
         text = self._service.find(f"{self._prefix}/error")
         if text is None:
             return
-        said = json.loads(text)
         with contextlib.suppress(ProcessError):
             self._hear()
-        kind = getattr(errors, said["kind"], ProcessError)
-        lost = said.pop("lost")
-        error = kind(**{k: v for k, v in said.items() if k != "kind"})
-        raise error if lost is None else of_lost(error, lost)
+        raise read_error(text)[1]
 
     def _difference(
         self, kind: str, theirs: Sequence[AgreedItem], mine: Sequence[AgreedItem]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import json
 import queue
 import re
 import threading
@@ -22,9 +21,15 @@ from typing import Any
 
 import jax
 
-from rhino_jax.errors import ProcessError
+from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.runtime.processes.meeting import POLL_S
-from rhino_jax.runtime.processes.service import Service, of_lost, watch_exit
+from rhino_jax.runtime.processes.service import (
+    Service,
+    of_lost,
+    read_error,
+    watch_exit,
+    write_error,
+)
 from rhino_jax.runtime.processes.signs import (
     BEAT_S,
     Heartbeat,
@@ -208,24 +213,23 @@ class Running:
         this one.
         """
         self._failures += 1
-        parts = [error.what, error.where, error.numbers, error.fix]
-        said = [*parts, self.me, error.lost]
         with contextlib.suppress(ProcessError):
-            self._service.put(self._reported_at(self._step), json.dumps(said).encode())
+            self._service.put(
+                self._reported_at(self._step), write_error(error, self.me)
+            )
 
-    def told(self) -> ProcessError | None:
+    def told(self) -> RhinoError | None:
         """Return the error that another process reported, in this or the last step."""
         for step in (self._step, self._step - 1):
             text = self._service.find(self._reported_at(step))
             if text is None:
                 continue
-            what, where, numbers, fix, process, lost = json.loads(text)
+            process, error = read_error(text)
             if process != self.me:
-                error = ProcessError(what, where=where, numbers=numbers, fix=fix)
-                return error if lost is None else of_lost(error, lost)
+                return error
         return None
 
-    def reported_within(self, seconds: float) -> ProcessError | None:
+    def reported_within(self, seconds: float) -> RhinoError | None:
         """Wait up to some seconds for an error that another process reported."""
         until = time.monotonic() + seconds
         while (error := self.told()) is None and time.monotonic() < until:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import queue
 import sys
@@ -32,8 +33,9 @@ from typing import Any, NoReturn
 
 import jax
 
+from rhino_jax import errors
 from rhino_jax._compat import coordination_client, end_without_others
-from rhino_jax.errors import ProcessError
+from rhino_jax.errors import ProcessError, RhinoError
 
 
 class Service:
@@ -147,6 +149,26 @@ def of_lost(error: ProcessError, process: int) -> ProcessError:
     _lost.add(process)
     error.lost = process
     return error
+
+
+_PARTS = ("what", "where", "numbers", "fix")
+
+
+def write_error(error: RhinoError, process: int) -> bytes:
+    """Return an error of a process as JSON, for the others to raise."""
+    said = {name: getattr(error, name) for name in _PARTS}
+    said |= {"kind": type(error).__name__, "lost": getattr(error, "lost", None)}
+    return json.dumps(said | {"process": process}).encode()
+
+
+def read_error(text: str) -> tuple[int, RhinoError]:
+    """Return the process and the error that `write_error` was given."""
+    said = json.loads(text)
+    kind, lost = getattr(errors, said["kind"], ProcessError), said["lost"]
+    error: RhinoError = kind(**{name: said[name] for name in _PARTS})
+    if lost is not None and isinstance(error, ProcessError):
+        of_lost(error, lost)
+    return said["process"], error
 
 
 def watch_exit() -> None:
