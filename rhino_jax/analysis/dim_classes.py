@@ -212,12 +212,15 @@ def _leading(
 
 
 def _takes_some(node: Node) -> bool:
-    """Whether an op slices the first dim of its operand."""
+    """Whether an op slices the first dim of its operand, or looks up some of it, as
+    minibatches of a shuffled batch."""
     op = node.op
     if node.kind is not NodeKind.OP or op is None or op.rule is None:
         return False
-    if op.traits.kind is not OpKind.MOVEMENT or not op.rule.operands[0]:
-        return False  # every MOVEMENT op has an operand
+    if op.traits.kind not in (OpKind.MOVEMENT, OpKind.LOOKUP):
+        return False
+    if not op.rule.operands[0] or not op.rule.results[0]:
+        return False
     (dim, *_), (made, *_) = op.rule.operands[0], op.rule.results
     return bool(dim) and not set(dim) & {f for d in made for f in d}
 
@@ -254,7 +257,12 @@ def _split_state(
     touches, nodes = dim_classes.have(batch), graph.nodes
     reaches, queue = set[int](), [node.id for node in nodes if touches[node.id]]
     while queue:
-        for source in (e.source.node for e in graph.incoming[queue.pop()]):
+        at = nodes[queue.pop()]
+        for edge in graph.incoming[at.id]:
+            source = edge.source.node
+            # So does one from the end of a loop's body, where steps are a scan.
+            if at.kind is NodeKind.CARRY and edge.time > at.time:
+                continue
             if source not in reaches:
                 reaches.add(source)
                 # An edge into an input node feeds state back: its source does not read
