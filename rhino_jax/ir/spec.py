@@ -55,6 +55,17 @@ def is_even(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> bool:
     )
 
 
+def even_part(spec: Spec, shape: Sequence[int], sizes: Sequence[int]) -> Spec:
+    """Return the spec with the first axes of every dim that divide it evenly."""
+    found = []
+    for dim, size in zip(spec, shape, strict=True):
+        count = len(dim)
+        while size % math.prod(sizes[a] for a in dim[:count]):
+            count -= 1
+        found.append(dim[:count])
+    return tuple(found)
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def share_of(spec: Spec, shape: tuple[int, ...], sizes: tuple[int, ...]) -> float:
     """Return the share of a value that one device holds, in (0, 1]; where a dim does

@@ -318,7 +318,7 @@ def _planned(
         of,
         found,
         plan,
-        held_specs(of, plan.decisions),
+        held_specs(of, plan.decisions, [n for _, n in plan.mesh_axes]),
         seconds_by_op(found),
         search.target.device.tile,
         is_bound=is_bound,

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.cost.tiles import tile_padding
-from rhino_jax.ir.spec import Spec, local_shape, replicated
+from rhino_jax.ir.spec import Spec, even_part, local_shape, replicated
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
 from rhino_jax.plan.decisions import Decisions
@@ -65,12 +65,17 @@ def _is_free(
     return of.program.inputs[of.arguments.index(key)].is_donated and not is_read
 
 
-def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
+def held_specs(
+    of: GroupProgram, decisions: Decisions, sizes: Sequence[int]
+) -> dict[ValueKey, Spec]:
     """Return the specs of a submesh's arguments, and of all results of its tasks.
+
+    Arrays between compiled programs are sharded evenly, or along fewer axes.
 
     Args:
       of: the submesh's tasks as one program.
       decisions: decisions of a plan of that program.
+      sizes: sizes of the mesh axes.
     """
     program = of.program
     values = dict(
@@ -80,9 +85,11 @@ def held_specs(of: GroupProgram, decisions: Decisions) -> dict[ValueKey, Spec]:
         values.update(zip(task.makes, program.ops[op_id].results, strict=True))
     found = {}
     for key, value in values.items():
-        rank, spec = program.values[value].rank, decisions.values.get(value)
-        is_said = spec is not None and len(spec) == rank
-        found[key] = spec if is_said and spec is not None else replicated(rank)
+        shape, spec = program.values[value].shape, decisions.values.get(value)
+        if spec is None or len(spec) != len(shape):
+            found[key] = replicated(len(shape))
+        else:
+            found[key] = even_part(spec, shape, sizes)
     # Results of the program have the plan's output specs.
     found.update(zip(of.results, decisions.outputs, strict=True))
     return found
@@ -156,10 +163,15 @@ class GroupPrograms:
     stage: StagePlan
     mesh: Mesh
 
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of the mesh axes."""
+        return [size for _, size in self.stage.mesh_axes]
+
     @cached_property
     def specs(self) -> dict[ValueKey, Spec]:
         """Specs of all values that the submesh holds between tasks."""
-        return held_specs(self.of, self.stage.decisions)
+        return held_specs(self.of, self.stage.decisions, self.sizes)
 
     @cached_property
     def shardings(self) -> dict[ValueKey, NamedSharding]:
@@ -171,8 +183,7 @@ class GroupPrograms:
 
     def bytes(self, key: ValueKey, tile: tuple[int, ...] = ()) -> int:
         """Return the bytes of a value on one device; see `held_bytes`."""
-        sizes = [size for _, size in self.stage.mesh_axes]
-        return held_bytes(self.step.types[key], self.specs[key], sizes, tile)
+        return held_bytes(self.step.types[key], self.specs[key], self.sizes, tile)
 
     @cached_property
     def everywhere(self) -> NamedSharding:

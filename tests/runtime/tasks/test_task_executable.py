@@ -17,9 +17,11 @@ from helpers_steps import (
 
 import rhino_jax as rhino
 from rhino_jax.errors import ScheduleError, StageError, TraceError
+from rhino_jax.ir.spec import even_part
 from rhino_jax.models import registry
 from rhino_jax.passes.staged.step import TaskKind
 from rhino_jax.runtime.tasks.controller import Controller
+from tests.behaviour.random_steps import TARGET
 from tests.cases import covering
 from tests.runtime.stand_in import assert_close
 
@@ -262,3 +264,38 @@ def test_state_that_comes_back_unchanged_and_numbers_of_python():
     assert_close(got, three(jax.jit(step), *arguments()))
     np.testing.assert_array_equal(got[0][1]["unread"], np.ones(3))
     np.testing.assert_allclose(got[0][1]["rate"], [0.05, 0.05])
+
+
+@pytest.mark.slow
+def test_arrays_between_tasks_are_even_where_ops_pad_them():
+    """Scores against one own key and 64 others: 65 columns, on four devices."""
+
+    def encode(params, x):
+        h = jax.nn.relu(x @ params[0]) @ params[1]
+        return h / jnp.linalg.norm(h, axis=-1, keepdims=True)
+
+    def step(params, keys, queue, x, y):
+        others = encode(keys, y)
+
+        def contrast(params):
+            mine = encode(params, x)
+            own = (mine * others).sum(-1, keepdims=True)
+            scores = jnp.concatenate([own, mine @ queue.T], 1)
+            return -jax.nn.log_softmax(scores / 0.2)[:, 0].mean()
+
+        value, grads = jax.value_and_grad(contrast)(params)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    rng = np.random.default_rng(0)
+    shapes = ((32, 32), (32, 16), (64, 16), (16, 32))
+    up, down, queue, x = (rng.normal(size=s).astype("f") for s in shapes)
+    args = [up, down], [up + 1, down], queue, x, x[::-1]
+    mesh = {"stage": 2, "x": 2, "y": 2}
+    sharded = rhino.auto_shard(step, mesh=mesh, microbatches=2, hardware=TARGET)
+    assert_close(sharded(*args), jax.jit(step)(*args))
+
+
+def test_the_even_part_of_a_spec_keeps_the_first_axes_that_divide():
+    spec, sizes = ((1, 0), (0,), (2,)), (2, 4, 3)
+    assert even_part(spec, (8, 6, 9), sizes) == spec
+    assert even_part(spec, (4, 5, 0), sizes) == ((1,), (), (2,))
