@@ -165,15 +165,12 @@ def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
     fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
     slots = [i for i, e in enumerate(program.inputs) if not e.is_const]
     if fed_back:
-        data = {
-            i for i in slots if i not in fed_back and not program.inputs[i].is_const
-        }
+        data = {*slots} - fed_back
     else:
-        roots = [_root(program.inputs[i].path) for i in slots]
-        last = roots[-1] if roots else ""
-        data = {i for i in slots if _root(program.inputs[i].path) == last}
-        if len(set(roots)) < 2:
-            data = set()
+        roots = [program.inputs[i].argument for i in slots]
+        is_split = len(set(roots)) > 1
+        data = {i for i, root in zip(slots, roots, strict=True) if root == roots[-1]}
+        data = data if is_split else set()
     batch, second = _leading(graph, dim_classes, data)
     params, state = _split_state(graph, dim_classes, batch, data)
     widths = _contracted_with_weights(graph, dim_classes, batch)
@@ -243,10 +240,6 @@ def _contracted_with_weights(
             if not dims & batch:
                 found |= dims - made
     return found
-
-
-def _root(path: str) -> str:
-    return path.split("[", 1)[0].split(".", 1)[0]
 
 
 def _split_state(

@@ -49,6 +49,17 @@ class AxisSpan:
         whole = self.outer * size * self.inner
         return (*shape[: self.dim], whole, *shape[self.dim + 1 :])
 
+    def split(self, shape: Sequence[int], *sizes: int) -> tuple[int, ...]:
+        """Return a shape with this dim split into outer, the axis, and inner.
+
+        Args:
+          shape: shape of the value.
+          sizes: size of the axis, or those of factors that it is split into, major
+            first.
+        """
+        split = self.outer, *sizes, self.inner
+        return (*shape[: self.dim], *split, *shape[self.dim + 1 :])
+
     def within(self, start: int, stop: int) -> tuple[int, int]:
         """Return which of the indices held are `start` to `stop` of the axis."""
         low, high = start - self.first, stop - self.first

@@ -313,6 +313,11 @@ class Input:
     is_donated: bool = False
     is_const: bool = False
 
+    @property
+    def argument(self) -> str:
+        """Name of the argument that it belongs to, as `params`."""
+        return self.path.partition("[")[0].partition(".")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

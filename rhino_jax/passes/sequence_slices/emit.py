@@ -118,10 +118,8 @@ def padded(x: Any, span: AxisSpan, low: int, high: int) -> Any:
 
 def _opened(x: Any, span: AxisSpan) -> Any:
     """Reshape an array to [.., outer, tokens, inner, ..]."""
-    d = span.dim
-    count = x.shape[d] // (span.outer * span.inner)
-    shape = (*x.shape[:d], span.outer, count, span.inner, *x.shape[d + 1 :])
-    return lax.reshape(x, shape)
+    count = x.shape[span.dim] // (span.outer * span.inner)
+    return lax.reshape(x, span.split(x.shape, count))
 
 
 hide_frames(__file__)

@@ -107,14 +107,12 @@ def view(x: Any, span: AxisSpan, split: Split) -> tuple[Any, Any]:
       smaller micro-batch, if any.
     """
     d, even = span.dim, split.piece * split.full
-    head, tail = x.shape[:d], x.shape[d + 1 :]
-    apart = jnp.reshape(x, (*head, span.outer, split.rows, span.inner, *tail))
+    apart = jnp.reshape(x, span.split(x.shape, split.rows))
     rest = None
     if split.rest:
         rest = _merged(lax.slice_in_dim(apart, even, split.rows, axis=d + 1), d)
         apart = lax.slice_in_dim(apart, 0, even, axis=d + 1)
-    shape = (*head, span.outer, split.piece, split.full, span.inner, *tail)
-    return jnp.reshape(apart, shape), rest
+    return jnp.reshape(apart, span.split(x.shape, split.piece, split.full)), rest
 
 
 def _merged(x: Any, dim: int) -> Any:
@@ -132,14 +130,12 @@ def together(stack: Any, rest: Any, span: AxisSpan, split: Split) -> Any:
       span: the dim that holds the batch.
       split: how the batch is divided.
     """
-    d = span.dim
-    head, tail = stack.shape[1 : d + 1], stack.shape[d + 2 :]
-    shape = (split.full, *head, span.outer, split.piece, span.inner, *tail)
-    apart = jnp.moveaxis(jnp.reshape(stack, shape), 0, d + 2)
-    even = split.piece * split.full
-    apart = jnp.reshape(apart, (*head, span.outer, even, span.inner, *tail))
+    d, shape = span.dim, stack.shape[1:]
+    apart = jnp.reshape(stack, (split.full, *span.split(shape, split.piece)))
+    apart = jnp.moveaxis(apart, 0, d + 2)
+    apart = jnp.reshape(apart, span.split(shape, split.piece * split.full))
     if rest is not None:
-        last = jnp.reshape(rest, (*head, span.outer, split.rest, span.inner, *tail))
+        last = jnp.reshape(rest, span.split(shape, split.rest))
         apart = lax.concatenate([apart, last], d + 1)
     return _merged(apart, d)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from rhino_jax.ir.axes import AxisSpan
-from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.ir.program import Input, Program, RegionKind
 from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.rewrite.flat import FlatProgram
 
@@ -22,22 +21,20 @@ def data_inputs(program: Program) -> list[int]:
     argument: parameters come first.
     """
     fed_back = {o.state_of for o in program.outputs if o.state_of is not None}
-    slots = [
-        i
+    arrays = _arrays(program)
+    if fed_back:
+        return [i for i, e in arrays.items() if i not in fed_back and not e.is_donated]
+    last = [e.argument for e in arrays.values()][-1:]
+    return [i for i, e in arrays.items() if e.argument in last]
+
+
+def _arrays(program: Program) -> dict[int, Input]:
+    """Return the arguments that are no scalars, by their position among the inputs."""
+    return {
+        i: e
         for i, e in enumerate(program.inputs)
         if not e.is_const and program.values[e.value].rank
-    ]
-    if fed_back:
-        return [
-            i for i in slots if i not in fed_back and not program.inputs[i].is_donated
-        ]
-    roots = [_argument(program, i) for i in slots]
-    return [i for i, root in zip(slots, roots, strict=True) if root == roots[-1]]
-
-
-def _argument(program: Program, i: int) -> str:
-    """Return the name of the argument that an input belongs to."""
-    return re.split(r"[\[.]", program.inputs[i].path)[0]
+    }
 
 
 def _other_data(program: Program) -> list[int]:
@@ -45,13 +42,9 @@ def _other_data(program: Program) -> list[int]:
     that feeds nothing back: data, where the last are weights of classes, say."""
     if any(o.state_of is not None for o in program.outputs):
         return []
-    slots = [
-        i
-        for i, e in enumerate(program.inputs)
-        if not e.is_const and program.values[e.value].rank
-    ]
-    ends = {_argument(program, i) for i in (*slots[:1], *slots[-1:])}
-    return [i for i in slots if _argument(program, i) not in ends]
+    names = {i: e.argument for i, e in _arrays(program).items()}
+    ends = [*names.values()]
+    return [i for i, name in names.items() if name not in (*ends[:1], *ends[-1:])]
 
 
 def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
