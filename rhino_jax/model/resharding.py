@@ -20,7 +20,7 @@ from rhino_jax.model.sizes import PortSpecs
 _KEPT = -1
 """Stands for a dim whose sharding does not change."""
 
-_MOST_DIMS = 1 << 20
+_MAX_DIMS = 1 << 20
 """More than the tuples of axes that shard dims: a change from one to another has the
 number of the first, times this, plus that of the second."""
 
@@ -73,7 +73,7 @@ class ReshardTables:
             [math.prod(self.builder.mesh.sizes[x] for x in dim) for dim in self._dims]
         )
         cut = np.where(is_kept, pieces[have], 1).prod(1)
-        changed = np.where(is_kept, _KEPT, have * _MOST_DIMS + want)
+        changed = np.where(is_kept, _KEPT, have * _MAX_DIMS + want)
         moved = np.take_along_axis(changed, np.argsort(is_kept, 1, kind="stable"), 1)
         unique, index = np.unique(moved, axis=0, return_inverse=True)
         prices = np.array([self._price_of(tuple(row)) for row in unique.tolist()])
@@ -102,7 +102,7 @@ class ReshardTables:
         found = self._changes.get(changed)
         if found is None:
             pairs = [
-                (self._dims[x // _MOST_DIMS], self._dims[x % _MOST_DIMS])
+                (self._dims[x // _MAX_DIMS], self._dims[x % _MOST_DIMS])
                 for x in changed
             ]
             key = self._alike(pairs)
