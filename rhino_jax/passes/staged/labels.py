@@ -57,8 +57,8 @@ class Labels:
         *,
         is_split: bool = False,
         recomputed: Collection[int] = (),
-        remat: Collection[tuple[int, int]] = (),
-        kept: Collection[tuple[int, int]] = (),
+        remat: Collection[int] = (),
+        kept: Collection[int] = (),
         at: Sequence[int | None] = (),
     ) -> Labels:
         """Label the equations, given the chunks of the forward ones.
@@ -71,10 +71,9 @@ class Labels:
           recomputed: chunks whose forward passes run again in their backward passes,
             where these are whole: of a split pass both parts would run them, or the
             second one would wait with all of it in memory.
-          remat: values of other chunks to recompute, as (position among the forward
-            equations, index of the result); in each part of a split pass that reads
-            them.
-          kept: values saved to recompute these, likewise.
+          remat: values of other chunks to recompute, in each part of a split pass that
+            reads them.
+          kept: values saved to recompute these.
           at: as `Apart.at`. Then equations on weights alone run in every chunk that
             reads them: of sequences in slices there would else be a copy of weights.
         """
@@ -91,11 +90,7 @@ class Labels:
             for s, back in zip(placed, sides.is_backward, strict=True)
         ]
         groups = tuple(group_of) or tuple(range(chunks))
-        values, there = (
-            frozenset(sides.lines.makes[sides.forward[k]][j] for k, j in places)
-            for places in (remat, kept)
-        )
-        chosen = frozenset(recomputed)
+        chosen, values, there = map(frozenset, (recomputed, remat, kept))
         labels = cls(sides, groups, tuple(of), False, chosen, values, there)
         return labels.split() if is_split and sides.backward else labels
 

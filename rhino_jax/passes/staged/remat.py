@@ -20,10 +20,6 @@ from rhino_jax.rewrite.flatten import flat_region, flatten
 from rhino_jax.rewrite.retraced import retraced
 
 
-Place = tuple[int, int]
-"""A value, as (index of its forward op in `Sides.forward`, index of the result)."""
-
-
 @dataclass(frozen=True, slots=True)
 class StagedRemat:
     """Values and chunks that backward passes recompute.
@@ -72,7 +68,7 @@ class StagedRemat:
 
 def applied(
     sides: Sides, apart: Apart, choice: RematChoice, asked: Sides
-) -> tuple[Sides, frozenset[Place], frozenset[Place]]:
+) -> tuple[Sides, frozenset[int], frozenset[int]]:
     """Apply a choice to a micro-batch: its scans no longer stack recomputed values.
 
     Args:
@@ -89,16 +85,12 @@ def applied(
     flat = sides.flat
     stacked = {s.value for s in find_stacks(flat, halves_of(flat.top))}
     slices = tuple(v for v in choice.recompute if v in stacked)
-    place = {
-        v: (k, j)
-        for k, i in enumerate(sides.forward)
-        for j, v in enumerate(sides.lines.makes[i])
-    }
-    again = frozenset(place[v] for v in choice.recompute if v in place.keys() - stacked)
-    kept = frozenset(place[v] for v in choice.keep if v in place)
+    forward = _forward_values(sides)
+    again = forward.intersection(choice.recompute) - stacked
+    kept = forward.intersection(choice.keep)
     if not slices:
         return sides, again, kept
-    inside = tuple(v for v in choice.keep if v not in place)
+    inside = tuple(v for v in choice.keep if v not in forward)
     decided = decide(flat, RematChoice(slices, inside))
     plan = RematPlan(flat, decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
