@@ -234,15 +234,11 @@ def explain(
     if not isinstance(wanted, str):
         others = [spec for spec in wanted if spec != current]
         every = solve_all(found, request, place, others, current, report)
-    whole = current if current is None else view.shown(place, current)
-    planned = _cost(found, view)
     costs = [
         (view.shown(place, h.spec), _cost(h.found, view, h.is_brief))
         for h in every
         if h.found
     ]
-    if whole is not None:
-        costs.insert(0, (whole, planned))
     cannot = {
         format_spec(view.shown(place, h.spec), names): h.cannot
         for h in every
@@ -250,19 +246,59 @@ def explain(
     }
     if isinstance(wanted, str):
         cannot[str(asked)] = wanted
-    layouts = shown(model, costs, whole, planned, cannot)
-    specs = dict.fromkeys(format_spec(view.shown(place, s), names) for s in now)
+    laid = [view.shown(place, spec) for spec in now]
+    why = explanation(
+        place, model, laid, costs, _cost(found, view), cannot, is_asked=is_asked
+    )
+    return replace(
+        why,
+        type=f"{place.dtype}[{','.join(map(str, view.shape(place)))}]",
+        forces=forces(found, pins_of(request, plan, place), place, current),
+        seconds=time.monotonic() - started,
+    )
+
+
+def explanation(
+    place: PlacedValues,
+    model: MeshModel,
+    now: Sequence[Spec],
+    costs: Sequence[tuple[Spec, CostTerms]],
+    planned: CostTerms,
+    cannot: Mapping[str, str],
+    *,
+    is_asked: bool,
+) -> Why:
+    """Return the explanation of solved layouts, without what forces the plan's.
+
+    Args:
+      place: the values.
+      model: the model of the mesh.
+      now: the plan's layout of each value.
+      costs: the other layouts that were solved, with their costs.
+      planned: cost of the plan.
+      cannot: layout → why no op can produce it.
+      is_asked: whether the question was about one layout alone.
+    """
+    current = now[0] if len(set(now)) == 1 else None
+    if current is not None:
+        costs = [(current, planned), *costs]
+    # In order: the plan's, others by cost, impossible ones.
+    order = sorted(costs, key=lambda c: (c[0] != current, c[1].rank))
+    layouts = (
+        *(_layout(s, cost, planned, model, s == current) for s, cost in order),
+        *(_impossible(spec, why) for spec, why in cannot.items()),
+    )
     return Why(
-        key,
+        place.key,
         place.name,
-        f"{place.dtype}[{','.join(map(str, view.shape(place)))}]",
+        f"{place.dtype}[{','.join(map(str, place.shape))}]",
         place.source,
-        " and ".join(specs),
-        answer(place, model, whole, costs, planned, layouts, is_asked=is_asked),
+        " and ".join(dict.fromkeys(format_spec(s, model.mesh.names) for s in now)),
+        answer(place, model, current, costs, planned, layouts, is_asked=is_asked),
         layouts,
-        forces(found, pins_of(request, plan, place), place, current),
+        (),
         planned.step_s,
-        time.monotonic() - started,
+        0.0,
     )
 
 
@@ -292,28 +328,6 @@ def laid_out_nowhere(place: PlacedValues, what: str) -> PinError:
         numbers=f"{place.dtype}{list(place.shape)}",
         fix="ask of an array that the plan's table lists.",
     )
-
-
-def shown(
-    model: MeshModel,
-    costs: Sequence[tuple[Spec, CostTerms]],
-    current: Spec | None,
-    planned: CostTerms,
-    cannot: Mapping[str, str],
-) -> tuple[LayoutAlternative, ...]:
-    """Return the alternatives in order: the plan's, others by cost, impossible ones.
-
-    Args:
-      model: the model of the mesh.
-      costs: every solved layout with its cost.
-      current: the plan's layout; `planned`: its cost.
-      cannot: layout → why no op can produce it.
-    """
-    order = sorted(costs, key=lambda c: (c[0] != current, c[1].rank))
-    solved = [
-        _layout(spec, cost, planned, model, spec == current) for spec, cost in order
-    ]
-    return *solved, *(_impossible(spec, why) for spec, why in cannot.items())
 
 
 def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rhino_jax.errors import PinError
 from rhino_jax.explain.place import PlacedValues, find_place
@@ -57,10 +57,8 @@ def solve_all(
     current: Spec | None,
     report: Progress | None,
 ) -> list[HeldLayout]:
-    """Solve a place for each layout: all briefly, the best at the plan's level.
-
-    Solved again are the `MAX_SOLVED` best, and for each mesh axis the best layout that
-    differs from the plan's in whether it uses the axis.
+    """Solve a place for each layout: all briefly, the most promising at the plan's
+    level.
 
     Args:
       found: the search result of the plan's mesh.
@@ -79,16 +77,41 @@ def solve_all(
         except PinError as error:
             every.append(HeldLayout(spec, None, request, cannot=error.what))
     nearest = sorted(every, key=lambda h: h.step_s)
-    chosen = nearest[:MAX_SOLVED]
-    for axis, _ in enumerate(found.mesh_axes):
-        has = current is not None and axis in axes_of(current)
-        chosen += [h for h in nearest if (axis in axes_of(h.spec)) != has][:1]
-    for held in dict.fromkeys(chosen):
+    for held in most_promising(nearest, len(found.mesh_axes), current):
         if held.found is not None:
             again = replace(held.request, level=request.level)
             held.found = search_again(held.found, again, progress=report)
             held.is_brief = False
     return every
+
+
+class HasSpec(Protocol):
+    """A candidate layout."""
+
+    spec: Spec
+
+
+Candidate = TypeVar("Candidate", bound=HasSpec)
+
+
+def most_promising(
+    nearest: Sequence[Candidate], num_axes: int, current: Spec | None
+) -> list[Candidate]:
+    """Return the candidates to solve at the plan's search level.
+
+    These are the `MAX_SOLVED` best, and for each mesh axis the best layout that differs
+    from the plan's in whether it uses the axis.
+
+    Args:
+      nearest: briefly searched layouts, the best first.
+      num_axes: number of mesh axes.
+      current: the plan's layout; None if the values of the place have several.
+    """
+    chosen = list(nearest[:MAX_SOLVED])
+    for axis in range(num_axes):
+        has = current is not None and axis in axes_of(current)
+        chosen += [c for c in nearest if (axis in axes_of(c.spec)) != has][:1]
+    return list(dict.fromkeys(chosen))
 
 
 def held_in(

@@ -14,8 +14,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from rhino_jax.errors import PinError
-from rhino_jax.explain.explaining import forces, laid_out_nowhere, read, shown
-from rhino_jax.explain.holding import MAX_SOLVED, specs_now, specs_without_pins
+from rhino_jax.explain.explaining import explanation, forces, laid_out_nowhere, read
+from rhino_jax.explain.holding import most_promising, specs_now, specs_without_pins
 from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.where import Where
 from rhino_jax.explain.why import Why
@@ -23,12 +23,11 @@ from rhino_jax.explain.words import (
     CostTerms,
     Elsewhere,
     Line,
-    answer,
     cost_of,
     how_long,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec, axes_of, format_spec
+from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import PlanData
@@ -160,27 +159,16 @@ class StagedQuestion:
             for t in every
             if t.laid
         ]
-        if current is not None:
-            costs.insert(0, (current, mine))
         names = model.mesh.names
         cannot = {format_spec(t.spec, names): t.cannot for t in every if not t.laid}
         if isinstance(wanted, str):
             cannot[str(asked)] = wanted
-        layouts = shown(model, costs, current, mine, cannot)
-        return Why(
-            place.key,
-            place.name,
-            f"{place.dtype}[{','.join(map(str, place.shape))}]",
-            place.source,
-            " and ".join(dict.fromkeys(format_spec(s, names) for s in now)),
-            (
-                *where.sentences(is_first=is_first),
-                *answer(place, model, current, costs, mine, layouts, is_asked=is_asked),
-            ),
-            layouts,
-            forces(group.found, where.hands(), place, current),
-            planned.step_s,
-            0.0,
+        found = explanation(place, model, now, costs, mine, cannot, is_asked=is_asked)
+        return replace(
+            found,
+            answer=(*where.sentences(is_first=is_first), *found.answer),
+            forces=forces(group.found, where.hands(), place, current),
+            planned_s=planned.step_s,
             stage=stage,
             stage_s=mine.step_s,
         )
@@ -217,11 +205,8 @@ class StagedQuestion:
         """Solve a place for each layout, as `holding.solve_all`, over submeshes."""
         every = [self._try(self._held(stage, place, s), s) for s in specs]
         nearest = sorted(every, key=lambda t: t.rank)
-        chosen = nearest[:MAX_SOLVED]
-        for axis, _ in enumerate(self.solved.groups[stage].found.mesh_axes):
-            has = current is not None and axis in axes_of(current)
-            chosen += [t for t in nearest if (axis in axes_of(t.spec)) != has][:1]
-        for tried in dict.fromkeys(chosen):
+        axes = self.solved.groups[stage].found.mesh_axes
+        for tried in most_promising(nearest, len(axes), current):
             if tried.laid is not None and tried.is_brief:
                 known = tried.laid if tried.laid.groups else None
                 tried.laid = self.solved.best(tried.held, self.level, known)

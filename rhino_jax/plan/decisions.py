@@ -38,6 +38,7 @@ from rhino_jax.ir.program import Op, Program, RegionKind
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.utils.codec import from_json
+from rhino_jax.utils.union_find import DisjointSets
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +180,12 @@ _THROUGH = frozenset(
 def _split(program: Program, lanes: int) -> Iterator[int]:
     """Yield the values of groups that only reductions, reshapes and elementwise ops
     use."""
-    ranks = {v: value.rank for v, value in enumerate(program.values)}
-    group = {v: v for v in ranks}
-
-    def root(v: int) -> int:
-        while group[v] != v:
-            group[v] = v = group[group[v]]
-        return v
+    ranks = [value.rank for value in program.values]
+    groups = DisjointSets(len(ranks))
 
     def join(values: Sequence[int]) -> None:
         for v in values[1:]:
-            group[root(v)] = root(values[0])
+            groups.union(v, values[0])
 
     seeds, works_there = set[int](), set[int]()
     for op in program.ops:
@@ -208,8 +204,9 @@ def _split(program: Program, lanes: int) -> Iterator[int]:
                 join(pair)
         elif op.traits.kind is not OpKind.REDUCTION:
             works_there.update((*op.operands, *op.results))
-    found = {root(v) for v in seeds} - {root(v) for v in works_there}
-    yield from (v for v in ranks if root(v) in found)
+    names = groups.names()
+    found = {names[v] for v in seeds} - {names[v] for v in works_there}
+    yield from (v for v, name in enumerate(names) if name in found)
 
 
 def _splits_last(program: Program, op: Op, lanes: int) -> bool:

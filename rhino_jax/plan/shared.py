@@ -14,6 +14,7 @@ from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.kept import ArrayLeaf, keys_of, same_leaves
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.units import format_bytes, format_seconds
+from rhino_jax.utils.union_find import DisjointSets
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -140,25 +141,20 @@ def shared_places(programs: Sequence[Program]) -> list[list[Slot]]:
         }
         for p in programs
     ]
-    root: dict[Slot, Slot] = {(m, i): (m, i) for m, a in enumerate(arrays) for i in a}
-
-    def find(slot: Slot) -> Slot:
-        while root[slot] != slot:
-            slot = root[slot]
-        return slot
-
+    every: list[Slot] = [(m, i) for m, a in enumerate(arrays) for i in a]
+    number = {slot: n for n, slot in enumerate(every)}
+    places = DisjointSets(len(every))
     for q, wanted in enumerate(arrays):
         for p, known in enumerate(arrays[:q]):
             slots = list(known)
             # All specs differ, so that ambiguous matches are not shared.
             apart: list[Spec] = [((k,),) for k in range(len(slots))]
             for i, k in same_leaves(wanted, list(known.values()), apart).items():
-                a, b = find((p, slots[k])), find((q, i))
-                root[max(a, b)] = min(a, b)
-    places: dict[Slot, list[Slot]] = {}
-    for slot in root:
-        places.setdefault(find(slot), []).append(slot)
-    return [place for place in places.values() if len(place) > 1]
+                places.union(number[p, slots[k]], number[q, i])
+    found: dict[int, list[Slot]] = {}
+    for slot, place in zip(every, places.names(), strict=True):
+        found.setdefault(place, []).append(slot)
+    return [place for place in found.values() if len(place) > 1]
 
 
 def taken_with(shared: Sequence[Sequence[Slot]], k: int, m: int) -> set[int]:
