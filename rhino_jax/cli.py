@@ -16,10 +16,15 @@ from rhino_jax.bench.versions import versions, versions_line
 from rhino_jax.commands.benching import add_bench, add_measure
 from rhino_jax.commands.checking import add_audit, add_verify
 from rhino_jax.commands.exploring import add_exploring
-from rhino_jax.commands.flags import with_flags
 from rhino_jax.commands.planning import add_plan
 from rhino_jax.commands.saved import add_explore, add_saved
-from rhino_jax.commands.words import EXIT_CODES, positive, positive_int, shares
+from rhino_jax.commands.words import (
+    EXIT_CODES,
+    positive,
+    positive_int,
+    shares,
+    with_flags,
+)
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.solver.errors import UnsatisfiedError
 
@@ -104,12 +109,12 @@ def _add_demo(commands: Any) -> None:
 
 
 def _run_demo(args: argparse.Namespace) -> None:
-    from rhino_jax.commands import demo, demo_stages
+    from rhino_jax.commands import demo
 
     if args.stages is None:
         demo.run(steps=args.steps or 30)
     else:
-        demo_stages.run(stages=args.stages, steps=args.steps or 3)
+        demo.run_stages(stages=args.stages, steps=args.steps or 3)
 
 
 def _add_solve(commands: Any) -> None:

@@ -9,8 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.cli import main
-from rhino_jax.commands.flags import with_flags
-from rhino_jax.commands.words import read_spec
+from rhino_jax.commands.words import read_spec, with_flags
 from tests.plan.samples import sample_plan
 
 

@@ -68,7 +68,6 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("export.logical", "analysis.inline_regions"): ALONG,
     ("cli", "contest"): AT_START,
     ("cli", "commands.demo"): OPTAX,
-    ("cli", "commands.demo_stages"): OPTAX,
     ("commands.benching", "bench"): OPTAX,
     ("commands.benching", "commands.demo"): OPTAX,
     ("commands.planning", "commands.loading"): OPTAX,

@@ -2,7 +2,7 @@
 
 In: the words of a command line.
 Out: printed text, files, and an exit code.
-Order: `words` and `flags` (parsing of words, flags in error messages), `loading`
-(functions and models by name, arguments from a TOML file), `planning`, `checking`,
-`exploring`, `saved`, `benching` and `demo` (the commands).
+Order: `words` (parsing of words, flags in error messages), `loading` (functions and
+models by name, arguments from a TOML file), `planning`, `checking`, `exploring`,
+`saved`, `benching` and `demo` (the commands).
 """
