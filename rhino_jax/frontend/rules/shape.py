@@ -135,21 +135,35 @@ def _local_slice(
 def slice_(ctx: OpContext) -> OpRule:
     """Return the rule: dims taken in full are parallel, others are shifts; dims with
     strides are whole."""
-    starts, strides = ctx.params["start_indices"], ctx.params["strides"]
     can_sum = not ctx.out_dtypes[0].startswith(("key<", "bool"))
-    places = [
-        start if strides is None or strides[d] == 1 else None
-        for d, start in enumerate(starts)
-    ]
-    return _resized(ctx, places, can_sum)
+    return _resized(ctx, starts_of(ctx.primitive, ctx.params), can_sum)
 
 
 @register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True, moves=((0, 1),)))
 def pad(ctx: OpContext) -> OpRule:
     """Return the rule: padded dims (negative padding, too) are shifts, or whole where
     padding comes between elements."""
-    config = ctx.params["padding_config"]
-    return _resized(ctx, [None if between else -low for low, _, between in config])
+    return _resized(ctx, starts_of(ctx.primitive, ctx.params))
+
+
+def starts_of(primitive: str, params: Mapping[str, Any]) -> list[int | None]:
+    """Return, for every dim, the position in the operand of a result's first element.
+
+    Args:
+      primitive: "slice" or "pad"; of others nothing is returned.
+      params: its parameters.
+    Returns:
+      Positions, negative where padding comes first; None where the elements are not
+      contiguous.
+    """
+    if primitive == "pad":
+        config = params["padding_config"]
+        return [None if between else -low for low, _, between in config]
+    if primitive != "slice":
+        return []
+    starts = params["start_indices"]
+    strides = params["strides"] or (1,) * len(starts)
+    return [s if step == 1 else None for s, step in zip(starts, strides, strict=True)]
 
 
 def _resized(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from rhino_jax.frontend.rules.shape import starts_of
 from rhino_jax.ir.blocks import InterleavedOrder
 from rhino_jax.ir.program import Op
 from rhino_jax.passes.interleaved.order import split_shape
@@ -62,10 +63,8 @@ def move_of(op: Op, eqn: Any) -> DimMove | None:
       None where it is no slice, pad, split or concatenation, or one along several dims.
     """
     name, params = op.name, eqn.params
-    if name == "slice":
-        return _slice(op, eqn)
-    if name == "pad":
-        return _pad(op, eqn)
+    if name in ("slice", "pad"):
+        return _window(op, eqn)
     if name == "split":
         pieces = _following(op.results, params["sizes"])
         return DimMove(params["axis"], op.operands[0], pieces, True)
@@ -88,28 +87,23 @@ def _following(
     )
 
 
-def _slice(op: Op, eqn: Any) -> DimMove | None:
-    starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * len(starts)
-    shape = eqn.invars[0].aval.shape
-    cut = [d for d, n in enumerate(shape) if stops[d] - starts[d] != n]
-    if len(cut) != 1 or any(s != 1 for s in strides):
+def _window(op: Op, eqn: Any) -> DimMove | None:
+    """Return the part of one dim that a slice takes, or that a pad puts elsewhere."""
+    starts = starts_of(op.name, eqn.params)
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    cut = [d for d, start in enumerate(starts) if start or before[d] != after[d]]
+    if len(cut) != 1 or None in starts:
         return None
     (d,) = cut
-    return DimMove(d, op.operands[0], ((op.results[0], starts[d], stops[d]),), True)
-
-
-def _pad(op: Op, eqn: Any) -> DimMove | None:
-    config = eqn.params["padding_config"]
-    cut = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)]
-    if len(cut) != 1:
-        return None
-    (d,) = cut
-    low, high, inner = config[d]
-    if low < 0 or high < 0 or inner:
-        return None
-    piece = op.operands[0], low, low + eqn.invars[0].aval.shape[d]
-    return DimMove(d, op.results[0], (piece,), False)
+    start = int(starts[d] or 0)
+    if op.name == "slice":
+        piece = op.results[0], start, start + after[d]
+        return DimMove(d, op.operands[0], (piece,), True)
+    if start > 0 or before[d] - start > after[d]:
+        return None  # negative padding
+    return DimMove(
+        d, op.results[0], ((op.operands[0], -start, before[d] - start),), False
+    )
 
 
 def pieces_in_blocks(

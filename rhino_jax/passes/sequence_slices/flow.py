@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rhino_jax.frontend.rules.shape import starts_of
 from rhino_jax.ir.axes import AxisSpan, FactorSpan, locate, place
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
@@ -182,20 +183,16 @@ def on_window(
     if not isinstance(state, RowState) or not state.span.is_plain:
         return None
     span, d = state.span, state.span.dim
-    if op.name == "slice":
-        strides = eqn.params["strides"]
-        start, stop = eqn.params["start_indices"][d], eqn.params["limit_indices"][d]
-        if strides is not None and strides[d] != 1:
-            return None
-        made = AxisSpan(d, stop - start, first=span.first + start)
-    elif op.name == "pad":
-        low, high, between = eqn.params["padding_config"][d]
-        first, stop = span.first - low, span.first + span.size + high
-        if between or min(low, high, first) < 0 or stop > length:
-            return None
-        made = AxisSpan(d, stop - first, first=first)
-    else:
+    starts = starts_of(op.name, eqn.params)
+    start = starts[d] if starts else None
+    if start is None:
         return None
+    size, first = eqn.outvars[0].aval.shape[d], span.first + start
+    after = start + size - span.size
+    is_outside = min(-start, after, first) < 0 or first + size > length
+    if op.name == "pad" and is_outside:
+        return None
+    made = AxisSpan(d, size, first=first)
     return SlicedOp((), None, (RowState(made, is_backward),), is_backward)
 
 
