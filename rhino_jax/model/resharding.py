@@ -102,8 +102,7 @@ class ReshardTables:
         found = self._changes.get(changed)
         if found is None:
             pairs = [
-                (self._dims[x // _MAX_DIMS], self._dims[x % _MAX_DIMS])
-                for x in changed
+                (self._dims[x // _MAX_DIMS], self._dims[x % _MAX_DIMS]) for x in changed
             ]
             key = self._alike(pairs)
             found = self._priced.get(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from rhino_jax.passes.staged.apart import Apart
@@ -28,15 +28,15 @@ class ValueNames:
 
     @cached_property
     def before(self) -> FlatRegion:
-        return flat_region(self.apart.before)
+        return _ops_of(self.apart.before)
 
     @cached_property
     def between(self) -> FlatRegion:
-        return flat_region(self.apart.between)
+        return _ops_of(self.apart.between)
 
     @cached_property
     def after(self) -> FlatRegion:
-        return flat_region(self.apart.after)
+        return _ops_of(self.apart.after)
 
     @property
     def inputs(self) -> int:
@@ -112,3 +112,9 @@ class ValueNames:
         """Return the key of a result of the step."""
         is_left = self.is_left(value)
         return self.made_after(value) if is_left else self.given(self.after, value)
+
+
+@lru_cache(maxsize=8)
+def _ops_of(closed: Any) -> FlatRegion:
+    """Return `flat_region`; cached, as a step is cut into stages in many ways."""
+    return flat_region(closed)
