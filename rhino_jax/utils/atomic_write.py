@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def write_file(what: str, path: str | os.PathLike[str], content: str | bytes) ->
         if _is_in_place(target):
             target.write_bytes(data)
         else:
-            _replace(target.resolve() if target.is_symlink() else target, data)
+            replace_file(target.resolve() if target.is_symlink() else target, data)
     except OSError as error:
         raise _refused(what, target, f"{len(data):,} bytes", error) from None
 
@@ -57,13 +58,24 @@ def _is_in_place(target: Path) -> bool:
     return is_kept or (target.exists() and not target.is_file())
 
 
-def _replace(target: Path, data: bytes) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file under another name and rename it: processes and threads that read or
+    write the path see the old file or a whole new one.
+
+    Args:
+      path: a regular file, or one that does not exist.
+      data: its content.
+      mode: permissions of a new file, before the umask; those of an old one stay.
+    Raises:
+      OSError: it cannot be written; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        temporary.touch(mode, exist_ok=False)
         temporary.write_bytes(data)
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
+        if path.exists():
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

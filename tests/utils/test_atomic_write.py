@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,16 @@ def test_files_are_replaced_and_what_links_to_them_stays(tmp_path: Path) -> None
     assert file.stat().st_mode & 0o777 == 0o640
     simulation.write([], tmp_path / "a.json.gz")
     assert b"traceEvents" in gzip.decompress((tmp_path / "a.json.gz").read_bytes())
+
+
+def test_threads_write_one_file_each_whole(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    texts = [letter * 200_000 for letter in "abcd"]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        for _ in range(20):
+            list(pool.map(lambda text: write_file("`x`", file, text), texts))
+            assert file.read_text() in texts
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_device_is_written_to() -> None:

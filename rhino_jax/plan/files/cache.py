@@ -29,7 +29,6 @@ import functools
 import hashlib
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -48,6 +47,7 @@ from rhino_jax.plan.files.schema import SCHEMA_VERSION, current_versions
 from rhino_jax.plan.files.store import plan_from_json, plan_to_json
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.utils.atomic_write import replace_file
 
 
 def cache_key(program: Program, target: Target, asked: Sequence[object]) -> str:
@@ -198,24 +198,11 @@ def _write(path: Path, plan: PlanData) -> None:
     try:
         content = zlib.compress(plan_to_json(plan).encode(), 1)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(path, content)
+        replace_file(path, content, 0o600)
         _prune(path.parent, keep=path)
     except (OSError, TypeError, ValueError, RecursionError):
         # No space, no permission, or a plan that cannot be serialized.
         return
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers and writers see the old file or the new one."""
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _prune(folder: Path, keep: Path) -> None:
