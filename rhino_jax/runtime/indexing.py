@@ -82,17 +82,20 @@ def with_shards_made(
     """
     if op.rule is None or op.traits.kind is not OpKind.SCATTER:
         return list(operands)
-    array, indices, updates = operands
-    held, whole = specs[1] or ((),) * indices.ndim, specs[-1]
-    pieces = math.prod(sizes[a] for axes in held[:-1] for a in axes)
-    if math.prod(indices.shape[:-1]) > pieces:
-        return list(operands)
+    factors, whole = op.rule.factors, specs[-1]
     is_sharded = any(
         (whole is None or whole[d])
-        and any(op.rule.factors[f].kind is FactorKind.INDEX for f in factors)
-        for d, factors in enumerate(op.rule.operands[0])
+        and any(factors[f].kind is FactorKind.INDEX for f in dim)
+        for d, dim in enumerate(op.rule.operands[0])
     )
-    return [lax.optimization_barrier(array) if is_sharded else array, indices, updates]
+    if not is_sharded:  # Nor has a scatter of windows' maxima any indices.
+        return list(operands)
+    array, indices, updates = operands
+    held = specs[1] or ((),) * indices.ndim
+    pieces = math.prod(sizes[a] for axes in held[:-1] for a in axes)
+    if math.prod(indices.shape[:-1]) <= pieces:
+        array = lax.optimization_barrier(array)
+    return [array, indices, updates]
 
 
 def concatenated(

@@ -75,3 +75,15 @@ def test_a_write_at_one_index_leaves_the_other_shards_of_a_replicated_array() ->
     sharded = rhino.auto_shard(add, mesh={"x": 8}, pins=pins, progress=False)
     for place in map(np.int32, (-3, 0, 3, ROWS - 1, ROWS + 1)):
         assert_close(sharded(array, place), jnp.asarray(array).at[place].add(1.0))
+
+
+def test_the_gradient_of_a_pooling_runs_with_rows_sharded() -> None:
+    def pooled(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
+
+    x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("f")
+    pins = {"x": jax.P("x")}
+    sharded = rhino.auto_shard(
+        jax.grad(pooled), mesh={"x": 8}, pins=pins, progress=False
+    )
+    assert_close(sharded(x), jax.grad(pooled)(x))
