@@ -88,9 +88,10 @@ class MoveParameters:
         operation takes about a microsecond whatever its size.
       large_table: tables with more cells are computed one by one, too: a copied table
         takes memory.
-      distinct_cells, distinct_ratio: tables of so many cells are computed without
-        repeated rows and columns, where these are so many times as many: below that,
-        starting the NumPy operations takes longer than the cells.
+      distinct_cells: tables with fewer cells are computed with repeated rows and
+        columns: starting the NumPy operations that skip these takes longer.
+      distinct_ratio: larger tables skip them where they leave at most one cell in so
+        many.
       most_copied: cells that a forest copies: 32 MB including their positions. The
         largest tables are not copied.
       least_gain: smallest share of T that moving a single node must gain: above the

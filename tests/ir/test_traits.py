@@ -44,7 +44,7 @@ TOLD_APART = {
     "ir/coverage.py": "primitives under whose name many kernels run",
     "passes/interleaved/moves.py": "which part of a dim an op takes",
     "passes/microbatch/flow/single.py": "sums that only differentiation makes",
-    "passes/sequence_slices/bounding.py": "NumPy's functions on bounds of masks",
+    "passes/sequence_slices/bounds.py": "NumPy's functions on bounds of masks",
     "passes/sequence_slices/later.py": "bounds of quotients",
     "models/moe.py": "a field of a configuration is called top_k",
 }
