@@ -28,7 +28,6 @@ from rhino_jax.passes.microbatch.flow.generated import (
     operands_cut,
     spot_of,
 )
-from rhino_jax.passes.microbatch.flow.row_numbers import ByRows
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
@@ -121,8 +120,6 @@ class PieceEmitter:
                     self.shape(v, s)
                     for v, s in zip(item.results, ran.results, strict=True)
                 ]
-                if ran.by_rows is not None:
-                    arrays[1] = _own_rows(arrays[1], ran.by_rows)
                 results = self.bound(item, arrays, shapes)
         for value, x in zip(item.results, results, strict=True):
             self.env[value] = x
@@ -247,13 +244,6 @@ class PieceEmitter:
 
 def _scaled(x: Any, by: float) -> Any:
     return lax.mul(x, lax.full_like(x, by))
-
-
-def _own_rows(indices: Any, by: ByRows) -> Any:
-    """Replace the row number in indices by the number of the row in the micro-batch."""
-    rows = lax.broadcasted_iota(indices.dtype, indices.shape, by.dim)
-    last = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
-    return lax.select(last == by.column, rows, indices)
 
 
 hide_frames(__file__)

@@ -9,7 +9,6 @@ from rhino_jax.ir.axes import FactorSpan, locate, place
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.row_numbers import ByRows, by_rows
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
@@ -29,12 +28,10 @@ class Ran:
     Attributes:
       uses: state in which each operand is read.
       results: states of the results.
-      by_rows: how a gather or scatter indexes by row number; None: it does not.
     """
 
     uses: tuple[State, ...]
     results: tuple[State, ...]
-    by_rows: ByRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +85,7 @@ def run_plain(
             for s in states
         )
         return Ran(tuple(states), tuple(passed))
-    found = _on_partials(item, states) or _on_own_rows(flat, item, states)
-    if found is None:
-        found = _on_cuts(item, states)
+    found = _on_partials(item, states) or _on_cuts(item, states)
     if isinstance(found, Needs):
         return found
     results = _priced(flat.program, item, states, found.results, sizes)
@@ -167,23 +162,6 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
                 return Ran(tuple(uses), (made,) * len(item.results))
             return Needs(tuple(at), f"{what} meets what is known after it")
     return Needs(tuple(at), f"it is not linear in {what}")
-
-
-def _on_own_rows(
-    flat: FlatProgram, item: FlatOp, states: Sequence[State]
-) -> Ran | None:
-    """Return how a gather or scatter by row number runs; None where the op is none."""
-    found = by_rows(flat, item, states)
-    if found is None:
-        return None
-    cut = next(s for s in states if isinstance(s, RowsState))
-    phase = max(s.phase for s in states)
-    made = RowsState(replace(cut.span, dim=found.result), phase)
-    uses = (
-        s if isinstance(s, RowsState) else RowsState(replace(cut.span, dim=d))
-        for s, d in zip(states, found.operands, strict=True)
-    )
-    return Ran(tuple(uses), (made,), found)
 
 
 def _is_zero(state: State) -> bool:
