@@ -233,6 +233,26 @@ def test_the_batch_of_arguments_before_the_last():
     assert cut_of(step, args).rows == 12
 
 
+def test_the_batch_of_several_arguments_after_the_first():
+    def step(w, x, labels):
+        def loss(w):
+            logs = jax.nn.log_softmax(x @ w)
+            return -jnp.take_along_axis(logs, labels[:, None], 1).mean()
+
+        return jax.value_and_grad(loss)(w)
+
+    x = jnp.sin(jnp.arange(48.0)).reshape(12, 4)
+    check(step, (jnp.eye(4) / 2, x, jnp.arange(12) % 4), (), (3,))
+
+
+def test_weights_of_as_many_rows_as_the_batch():
+    def step(w, a, x):
+        return jax.value_and_grad(lambda w: jnp.mean((x @ w) @ (a @ w).T))(w)
+
+    x = jnp.sin(jnp.arange(48.0)).reshape(12, 4)
+    check(step, (jnp.eye(4) / 2, jnp.cos(x), x), (), (3,))
+
+
 def test_partial_sums_are_not_rounded_by_a_type_of_the_same_size():
     """bfloat16 has fewer digits than float16: 1000.5 is 1000 in it."""
 

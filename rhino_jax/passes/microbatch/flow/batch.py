@@ -86,8 +86,8 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
     for i in _other_data(program):
         value = program.values[program.inputs[i].value]
         key = _Key(value.shape[0], _OTHER)
-        if _Key(key.rows) not in found:
-            found.setdefault(key, {})[value.id] = key.state()
+        own = found.get(_Key(key.rows), {})  # Those of the last argument hold it, too.
+        found.setdefault(key, {**own})[value.id] = key.state()
     order = sorted(
         found,
         key=lambda k: (k.rank == _OTHER, k.dim, k.rank, -len(found[k]), -k.rows),
@@ -105,7 +105,7 @@ class _Key(NamedTuple):
       rows: size of the batch.
       rank: order among candidates: 0 for a whole leading dim, 1 for the factor of it
         that is mapped over, 2 and 3 for other factors, `_OTHER` for leading dims of
-        arguments before the last.
+        arguments between the first and the last, with those of the last.
       dim: the dim that holds the batch.
       outer, inner: sizes of its major and minor factors next to the batch.
     """
