@@ -27,6 +27,7 @@ from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.plan.trees import donated_arguments
 from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.indexing import writes_one_index
 from rhino_jax.runtime.on_shards.parts import needs_shards
 
 
@@ -161,31 +162,46 @@ def _tuple(items: object) -> str:
     return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
 
 
-def _on_shards(subject: Subject) -> list[str]:
-    """Return a sentence on the convolutions that the plan itself runs on shards."""
+def _guarded(subject: Subject) -> list[str]:
+    """Return sentences on ops that XLA's partitioner may compute wrongly, which the
+    plan itself runs on shards or behind a barrier."""
     if subject.traced is None:
         return []
     decisions, program = subject.plan.decisions, subject.running.program
-    lines = {
-        str(op.source): None
-        for op in program.ops
-        if op.traits.kind is OpKind.CONVOLUTION
-        and op.rule is not None
-        and needs_shards(op, held_specs(op, decisions))
-    }
-    if not lines:
-        return []
-    return [
-        "NOT here: convolutions whose windows are sharded, or of several groups, which"
-        " the plan runs in `shard_map`. XLA's partitioner may compute them and their"
-        " gradients wrongly from these layouts: lay out their images by batch alone, or"
-        f" run the plan itself ({', '.join(lines)})."
-    ]
+    sizes = [size for _, size in subject.plan.mesh_axes]
+    convolutions: dict[str, None] = {}
+    writes: dict[str, None] = {}
+    for op in program.ops:
+        kind = op.traits.kind
+        if op.rule is None or kind not in (OpKind.CONVOLUTION, OpKind.SCATTER):
+            continue
+        specs = held_specs(op, decisions)
+        if kind is OpKind.CONVOLUTION:
+            if needs_shards(op, specs):
+                convolutions[str(op.source)] = None
+        elif writes_one_index(op, program.values[op.operands[1]].shape, specs, sizes):
+            writes[str(op.source)] = None
+    found = []
+    if convolutions:
+        found.append(
+            "NOT here: convolutions whose windows are sharded, or of several groups,"
+            " which the plan runs in `shard_map`. XLA's partitioner may compute them"
+            " and their gradients wrongly from these layouts: lay out their images by"
+            f" batch alone, or run the plan itself ({', '.join(convolutions)})."
+        )
+    if writes:
+        found.append(
+            "NOT here: barriers before writes at one index of a sharded dim, without"
+            " which XLA may write other elements (openxla/xla#49121): put the array"
+            " through `jax.lax.optimization_barrier`, or run the plan itself"
+            f" ({', '.join(writes)})."
+        )
+    return found
 
 
 def _losses(subject: Subject) -> list[str]:
     """Return sentences on parts of the plan that no style can express."""
-    plan, lost = subject.plan, _on_shards(subject)
+    plan, lost = subject.plan, _guarded(subject)
     if subject.has_objects:
         lost.append(
             "NOT here: layouts of results: what is written back to objects is laid out"

@@ -80,8 +80,30 @@ def with_shards_made(
     Returns:
       The operands; unchanged where the op is no scatter at one index of a shard.
     """
-    if op.rule is None or op.traits.kind is not OpKind.SCATTER:
-        return list(operands)
+    if op.traits.kind is OpKind.SCATTER and writes_one_index(
+        op, operands[1].shape, specs, sizes
+    ):
+        array, *others = operands
+        return [lax.optimization_barrier(array), *others]
+    return list(operands)
+
+
+def writes_one_index(
+    op: Op,
+    indices: Sequence[int],
+    specs: Sequence[Spec | None],
+    sizes: Sequence[int],
+) -> bool:
+    """Whether a scatter writes at one index of each shard, along a sharded dim.
+
+    Args:
+      op: the scatter.
+      indices: shape of its indices.
+      specs: specs of operands, then results; None where the compiler decides.
+      sizes: sizes of the mesh axes.
+    """
+    if op.rule is None:
+        return False
     factors, whole = op.rule.factors, specs[-1]
     is_sharded = any(
         (whole is None or whole[d])
@@ -89,13 +111,10 @@ def with_shards_made(
         for d, dim in enumerate(op.rule.operands[0])
     )
     if not is_sharded:  # Nor has a scatter of windows' maxima any indices.
-        return list(operands)
-    array, indices, updates = operands
-    held = specs[1] or ((),) * indices.ndim
+        return False
+    held = specs[1] or ((),) * len(indices)
     pieces = math.prod(sizes[a] for axes in held[:-1] for a in axes)
-    if math.prod(indices.shape[:-1]) <= pieces:
-        array = lax.optimization_barrier(array)
-    return [array, indices, updates]
+    return math.prod(indices[:-1]) <= pieces
 
 
 def concatenated(

@@ -233,3 +233,14 @@ def test_code_says_which_convolutions_xla_is_not_to_partition(
         smooth, x, kernel, mesh=MESH, pins={"x": jax.P(pin[0], None, *pin[1:])}
     )
     assert ("run the plan itself (test_code.py:" in plan.code("specs")) == is_said
+
+
+@pytest.mark.parametrize(
+    ("pin", "is_said"), [(jax.P("data"), True), (jax.P(None, "data"), False)]
+)
+def test_code_says_which_writes_need_a_barrier(pin: jax.P, is_said: bool) -> None:
+    def add(x: Any, i: Any) -> Any:
+        return rhino.pin(jnp.tanh(x).at[i].add(1.0), pin)
+
+    plan = rhino.plan(add, jnp.ones((64, 64)), 3, mesh=MESH, pins={"x": pin})
+    assert ("optimization_barrier" in plan.code("specs")) == is_said
