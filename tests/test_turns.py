@@ -18,9 +18,10 @@ from tests.turns import read_turn, split
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
-from tests.cases import covering
 
-@pytest.mark.parametrize("x", covering(range(7)))
+SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in range(1, 7)]
+
+@pytest.mark.parametrize("x", [0, *SLOW])
 def test_of_a_matrix(x):
     pass
 """

@@ -12,6 +12,7 @@ import pytest
 
 import rhino_jax as rhino
 from tests.behaviour.compare import assert_same, mesh_of
+from tests.cases import covering
 
 
 eqx = pytest.importorskip("equinox")
@@ -64,7 +65,7 @@ def trained() -> tuple[list[Any], Any]:
     return losses, state
 
 
-@pytest.mark.parametrize("is_jitted", [False, True])
+@pytest.mark.parametrize("is_jitted", covering([False, True]))
 def test_state_is_passed_on_as_under_filter_jit(is_jitted: bool) -> None:
     fn = eqx.filter_jit(step) if is_jitted else step
     sharded = rhino.auto_shard(

@@ -243,6 +243,7 @@ def test_a_bare_state_is_a_pytree() -> None:
     assert paths == ["state['bias']", "state['kernel']"]
 
 
+@pytest.mark.slow
 def test_plans_of_abstract_objects_are_kept_and_applied(tmp_path: Any) -> None:
     def make() -> Any:
         model = Mlp(16, 16, nnx.Rngs(0), rate=0.0)

@@ -33,10 +33,10 @@ def pool() -> Iterator[Pool]:
     ("kind", "seed"),
     [
         *((kind, 0) for kind in KINDS),
-        ("options", 7),
-        ("options", 53),
-        pytest.param("options", 910055, marks=pytest.mark.slow),
-        pytest.param("options", 910194, marks=pytest.mark.slow),
+        *(
+            pytest.param("options", seed, marks=pytest.mark.slow)
+            for seed in (7, 53, 910055, 910194)
+        ),
     ],
 )
 def test_a_step_is_planned_and_run(kind: str, seed: int) -> None:

@@ -105,6 +105,7 @@ def test_the_report() -> None:
     assert CLOCK.report(SUITE, [failed, failed], "x")
 
 
+@pytest.mark.slow
 def test_steps_run_and_feed_back_what_was_donated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

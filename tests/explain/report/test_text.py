@@ -234,7 +234,7 @@ def test_infinite_and_unknown_numbers_can_be_read() -> None:
 names = st.text(min_size=0, max_size=160)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(names, names, names)
 def test_no_line_is_wider_than_promised(program: str, path: str, source: str) -> None:
     plan = sample_plan()

@@ -81,6 +81,7 @@ def test_it_says_what_layers_without_a_checkpoint_leave() -> None:
     assert not any("backward pass" in note for note in plan.notes)
 
 
+@pytest.mark.slow
 def test_what_is_compiled_moves_what_the_plan_says() -> None:
     step, args = clipped()
     plan = planned_clipped()
