@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.more_axes import MoreAxes
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.recipe_choices import first_choices
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.records import Request, SolvedMesh
 from tests.cases import covering
 
 
@@ -94,6 +95,30 @@ def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
         assert labels is not None
         overlap = found.mesh_problem.overlap
         assert 0 < bounds[0] <= overlap.compute.objective(labels)
+
+
+def test_the_best_mesh_stays_where_none_is_fast_enough() -> None:
+    work, target = registry.get("mlp-tiny"), load_target("v5e:2x4")
+    program = trace(work.step, work.abstract_args(), {}).program
+    analysis = ProgramAnalysis.of(program, target)
+    request = Request(2**40, {}, {}, level="fast", has_recipes=False)
+    seen: list[float] = []
+
+    def after(num_axes: int, best: SolvedMesh) -> float:
+        seen.append(best.solution.objective)
+        return 1e-9
+
+    comparison = Comparison(
+        analysis,
+        request,
+        None,
+        MoreAxes.of(request),
+        before_axes=lambda least_s: least_s / 2,
+        after_axes=after,
+    )
+    comparison.run([[("x", 8)], [("x", 2), ("y", 4)]])
+    assert comparison.solved and len(seen) == 2
+    assert seen[-1] == comparison.in_order[0][1] < math.inf
 
 
 @pytest.mark.slow

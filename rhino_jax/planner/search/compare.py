@@ -76,9 +76,11 @@ class Comparison:
                 if self.objectives and is_over(self.request):
                     self.limits.untimely += 1
                 elif self.limits.allow(num_axes):
-                    found = self._briefly(axes, built.pop(tuple(axes), None))
+                    brief.append(self._briefly(axes, built.pop(tuple(axes), None)))
                     most = (1 + LIMITS.prediction_error) * self._best_s
-                    brief = [f for f in [*brief, found] if _step_s(f) <= most]
+                    if not self.solved:  # `worth_s` may be below all: one stays.
+                        most = max(most, min(map(_step_s, brief)))
+                    brief = [f for f in brief if _step_s(f) <= most]
             excess = math.inf  # Unknown until the first full search.
             for found in sorted(brief, key=_step_s):
                 if math.isinf(excess) or _step_s(found) < excess * self._best_s:
