@@ -234,15 +234,22 @@ def test_the_batch_of_arguments_before_the_last():
 
 
 def test_the_batch_of_several_arguments_after_the_first():
-    def step(w, x, labels):
+    """All of them are computed in micro-batches, the last one too."""
+
+    def step(w, x, others):
         def loss(w):
-            logs = jax.nn.log_softmax(x @ w)
-            return -jnp.take_along_axis(logs, labels[:, None], 1).mean()
+            first, second = jnp.tanh(x @ w) @ w, jnp.tanh(others @ w) @ w
+            return jnp.mean(jnp.sum(first * second, 1))
 
         return jax.value_and_grad(loss)(w)
 
     x = jnp.sin(jnp.arange(48.0)).reshape(12, 4)
-    check(step, (jnp.eye(4) / 2, x, jnp.arange(12) % 4), (), (3,))
+    args = jnp.eye(4) / 2, x, jnp.cos(x)
+    check(step, args, (), (3,))
+    (loop,) = cut_of(step, args).loops
+    program = trace(step, args, {}).program
+    products = [op for op in program.ops if op.traits.is_contraction]
+    assert {op.id for op in products} <= set(loop.ops)
 
 
 def test_weights_of_as_many_rows_as_the_batch():
