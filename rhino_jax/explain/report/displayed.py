@@ -27,6 +27,9 @@ class Displayed:
         """
         return sections_to_text(self._sections(full=full))
 
+    def __repr__(self) -> str:
+        return self._line()
+
     def __str__(self) -> str:
         return self.table()
 

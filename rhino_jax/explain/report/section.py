@@ -64,3 +64,9 @@ class Section:
     drawing: str = ""
     draws_table: bool = False
     is_open: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither facts, nor lines, nor rows."""
+        has_rows = self.table is not None and bool(self.table.rows)
+        return not (self.facts or self.lines or has_rows)

@@ -56,11 +56,7 @@ def tell(plan: PlanData, *, full: bool = False) -> tuple[Section, ...]:
         _search(plan),
         Section("notes", lines=plan.notes),
     ]
-    return tuple(
-        s
-        for s in sections
-        if s.facts or s.lines or (s.table is not None and s.table.rows)
-    )
+    return tuple(s for s in sections if not s.is_empty)
 
 
 def _head(plan: PlanData) -> Section:

@@ -85,35 +85,38 @@ class Audit(Displayed, CompiledStep, Generic[AnyPlan]):
         return "" if self.plan is None else patch_of(self.plan)
 
     def _line(self) -> str:
-        return _line(self)
+        """Return one line with program, mesh, step, traffic, memory and gain."""
+        head = (
+            f"Audit({self.program_name} on {format_mesh(self.mesh_axes)},"
+            f" compiled for {self.hardware}: "
+        )
+        compiled = self.compiled
+        if compiled is None:
+            return f"{head}out of memory; {_verdict(self)})"
+        return (
+            f"{head}{format_seconds(compiled.step_time_s)}/step, wire"
+            f" {format_bytes(self.wire_bytes)}, peak"
+            f" {format_bytes(compiled.peak_bytes)}; {_verdict(self)})"
+        )
 
     def _sections(self, *, full: bool) -> tuple[Section, ...]:
-        return _sections(self, full)
-
-    def __repr__(self) -> str:
-        return self._line()
+        sections = [
+            _head(self),
+            out_of_memory_section(self.out_of_memory),
+            _beside(self),
+            *_costs(self, full=full),
+            remat_section(self.rematerialised, full=full),
+            _held(self),
+            _inputs(self, full=full),
+            Section("notes", lines=self.notes),
+        ]
+        return tuple(s for s in sections if not s.is_empty)
 
     def __str__(self) -> str:
         return self._line()
 
 
 AnyAudit = Audit[Any]
-
-
-def _line(found: AnyAudit) -> str:
-    """Return one line with program, mesh, step, traffic, memory and rhino's gain."""
-    head = (
-        f"Audit({found.program_name} on {format_mesh(found.mesh_axes)},"
-        f" compiled for {found.hardware}: "
-    )
-    compiled = found.compiled
-    if compiled is None:
-        return f"{head}out of memory; {_verdict(found)})"
-    return (
-        f"{head}{format_seconds(compiled.step_time_s)}/step, wire"
-        f" {format_bytes(found.wire_bytes)}, peak {format_bytes(compiled.peak_bytes)};"
-        f" {_verdict(found)})"
-    )
 
 
 def _verdict(found: AnyAudit) -> str:
@@ -127,24 +130,6 @@ def _verdict(found: AnyAudit) -> str:
     if gain < 1:
         return f"no gain: rhino's plan takes {format_ratio(1 / gain)} the time"
     return f"gain with rhino {format_ratio(gain)}"
-
-
-def _sections(found: AnyAudit, full: bool) -> tuple[Section, ...]:
-    sections = [
-        _head(found),
-        out_of_memory_section(found.out_of_memory),
-        _beside(found),
-        *_costs(found, full=full),
-        remat_section(found.rematerialised, full=full),
-        _held(found),
-        _inputs(found, full=full),
-        Section("notes", lines=found.notes),
-    ]
-    return tuple(
-        s
-        for s in sections
-        if s.facts or s.lines or (s.table is not None and s.table.rows)
-    )
 
 
 def _head(found: AnyAudit) -> Section:

@@ -40,59 +40,48 @@ class Check(Displayed):
         return all(leaf.ok for leaf in self.leaves)
 
     def _line(self) -> str:
-        return _line(self)
+        """Return one line with program, mesh, and whether the results agree."""
+        bad = sum(not leaf.ok for leaf in self.leaves)
+        said = "ok" if self.ok else f"{format_count(bad)} differ"
+        arrays = f"{format_count(len(self.leaves))} arrays"
+        return (
+            f"Check({self.program_name} on {format_mesh(self.mesh_axes)}, run on"
+            f" {self.devices} compared with one: {arrays}, {said})"
+        )
 
     def _sections(self, *, full: bool) -> tuple[Section, ...]:
-        return _sections(self, full)
-
-    def __repr__(self) -> str:
-        return self._line()
-
-
-def _line(found: Check) -> str:
-    """Return one line with program, mesh, and whether the results agree."""
-    bad = sum(not leaf.ok for leaf in found.leaves)
-    said = "ok" if found.ok else f"{format_count(bad)} differ"
-    arrays = f"{format_count(len(found.leaves))} arrays"
-    return (
-        f"Check({found.program_name} on {format_mesh(found.mesh_axes)}, run on"
-        f" {found.devices} compared with one: {arrays}, {said})"
-    )
-
-
-def _sections(found: Check, full: bool) -> tuple[Section, ...]:
-    bad = [leaf for leaf in found.leaves if not leaf.ok]
-    result = f"{format_count(len(found.leaves))} arrays agree"
-    if bad:
-        result = f"{len(bad)} of {len(found.leaves)} arrays differ"
-    head = Section(
-        f"check of {found.program_name}",
-        facts=(
-            ("mesh", format_mesh(found.mesh_axes)),
-            ("run on", f"{found.devices}, and on one of them"),
-            ("result", result),
-            ("took", format_seconds(found.seconds)),
-        ),
-    )
-    count = len(found.leaves) if full else max(TOP_LEAVES, len(bad))
-    shown = found.leaves[:count]
-    rest = len(found.leaves) - len(shown)
-    lines = (f"and {format_count(rest)} more, with less",) * bool(rest)
-    table = Table(
-        ("array", "type", "absolute", "relative", "allowed", "worst at", ""),
-        tuple(_row(leaf) for leaf in shown),
-        "<<>>><<",
-        marked=frozenset(i for i, leaf in enumerate(shown) if not leaf.ok),
-    )
-    left = Section(
-        "not compared",
-        table=Table(("what", "why"), found.not_compared, "<<"),
-    )
-    return (
-        head,
-        Section("largest differences", table=table, lines=lines),
-        *([left] if found.not_compared else []),
-    )
+        bad = [leaf for leaf in self.leaves if not leaf.ok]
+        result = f"{format_count(len(self.leaves))} arrays agree"
+        if bad:
+            result = f"{len(bad)} of {len(self.leaves)} arrays differ"
+        head = Section(
+            f"check of {self.program_name}",
+            facts=(
+                ("mesh", format_mesh(self.mesh_axes)),
+                ("run on", f"{self.devices}, and on one of them"),
+                ("result", result),
+                ("took", format_seconds(self.seconds)),
+            ),
+        )
+        count = len(self.leaves) if full else max(TOP_LEAVES, len(bad))
+        shown = self.leaves[:count]
+        rest = len(self.leaves) - len(shown)
+        lines = (f"and {format_count(rest)} more, with less",) * bool(rest)
+        table = Table(
+            ("array", "type", "absolute", "relative", "allowed", "worst at", ""),
+            tuple(_row(leaf) for leaf in shown),
+            "<<>>><<",
+            marked=frozenset(i for i, leaf in enumerate(shown) if not leaf.ok),
+        )
+        left = Section(
+            "not compared",
+            table=Table(("what", "why"), self.not_compared, "<<"),
+        )
+        return (
+            head,
+            Section("largest differences", table=table, lines=lines),
+            *([left] if self.not_compared else []),
+        )
 
 
 def _allowed(leaf: ComparedLeaf) -> str:

@@ -91,55 +91,40 @@ class Verification(Displayed, CompiledPlan):
         return sum(c.bytes for c in self.planned)
 
     def _line(self) -> str:
-        return _line(self)
+        """Return one line with program, mesh, platform, and whether the plan holds."""
+        head = (
+            f"Verification({self.program_name} on {format_mesh(self.mesh_axes)},"
+            f" compiled for {self.hardware}: "
+        )
+        if self.compiled is None:
+            return f"{head}out of memory)"
+        compiled, predicted = self.compiled, self.predicted
+        step = f"{format_seconds(compiled.step_time_s)}/step"
+        if self.hardware == self.planned_hardware:
+            step += f", predicted {format_seconds(predicted.step_time_s)}"
+        return (
+            f"{head}{step}; wire {format_bytes(self.wire_bytes)}, predicted"
+            f" {format_bytes(self.planned_wire_bytes)}; peak"
+            f" {format_bytes(compiled.peak_bytes)}, predicted"
+            f" {format_bytes(predicted.peak_bytes)}; {'ok' if self.ok else 'not ok'})"
+        )
 
     def _sections(self, *, full: bool) -> tuple[Section, ...]:
-        return _sections(self, full)
-
-    def __repr__(self) -> str:
-        return self._line()
+        sections = [
+            _head(self),
+            Section("why it is not ok", lines=self.problems),
+            _numbers(self),
+            _chunks(self),
+            _traffic(self),
+            *_differences(self.differences, full=full),
+            remat_section(self.rematerialised, full=full),
+            out_of_memory_section(self.out_of_memory),
+            Section("notes", lines=self.notes),
+        ]
+        return tuple(s for s in sections if not s.is_empty)
 
     def __str__(self) -> str:
         return self._line()
-
-
-def _line(found: Verification) -> str:
-    """Return one line with program, mesh, platform, and whether the plan holds."""
-    head = (
-        f"Verification({found.program_name} on {format_mesh(found.mesh_axes)},"
-        f" compiled for {found.hardware}: "
-    )
-    if found.compiled is None:
-        return f"{head}out of memory)"
-    compiled, predicted = found.compiled, found.predicted
-    step = f"{format_seconds(compiled.step_time_s)}/step"
-    if found.hardware == found.planned_hardware:
-        step += f", predicted {format_seconds(predicted.step_time_s)}"
-    return (
-        f"{head}{step}; wire {format_bytes(found.wire_bytes)}, predicted"
-        f" {format_bytes(found.planned_wire_bytes)}; peak"
-        f" {format_bytes(compiled.peak_bytes)}, predicted"
-        f" {format_bytes(predicted.peak_bytes)}; {'ok' if found.ok else 'not ok'})"
-    )
-
-
-def _sections(found: Verification, full: bool) -> tuple[Section, ...]:
-    sections = [
-        _head(found),
-        Section("why it is not ok", lines=found.problems),
-        _numbers(found),
-        _chunks(found),
-        _traffic(found),
-        *_differences(found.differences, full=full),
-        remat_section(found.rematerialised, full=full),
-        out_of_memory_section(found.out_of_memory),
-        Section("notes", lines=found.notes),
-    ]
-    return tuple(
-        s
-        for s in sections
-        if s.facts or s.lines or (s.table is not None and s.table.rows)
-    )
 
 
 def _head(found: Verification) -> Section:
