@@ -387,18 +387,18 @@ def stages_text(plan: PlanData) -> tuple[str, ...]:
         + f" on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
         for i, stage in enumerate(plan.stages)
     )
-    beside = f", cut over {', '.join(others)} as said below" if others else ""
+    beside = f", sharded over {', '.join(others)} as below" if others else ""
     ticks = plan.microbatches + plan.num_stages - 1
     return (
         f"stages are places along `{STAGE_AXIS}`: {held}; by dim 0 of stacks of layers."
         f" What is in no layer lies on all stages{beside}.",
         f"a step takes {ticks} ticks forward and as many back: on tick t, stage s does"
-        f" its layers for micro-batch t - s of {plan.microbatches}, and hands on what"
+        f" its layers for micro-batch t - s of {plan.microbatches}, and sends what"
         " they make. `pipelined` below does that for a loop over layers: put it in"
         " place of the `lax.scan`. Without it `jit` makes no pipeline.",
         "NOT here: what the plan does beyond: it shares what is in no layer among"
         " stages, which compute all of it with `pipelined`, and chooses what the"
-        " backward pass makes again.",
+        " backward pass recomputes.",
     )
 
 

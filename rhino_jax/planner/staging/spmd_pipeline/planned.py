@@ -115,8 +115,8 @@ class Recompute:
         share = (self.count + stages - 1) / (self.count * stages)
         more = stacking.stacked_bytes(kept[0]) - stacking.stacked_bytes(least[0])
         saved_s = _free_s(kept[1]) - least[1].step_s
-        remade_s = least[0].answer.added_s - kept[0].answer.added_s
-        per_byte_s = (saved_s / share + remade_s) / more if more else 0.0
+        recomputed_s = least[0].answer.added_s - kept[0].answer.added_s
+        per_byte_s = (saved_s / share + recomputed_s) / more if more else 0.0
         if per_byte_s <= 0:
             return None
         budget = SHARES[0] * self.stage.search.request.memory_budget_bytes

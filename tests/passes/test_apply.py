@@ -10,7 +10,7 @@ import pytest
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
-from rhino_jax.passes import apply as remade_module
+from rhino_jax.passes import apply
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.rewrite.retraced import retraced
 from tests.passes.interpreter import interpret
@@ -33,8 +33,8 @@ def as_it_was(closed, program, choice):
 
 @pytest.fixture
 def traced(monkeypatch):
-    same = remade_module.ProgramPass("same", as_it_was)
-    monkeypatch.setattr(remade_module, "PASSES", {"same": same})
+    same = apply.ProgramPass("same", as_it_was)
+    monkeypatch.setattr(apply, "PASSES", {"same": same})
     return trace(function, (jnp.ones((8, 4)), jnp.ones(4)), {})
 
 
