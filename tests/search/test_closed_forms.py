@@ -13,7 +13,7 @@ import rhino_jax as rhino
 from rhino_jax.hardware.target import Target
 from rhino_jax.models import registry
 from rhino_jax.plan.plan import PlanData
-from tests.cases import covering
+from tests.cases import covering, without_reserve
 from tests.search.zoo import planned
 
 
@@ -120,10 +120,10 @@ def test_a_tight_budget_spreads_weights_and_optimizer_state() -> None:
 def test_time_never_falls_as_the_budget_shrinks_until_nothing_fits() -> None:
     work = registry.get("mlp-tensor", optimizer="adamw", depth=3)
     times: list[float] = []
-    budget = 1_400_000
+    budget, target = 1_400_000, without_reserve("h100")
     with pytest.raises(rhino.InfeasiblePlanError) as error:
         while True:
-            plan = planned(work, {"x": 4}, "h100", memory_budget_bytes=budget)
+            plan = planned(work, {"x": 4}, target, memory_budget_bytes=budget)
             assert plan.predicted.peak_bytes <= budget
             times.append(plan.predicted.step_time_s)
             budget = int(budget * 0.9)
