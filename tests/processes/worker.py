@@ -243,8 +243,14 @@ def plans_together_in_a_hurry(i: int) -> Any:
     """One is busy, the clock is short and no mesh is given: all have one layout."""
     import rhino_jax as rhino
     from rhino_jax.planner.search import together
+    from rhino_jax.runtime.processes.meeting import Meeting
 
-    search_layout = together.search_layout
+    search_layout, wait = together.search_layout, Meeting.wait
+
+    def late(self: Any, key: str, *args: Any) -> bytes:
+        # The machine is busy: what the first process made has been there for a while.
+        time.sleep(0.5 if key == "made" else 0)
+        return wait(self, key, *args)
 
     def differently(*args: Any, **options: Any) -> Any:
         # As the clock may: the sharding that was best by then, and another mesh.
@@ -257,6 +263,7 @@ def plans_together_in_a_hurry(i: int) -> Any:
         )
 
     patch.setattr(together, "search_layout", differently)
+    patch.setattr(Meeting, "wait", late)
     params, x, y = shapes()
     programs = {
         "train": (train_step, (params, x, y)),

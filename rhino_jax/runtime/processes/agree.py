@@ -131,6 +131,9 @@ def decided_by_first(
     lines = [line for t in traced for line in listing.of_program(t, asked)]
     meeting.compare("program", lines)
     decided = _by_first(meeting, decide, json.dumps, json.loads)
+    # Only then have all read it, so that its keys may be deleted.
+    text = json.dumps(decided)
+    meeting.compare("plan", [listing.AgreedItem("shared state", text)])
     meeting.end()
     return decided
 

@@ -154,7 +154,11 @@ class Meeting:
         time.sleep(MOMENT_S)
 
     def end(self) -> None:
-        """Delete the meeting's keys, once no process needs them."""
+        """Delete the keys that no process needs any more.
+
+        What the first process made is among them, so a comparison must follow it: a
+        process that is still waiting for it would never find it.
+        """
         if not self.is_first:
             return
         # All others are past the previous meeting; they may still read the last keys
