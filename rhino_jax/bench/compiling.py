@@ -94,7 +94,10 @@ class Compiler:
     def compile(self, plan: PlanData, planned: CellOutcome) -> CellOutcome:
         """Compile a plan and return its outcome, extended by the compiled program."""
         program, compilation, reading = self._compile(plan)
-        out, hbm_bytes = compilation.out_of_memory, load_target(self.target).hbm_bytes
+        out, hbm_bytes = (
+            compilation.out_of_memory,
+            load_target(self.target).device.hbm_bytes,
+        )
         peak_bytes = reading.compiled.peak_bytes
         if out is not None:
             measure, error = Measure(peak_bytes=out.needed_bytes), out.message

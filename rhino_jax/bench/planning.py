@@ -117,7 +117,7 @@ class Planner:
             )
         traced = trace_workload(workload_of(row))
         budget_bytes = parse_bytes(row.memory) if row.memory else None
-        planner = cls(traced, target, meshes, budget_bytes or target.hbm_bytes)
+        planner = cls(traced, target, meshes, budget_bytes or target.device.hbm_bytes)
         if row.memory_share is None and row.memory_room is None:
             return replace(planner, reserve_share=target.device.reserve_share)
         best = planner._choose("best")

@@ -21,6 +21,10 @@ def op_s(
       traffic_bytes: bytes read from and written to memory on this device, [strategies].
       dtype: element type of the arithmetic's operands.
     """
-    arithmetic_s = flops / (target.peak_flops_per_s(dtype) * target.matmul_efficiency)
-    traffic_s = traffic_bytes / (target.hbm_bytes_per_s * target.memory_efficiency)
+    arithmetic_s = flops / (
+        target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
+    )
+    traffic_s = traffic_bytes / (
+        target.device.hbm_bytes_per_s * target.device.memory_efficiency
+    )
     return np.maximum(arithmetic_s, traffic_s)

@@ -204,7 +204,7 @@ class Target:
 
     Attributes:
       name: name in `configs/hardware`, with the topology if it was given.
-      device: description of one device.
+      device: rates and memory of one device.
       tiers: links, innermost first. Empty only if `links` are given.
       links: (mesh axis name, link) of axes whose links are stated; if given, `tiers`
         are not used.
@@ -216,52 +216,6 @@ class Target:
     tiers: tuple[Tier, ...] = ()
     links: tuple[tuple[str, AxisLink], ...] = ()
     num_devices: int | None = None
-
-    @property
-    def hbm_bytes(self) -> int:
-        """Memory of one device that XLA can use, in bytes."""
-        return self.device.hbm_bytes
-
-    @property
-    def hbm_bytes_per_s(self) -> float:
-        """Peak memory bandwidth of one device, in bytes per second."""
-        return self.device.hbm_bytes_per_s
-
-    @property
-    def matmul_efficiency(self) -> float:
-        """Share of the peak that a large matmul reaches."""
-        return self.device.matmul_efficiency
-
-    @property
-    def memory_efficiency(self) -> float:
-        """Share of the peak bandwidth that streaming reaches."""
-        return self.device.memory_efficiency
-
-    @property
-    def launch_s(self) -> float:
-        """Fixed seconds that every kernel costs."""
-        return self.device.launch_s
-
-    @property
-    def overlap_share(self) -> float:
-        """Largest share of the compute time in which collectives can hide."""
-        return self.device.overlap_share
-
-    @property
-    def hidable_share(self) -> float:
-        """Share of a collective that can hide where there is other work."""
-        return self.device.hidable_share
-
-    @property
-    def free_share(self) -> float:
-        """The same where nothing waits from the step's start on, or to its end."""
-        share = self.device.free_share
-        return self.device.hidable_share if share is None else share
-
-    @property
-    def clock_hz(self) -> float | None:
-        """Cycles per second of a device whose compiler estimates cycles."""
-        return self.device.clock_hz
 
     @property
     def torus(self) -> Tier | None:

@@ -124,7 +124,9 @@ class ChannelsLast:
         target, whole = self.analysis.target, max(1, math.prod(value.shape))
         items = self._local(specs, value).prod(axis=1)
         traffic = 2.0 * value.bytes * items / whole
-        return op_s(target, 0.0 * traffic, traffic, value.dtype) + target.launch_s
+        return (
+            op_s(target, 0.0 * traffic, traffic, value.dtype) + target.device.launch_s
+        )
 
     def with_scatters(self, options: Sequence[Options]) -> list[Options]:
         """Return the options with, for convolutions, the cost of transposing what they

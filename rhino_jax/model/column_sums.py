@@ -42,7 +42,7 @@ def with_second_passes(
         key = id(own), rule
         if key not in found:
             rows = np.array([_rows(rule, s, mesh) for s in own.strategies])
-            added = target.launch_s * (rows > OBSERVED.longest_column)
+            added = target.device.launch_s * (rows > OBSERVED.longest_column)
             found[key] = replace(
                 own, cost_s=own.cost_s + added, compute_s=own.compute_s + added
             )

@@ -332,7 +332,7 @@ class OptionBuilder:
             traffic += more
         compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
         compute_s += op_s(self.target, 0.0 * written, written, dtype)
-        compute_s += self.target.launch_s * kernels.launches[node.id]
+        compute_s += self.target.device.launch_s * kernels.launches[node.id]
         return Options(
             draft.strategies,
             compute_s + draft.steps_s,

@@ -102,7 +102,7 @@ def _packing_s(
     """
     if not strategy.partial:
         return 0.0
-    total_s, rate = 0.0, target.hbm_bytes_per_s * target.device.memory_efficiency
+    total_s, rate = 0.0, target.device.hbm_bytes_per_s * target.device.memory_efficiency
     for r, result in enumerate(op.results):
         value = program.values[result]
         made, done = strategy.made[r], strategy.results[r]
@@ -110,15 +110,15 @@ def _packing_s(
         if _scattered(made, done) != set(strategy.partial):
             # Copied to the buffer, and sliced out again.
             traffic = 4 * items * item_bytes(value.dtype)
-            total_s += target.launch_s + traffic / rate
-            total_s += target.launch_s * bool(_scattered(made, done))
+            total_s += target.device.launch_s + traffic / rate
+            total_s += target.device.launch_s * bool(_scattered(made, done))
             continue
         dims = [d for d, (m, n) in enumerate(zip(made, done, strict=True)) if m != n]
         if dims != [first]:
             items = math.prod(local_shape(done, value.shape, mesh.sizes))
             traffic = 2 * items * item_bytes("float32")
-            total_s += copies * (target.launch_s + traffic / rate)
-            total_s += (len(dims) - 1) * target.launch_s
+            total_s += copies * (target.device.launch_s + traffic / rate)
+            total_s += (len(dims) - 1) * target.device.launch_s
     return total_s
 
 

@@ -141,7 +141,10 @@ class ReshardTables:
         # Any change of layout is at least a copy of the new shard; among free changes,
         # the tie breaks towards no change.
         cut = math.prod(shards_per_dim(dst, mesh.sizes))
-        fixed, per_byte = PRICING.tie_s, 2 / cut / self.builder.target.hbm_bytes_per_s
+        fixed, per_byte = (
+            PRICING.tie_s,
+            2 / cut / self.builder.target.device.hbm_bytes_per_s,
+        )
         # Steps scale with the bytes: compute them for 2^40 bytes and divide.
         whole = 1 << 40
         for step in reshard_steps(src, dst, whole, mesh.sizes, mesh.lowering):

@@ -98,4 +98,6 @@ def apart_s(
         traffic, launches = traffic + 2 * op.traits.input_dilation * padded, 2
     dtype = values[op.operands[0]].dtype
     zeros_s = op_s(target, (op.traits.input_dilation - 1) * options.flops, none, dtype)
-    return zeros_s + op_s(target, none, traffic, dtype) + launches * target.launch_s
+    return (
+        zeros_s + op_s(target, none, traffic, dtype) + launches * target.device.launch_s
+    )

@@ -366,7 +366,7 @@ class PlanOptions:
     def budget_bytes(self, target: Target) -> float:
         """Return the memory budget in bytes per device, including the reserve."""
         budget = self.memory_budget_bytes
-        return target.hbm_bytes if budget is None else budget
+        return target.device.hbm_bytes if budget is None else budget
 
     def meshes_of(
         self,

@@ -104,10 +104,10 @@ def test_the_same_program_counts_once_and_few_say_nothing() -> None:
 
 def test_what_a_compiler_estimates_is_added_up_by_what_bounds_it() -> None:
     target = load_target("v5e").replace(launch_s=0.25)
-    assert target.clock_hz is not None
+    assert target.device.clock_hz is not None
     work = {
         "name": "x", "opcode": "fusion", "count": 2, "dtype": "bfloat16",
-        "cycles": round(target.clock_hz), "op": "", "source": "",
+        "cycles": round(target.device.clock_hz), "op": "", "source": "",
     }  # fmt: skip
     items = [
         InstructionWork(flops=197 * 10**11, bytes=0, **work),  # type: ignore[arg-type]

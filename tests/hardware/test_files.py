@@ -57,8 +57,8 @@ def test_shipped_files_load(name: str) -> None:
     target = load_target(name)
     assert target.name == name
     assert target.device.kinds
-    assert 0 < target.hbm_bytes < 2**40
-    assert 0 < target.matmul_efficiency <= 1
+    assert 0 < target.device.hbm_bytes < 2**40
+    assert 0 < target.device.matmul_efficiency <= 1
     # Outer tiers are slower: axes fill tiers from the fastest.
     rates = [t.bytes_per_s for t in target.tiers]
     assert rates == sorted(rates, reverse=True)
@@ -89,7 +89,7 @@ def test_prices_say_where_and_when_they_were_read(name: str) -> None:
 
 
 def test_published_figures() -> None:
-    assert load_target("v5e").hbm_bytes == 15.75 * 2**30
+    assert load_target("v5e").device.hbm_bytes == 15.75 * 2**30
     assert load_target("v5e").peak_flops_per_s("bfloat16") == 197e12
     assert load_target("h100").tiers[0].bytes_per_s == 450e9
     assert load_target("h100").tiers[0].size == 8
@@ -121,7 +121,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     target = load_target(path)
     assert target == load_target(str(path))
     assert target.name == "mine"
-    assert target.hbm_bytes == 5_000_000_000
+    assert target.device.hbm_bytes == 5_000_000_000
     assert [t.name for t in target.tiers] == ["fast", "slow"]
     assert load_target(f"{path}:3x4").num_devices == 12
 

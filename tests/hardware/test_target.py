@@ -63,7 +63,11 @@ def test_every_target_has_a_rate_for_every_type(name: str, dtype: str) -> None:
 
 def test_replace_changes_device_and_target() -> None:
     target = load_target("v5e").replace(hbm_bytes=5, name="half", launch_s=1.0)
-    assert (target.hbm_bytes, target.name, target.launch_s) == (5, "half", 1.0)
+    assert (target.device.hbm_bytes, target.name, target.device.launch_s) == (
+        5,
+        "half",
+        1.0,
+    )
     assert target.tiers == load_target("v5e").tiers
     with pytest.raises(TypeError):
         target.replace(hbm_byte=5)
@@ -80,16 +84,16 @@ def test_targets_are_values() -> None:
 def test_pure_communication_takes_no_time_for_anything_else() -> None:
     target = Target.pure_communication({"x": (1e-6, 1e9), "y": (0.0, 2e9)})
     assert target.peak_flops_per_s("bfloat16") == math.inf
-    assert target.hbm_bytes_per_s == math.inf
-    assert target.launch_s == 0
-    assert target.hbm_bytes == UNLIMITED_BYTES
+    assert target.device.hbm_bytes_per_s == math.inf
+    assert target.device.launch_s == 0
+    assert target.device.hbm_bytes == UNLIMITED_BYTES
     mesh = lay_out(target, [("y", 4), ("x", 2)])
     assert [(a.alpha_s, a.bytes_per_s) for a in mesh.axes] == [(0, 2e9), (1e-6, 1e9)]
 
 
 def test_pure_communication_with_a_memory_bound() -> None:
     target = Target.pure_communication({"x": (0, 1)}, hbm_bytes=100)
-    assert target.hbm_bytes == 100
+    assert target.device.hbm_bytes == 100
 
 
 @pytest.mark.parametrize(

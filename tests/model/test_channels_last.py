@@ -48,8 +48,8 @@ def nodes_of(model: MeshModel, kind: OpKind) -> list[int]:
 
 
 def kernel_s(shards: int) -> float:
-    rate = TARGET.hbm_bytes_per_s * TARGET.device.memory_efficiency
-    return TARGET.launch_s + 2 * BYTES / shards / rate
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    return TARGET.device.launch_s + 2 * BYTES / shards / rate
 
 
 def added_s(fn: Any, source: int, target: int) -> dict[tuple[Spec, Spec], float]:

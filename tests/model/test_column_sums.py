@@ -44,11 +44,11 @@ def whole_s(model: MeshModel) -> float:
 
 def test_what_reads_a_sum_over_columns_reads_its_operands_again() -> None:
     apart, together = (model_of(norm(0), parts_columns=p) for p in (True, False))
-    rate = TARGET.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
     read_s = 4 * ROWS * COLUMNS / rate
     # A kernel that reads `x` once more, and one that adds the pieces.
     assert whole_s(apart) - whole_s(together) == pytest.approx(
-        read_s + 2 * TARGET.launch_s, rel=0.01
+        read_s + 2 * TARGET.device.launch_s, rel=0.01
     )
 
 
@@ -66,4 +66,4 @@ def test_short_columns_take_one_kernel() -> None:
     for s, seconds in zip(apart.options[node.id].strategies, more, strict=True):
         pieces = 4 ** (0 in s.operands[0][0]) * 2 ** (1 in s.operands[0][0])
         is_long = ROWS / pieces > 4096
-        assert seconds == pytest.approx(TARGET.launch_s * is_long)
+        assert seconds == pytest.approx(TARGET.device.launch_s * is_long)

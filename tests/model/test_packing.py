@@ -69,16 +69,16 @@ def test_a_scatter_by_rows_is_free_and_one_by_columns_is_not(
     rows, columns = added[(0, 1), (1,)], added[(0, 1), (0,)]
     assert rows == 0
     shard = 256 * 256 / 8
-    rate = TARGET.hbm_bytes_per_s * TARGET.device.memory_efficiency
-    assert columns == pytest.approx(TARGET.launch_s + 2 * 4 * shard / rate)
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    assert columns == pytest.approx(TARGET.device.launch_s + 2 * 4 * shard / rate)
 
 
 def test_an_all_reduce_is_copied_to_a_buffer_and_sliced_out(
     added: dict[Any, float],
 ) -> None:
-    rate = TARGET.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
     assert added[(0, 1), ()] == pytest.approx(
-        TARGET.launch_s + 4 * 4 * 256 * 256 / rate
+        TARGET.device.launch_s + 4 * 4 * 256 * 256 / rate
     )
 
 

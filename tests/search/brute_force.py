@@ -103,7 +103,9 @@ def recomputed_objective_s(
             continue
         whole = graph.program.values[edge.value].bytes
         local = whole / math.prod(shards_per_dim(want, mesh.sizes))
-        total += edge.count * (PRICING.tie_s + 2 * local / target.hbm_bytes_per_s)
+        total += edge.count * (
+            PRICING.tie_s + 2 * local / target.device.hbm_bytes_per_s
+        )
         for step in reshard_steps(have, want, whole, mesh.sizes, mesh.lowering):
             axes = mesh.over(step.axes)
             total += edge.count * collective_s(step.kind, step.local_bytes, axes)

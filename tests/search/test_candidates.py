@@ -23,7 +23,7 @@ AXES = (("data", 2), ("model", 2))
 TARGET = load_target("v5e:2x2")
 
 
-def request(budget_bytes: float = TARGET.hbm_bytes) -> Request:
+def request(budget_bytes: float = TARGET.device.hbm_bytes) -> Request:
     return Request(
         memory_budget_bytes=budget_bytes, pins={}, output_pins={}, level="fast"
     )
@@ -59,7 +59,7 @@ def test_the_best_comes_first_then_a_recipe_and_all_differ(
     assert 2 <= len(own) <= 5
     for i, one in enumerate(found):
         assert one.plan.predicted.step_time_s >= best.predicted.step_time_s * 0.9999
-        assert one.plan.predicted.peak_bytes <= TARGET.hbm_bytes
+        assert one.plan.predicted.peak_bytes <= TARGET.device.hbm_bytes
         assert all(one.plan.decisions != other.plan.decisions for other in found[:i])
 
 

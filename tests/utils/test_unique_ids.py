@@ -52,7 +52,7 @@ def test_nodes_that_are_alike_have_options_of_their_own_as_the_shared_ones(
     target = load_target("v5e:4x2")
     analysis = ProgramAnalysis.of(program, target)
     mesh = lay_out(target, (("x", 4), ("y", 2)))
-    model = build_model(analysis, mesh, {}, target.hbm_bytes)
+    model = build_model(analysis, mesh, {}, target.device.hbm_bytes)
     assert len(set(map(id, model.options))) < len(model.options) / 2
     # Shared are those of the first; here is what the last of each has by itself.
     last = dict(zip(analysis.alike.nodes.tolist(), analysis.graph.nodes, strict=True))
@@ -76,7 +76,9 @@ def test_a_kernel_is_no_matmul_though_its_rule_is() -> None:
     kernel = replace(second, name="my_kernel", traits=Traits(OpKind.KERNEL))
     target = load_target("v5e:4x2")
     analysis = ProgramAnalysis.of(replace(program, ops=(first, kernel)), target)
-    model = build_model(analysis, lay_out(target, (("x", 8),)), {}, target.hbm_bytes)
+    model = build_model(
+        analysis, lay_out(target, (("x", 8),)), {}, target.device.hbm_bytes
+    )
     matmul, other = (
         options
         for node, options in zip(analysis.graph.nodes, model.options, strict=True)
@@ -94,7 +96,9 @@ def test_values_that_are_pinned_alike_share_their_options() -> None:
     analysis = ProgramAnalysis.of(program, target)
     pins = {0: ((0,), ()), 1: ((0,), ()), 2: ((), (0,))}
     held = {n: ((0, spec),) for n, spec in pins.items()}
-    model = build_model(analysis, lay_out(target, (("x", 8),)), held, target.hbm_bytes)
+    model = build_model(
+        analysis, lay_out(target, (("x", 8),)), held, target.device.hbm_bytes
+    )
     a, b, c, d = model.options[:4]
     assert a is b and a.strategies[0].results == (pins[0],)
     assert c.strategies[0].results == (pins[2],)

@@ -44,9 +44,9 @@ def test_descriptions_are_of_the_hardware_that_they_are_named_after(name: str) -
     assert _kind(text) in target.device.kinds
     held = int(re.findall(r"device_memory_size: (\d+)", text)[0])
     # What a process has of it is said in the hardware file.
-    assert target.hbm_bytes < held < 1.5 * target.hbm_bytes
+    assert target.device.hbm_bytes < held < 1.5 * target.device.hbm_bytes
     rate = float(re.findall(r"memory_bandwidth: (\d+)", text)[0])
-    assert rate == pytest.approx(target.hbm_bytes_per_s, rel=0.05)
+    assert rate == pytest.approx(target.device.hbm_bytes_per_s, rel=0.05)
     assert "MIG" not in text and "Source: " in text
 
 

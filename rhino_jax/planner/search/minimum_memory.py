@@ -45,7 +45,7 @@ def find_minimum_memory(
     analysis = ANALYSE.run(None, INLINE.run(None, program), target)
     # Which values are too small to be counted depends on the budget; one above the
     # device's memory must not raise that threshold.
-    budget = min(request.memory_budget_bytes, target.hbm_bytes)
+    budget = min(request.memory_budget_bytes, target.device.hbm_bytes)
     free = replace(request, memory_budget_bytes=budget, watch=None)
     every = distinct_meshes(meshes, target)
     short = [axes for axes in every if len(axes) <= LIMITS.minimum_axes]

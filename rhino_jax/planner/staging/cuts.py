@@ -307,8 +307,8 @@ def _in_slices(
         stages,
         whole.work,
         when.DISPATCH_S,
-        sums_s(problem, stages, target.hbm_bytes_per_s),
-        target.launch_s,
+        sums_s(problem, stages, target.device.hbm_bytes_per_s),
+        target.device.launch_s,
     )
     return [
         replace(whole, work=in_slices, slices=lengths)

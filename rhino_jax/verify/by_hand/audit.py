@@ -85,7 +85,7 @@ def audit(
     collectives = tuple(
         sorted(reading.collectives, key=lambda c: (-c.seconds, -c.bytes))
     )
-    budget = place.target.hbm_bytes
+    budget = place.target.device.hbm_bytes
     return Audit(
         **reading.facts()
         | {

@@ -103,7 +103,7 @@ def read_compiled(
     collectives = collectives_of(module)
     work, time = step_time(module, target, collectives, collective_s)
     notes = list(work.notes)
-    if work.cycles and target.clock_hz is None:
+    if work.cycles and target.device.clock_hz is None:
         notes.append(
             f"The compiler estimates cycles, but {target.name!r} has no `clock_hz`:"
             " seconds are those of the roofline."
@@ -197,4 +197,4 @@ def _rematerialised(messages: str) -> Iterator[str]:
 def _needed_bytes(out: OutOfMemory, target: Target) -> int:
     if out.needed_bytes is not None:
         return out.needed_bytes
-    return max(target.hbm_bytes, out.available_bytes or 0) + 1
+    return max(target.device.hbm_bytes, out.available_bytes or 0) + 1

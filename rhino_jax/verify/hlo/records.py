@@ -56,13 +56,13 @@ def rates_of(
     """
     sums = {"matmul": [0.0, 0.0], "memory": [0.0, 0.0]}
     for work in items:
-        if work.cycles is None or target.clock_hz is None:
+        if work.cycles is None or target.device.clock_hz is None:
             continue
         arithmetic_s = work.flops / target.peak_flops_per_s(work.dtype)
-        traffic_s = work.bytes / target.hbm_bytes_per_s
+        traffic_s = work.bytes / target.device.hbm_bytes_per_s
         bound = sums["matmul" if arithmetic_s > traffic_s else "memory"]
         bound[0] += work.count * max(arithmetic_s, traffic_s)
-        taken_s = work.cycles / target.clock_hz - target.launch_s
+        taken_s = work.cycles / target.device.clock_hz - target.device.launch_s
         bound[1] += work.count * max(0.0, taken_s)
     return Rates(
         matmul_peak_s=sums["matmul"][0],

@@ -155,12 +155,14 @@ class StepTime:
 
 def work_s(target: Target, work: InstructionWork) -> float:
     """Return the seconds of one run of an instruction on a target."""
-    if work.cycles is not None and target.clock_hz is not None:
-        return work.cycles / target.clock_hz
+    if work.cycles is not None and target.device.clock_hz is not None:
+        return work.cycles / target.device.clock_hz
     flops, traffic = np.asarray(work.flops), np.asarray(work.bytes)
     roofline_s = float(op_s(target, flops, traffic, work.dtype))
     # A compiler that estimates cycles gives none to copies, which are no kernels.
-    return roofline_s + (target.launch_s if target.clock_hz is None else 0.0)
+    return roofline_s + (
+        target.device.launch_s if target.device.clock_hz is None else 0.0
+    )
 
 
 def step_time(

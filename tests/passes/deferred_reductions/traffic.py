@@ -41,7 +41,7 @@ def planned(case: Case, axes: Sequence[tuple[str, int]], hardware: str) -> Plann
 
     pins = resolve_pins(case.pins, traced.program, axes)
     request = Request(
-        memory_budget_bytes=target.hbm_bytes,
+        memory_budget_bytes=target.device.hbm_bytes,
         pins=pins.inputs,
         output_pins=pins.outputs,
         value_pins=pins.values,

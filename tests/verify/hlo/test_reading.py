@@ -85,7 +85,7 @@ def test_cycles_without_a_clock_are_noted() -> None:
     ("needed_bytes", "available_bytes", "peak_bytes"),
     [
         (20 * 2**30, 15 * 2**30, 20 * 2**30),
-        (None, None, load_target("v5e").hbm_bytes + 1),
+        (None, None, load_target("v5e").device.hbm_bytes + 1),
         (None, 2**40, 2**40 + 1),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_program_compiled_here() -> None:
     assert reading.compiled.communication_s == pytest.approx(expected_s)
     # At least the dot: its operands, its result, and a launch.
     traffic_bytes = 4 * (64 * 64 + 64 * 128 + 64 * 128)
-    least_s = target.launch_s + traffic_bytes / (
-        target.hbm_bytes_per_s * target.memory_efficiency
+    least_s = target.device.launch_s + traffic_bytes / (
+        target.device.hbm_bytes_per_s * target.device.memory_efficiency
     )
     assert least_s <= reading.compiled.compute_s < 5 * least_s

@@ -122,16 +122,17 @@ def led_by_batch(model: MeshModel) -> frozenset[int]:
 
 def overlap_of(model: MeshModel) -> Overlap:
     """Return the problem with the share of its collectives that the target can hide."""
-    target = model.builder.target
+    device = model.builder.target.device
+    hidable, free = device.hidable_share, device.free_share
     return Overlap.of(
         model.problem,
         model.compute_costs(),
         model.analysis.slack,
-        share=target.overlap_share,
+        share=device.overlap_share,
         shares={
-            Wait.BACK: target.hidable_share,
-            Wait.LATER: target.hidable_share,
-            Wait.FREE: target.free_share,
+            Wait.BACK: hidable,
+            Wait.LATER: hidable,
+            Wait.FREE: hidable if free is None else free,
         },
     )
 

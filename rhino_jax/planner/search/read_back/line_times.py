@@ -33,7 +33,7 @@ def line_times(
 
 def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
     kernels = model.analysis.liveness.kernels
-    launch_s = model.builder.target.launch_s
+    launch_s = model.builder.target.device.launch_s
     for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
         options = model.options[node.id]
         if node.op is None or not options.compute_s.size:
@@ -65,5 +65,5 @@ def _arithmetic_s(model: MeshModel, node: Node, label: int) -> float:
     dtype = model.graph.program.values[op.operands[0]].dtype
     strategy = options.strategies[label]
     padding = float(np.ravel(model.builder.array_paddings(op.rule, (strategy,)))[0])
-    rate = target.peak_flops_per_s(dtype) * target.matmul_efficiency
+    rate = target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
     return padding * float(options.flops[label]) / rate
