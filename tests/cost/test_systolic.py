@@ -12,7 +12,7 @@ from rhino_jax.cost.systolic import array_paddings
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.factor import Rule, parse_rule
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work import read_work
+from rhino_jax.verify.hlo.work import WorkReader
 from tests.frontend.imported import program_of
 from tests.verify.extras import mesh_of_target
 
@@ -100,21 +100,21 @@ def _weight_gradient(x: jax.Array, g: jax.Array) -> jax.Array:
 def test_the_compiler_takes_as_long(fn, shapes) -> None:
     """At least half of what XLA:TPU estimates; arithmetic alone says 5 to 65 %."""
     mesh, target = mesh_of_target("v5e:2x2"), load_target("v5e")
-    assert target.clock_hz is not None
+    assert target.device.clock_hz is not None
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
     program, _ = program_of(fn, *args)
     (op,) = [op for op, _ in program.walk() if op.name == "conv_general_dilated"][-1:]
     assert op.rule is not None
     padding = whole(op.rule, target.device.systolic_array)
     arithmetic_s = op.flops / target.peak_flops_per_s("bfloat16")
-    arithmetic_s /= target.matmul_efficiency
+    arithmetic_s /= target.device.matmul_efficiency
     sharding = NamedSharding(mesh, PartitionSpec())
     compiled = jax.jit(fn, out_shardings=sharding).lower(
         *(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in args)
     )
     module = parse_module(compiled.compile().as_text() or "")
-    work = read_work(module, lambda work: float(work.cycles or 0))
+    work = WorkReader(module, lambda work: float(work.cycles or 0)).program()
     cycles = sum((w.cycles or 0) * w.count for w in work.items if w.flops)
-    estimated_s = cycles / target.clock_hz
+    estimated_s = cycles / target.device.clock_hz
     assert 0.5 <= padding * arithmetic_s / estimated_s <= 1.1
     assert arithmetic_s / estimated_s < 0.7

@@ -14,7 +14,7 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.split_dims.forms import LANES
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work import read_work
+from rhino_jax.verify.hlo.work import WorkReader
 from tests.verify.extras import mesh_of_target
 
 
@@ -79,6 +79,7 @@ def test_the_compiler_pads_short_rows(
         shape = (8, *parts, 8, 32)
         x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
         text = jax.jit(jax.grad(loss)).lower(x).compile().as_text() or ""
-        return read_work(parse_module(text), lambda w: float(w.cycles or 0)).cycles
+        work = WorkReader(parse_module(text), lambda w: float(w.cycles or 0))
+        return work.program().cycles
 
     assert least <= cycles(parts) / cycles((1024,)) <= most

@@ -1,4 +1,4 @@
-"""Compute the trip counts of compiled loops.
+"""Compute which computations an instruction runs, and the trip counts of loops.
 
 The compiler often states the count (`known_trip_count`). Where it does not (XLA:TPU),
 the count follows from the loop itself: the bound in the condition, the initial value of
@@ -13,7 +13,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module
+from rhino_jax.verify.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    called_names,
+)
 
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
@@ -22,6 +27,37 @@ _CALLS = ("fusion", "call")
 _WHILE = re.compile(r"(?:^|/)while(?:\[[^/]*)?$")
 """Matches the end of the op name of a `lax.while_loop`."""
 _MAX_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFlow:
+    """The computations that one run of an instruction runs.
+
+    Attributes:
+      branches: alternatives, of which one runs; each has the names of computations that
+        run one after another.
+      trips: number of times that the branch runs.
+      is_known: False where data determine `trips`.
+    """
+
+    branches: tuple[tuple[str, ...], ...]
+    trips: int = 1
+    is_known: bool = True
+
+
+def control_flow(
+    module: Module, caller: Computation, instruction: Instruction
+) -> ControlFlow:
+    """Return what a `while`, a conditional, a call or a fusion runs."""
+    match instruction.opcode:
+        case "while":
+            trips, is_known = trips_of(module, caller, instruction)
+            names = instruction.attribute("condition"), instruction.attribute("body")
+            return ControlFlow((names,), trips, is_known)
+        case "conditional":
+            return ControlFlow(tuple((name,) for name in called_names(instruction)))
+        case _:
+            return ControlFlow((tuple(called_names(instruction)),))
 
 
 def trips_of(

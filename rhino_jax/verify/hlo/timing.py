@@ -30,14 +30,13 @@ import numpy as np
 
 from rhino_jax.cost.compute import op_s
 from rhino_jax.hardware.target import Target
-from rhino_jax.verify.hlo.loops import trips_of
-from rhino_jax.verify.hlo.module import Computation, Instruction, Module, called_names
+from rhino_jax.verify.hlo.loops import control_flow
+from rhino_jax.verify.hlo.module import Computation, Instruction, Module
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.hlo.work import (
     InstructionWork,
     ProgramWork,
     WorkReader,
-    work_reader,
 )
 
 
@@ -119,20 +118,13 @@ class _Player:
                 clock.wait(end_s)
         elif opcode.endswith(("-done", "-update")):
             clock.follow(instruction)
-        elif opcode == "while":
-            trips, _ = trips_of(self.module, computation, instruction)
-            once_s = sum(self.run(instruction.attribute(x)) for x in _LOOP)
-            clock.now_s += once_s * trips
-        elif opcode == "conditional":
-            clock.now_s += max(self.run(name) for name in called_names(instruction))
-        elif opcode == "call":
-            clock.now_s += self.run(instruction.called)
+        elif opcode in ("while", "conditional", "call"):
+            flow = control_flow(self.module, computation, instruction)
+            once_s = max(sum(map(self.run, names)) for names in flow.branches)
+            clock.now_s += once_s * flow.trips
         else:
             for work in self.reader.read_one(computation, instruction):
                 clock.now_s += work.count * self.reader.seconds_of(work)
-
-
-_LOOP = ("condition", "body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +171,7 @@ def step_time(
       collectives: all of the program's collectives, with their seconds.
       collective_s: returns the seconds of one run of a collective.
     """
-    reader = work_reader(module, lambda work: work_s(target, work))
+    reader = WorkReader(module, lambda work: work_s(target, work))
     work = reader.program()
     compute_s = sum(w.count * work_s(target, w) for w in work.items)
     if work.cycles or not module.is_scheduled:

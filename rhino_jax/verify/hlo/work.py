@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
@@ -28,7 +28,7 @@ from rhino_jax.verify.hlo.flops import (
     dtype_name,
     skipped_groups,
 )
-from rhino_jax.verify.hlo.loops import trips_of
+from rhino_jax.verify.hlo.loops import control_flow
 from rhino_jax.verify.hlo.module import (
     Computation,
     Instruction,
@@ -91,26 +91,6 @@ class ProgramWork:
         return sum((w.cycles or 0) * w.count for w in self.items)
 
 
-def work_reader(
-    module: Module, seconds_of: Callable[[InstructionWork], float]
-) -> WorkReader:
-    """Return a reader of a compiled program's work.
-
-    Args:
-      module: the program.
-      seconds_of: returns the time of one run, by which the longest branch of a
-        conditional is chosen.
-    """
-    return WorkReader(module, seconds_of, MemoryTraffic(module))
-
-
-def read_work(
-    module: Module, seconds_of: Callable[[InstructionWork], float]
-) -> ProgramWork:
-    """Read a compiled program's work per step; arguments as for `work_reader`."""
-    return work_reader(module, seconds_of).program()
-
-
 # Instructions that only name, pack or start something.
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency"
@@ -126,13 +106,14 @@ _NO_CYCLES = 2**63 - 1
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class WorkReader:
-    """Walks the control flow of one module.
+    """Reader of a compiled program's work.
 
     Attributes:
       module: the program.
-      seconds_of: returns the seconds of one run.
+      seconds_of: returns the seconds of one run, by which the longest branch of a
+        conditional is chosen.
       traffic: counts the memory traffic of instructions.
       read_already: cache: computation → the work of one run.
       moving: cache: computation → whether it contains a collective.
@@ -144,12 +125,15 @@ class WorkReader:
 
     module: Module
     seconds_of: Callable[[InstructionWork], float]
-    traffic: MemoryTraffic
+    traffic: MemoryTraffic = field(init=False)
     read_already: dict[str, tuple[InstructionWork, ...]] = field(default_factory=dict)
     moving: dict[str, bool] = field(default_factory=dict)
     unknown_loops: dict[str, tuple[str, int]] = field(default_factory=dict)
     opaque: collections.Counter[str] = field(default_factory=collections.Counter)
     beside: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.traffic = MemoryTraffic(self.module)
 
     def program(self) -> ProgramWork:
         """Return the work of one step."""
@@ -186,14 +170,8 @@ class WorkReader:
     ) -> Iterator[InstructionWork]:
         """Yield the work of one run of an instruction of the control flow."""
         match instruction.opcode:
-            case "while":
-                yield from self._loop(computation, instruction)
-            case "conditional":
-                branches = [self.read(name) for name in called_names(instruction)]
-                yield from max(
-                    branches,
-                    key=lambda b: sum(self.seconds_of(w) * w.count for w in b),
-                )
+            case "while" | "conditional":
+                yield from self._called(computation, instruction)
             case _ if _SPARSE_CORE in instruction.attributes:
                 if instruction.opcode.endswith("-start") and not any(
                     self._moves(name) for name in called_names(instruction)
@@ -201,7 +179,7 @@ class WorkReader:
                     self.beside.add(instruction.name)
             case "call" | "call-start" | "async-start":
                 if not self.is_transfer(instruction):
-                    yield from self.read(instruction.called)
+                    yield from self._called(computation, instruction)
             case "fusion-start":
                 called = self.module.computations[instruction.called]
                 root = called.instructions[called.root]
@@ -219,15 +197,20 @@ class WorkReader:
         is_end = opcode.endswith(("-done", "-update"))
         return not is_end and is_transfer_opcode(opcode)
 
-    def _loop(
-        self, computation: Computation, loop: Instruction
+    def _called(
+        self, computation: Computation, instruction: Instruction
     ) -> Iterator[InstructionWork]:
-        trips, is_known = trips_of(self.module, computation, loop)
-        if not is_known:
-            self.unknown_loops[loop.name] = loop.source, trips
-        for role in ("condition", "body"):
-            for work in self.read(loop.attribute(role)):
-                yield replace(work, count=work.count * trips)
+        """Yield the work of the computations that an instruction runs: of the longest
+        branch, for all its trips."""
+        flow = control_flow(self.module, computation, instruction)
+        if not flow.is_known:
+            self.unknown_loops[instruction.name] = instruction.source, flow.trips
+        branches = [[w for x in names for w in self.read(x)] for names in flow.branches]
+        for work in max(branches, key=self._seconds_of_all):
+            yield replace(work, count=work.count * flow.trips)
+
+    def _seconds_of_all(self, items: Iterable[InstructionWork]) -> float:
+        return sum(self.seconds_of(work) * work.count for work in items)
 
     def _work(
         self, computation: Computation, instruction: Instruction

@@ -6,7 +6,7 @@ import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
 from rhino_jax.verify.hlo.timing import played_s
-from rhino_jax.verify.hlo.work import InstructionWork, work_reader
+from rhino_jax.verify.hlo.work import InstructionWork, WorkReader
 
 
 HEAD = """HloModule m, is_scheduled=true
@@ -29,7 +29,7 @@ def _seconds(body: str, seconds: dict[str, float], text: str = ENTRY) -> float:
         return seconds[instruction.name]
 
     module = parse_module(f"{text}{body}\n}}\n")
-    return played_s(module, work_reader(module, work_s), collective_s)
+    return played_s(module, WorkReader(module, work_s), collective_s)
 
 
 def _compute(name: str) -> str:

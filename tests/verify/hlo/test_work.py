@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, read_work
+from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, WorkReader
 
 
 HLO = Path(__file__).parent
@@ -19,7 +19,7 @@ def _weight(work: InstructionWork) -> float:
 
 
 def _read(text: str) -> ProgramWork:
-    return read_work(parse_module(text), _weight)
+    return WorkReader(parse_module(text), _weight).program()
 
 
 def _recorded(name: str) -> ProgramWork:
@@ -245,7 +245,7 @@ def test_a_fusion_beside_a_gather_has_the_cycles_of_its_dot() -> None:
     }
     rates = [
         work.flops / work.cycles
-        for work in read_work(module, _weight).items
+        for work in WorkReader(module, _weight).program().items
         if work.flops
         and work.cycles
         and called[work.name].startswith("async_collective_fusion")

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.verify.hlo.module import Module, parse_module
-from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, read_work
+from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, WorkReader
 
 
 HLO = Path(__file__).parent
@@ -27,7 +27,7 @@ def _weight(work: InstructionWork) -> float:
 
 
 def _read(module: Module) -> ProgramWork:
-    return read_work(module, _weight)
+    return WorkReader(module, _weight).program()
 
 
 def _recorded(name: str) -> ProgramWork:

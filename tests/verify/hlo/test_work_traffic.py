@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rhino_jax.verify.hlo.module import parse_module
-from rhino_jax.verify.hlo.work import InstructionWork, read_work
+from rhino_jax.verify.hlo.work import InstructionWork, WorkReader
 
 
 HLO = Path(__file__).parent
@@ -35,7 +35,7 @@ ENTRY %main (a: f32[]) -> {result} {{
   ROOT %r = {result} fusion({names}), kind=kLoop, calls=%fused
 }}
 """
-    (work,) = read_work(parse_module(text), _weight).items
+    (work,) = WorkReader(parse_module(text), _weight).program().items
     return work.bytes
 
 
@@ -147,7 +147,7 @@ ENTRY %main (a: f32[]) -> {SLICE} {{
   ROOT %r = {SLICE} fusion(%a), kind=kLoop, calls=%outer
 }}
 """
-    (work,) = read_work(parse_module(text), _weight).items
+    (work,) = WorkReader(parse_module(text), _weight).program().items
     assert work.bytes == 2 * ROW_BYTES
 
 
@@ -161,7 +161,7 @@ def test_a_long_chain_of_ops_in_a_fusion() -> None:
 
 def test_a_cache_that_is_updated_in_a_loop() -> None:
     module = parse_module((HLO / "work_gpu_cache.hlo").read_text())
-    by_name = {w.name: w for w in read_work(module, _weight).items}
+    by_name = {w.name: w for w in WorkReader(module, _weight).program().items}
     update = by_name["loop_dynamic_update_slice_fusion"]
     # One row of 512 for each of 4 sequences, read and written, and two offsets: not
     # the 4 MiB of the cache.

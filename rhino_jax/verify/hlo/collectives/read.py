@@ -48,7 +48,7 @@ from rhino_jax.verify.hlo.collectives.payload import (
     starts_chain,
 )
 from rhino_jax.verify.hlo.collectives.windowed import Window, find_windows
-from rhino_jax.verify.hlo.loops import trips_of
+from rhino_jax.verify.hlo.loops import ControlFlow, control_flow
 from rhino_jax.verify.hlo.module import (
     Computation,
     Instruction,
@@ -171,6 +171,14 @@ class _Trips:
     callers: tuple[Place, ...] = ()
     done: frozenset[str] = frozenset()
 
+    def times(self, flow: ControlFlow) -> _Trips:
+        """Return the trips of a computation that runs here as often as in `flow`."""
+        return replace(
+            self,
+            count=self.count * flow.trips,
+            is_known=self.is_known and flow.is_known,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
@@ -216,47 +224,33 @@ class _Reader:
             if found is not None:
                 yield found
             return
-        called = self._called(instruction)
-        if not called:
-            return
-        inner = replace(trips, callers=((computation, instruction), *trips.callers))
-        if instruction.opcode == "while":
-            inner = self._times(computation, instruction, inner)
-        elif instruction.opcode.endswith("-start"):
+        is_end = instruction.opcode.endswith(("-done", "-update"))
+        if is_end or not any(map(self._moves, called_names(instruction))):
+            return  # an asynchronous operation counts where it starts
+        flow = control_flow(self.module, computation, instruction)
+        callers = ((computation, instruction), *trips.callers)
+        inner = replace(
+            trips.times(flow), callers=() if instruction.opcode == "while" else callers
+        )
+        if instruction.opcode.endswith("-start"):
             is_async = self._is_overlapped(computation, instruction)
             inner = replace(inner, is_async=is_async)
         if window is not None:
             names = (p.instruction.name for p in window.inner)
             inner = replace(inner, done=inner.done.union(names))
-        branches = [tuple(self.read(x, inner)) for x in called]
-        if instruction.opcode == "conditional":
-            branches = [max(branches, key=lambda b: sum(c.bytes for c in b))]
-        for branch in branches:
-            yield from branch
-
-    def _called(self, instruction: Instruction) -> list[Computation]:
-        """Return the computations with collectives that an instruction calls.
-
-        The computation of an asynchronous operation counts where it starts.
-        """
-        if instruction.opcode.endswith(("-done", "-update")):
-            return []
-        return [
-            self.module.computations[name]
-            for name in called_names(instruction)
-            if contains(self.module, name, collective_kind, self.moving)
+        branches = [
+            [
+                record
+                for name in filter(self._moves, names)
+                for record in self.read(self.module.computations[name], inner)
+            ]
+            for names in flow.branches
         ]
+        yield from max(branches, key=lambda b: sum(c.bytes for c in b))
 
-    def _times(
-        self, computation: Computation, loop: Instruction, trips: _Trips
-    ) -> _Trips:
-        times, is_known = trips_of(self.module, computation, loop)
-        return replace(
-            trips,
-            callers=(),
-            count=trips.count * times,
-            is_known=trips.is_known and is_known,
-        )
+    def _moves(self, name: str) -> bool:
+        """Whether a computation contains a collective."""
+        return contains(self.module, name, collective_kind, self.moving)
 
     def _users(self, computation: Computation) -> Users:
         if computation.name not in self.users:
@@ -313,7 +307,7 @@ class _Reader:
         """Yield the record of the collective that a window's permutes implement."""
         inside = _Trips()
         if window.loop is not None:
-            inside = self._times(computation, window.loop, inside)
+            inside = inside.times(control_flow(self.module, computation, window.loop))
         runs = list(window.runs(inside.count))
         number = sum(times for _, times in runs)
         sent_bytes = sum(times * p.bytes for p, times in runs)
