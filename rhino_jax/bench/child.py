@@ -61,7 +61,7 @@ def _refine(job: Mapping[str, Any], row: BenchRow) -> CellOutcome:
     planned = planner.refined(parse_method(job["method"]), compiler.judge)
     # Programs that other cells compiled before are cached here; a user would wait for
     # their compilation, so its seconds are added.
-    plan_s = planned.plan_s - compiler.waited_s + compiler.charged_s
+    plan_s = planned.plan_s + compiler.cached_s
     outcome = replace(planned, plan_s=plan_s).outcome()
     if planned.plan is not None:
         outcome = compiler.compile(planned.plan, outcome)

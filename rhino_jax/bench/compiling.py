@@ -1,8 +1,6 @@
-"""Compilation of a row's plans, and measures of the compiled programs.
+"""Compile a row's plans, cache the programs, and measure them.
 
-Two plans may be one program: it is compiled once (see `rhino_jax.bench.compiling`).
-
-Cache of compiled programs, by the hash of the program before compiling.
+Programs are cached by the hash of the program before compiling: two plans may be one.
 
 Compiling is nearly all of a benchmark's time. A compiled program depends on the
 program, the compiler and the options, and not on the planner: when an edited planner
@@ -13,7 +11,6 @@ again.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import zlib
 from dataclasses import dataclass, replace
@@ -24,18 +21,12 @@ from rhino_jax.bench.versions import compiler_versions
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.runtime.bound import Bound
-from rhino_jax.runtime.lowering import lower
-from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.units import format_bytes
 from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.codec import from_json, to_json
-from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import (
-    Compilation,
-    Reading,
-)
+from rhino_jax.verify.hlo.records import Compilation, Reading
 from rhino_jax.verify.places import place_of
+from rhino_jax.verify.refine import PlanProgram, compile_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class ProgramStore:
 
     folder: Path
 
-    def read(self, program: str) -> Compilation | None:
+    def get(self, program: str) -> Compilation | None:
         """Return a program compiled with these compilers; None if not cached."""
         try:
             text = gzip.decompress(self._file(program).read_bytes())
@@ -59,7 +50,7 @@ class ProgramStore:
             return None
         return from_json(Compilation, values["compilation"])
 
-    def write(self, program: str, compilation: Compilation) -> None:
+    def __setitem__(self, program: str, compilation: Compilation) -> None:
         """Save a compiled program atomically."""
         values = {"versions": compiler_versions(), "compilation": compilation}
         packed = gzip.compress(json.dumps(to_json(values)).encode())
@@ -77,23 +68,22 @@ class Compiler:
       traced: the workload's step.
       target: hardware with its topology, as "v5e:4x4".
       programs: cache of compiled programs.
-      waited_s: seconds of compiling done here.
-      charged_s: the same, with those of cached programs.
+      cached_s: seconds that cached programs took to compile.
     """
 
     traced: Traced
     target: str
     programs: ProgramStore
-    waited_s: float = 0.0
-    charged_s: float = 0.0
+    cached_s: float = 0.0
 
     def judge(self, plan: PlanData) -> Reading:
         """Compile a plan and return its reading for `rhino_jax.verify.refine`."""
-        return self._compile(plan)[-1]
+        return self._compile(plan).reading
 
     def compile(self, plan: PlanData, planned: CellOutcome) -> CellOutcome:
         """Compile a plan and return its outcome, extended by the compiled program."""
-        program, compilation, reading = self._compile(plan)
+        compiled = self._compile(plan)
+        compilation, reading = compiled.compilation, compiled.reading
         out, hbm_bytes = (
             compilation.out_of_memory,
             load_target(self.target).device.hbm_bytes,
@@ -110,7 +100,7 @@ class Compiler:
                 )
         return replace(
             planned,
-            program=program,
+            program=compiled.program,
             status="out of memory" if error else "ok",
             compiled=measure,
             rematerialised=len(reading.rematerialised),
@@ -120,22 +110,9 @@ class Compiler:
             notes=reading.notes,
         )
 
-    def _compile(self, plan: PlanData) -> tuple[str, Compilation, Reading]:
-        """Return the hash of the program before compiling and of its target, the
-        compiled program, and its reading."""
+    def _compile(self, plan: PlanData) -> PlanProgram:
         place = place_of(plan, self.target, "`bench`")
-        plan = with_trees(plan, self.traced, place.mesh)
-        bound = Bound(self.traced, plan, place.mesh)
-        lowered = lower(bound).lowered
-        text = f"{self.target}\n{lowered.as_text()}"
-        program = hashlib.sha256(text.encode()).hexdigest()[:16]
-        compilation = self.programs.read(program)
-        if compilation is None:
-            compilation = place.compile(lowered)
-            self.waited_s += compilation.seconds
-            self.programs.write(program, compilation)
-        self.charged_s += compilation.seconds
-        reading = read_compiled(
-            compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
-        )
-        return program, compilation, reading
+        compiled = compile_plan(self.traced, plan, place, self.target, self.programs)
+        if compiled.is_cached:
+            self.cached_s += compiled.compilation.seconds
+        return compiled

@@ -6,7 +6,8 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import jax
 from jax.sharding import Mesh
@@ -22,7 +23,7 @@ from rhino_jax.runtime.lowering import lower
 from rhino_jax.runtime.with_plan import with_trees
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import Compilation, Reading
-from rhino_jax.verify.places import place_of
+from rhino_jax.verify.places import CompilePlace, place_of
 
 
 Judge = Callable[[PlanData], Reading]
@@ -42,18 +43,66 @@ def judge_of(traced: Traced, what: str, target: Target) -> Judge:
             plan.mesh.devices.flat[0].device_kind in target.device.kinds
         )
         place = place_of(plan, None if is_there else target, what)
-        plan = with_trees(plan, traced, place.mesh)
-        bound = Bound(traced, plan, place.mesh)
-        lowered = lower(bound).lowered
-        program = f"{plan.mesh_axes}\n{lowered.as_text()}"
-        key = hashlib.sha256(program.encode()).hexdigest()
-        if key not in known:
-            known[key] = place.compile(lowered)
-        return read_compiled(
-            known[key], plan.mesh_axes, place.target, while_loops=plan.while_loops
-        )
+        return compile_plan(traced, plan, place, target.name, known).reading
 
     return judge
+
+
+class Compilations(Protocol):
+    """Compiled programs by hash, as a `dict` holds them."""
+
+    def get(self, program: str, /) -> Compilation | None:
+        """Return a compiled program; None if there is none."""
+
+    def __setitem__(self, program: str, compilation: Compilation, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgram:
+    """The compiled program of a plan.
+
+    Attributes:
+      program: hash of the program before compiling and of its target.
+      compilation: the compiled program, or its out-of-memory error.
+      reading: its reading.
+      is_cached: whether it was compiled before.
+    """
+
+    program: str
+    compilation: Compilation
+    reading: Reading
+    is_cached: bool
+
+
+def compile_plan(
+    traced: Traced,
+    plan: PlanData,
+    place: CompilePlace,
+    target: str,
+    known: Compilations,
+) -> PlanProgram:
+    """Compile and read a plan's program, unless it was compiled before.
+
+    Args:
+      traced: the planned function.
+      plan: its plan.
+      place: mesh and hardware to compile for.
+      target: name of the hardware, a part of the hash.
+      known: compiled programs; a new one is added.
+    """
+    plan = with_trees(plan, traced, place.mesh)
+    lowered = lower(Bound(traced, plan, place.mesh)).lowered
+    # The text names the mesh's axes and their sizes.
+    text = f"{target}\n{lowered.as_text()}"
+    program = hashlib.sha256(text.encode()).hexdigest()[:16]
+    cached = known.get(program)
+    compilation = place.compile(lowered) if cached is None else cached
+    if cached is None:
+        known[program] = compilation
+    reading = read_compiled(
+        compilation, plan.mesh_axes, place.target, while_loops=plan.while_loops
+    )
+    return PlanProgram(program, compilation, reading, cached is not None)
 
 
 MARGIN = 0.97

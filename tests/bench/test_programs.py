@@ -35,27 +35,27 @@ def test_programs_come_back_as_they_went(
     tmp_path: Path, compilation: Compilation
 ) -> None:
     programs = ProgramStore(tmp_path)
-    assert programs.read("0123") is None
-    programs.write("0123", compilation)
-    assert programs.read("0123") == compilation
-    assert programs.read("4567") is None
+    assert programs.get("0123") is None
+    programs["0123"] = compilation
+    assert programs.get("0123") == compilation
+    assert programs.get("4567") is None
 
 
 def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
     programs = ProgramStore(tmp_path)
-    programs.write("0123", FITS)
+    programs["0123"] = FITS
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     for damaged in (whole[:-9], whole[:40] + b"\0" + whole[41:], b""):
         file.write_bytes(damaged)
-        assert programs.read("0123") is None
+        assert programs.get("0123") is None
 
 
 def test_another_compiler_makes_other_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = ProgramStore(tmp_path)
-    programs.write("0123", FITS)
+    programs["0123"] = FITS
     other = programs_module.compiler_versions() | {"jaxlib": "0.0.1"}
     monkeypatch.setattr(programs_module, "compiler_versions", lambda: other)
-    assert programs.read("0123") is None
+    assert programs.get("0123") is None
