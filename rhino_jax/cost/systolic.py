@@ -3,7 +3,8 @@
 A TPU's matrix unit multiplies by a square of weights that lies in it. The reduced dim
 runs down its side, a free factor of one operand along the other side, and rows of the
 other operand stream through. Sides are padded to whole squares; a square that few rows
-stream through takes as long as its loading does.
+stream through takes as long as its loading does. Products of two vectors, and products
+that sum nothing, are multiplied on the vector units instead.
 
 Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
 (ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
@@ -63,7 +64,9 @@ def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
     # the images do, each position is a product of its own.
     along_right = padding(right, side) * np.maximum(1.0, rows / (left * positions))
     along_left = padding(left, side) * np.maximum(1.0, rows / right)
-    return padding(summed, side) * np.minimum(along_right, along_left)
+    padded = padding(summed, side) * np.minimum(along_right, along_left)
+    is_vector = (positions == 1) & ((summed == 1) | (left * right == 1))
+    return np.where(is_vector, 1.0, padded)
 
 
 @functools.cache

@@ -49,6 +49,9 @@ def whole(rule: Rule, side: int = 128) -> float:
         (dot(4096, 4096, 64), 1),
         (dot(8, 4096, 4096), 0.4 * 128 / 8),
         (dot(4096, 4096, 8), 0.4 * 128 / 8),
+        # Two vectors, and a product that sums nothing, are for the vector units.
+        (dot(1, 4096, 1, batch=64), 1),
+        (dot(64, 1, 64, batch=4096), 1),
         # Taps are summed over with the channels, and positions are rows.
         (conv(8, 256, 4, 64, 16), 8),
         (conv(8, 256, 4, 16, 128), 2),

@@ -354,3 +354,13 @@ def test_fusible_ops() -> None:
     assert all(op_of(fn, (4, 8)).is_fusible for fn in fusible)
     made = (lambda x: x @ x.T, lambda x: lax.cumsum(x, 0), lambda x: jnp.stack([x, x]))
     assert not any(op_of(fn, (4, 8)).is_fusible for fn in made)
+
+
+@pytest.mark.parametrize("text", ["bts,bst->bts", "bt,bs->bts"])
+def test_a_product_that_contracts_nothing_is_a_multiplication(text: str) -> None:
+    """`jnp.einsum` makes them of three operands; no matrix unit runs them."""
+    sizes = dict(b=4, t=8, s=8)
+    args = [jnp.zeros([sizes[d] for d in dims]) for dims in text[:-5].split(",")]
+    op = op_of(lambda *a: jnp.einsum(text, *a), *args)
+    assert op.name == "dot_general"
+    assert op.is_fusible and not op.traits.is_contraction and op.flops == 4 * 8 * 8
