@@ -2,13 +2,13 @@
 
 In: a `frontend.trace.Traced`, and `ir.transform.Transform`s with a choice.
 Out: a `Traced` of the same call, whose program is the rewritten one.
-Order: `interleaved` (fused weights in block-cyclic storage), `microbatch`, `chunks`
-(logits computed in chunks), `remat` (recompute or offload residuals),
-`deferred_reductions` (unreduced values); `apply` runs them by name.
+Order: `program_pass` (what a pass is), `interleaved` (block-cyclic storage), `chunks`
+(of logits), `remat` (residuals), `microbatch`, `deferred_reductions`; `apply` has all.
 `staged` divides a step into tasks of pipeline stages, `sequence_slices` their sequence.
 
-The planner tries what each pass finds in a program (`planner.variant_search`) and
-chooses; a plan records its choices, and the runtime applies them again: each pass is a
-pure function of a closed jaxpr, its program and a choice as text. To add one: a package
-here, as `rewrite` says, and an entry in the table of `apply`.
+The planner tries what each pass finds in a program (`planner.variants`); a plan records
+its choices, and the runtime applies them again: a pass is a pure function of a closed
+jaxpr, its program and a choice as text. To add one: a file with a `PASS`, written as
+`rewrite` says, and its entry in `apply`. None has an inverse: arguments and results
+stay, and `runtime.storage` puts arrays of interleaved storage in order.
 """

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.transform import UN_REMAT
-from rhino_jax.passes.apply import cut_in
+from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
@@ -60,9 +60,11 @@ def best_cut(
     # The recipes are those of the user's program, where that fits.
     typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
-    allowed = AllowedPasses(microbatches == AUTO, recompute == AUTO, places)
+    asked = {"microbatches": microbatches, "recompute": recompute}
+    auto = frozenset(option for option, value in asked.items() if value == AUTO)
+    allowed = AllowedPasses(auto, places)
     explorer = Explorer(search, first, allowed)
-    if not first.fits and (allowed.may_cut or allowed.may_recompute):
+    if not first.fits and auto:
         explorer.least = _least_memory(search, allowed)
     if explorer.has_more:
         search, found = explorer.best()

@@ -16,8 +16,10 @@ from rhino_jax.errors import (
     InfeasiblePlanError,
     MicrobatchError,
 )
-from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, Transform
+from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, UN_REMAT, Transform
+from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
+from rhino_jax.passes.program_pass import Trial, TrialKind
 from rhino_jax.planner.remat import as_pass
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.minimum_memory import (
@@ -33,7 +35,7 @@ from rhino_jax.planner.variant_search import (
     nothing_fits,
     peaks_text,
 )
-from rhino_jax.planner.variants import AllowedPasses
+from rhino_jax.planner.variants import AllowedPasses, trials
 from rhino_jax.units import format_bytes
 
 
@@ -83,15 +85,17 @@ class LeastMemory:
             self._cut(done)
             if before == len(self.tried) and done:
                 self.variants.plan(_name(done), done)
-        self._in_chunks()
+        for each, trial in trials(TrialKind.WHILE_BETTER):
+            if trial.for_memory:
+                self._try_last(each.name, trial)
         return min(self.tried, key=lambda t: t.peak_bytes)
 
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
         """Yield passes without micro-batches: none, and remat that saves least."""
         yield ()
-        if not self.allowed.may_recompute:
+        if not self._may(RECOMPUTE):
             return
-        every = [(), tuple(self.allowed.remat_of(self.search))]
+        every = [(), tuple(self.allowed.choices(UN_REMAT, self.search))]
         for before in dict.fromkeys(every):
             kept = self.variants.plan("no remat", before) if before else written
             if kept and (least := self._least_of(kept)):
@@ -99,7 +103,7 @@ class LeastMemory:
 
     def _least_of(self, kept: VariantCandidate) -> Passes:
         """Return the remat of a variant that saves least; empty for none."""
-        if not self.allowed.may_recompute:
+        if not self._may(RECOMPUTE):
             return ()
         least = least_choice(kept.found.solved[0])
         return (as_pass(least),) if least else ()
@@ -109,7 +113,7 @@ class LeastMemory:
         if self.refused is not None:
             return
         try:
-            cuts = self.allowed.cuts_of(self.search)
+            cuts = self.allowed.choices(MICROBATCHES, self.search)
         except MicrobatchError as error:
             self.refused = error
             return
@@ -121,19 +125,25 @@ class LeastMemory:
                 return
             last = cut
 
-    def _in_chunks(self) -> None:
-        """Try the best variant so far with a chunked loss."""
+    def _may(self, name: str) -> bool:
+        """Whether the planner may try a pass."""
+        trial = PASSES[name].trial
+        return trial is not None and self.allowed.may(trial)
+
+    def _try_last(self, name: str, trial: Trial) -> None:
+        """Try the best variant so far with the last choice of a pass, such as a loss in
+        the most chunks."""
         best = min(self.tried, key=lambda t: t.peak_bytes)
         cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
-        for chunks in self.allowed.chunks_of(self.search, best.peak_bytes)[-1:]:
-            name = f"{chunks.chosen['count']} chunks of the loss"
-            kept = self.variants.plan(name, [chunks])
+        for chunks in self.allowed.choices(name, self.search, best.peak_bytes)[-1:]:
+            label = trial.label(chunks)
+            kept = self.variants.plan(label, [chunks])
             if kept is None:
                 return
             least = self._least_of(kept)
             if cuts or least:
                 done = (chunks, *least, *cuts)
-                self.variants.plan(f"{_name(done)}, {name}", done)
+                self.variants.plan(f"{_name(done)}, {label}", done)
 
     def freed(self) -> tuple[tuple[str, ...], LeastMemory] | None:
         """Return the places whose sums must be taken over each micro-batch to make the
@@ -150,7 +160,8 @@ class LeastMemory:
                 running.closed_jaxpr, running.program, 2, per_microbatch=places
             )
             if not isinstance(found, MicrobatchError):
-                allowed = replace(self.allowed, may_cut=True, places=places)
+                options = self.allowed.options | {"microbatches"}
+                allowed = AllowedPasses(options, places)
                 freely = LeastMemory(self.search, allowed)
                 freely.best()
                 return places, freely
@@ -190,8 +201,10 @@ def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
         couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))
         where.append(f"no micro-batches: {least.refused.what} {couples}")
         fixes = _freed(least, best)
-    open_to = ["microbatches='auto'"] * (not least.allowed.may_cut)
-    open_to += ["recompute='auto'"] * (not least.allowed.may_recompute)
+    options = {trial.option for _, trial in trials() if trial.for_memory}
+    open_to = sorted(
+        f"{option}='auto'" for option in options - {None} - least.allowed.options
+    )
     if open_to:
         fixes.append(f"leave it to the planner: {' and '.join(open_to)}")
     numbers = f"{told.numbers}; {peaks_text(least.tried)}"

@@ -9,6 +9,7 @@ from itertools import combinations
 
 from rhino_jax.ir.blocks import Stored, as_text, stored_in_blocks
 from rhino_jax.ir.transform import BLOCKS, Transform
+from rhino_jax.passes.program_pass import ChoiceLimits
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.variant_search import (
     MIN_LAYOUT_GAIN,
@@ -39,7 +40,7 @@ def best_stored(search: Search) -> Search:
     variants = Variants(plain, min_gain=MIN_LAYOUT_GAIN)
     variants.add("baseline", (), plain, first)
     counts = _counts([size for _, size in axes])
-    for stored in search.choices(BLOCKS, counts=counts):
+    for stored in search.choices(BLOCKS, ChoiceLimits(counts=counts)):
         variants.plan("interleaved storage", [stored])
     best = min(variants.tried[1:], key=lambda t: t.step_s, default=None)
     if best is None:

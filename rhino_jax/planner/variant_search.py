@@ -13,6 +13,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import PASSES, apply_passes
+from rhino_jax.passes.program_pass import NO_LIMITS, ChoiceLimits
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.pins.resolve import resolve_pins
@@ -94,16 +95,16 @@ class Search:
         pins = resolve_pins(self.pinned, program, self.meshes[-1])
         return replace(found, request=replace(self.request, value_pins=pins.values))
 
-    def choices(self, name: str, **options: Any) -> list[Transform]:
+    def choices(self, name: str, limits: ChoiceLimits = NO_LIMITS) -> list[Transform]:
         """Return the choices of a pass that the planned function allows, least change
-        first; see `passes.apply`.
+        first.
 
         Args:
-          name: the name of the pass; `options`: its own.
+          name: the name of the pass; `limits`: what is known of the program.
         Raises:
           MicrobatchError: there is no batch that can be split.
         """
-        return list(PASSES[name].choices(self.running, **options))
+        return list(PASSES[name].choices(self.running, limits))
 
     def asking(self, **changes: Any) -> Search:
         """Return the search with other options, such as another level or budget."""

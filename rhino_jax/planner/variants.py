@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.errors import MicrobatchError
-from rhino_jax.ir.transform import CHUNKS, MICROBATCHES, UN_REMAT, Transform
+from rhino_jax.ir.transform import Transform
+from rhino_jax.passes.apply import PASSES
+from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.remat import (
     SHARES,
@@ -27,45 +29,58 @@ from rhino_jax.planner.variant_search import (
 )
 
 
+def trials(*kinds: TrialKind) -> Iterator[tuple[ProgramPass, Trial]]:
+    """Yield the passes that the planner tries, in order, with how.
+
+    Args:
+      kinds: how they are tried; none: in any way.
+    """
+    for each in PASSES.values():
+        if each.trial is not None and each.trial.kind in (kinds or TrialKind):
+            yield each, each.trial
+
+
+def among(done: Iterable[Transform]) -> list[str]:
+    """Return the parts that some passes have in the name of a variant with others."""
+    found = (PASSES[t.name].trial for t in done)
+    return [t.among for t in found if t is not None and t.among]
+
+
 @dataclass(frozen=True, slots=True)
 class AllowedPasses:
     """The passes that the user leaves to the planner.
 
     Attributes:
-      may_cut, may_recompute: whether it may choose micro-batches, and
-        rematerialization.
+      options: the options of `rhino_jax.auto_shard` that are "auto".
       places: places where sums over the batch are taken over each micro-batch.
     """
 
-    may_cut: bool
-    may_recompute: bool
+    options: frozenset[str]
     places: tuple[str, ...] = ()
 
-    def remat_of(self, search: Search) -> list[Transform]:
-        """Return the pass that drops the program's `jax.checkpoint`, if it may run."""
-        return search.choices(UN_REMAT) if self.may_recompute else []
+    def may(self, trial: Trial) -> bool:
+        """Whether the planner may try a pass."""
+        return trial.option is None or trial.option in self.options
 
-    def chunks_of(self, search: Search, peak_bytes: int) -> list[Transform]:
-        """Return the numbers of chunks in which the loss is worth a try: none where the
-        logits, sharded over all devices, are less of the peak than a variant must gain.
+    def choices(
+        self, name: str, search: Search, peak_bytes: int = 0
+    ) -> list[Transform]:
+        """Return the choices of a pass that are worth a try, least change first.
 
         Args:
-          search: the search of the program; `peak_bytes`: the peak of one device.
-        """
-        if not self.may_cut:
-            return []
-        devices = math.prod(size for _, size in search.meshes[0])
-        return search.choices(CHUNKS, least_bytes=MIN_GAIN * peak_bytes * devices)
-
-    def cuts_of(self, search: Search) -> list[Transform]:
-        """Return the numbers of micro-batches, fewest first.
-
+          name: the name of the pass.
+          search: the search of the program.
+          peak_bytes: the peak of one device: a pass is not tried for arrays that are,
+            sharded over all devices, less of it than a variant must gain.
         Raises:
           MicrobatchError: the batch cannot be split.
         """
-        if not self.may_cut:
+        trial = PASSES[name].trial
+        if trial is None or not self.may(trial):
             return []
-        return search.choices(MICROBATCHES, places=self.places)
+        devices = math.prod(size for _, size in search.meshes[0])
+        least_bytes = MIN_GAIN * peak_bytes * devices
+        return search.choices(name, ChoiceLimits(least_bytes, self.places))
 
 
 @dataclass(slots=True, eq=False)
@@ -108,11 +123,13 @@ class Explorer:
     @property
     def has_more(self) -> bool:
         """Whether other variants may be faster, or fit."""
-        may = self.allowed
-        is_bound = self.tried[0].found.is_bound_by_memory
-        if is_bound and (may.may_cut or may.may_recompute):
-            return True
-        return bool(may.remat_of(self.search))
+        return any(
+            self.tried[0].found.is_bound_by_memory
+            if trial.for_memory
+            else self.allowed.choices(each.name, self.search)
+            for each, trial in trials()
+            if self.allowed.may(trial)
+        )
 
     def best(self) -> tuple[Search, SearchResult]:
         """Return the best variant's search, with its result at the requested level.
@@ -120,24 +137,10 @@ class Explorer:
         Raises:
           InfeasiblePlanError: nothing fits.
         """
-        may, written = self.allowed, self.tried[0]
-        kept = written
-        if without := may.remat_of(self.search):
-            kept = self.variants.plan("no remat", without) or written
-        if may.may_cut and written.found.is_bound_by_memory:
-            nearer = kept if kept.is_better(written) else written
-            cut = self._in_chunks(nearer)
-            if cut is not nearer and kept is not nearer:
-                all_kept = [*kept.done, *cut.done]
-                name = "no remat, the loss in chunks"
-                kept = self.variants.plan(name, all_kept) or kept
-            else:
-                kept = cut
-        if may.may_recompute:
-            self._recompute(kept)
-            self._try_policies()
-        if all(t.found.is_bound_by_memory for t in self.tried):
-            self._cut_in_time(kept)
+        kept = written = self.tried[0]
+        for each, trial in trials():
+            if self.allowed.may(trial):
+                kept = _TRY[trial.kind](self, each.name, trial, kept)
         best = self.variants.fastest()
         if not best.found.fits and self.least is not None:
             brief = self.least.search.asking(level="fast", has_recipes=False)
@@ -168,6 +171,54 @@ class Explorer:
             for again, _ in self.estimated.values()
         )
 
+    def _try_basis(
+        self, name: str, trial: Trial, kept: VariantCandidate
+    ) -> VariantCandidate:
+        """Try the first choice of a pass; return that variant, faster or not.
+
+        Args:
+          name, trial: the pass.
+          kept: the variant whose residuals are all saved, so far.
+        """
+        for choice in self.allowed.choices(name, self.search)[:1]:
+            done = [*kept.done, choice]
+            return self.variants.plan(trial.label(choice), done) or kept
+        return kept
+
+    def _try_while_better(
+        self, name: str, trial: Trial, kept: VariantCandidate
+    ) -> VariantCandidate:
+        """Try the choices of a pass on the best variant so far, while that helps;
+        return the best one of `kept`'s residuals; see `_try_basis`."""
+        if trial.for_memory and not self.tried[0].found.is_bound_by_memory:
+            return kept
+        start = self.tried[0]
+        for other in self.tried[1:]:
+            start = other if other.is_better(start) else start
+        best = start
+        for choice in self.allowed.choices(name, start.search, start.peak_bytes):
+            label = [trial.label(choice), *among(start.done)]
+            tried = self.variants.plan(", ".join(label), [*start.done, choice])
+            if tried is None or not tried.is_better(best):
+                break
+            best = tried
+        if best is start or kept is start:
+            return best
+        done = [*kept.done, *(t for t in best.done if t not in kept.done)]
+        label = [kept.name, *among(best.done)]
+        return self.variants.plan(", ".join(label), done) or kept
+
+    def _try_selected(
+        self, name: str, trial: Trial, kept: VariantCandidate
+    ) -> VariantCandidate:
+        """Try what the solver chooses to recompute, and remat policies; see
+        `_try_basis`."""
+        written = self.tried[0]
+        if kept is not written or written.found.is_bound_by_memory:
+            self._recompute(kept, trial)
+            self._try_policies()
+        return kept
+
     def _try_policies(self) -> None:
         """Plan the estimated remat policies that may beat those planned so far."""
         if not any(t.name.startswith(SOME) for t in self.tried):
@@ -179,42 +230,40 @@ class Explorer:
             transforms = [*done, again.transform]
             self.variants.plan(again.name, transforms, must_win=True)
 
-    def _in_chunks(self, kept: VariantCandidate) -> VariantCandidate:
-        """Try the loss in more and more chunks while that helps; return the best."""
-        best = kept
-        for chunks in self.allowed.chunks_of(kept.search, kept.peak_bytes):
-            name = f"{chunks.chosen['count']} chunks of the loss"
-            tried = self.variants.plan(name, [*kept.done, chunks])
-            if tried is None or not tried.is_better(best):
-                break
-            best = tried
-        return best
-
-    def _cut_in_time(self, kept: VariantCandidate) -> None:
-        """Try more and more micro-batches, while that helps."""
-        chunks = [t for t in kept.done if t.name == CHUNKS]
-        words = ", the loss in chunks" if chunks else ""
+    def _try_repeated(
+        self, name: str, trial: Trial, kept: VariantCandidate
+    ) -> VariantCandidate:
+        """Try more and more micro-batches, while that helps; see `_try_basis`."""
+        if not all(t.found.is_bound_by_memory for t in self.tried):
+            return kept
+        bases = {each.name for each, _ in trials(TrialKind.BASIS)}
+        before = [t for t in kept.done if t.name not in bases]
         peaks: list[int] = []
         try:
-            cuts = self.allowed.cuts_of(self.search)
+            cuts = self.allowed.choices(name, self.search)
         except MicrobatchError:
-            return
+            return kept
         for cut in cuts:
-            count, best_s = cut.chosen["count"], self.variants.shortest_s
-            name = f"{count} micro-batches{words}"
-            found = self.variants.plan(name, [*chunks, cut])
+            best_s = self.variants.shortest_s
+            label = [trial.label(cut), *among(before)]
+            found = self.variants.plan(", ".join(label), [*before, cut])
             tried = [found] if found else []
-            if self.allowed.may_recompute and found and not found.found.fits:
-                in_cut = MicrobatchedProgram(count, found.peak_bytes)
-                tried += self._recompute(kept, in_cut, [cut])
+            if found and not found.found.fits:
+                for _, selected in trials(TrialKind.SELECTED):
+                    if self.allowed.may(selected):
+                        in_cut = MicrobatchedProgram(
+                            cut.chosen["count"], found.peak_bytes
+                        )
+                        tried += self._recompute(kept, selected, in_cut, [cut])
             now_s = min((t.step_s for t in tried), default=math.inf)
             if math.isfinite(best_s) and now_s >= best_s:
-                return
+                break
             if any(not t.found.is_bound_by_memory for t in tried):
-                return
+                break
             peaks += [min(t.peak_bytes for t in tried)] if tried else []
             if not math.isfinite(now_s) and self._is_hopeless(peaks):
-                return
+                break
+        return kept
 
     def _is_hopeless(self, peaks: Sequence[int]) -> bool:
         """Whether more micro-batches cannot fit: each doubling saves half as much as
@@ -229,6 +278,7 @@ class Explorer:
     def _recompute(
         self,
         kept: VariantCandidate,
+        trial: Trial,
         cut: MicrobatchedProgram | None = None,
         then: Sequence[Transform] = (),
     ) -> list[VariantCandidate]:
@@ -236,12 +286,12 @@ class Explorer:
 
         Args:
           kept: the variant whose residuals are all saved.
+          trial: of the remat pass.
           cut: the micro-batches that it will run in; None: the whole batch at once.
           then: the pass that splits it into these.
         """
-        pieces = f"{cut.count} micro-batches, " if cut else ""
-        if any(t.name == CHUNKS for t in kept.done):
-            pieces += "the loss in chunks, "
+        words = [f"{cut.count} micro-batches"] if cut else []
+        words += among(kept.done)
         search = kept.search
         if self.variants.meshes is not None:
             search = search.on_any(self.variants.meshes)
@@ -258,7 +308,7 @@ class Explorer:
                 if best.name != SOME and best.step_s >= self.variants.worth_s:
                     self._note(every, kept.done)
                     break
-                name = f"{pieces}{best.name}{_extent(best.transform)}"
+                name = ", ".join([*words, best.name + trial.label(best.transform)])
                 found = self.variants.plan(name, [*kept.done, best.transform, *then])
                 if found is None:
                     return tried
@@ -286,9 +336,13 @@ class Explorer:
                 self.estimated[again.name] = again, done
 
 
-def _extent(remat: Transform) -> str:
-    """Return how many values a solver's choice of remat recomputes or offloads."""
-    counts = ((key, len(remat.chosen.get(key, ()))) for key in ("recompute", "offload"))
-    words = {"recompute": "recomputed", "offload": "offloaded"}
-    found = ", ".join(f"{n} {words[key]}" for key, n in counts if n)
-    return f" ({found})" if found else ""
+_TRY: Mapping[
+    TrialKind, Callable[[Explorer, str, Trial, VariantCandidate], VariantCandidate]
+] = {
+    TrialKind.BASIS: Explorer._try_basis,
+    TrialKind.WHILE_BETTER: Explorer._try_while_better,
+    TrialKind.SELECTED: Explorer._try_selected,
+    TrialKind.REPEATED: Explorer._try_repeated,
+}
+"""How the choices of a pass are tried: (search, its name, its trial, the variant whose
+residuals are all saved) → that variant for the passes after it."""

@@ -18,7 +18,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.apply import cut_in
+from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.pins.trees import expand_pins
 from rhino_jax.plan.records import Predicted

@@ -12,6 +12,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes import apply
 from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.program_pass import ProgramPass
 from rhino_jax.rewrite.retraced import retraced
 from tests.passes.interpreter import interpret
 
@@ -33,7 +34,7 @@ def as_it_was(closed, program, choice):
 
 @pytest.fixture
 def traced(monkeypatch):
-    same = apply.ProgramPass("same", as_it_was)
+    same = ProgramPass("same", as_it_was)
     monkeypatch.setattr(apply, "PASSES", {"same": same})
     return trace(function, (jnp.ones((8, 4)), jnp.ones(4)), {})
 

@@ -13,7 +13,7 @@ last token, so all residuals stay live as before; that pays only between pipelin
 stages.
 """
 
-from rhino_jax.passes.chunks.passed import chunked, may_chunk
+from rhino_jax.passes.chunks.passed import PASS, chunked, may_chunk
 
 
-__all__ = ["chunked", "may_chunk"]
+__all__ = ["PASS", "chunked", "may_chunk"]

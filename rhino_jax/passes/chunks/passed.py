@@ -14,7 +14,9 @@ from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
 from rhino_jax.errors import MicrobatchError, check_keys
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.ir.transform import CHUNKS, Transform, chosen
 from rhino_jax.passes.chunks.heads import Head, heads_of
 from rhino_jax.passes.chunks.part import part_of, size_of
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
@@ -23,6 +25,7 @@ from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
+from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
 from rhino_jax.rewrite.emit import substitute
 from rhino_jax.rewrite.flat import FlatProgram
 from rhino_jax.rewrite.flatten import all_calls, flatten
@@ -77,6 +80,12 @@ def with_body(closed: Any, loop: Any, body: Any) -> Any:
 
 SCOPE = "chunks"
 """`jax.named_scope` of the loops over chunks."""
+
+COUNTS = (4, 16)
+"""Numbers of chunks to try: with the fewest, the rest of the logits of 50,000 classes
+is about one layer's activations; more chunks are worth a try where the logits still
+make the peak. Every chunk reads the head's weights and accumulates their gradient once
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,33 @@ def may_chunk(
         return _find(closed, program, ChunkChoice(count))[0][0]
     except MicrobatchError as error:
         return error
+
+
+def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
+    """Yield numbers of chunks of the loss, fewest first; none where its largest array
+    is no larger than `limits.least_bytes`."""
+    cut = may_chunk(traced.closed_jaxpr, traced.program, COUNTS[0])
+    if isinstance(cut, MicrobatchError):
+        return
+    (loop,), program = cut.loops, cut.program
+    made = (v for op in loop.ops for v in program.ops[op].results)
+    if max(program.values[v].bytes for v in made) > limits.least_bytes:
+        for count in COUNTS:
+            if count <= cut.rows:
+                yield chosen(CHUNKS, {"count": count})
+
+
+PASS = ProgramPass(
+    CHUNKS,
+    chunked,
+    _choices,
+    Trial(
+        TrialKind.WHILE_BETTER,
+        lambda choice: f"{choice.chosen['count']} chunks of the loss",
+        "microbatches",
+        "the loss in chunks",
+    ),
+)
 
 
 def _find(

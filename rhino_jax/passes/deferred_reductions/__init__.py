@@ -9,6 +9,7 @@ should be under any plan), `choice` (as text); `values`, `pieces`, `loops` and `
 (the new jaxpr).
 """
 
+from rhino_jax.ir.transform import DEFERRED_REDUCTIONS
 from rhino_jax.passes.deferred_reductions.accumulated import accumulated
 from rhino_jax.passes.deferred_reductions.choice import (
     DeferredGroup,
@@ -17,9 +18,13 @@ from rhino_jax.passes.deferred_reductions.choice import (
 )
 from rhino_jax.passes.deferred_reductions.emit import delayed
 from rhino_jax.passes.deferred_reductions.sites import Site, SitePrices, sites
+from rhino_jax.passes.program_pass import ProgramPass
 
+
+PASS = ProgramPass(DEFERRED_REDUCTIONS, delayed)
 
 __all__ = [
+    "PASS",
     "DeferredGroup",
     "Site",
     "SitePrices",

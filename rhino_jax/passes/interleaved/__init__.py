@@ -9,9 +9,13 @@ per block), `reach` (all interleaved dims), `sites` (inputs worth interleaving),
 (the new jaxpr).
 """
 
+from rhino_jax.ir.transform import BLOCKS
 from rhino_jax.passes.interleaved.emit import in_blocks
 from rhino_jax.passes.interleaved.order import all_stored, all_written
-from rhino_jax.passes.interleaved.sites import split_inputs
+from rhino_jax.passes.interleaved.sites import split_inputs, storage_choices
+from rhino_jax.passes.program_pass import ProgramPass
 
 
-__all__ = ["all_stored", "all_written", "in_blocks", "split_inputs"]
+PASS = ProgramPass(BLOCKS, in_blocks, storage_choices)
+
+__all__ = ["PASS", "all_stored", "all_written", "in_blocks", "split_inputs"]

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from rhino_jax.ir.blocks import InterleavedOrder, Stored
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.blocks import InterleavedOrder, Stored, as_text
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import BLOCKS, Transform
 from rhino_jax.passes.interleaved.moves import DimRef
 from rhino_jax.passes.interleaved.reach import DimOrders, reach
+from rhino_jax.passes.program_pass import ChoiceLimits
 
 
 MAX_PARTS = 8
@@ -53,6 +56,15 @@ def split_inputs(closed: Any, program: Program, count: int) -> Stored:
             seen |= marks.keys()
             found |= held
     return found
+
+
+def storage_choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
+    """Yield storage of fused weights in some numbers of blocks, each once."""
+    closed, program = traced.closed_jaxpr, traced.program
+    found = (as_text(split_inputs(closed, program, count)) for count in limits.counts)
+    for choice in dict.fromkeys(found):
+        if choice:
+            yield Transform(BLOCKS, 0, 0, choice)
 
 
 def _split_dims(ops: DimOrders) -> Iterator[tuple[DimRef, tuple[int, ...]]]:

@@ -10,7 +10,15 @@ whose layers need sums over the batch), `demand` (which ops run in which loop), 
 """
 
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
-from rhino_jax.passes.microbatch.passed import may_cut, microbatched
+from rhino_jax.passes.microbatch.passed import PASS, cut_in, may_cut, microbatched
 
 
-__all__ = ["LoopCrossing", "MicrobatchCut", "MicrobatchLoop", "may_cut", "microbatched"]
+__all__ = [
+    "PASS",
+    "LoopCrossing",
+    "MicrobatchCut",
+    "MicrobatchLoop",
+    "cut_in",
+    "may_cut",
+    "microbatched",
+]

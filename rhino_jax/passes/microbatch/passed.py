@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rhino_jax._compat import without_dead_code
 from rhino_jax.errors import MicrobatchError
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.outside import emitted
+from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
 from rhino_jax.rewrite.retraced import retraced
+
+
+MAX_DOUBLINGS = 8
+"""Maximum number of doublings of the number of micro-batches: up to 256."""
 
 
 def microbatched(closed: Any, program: Program, choice: str) -> tuple[Any, str]:
@@ -51,3 +60,45 @@ def may_cut(
         return find_cut(closed, program, MicrobatchChoice(count, **options))[0]
     except MicrobatchError as error:
         return error
+
+
+def cut_in(count: int, places: Sequence[str] = ()) -> Transform:
+    """Return the pass that splits the batch into micro-batches.
+
+    Args:
+      count: the number of micro-batches.
+      places: places where sums over the batch are taken over each micro-batch.
+    """
+    own = {"per_microbatch": list(places)} if places else {}
+    return chosen(MICROBATCHES, {"count": count, **own})
+
+
+def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
+    """Yield numbers of micro-batches, fewest first.
+
+    Raises:
+      MicrobatchError: the program has no batch that can be split.
+    """
+    closed, program, places = traced.closed_jaxpr, traced.program, limits.places
+    cut = may_cut(closed, program, 2, per_microbatch=tuple(places))
+    if isinstance(cut, MicrobatchError):
+        raise cut
+    for count in (2**k for k in range(1, MAX_DOUBLINGS + 1)):
+        if count <= cut.rows:
+            # Each has as many rows as the largest of `count` would.
+            yield cut_in(math.ceil(cut.rows / math.ceil(cut.rows / count)), places)
+
+
+PASS = ProgramPass(
+    MICROBATCHES,
+    microbatched,
+    _choices,
+    Trial(
+        TrialKind.REPEATED,
+        lambda choice: f"{choice.chosen['count']} micro-batches",
+        "microbatches",
+    ),
+    # Per-row values of earlier loops were not saved to avoid a loop, once
+    # (`choice.MicrobatchChoice.kept`).
+    older={"kept": 0.0},
+)

@@ -14,7 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from rhino_jax.frontend.regions import PLAIN_CALLS, REMATS
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import UN_REMAT, Transform
+from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
 from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
 from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.frame import RematPlan
@@ -49,6 +52,20 @@ def without_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
 def has_remat(program: Program) -> bool:
     """Whether a program has regions of `jax.checkpoint`."""
     return any(op.call is not None and op.call.is_remat for op in program.ops)
+
+
+def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
+    """Yield the pass that saves everything that `jax.checkpoint` would recompute."""
+    if has_remat(traced.program):
+        yield Transform(UN_REMAT, 0, 0, ALL)
+
+
+PASS = ProgramPass(
+    UN_REMAT,
+    without_remat,
+    _choices,
+    Trial(TrialKind.BASIS, lambda choice: "no remat", "recompute", for_memory=False),
+)
 
 
 def _decide(

@@ -10,7 +10,7 @@ a stage's layers), `run` (micro-batches in ticks, and what lies between scans, d
 among stages), `spread` (permutes between stages), `emit` (the pass).
 """
 
-from rhino_jax.passes.spmd_pipeline.emit import AXIS as AXIS, on_stage as on_stage
+from rhino_jax.passes.spmd_pipeline.emit import AXIS, PASS, on_stage
 
 
-__all__ = ["AXIS", "on_stage"]
+__all__ = ["AXIS", "PASS", "on_stage"]

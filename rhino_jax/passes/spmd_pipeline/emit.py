@@ -18,7 +18,8 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.regions import PLAIN_CALLS
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.transform import num_microbatches
+from rhino_jax.ir.transform import ONE_PROGRAM, num_microbatches
+from rhino_jax.passes.program_pass import ProgramPass
 from rhino_jax.passes.spmd_pipeline.found import find
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
@@ -63,3 +64,6 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
     consts, opened = jaxpr_consts(closed), consts_as_inputs(open_jaxpr(closed))
     new = without_captured(run, opened, step.shapes(stages), {AXIS: stages})
     return without_dead_code(last_as_consts(close_jaxpr(new, ()), consts))
+
+
+PASS = ProgramPass(ONE_PROGRAM, on_stage)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.apply import apply_passes, cut_in
+from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.microbatch import cut_in
 from tests.passes.interpreter import interpret
 
 

@@ -15,7 +15,8 @@ from jax.sharding import AxisType, PartitionSpec as P
 from rhino_jax._compat import in_current_mesh, open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.ir.transform import ONE_PROGRAM, chosen
-from rhino_jax.passes.apply import apply_passes, cut_in
+from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.microbatch import cut_in
 from tests.passes.interpreter import interpret_on_ranks
 
 

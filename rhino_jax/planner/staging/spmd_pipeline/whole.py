@@ -20,7 +20,7 @@ from rhino_jax.ir.collectives import KINDS, OF_PRIMITIVE, PERMUTE
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import OpenSpec, Spec, format_spec, share_of, without
 from rhino_jax.ir.transform import ONE_PROGRAM, RECOMPUTE, Transform, chosen
-from rhino_jax.passes.apply import cut_in
+from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.lines import sent as lines_of, summed

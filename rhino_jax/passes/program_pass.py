@@ -1,0 +1,103 @@
+"""Program passes as objects: what each applies, which choices a program allows, and how
+the planner tries them. `apply.PASSES` lists all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import Transform
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLimits:
+    """Facts of a program that bound the choices of a pass.
+
+    Attributes:
+      least_bytes: bytes, on all devices together, of the smallest array that is worth a
+        pass which saves memory.
+      places: places where sums over the batch are taken over each micro-batch
+        (`per_microbatch` of `rhino_jax.auto_shard`).
+      counts: numbers of devices along mesh axes, for passes that divide arrays among
+        them.
+    """
+
+    least_bytes: float = 0.0
+    places: Sequence[str] = ()
+    counts: Iterable[int] = ()
+
+
+NO_LIMITS = ChoiceLimits()
+
+
+class TrialKind(Enum):
+    """Ways in which the choices of a pass become variants.
+
+    Attributes:
+      BASIS: the first choice is planned, and passes that choose from it are tried on
+        top of it, whether it is faster or not.
+      WHILE_BETTER: one choice after the other is planned, while each is better than the
+        one before.
+      SELECTED: the solver chooses values to recompute, under the shardings of a plan.
+      REPEATED: more and more micro-batches, while memory limits every variant so far;
+        values are selected again for each number of them.
+    """
+
+    BASIS = "basis"
+    WHILE_BETTER = "while better"
+    SELECTED = "selected"
+    REPEATED = "repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Description of how the planner tries a pass.
+
+    Attributes:
+      kind: how choices become variants.
+      label: a choice → the name of its variant, for tables and messages; for a
+        `SELECTED` pass, what follows the name of the solver's choice.
+      option: the option of `rhino_jax.auto_shard` that leaves the pass to the planner
+        where it is "auto"; None: the pass is always left to it.
+      among: its part of the name of a variant with further passes; empty for none.
+      for_memory: whether it is tried only where memory limits the program as it is.
+    """
+
+    kind: TrialKind
+    label: Callable[[Transform], str]
+    option: str | None = None
+    among: str = ""
+    for_memory: bool = True
+
+
+def _by_plan(traced: Traced, limits: ChoiceLimits) -> Iterable[Transform]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPass:
+    """A rewrite of a program that keeps its arguments and results, from which the
+    planner's variants are made.
+
+    Attributes:
+      name: the name of its `Transform`.
+      apply: (closed jaxpr, the program imported from it, choice) → a closed jaxpr of
+        the same arguments, constants and results; or that, and the choice as it was
+        applied.
+      choices: (traced call, limits) → the choices that the program allows, least change
+        first; none for a pass whose choices depend on a plan of the program.
+      trial: how the planner tries it; None: it is applied on request, or under a plan
+        (`planner.storage`, `planner.deferred_reductions`, `planner.staging`).
+      older: fields of its choice, with the values that they had before choices could
+        state them.
+    """
+
+    name: str
+    apply: Callable[[Any, Program, str], Any]
+    choices: Callable[[Traced, ChoiceLimits], Iterable[Transform]] = _by_plan
+    trial: Trial | None = None
+    older: Mapping[str, float] = field(default_factory=dict)
