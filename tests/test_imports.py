@@ -53,7 +53,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("explain.plan", "explain.questions"): AT_START,
     ("explain.diff", "explain.questions"): AT_START,
     ("planner.origin", "planner.cuts"): AT_START,
-    ("planner.origin", "planner.staging.again"): AT_START,
+    ("planner.origin", "planner.staging.solved"): AT_START,
     ("planner.origin", "planner.staging.spmd_pipeline"): AT_START,
     ("planner.joint.programs", "planner.search"): AT_START,
     ("planner.joint.layout", "planner.search"): AT_START,

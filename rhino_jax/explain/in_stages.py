@@ -33,9 +33,9 @@ from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.again import Laid, SolvedStages
 from rhino_jax.planner.staging.groups import GroupLayouts
 from rhino_jax.planner.staging.planned import PlannedGroup
+from rhino_jax.planner.staging.solved import Laid, SolvedStages
 from rhino_jax.planner.staging.spmd_pipeline.whole import WholePipeline
 from rhino_jax.units import format_seconds
 

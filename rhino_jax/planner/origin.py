@@ -46,7 +46,7 @@ class PlanOrigin:
       mesh: the mesh as the user gave it; None: rhino chose it.
       basis: the specs that the plan takes over from another plan; None: none.
       solved: the problem and its solution, while cached: `variant_search.Solved`; for
-        pipeline stages `staging.again.SolvedStages`, or `SolvedInOne` for an SPMD
+        pipeline stages `staging.solved.SolvedStages`, or `SolvedInOne` for an SPMD
         pipeline; None: not solved yet, or dropped from the cache.
     """
 
@@ -106,7 +106,7 @@ class PlanOrigin:
             tell_nobody,
         )
         if plan.has_tasks:
-            from rhino_jax.planner.staging.again import solve_again
+            from rhino_jax.planner.staging.solved import solve_again
 
             written = as_requested(written, plan_options.recompute)
             return solve_again(written, plan, plan_options.schedule)

@@ -23,7 +23,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 

@@ -27,9 +27,8 @@ from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import AUTO, MeshAxes
-from rhino_jax.planner.staging import when
-from rhino_jax.planner.staging.enough import check_enough
-from rhino_jax.planner.staging.finds import Finds
+from rhino_jax.planner.staging import schedules
+from rhino_jax.planner.staging.bounds import check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import estimated, problem_of, twice
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
@@ -40,6 +39,7 @@ from rhino_jax.planner.staging.slices import (
     paced,
     sums_s,
 )
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.variant_search import MIN_GAIN, Search
 
 
@@ -160,7 +160,7 @@ class StagingRequest:
     may_recompute: bool = False
     slices: tuple[int, ...] = ()
     kept: Mapping[int, Part] = field(default_factory=dict)
-    finds: Finds = field(default_factory=Finds)
+    finds: SubmeshSearches = field(default_factory=SubmeshSearches)
     enough_s: float = math.inf
 
     @property
@@ -232,7 +232,7 @@ def cuts_of(
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[CutProblem, StageCut]]] = {}
     limit = asked.search.request.memory_budget_bytes
-    for group_of in when.placements(schedule, shapes.groups):
+    for group_of in schedules.placements(schedule, shapes.groups):
         chunks = len(group_of)
         is_asked = not found
         # Pins name a stage, so its ops are in its only chunk.
@@ -251,7 +251,7 @@ def cuts_of(
             continue
         for problem, chosen in known[sizes]:
             apart_too = sides, shapes
-            if when.may_split(schedule) and sides.backward:
+            if schedules.may_split(schedule) and sides.backward:
                 loops = with_split_loops(apart, chosen.stages, group_of)
                 if loops is not apart:
                     apart_too = _priced(asked, sides_of(loops), shapes)
@@ -306,7 +306,7 @@ def _in_slices(
         whole.shapes,
         stages,
         whole.work,
-        when.DISPATCH_S,
+        schedules.DISPATCH_S,
         sums_s(problem, stages, target.device.hbm_bytes_per_s),
         target.device.launch_s,
     )

@@ -14,22 +14,24 @@ from rhino_jax.passes.staged.step import StagedStep
 from rhino_jax.pipeline.schedules.searched import SEARCHED
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, runs_of
-from rhino_jax.planner.staging import when
-from rhino_jax.planner.staging.again import SolvedStages, run_that_fits
+from rhino_jax.planner.staging import schedules
 from rhino_jax.planner.staging.cuts import CutStep, StagingRequest
 from rhino_jax.planner.staging.groups import plan_groups
 from rhino_jax.planner.staging.planned import PlannedGroup, Room
+from rhino_jax.planner.staging.solved import SolvedStages, run_that_fits
 from rhino_jax.planner.staging.transfers import with_costs
 from rhino_jax.planner.variant_search import tell_nobody
 
 
-def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
+def fitted(
+    asked: StagingRequest, cut_step: CutStep, candidate: schedules.EstimatedSchedule
+) -> PlanData:
     """Return the plan of a cut step by one schedule.
 
     Args:
       asked: the step to plan.
       cut_step: the step, cut into stages.
-      way: its schedule.
+      candidate: its schedule.
     Raises:
       InfeasiblePlanError: a submesh does not fit.
       ScheduleError: a searched schedule does not fit.
@@ -47,7 +49,7 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
             cut_step.apart,
             cut_step.chosen.stages,
             cut_step.group_of,
-            is_split=way.is_split,
+            is_split=candidate.is_split,
             remat=remat,
             is_twice=cut_step.work.is_twice,
             together=together,
@@ -65,11 +67,11 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
     # The search for schedules does not simulate links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
     room = Room(
-        way.in_flight,
+        candidate.in_flight,
         (0,) * shapes.groups,
         is_free,
-        way.is_split,
-        None if way.name == SEARCHED else host_bytes_per_s,
+        candidate.is_split,
+        None if candidate.name == SEARCHED else host_bytes_per_s,
         would_recompute,
     )
     run = run_that_fits(
@@ -83,7 +85,7 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
             # Values of sequence slices are not chosen one by one.
             sides=None if cut_step.slices else sides,
         ),
-        lambda *planned: _pipeline(asked, cut_step, way, *planned),
+        lambda *planned: _pipeline(asked, cut_step, candidate, *planned),
         room,
         search.request.memory_budget_bytes,
     )
@@ -96,7 +98,7 @@ def fitted(asked: StagingRequest, cut_step: CutStep, way: when.Way) -> PlanData:
 def _pipeline(
     asked: StagingRequest,
     cut_step: CutStep,
-    way: when.Way,
+    candidate: schedules.EstimatedSchedule,
     step: StagedStep,
     groups: Sequence[PlannedGroup],
     remat: StagedRemat,
@@ -104,13 +106,13 @@ def _pipeline(
     by_stage = tuple(group.remat for group in groups)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,
-        schedule=way.name,
+        schedule=candidate.name,
         runs=runs_of(cut_step.chosen.stages),
         costs=(),
         hops=(),
         per_microbatch=asked.places,
         group_of=step.chunks if cut_step.slices else cut_step.group_of,
-        is_split=way.is_split,
+        is_split=candidate.is_split,
         recomputed=tuple(sorted(remat.chunks)),
         remat=by_stage if any(x.choice for x in by_stage) else (),
         is_twice=cut_step.work.is_twice,
@@ -124,4 +126,4 @@ def _pipeline(
     if not cut_step.has_backward:
         return pipeline
     limit = asked.search.request.memory_budget_bytes
-    return when.settled(pipeline, asked.schedule, limit)
+    return schedules.settle(pipeline, asked.schedule, limit)

@@ -16,7 +16,6 @@ from rhino_jax.passes.staged.stacks import End, Unstacked
 from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.staging.finds import Finds
 from rhino_jax.planner.staging.planned import (
     MAX_TRIES,
     PlannedGroup,
@@ -26,6 +25,7 @@ from rhino_jax.planner.staging.planned import (
 )
 from rhino_jax.planner.staging.remat import StageRematSearch, StepOf, in_vain
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.staging.transfers import GroupCrossing
 from rhino_jax.planner.variant_search import Search
 
@@ -61,7 +61,7 @@ def plan_groups(
     of_step: Unstacked,
     shapes: GroupMeshes,
     room: Room,
-    finds: Finds,
+    finds: SubmeshSearches,
     held: GroupLayouts = NOTHING,
     before: Sequence[PlannedGroup] = (),
     sides: Callable[[], Sides] | None = None,

@@ -21,10 +21,10 @@ from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.stacks import LayerStack
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import MeshAxes
+from rhino_jax.planner.staging.bounds import check_any, most_seconds
 from rhino_jax.planner.staging.cuts import StagingRequest, data_of, worth_comparing
-from rhino_jax.planner.staging.enough import check_any, most_seconds
-from rhino_jax.planner.staging.finds import with_regions
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
+from rhino_jax.planner.staging.submesh_search import with_regions
 
 
 MAX_LOOPS = 3

@@ -26,7 +26,8 @@ from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.meshes import AUTO, MeshAxes
-from rhino_jax.planner.staging import when
+from rhino_jax.planner.staging import schedules
+from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import (
     CutStep,
     StagingRequest,
@@ -36,7 +37,6 @@ from rhino_jax.planner.staging.cuts import (
     rows_of,
     worth_comparing,
 )
-from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.fitted import fitted
 from rhino_jax.planner.staging.loops import all_layers, forms_of, reusing
 from rhino_jax.planner.variant_search import MIN_GAIN, Search
@@ -137,7 +137,7 @@ def plan_stages(
     """
     started = time.monotonic()
     schedule, slices = slices_in(schedule)
-    when.check_runs(schedule)
+    schedules.check_runs(schedule)
     traced = search.running
     whole = StagingRequest(
         search,
@@ -149,7 +149,7 @@ def plan_stages(
         started,
         may_recompute,
         slices,
-        {} if when.has_several(schedule) else kept,
+        {} if schedules.has_several(schedule) else kept,
         enough_s=enough_s,
     )
     if min(shares) > 1:
@@ -158,7 +158,7 @@ def plan_stages(
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
     forms = reusing(all_forms, whole.kept)
-    if any(forms) and when.has_several(schedule):
+    if any(forms) and schedules.has_several(schedule):
         raise _stacks_are_whole(traced.program, forms, schedule)
     asked = [
         replace(
@@ -299,61 +299,72 @@ def _best_of(
     found = _cuts(forms, whole, meshes, counts)
     cuts = [c for _, c in found]
     schedule = whole.schedule
-    all_ways = _ways(cuts, schedule)
-    ways = when.tried(all_ways, schedule)
+    every = _candidates(cuts, schedule)
+    candidates = schedules.shortlist(every, schedule)
     best: PlanData | None = None
-    best_way = ways[0]
+    best_candidate = candidates[0]
     refused: InfeasiblePlanError | ScheduleError | None = None
-    for way in ways:
+    for candidate in candidates:
         if best is not None and not (
-            _may_be_faster(best, best_way, way)
-            or _may_be_recomputed(*found[way.cut], way, best_way)
+            _may_be_faster(best, best_candidate, candidate)
+            or _may_be_recomputed(*found[candidate.cut], candidate, best_candidate)
         ):
             continue
         try:
-            plan = fitted(*found[way.cut], way)
+            plan = fitted(*found[candidate.cut], candidate)
         except (InfeasiblePlanError, ScheduleError) as error:
             # More micro-batches, or fewer in flight, need less memory.
             refused = error
             continue
-        if schedule == AUTO and cuts[way.cut].has_backward:
+        if schedule == AUTO and cuts[candidate.cut].has_backward:
             assert plan.pipeline is not None
-            if not when.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
+            if not schedules.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
                 continue
-            said = when.note(all_ways, [c.work for c in cuts], plan.schedule)
+            said = schedules.note_on(every, [c.work for c in cuts], plan.schedule)
             plan = replace(plan, notes=(*plan.notes, said))
         if best is None or _seconds(plan) < _seconds(best):
-            best, best_way = plan, way
+            best, best_candidate = plan, candidate
     if best is not None:
         return best
     assert refused is not None, "nothing was tried"
     raise refused
 
 
-def _may_be_faster(plan: PlanData, tried: when.Way, way: when.Way) -> bool:
+def _may_be_faster(
+    plan: PlanData,
+    planned: schedules.EstimatedSchedule,
+    candidate: schedules.EstimatedSchedule,
+) -> bool:
     """Whether a schedule may be faster than a plan by another one: if that one
     recomputes; or if this one, which does not fit otherwise, recomputes. Estimates are
     compared with each other, since they are off by about the same: a plan fuses what
     they add up."""
     if _is_recomputed(plan):
-        return way.step_time_s < tried.step_time_s
-    return way.recomputed_s < tried.step_time_s
+        return candidate.step_time_s < planned.step_time_s
+    return candidate.recomputed_s < planned.step_time_s
 
 
 def _may_be_recomputed(
-    asked: StagingRequest, cut_step: CutStep, way: when.Way, tried: when.Way
+    asked: StagingRequest,
+    cut_step: CutStep,
+    candidate: schedules.EstimatedSchedule,
+    planned: schedules.EstimatedSchedule,
 ) -> bool:
     """Whether a schedule that fits may be faster than one with split backward passes,
     which saves all stacked residuals: if these were not written and read."""
     program = asked.of_step.program
     has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
-    if way.is_split or not tried.is_split or not (asked.may_recompute and has_loops):
+    if (
+        candidate.is_split
+        or not planned.is_split
+        or not (asked.may_recompute and has_loops)
+    ):
         return False
     device = asked.search.target.device
     per_s = device.hbm_bytes_per_s * device.memory_efficiency
     left = max(c.costs[0].activation_bytes for c in cut_step.work.chunks)
     gain_s = cut_step.work.micro_batches * 2 * left / per_s
-    return way.step_time_s - gain_s < (1 - MIN_GAIN) * tried.step_time_s
+    return candidate.step_time_s - gain_s < (1 - MIN_GAIN) * planned.step_time_s
 
 
 def _is_recomputed(plan: PlanData) -> bool:
@@ -407,15 +418,19 @@ def _check_group_of_one(asked: StagingRequest) -> None:
         )
 
 
-def _ways(cuts: Sequence[CutStep], schedule: str) -> list[when.Way]:
+def _candidates(
+    cuts: Sequence[CutStep], schedule: str
+) -> list[schedules.EstimatedSchedule]:
     """Return the schedules of cuts, the best first."""
     if all(c.has_backward for c in cuts):
-        when.check_has_one(schedule)
-        return when.compared([c.work for c in cuts], schedule)
+        schedules.check_has_one(schedule)
+        return schedules.compare([c.work for c in cuts], schedule)
     order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
     one = (1,) * cuts[0].work.groups
     name = FORWARD_ONLY
     return [
-        when.Way(i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True)
+        schedules.EstimatedSchedule(
+            i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True
+        )
         for i in order
     ]

@@ -22,8 +22,8 @@ from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.staging.finds import Finds, seconds_by_op
-from rhino_jax.planner.staging.working import working_bytes
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches, seconds_by_op
+from rhino_jax.planner.staging.task_memory import working_bytes
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.tasks.programs import held_bytes, held_specs
 from rhino_jax.units import format_bytes
@@ -202,7 +202,7 @@ def plan_group(
     mesh_axes: MeshAxes,
     pins: Pins,
     room: Room,
-    finds: Finds,
+    finds: SubmeshSearches,
     before: PlannedGroup | None = None,
     tries: int = MAX_TRIES,
 ) -> PlannedGroup:
@@ -272,7 +272,7 @@ def _found(
     of: GroupProgram,
     mesh_axes: MeshAxes,
     asked: Request,
-    finds: Finds,
+    finds: SubmeshSearches,
     before: PlannedGroup | None,
 ) -> SearchResult:
     # Otherwise all pins are of values that stages send each other.

@@ -17,8 +17,8 @@ from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.pipeline.work import StepWork, as_work
 from rhino_jax.plan.stages import Between, StageCost
-from rhino_jax.planner.staging.finds import with_regions
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.submesh_search import with_regions
 
 
 STATE_COPIES = 4

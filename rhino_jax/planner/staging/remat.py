@@ -17,13 +17,13 @@ from rhino_jax.planner.remat import SECONDS
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
 from rhino_jax.planner.search.remat.tasks import Tasks
-from rhino_jax.planner.staging.finds import Finds, with_regions
 from rhino_jax.planner.staging.planned import (
     MAX_TRIES,
     PlannedGroup,
     Refused,
     Room,
 )
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches, with_regions
 from rhino_jax.planner.variant_search import MIN_GAIN
 
 
@@ -59,7 +59,7 @@ class StageRematSearch:
     planned: Callable[[StagedStep, int, int], PlannedGroup]
     room: Room
     budget_bytes: float
-    finds: Finds
+    finds: SubmeshSearches
 
     def of(
         self,

@@ -13,7 +13,7 @@ from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.finds import Finds, seconds_by_op
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches, seconds_by_op
 from rhino_jax.planner.variant_search import Search
 
 
@@ -88,7 +88,7 @@ def shapes_of(
     sides: Sides,
     places: tuple[int, ...],
     meshes: Sequence[MeshAxes],
-    finds: Finds,
+    finds: SubmeshSearches,
     after_axes: Callable[[GroupMeshes], float] | None = None,
 ) -> GroupMeshes:
     """Return the best mesh for a whole micro-batch on the largest submesh, and the

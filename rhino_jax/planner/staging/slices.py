@@ -25,15 +25,15 @@ from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.tera import slice_sequence
 from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
 from rhino_jax.plan.stages import StageCost
-from rhino_jax.planner.staging.finds import with_regions
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.submesh_search import with_regions
 
 
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Candidate numbers of slices. With m sequences in T slices the bubble is (S - 1) /
 (m·T + S - 1): 48 stages and two sequences take 32, as TeraPipe's deepest models do.
 More slices make submeshes' programs, and with them planning, longer: the gain required
-for that is in `planner.staging.when`."""
+for that is in `planner.staging.schedules`."""
 
 TILE = 128
 """Tokens of a matmul tile; slices consist of whole tiles, where there are enough."""

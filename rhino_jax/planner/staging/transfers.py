@@ -20,9 +20,9 @@ from rhino_jax.errors import PinError
 from rhino_jax.ir.spec import Spec, share_of, without
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
-from rhino_jax.planner.staging.finds import with_regions
 from rhino_jax.planner.staging.planned import PlannedGroup, Refused
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.submesh_search import with_regions
 from rhino_jax.planner.variant_search import MIN_GAIN
 
 

@@ -14,7 +14,7 @@ from rhino_jax.pipeline.simulator import checked, simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import StepWork, chain
 from rhino_jax.plan.stages import StageCost
-from rhino_jax.planner.staging.when import compared, may_split, placements
+from rhino_jax.planner.staging.schedules import compare, may_split, placements
 
 
 SIZES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 4), (4, 4), (4, 8), (8, 32)]
@@ -206,10 +206,10 @@ def test_a_family_that_is_registered_is_compared(
 
     mine = FAMILIES.pop("test-lifo")
     monkeypatch.setitem(FAMILIES, "test-lifo", mine)
-    names = {way.name for way in compared([equal(2, 4)], "auto")}
+    names = {candidate.name for candidate in compare([equal(2, 4)], "auto")}
     assert names == {"gpipe", "1f1b", "kfkb", "zero-bubble", "searched", "test-lifo"}
     assert placements("test-lifo", 2) == [(0, 1)]
     assert not may_split("test-lifo")
     assert "test-lifo" in {c.name for c in search(equal(2, 4), effort=0).tried}
-    both = {way.name for way in compared([equal(2, 4, 2)], "auto")}
+    both = {candidate.name for candidate in compare([equal(2, 4, 2)], "auto")}
     assert both == {"interleaved", "searched"}

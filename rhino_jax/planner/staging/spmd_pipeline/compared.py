@@ -27,10 +27,10 @@ from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.auto import flops_of
+from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import PER_STAGE
-from rhino_jax.planner.staging.enough import NotFaster
+from rhino_jax.planner.staging.schedules import DISPATCH_S
 from rhino_jax.planner.staging.spmd_pipeline.planned import StageBaseline
-from rhino_jax.planner.staging.when import DISPATCH_S
 from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 

@@ -23,8 +23,8 @@ from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.remat import SECONDS, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.choice import Chosen
 from rhino_jax.planner.search.remat.stacked import Stacking
+from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import counts_of, rows_of
-from rhino_jax.planner.staging.enough import NotFaster
 from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne, StageSearch
 from rhino_jax.planner.variant_search import (
     NEAR,

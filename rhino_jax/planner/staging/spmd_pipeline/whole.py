@@ -30,7 +30,6 @@ from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.staging.finds import seconds_by_op
 from rhino_jax.planner.staging.spmd_pipeline.timed import (
     OpSend,
     holding,
@@ -38,6 +37,7 @@ from rhino_jax.planner.staging.spmd_pipeline.timed import (
     pipeline_of,
     stages_of,
 )
+from rhino_jax.planner.staging.submesh_search import seconds_by_op
 from rhino_jax.planner.variant_search import Search, tell_nobody
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax import models
-from rhino_jax.planner.staging import finds
+from rhino_jax.planner.staging import submesh_search
 from tests.cases import covering
 
 
@@ -37,7 +37,7 @@ def gpt():
 @pytest.mark.parametrize("model", covering([mlp, gpt]))
 def test_stages_of_a_loop_over_layers_are_searched_once(monkeypatch, model):
     searched = []
-    find = finds.find
+    find = submesh_search.find
 
     def counted(program, *args, is_estimate=False, **more):
         if not is_estimate:  # Of a stage, not of a whole micro-batch.
@@ -59,12 +59,12 @@ def test_stages_of_a_loop_over_layers_are_searched_once(monkeypatch, model):
         )
 
     monkeypatch.setenv("RHINO_CACHE", "0")
-    monkeypatch.setattr(finds, "find", counted)
+    monkeypatch.setattr(submesh_search, "find", counted)
     once = plan()
     # The first, the last, and one of the two between.
     assert len(searched) == 3
     monkeypatch.setattr(
-        finds.Finds,
+        submesh_search.SubmeshSearches,
         "find",
         lambda self, program, mesh, *rest: find(program, [mesh], *rest),
     )

@@ -47,7 +47,7 @@ schedules are compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EstimatedSchedule:
     """A schedule for one of several cuts.
 
     Attributes:
@@ -130,7 +130,7 @@ def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
     return [placement.of(groups) for placement in suited]
 
 
-def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
+def compare(works: Sequence[StepWork], schedule: str) -> list[EstimatedSchedule]:
     """Return the schedules of all cuts, best first.
 
     Args:
@@ -146,21 +146,23 @@ def compared(works: Sequence[StepWork], schedule: str) -> list[Way]:
             if schedule not in (AUTO, name) or not family.suits(work):
                 continue
             try:
-                found.append(_way(at, name, work))
+                found.append(_candidate(at, name, work))
             except ScheduleError as error:
                 wrong.append(error)
     if not found:
         raise wrong[0]
-    return sorted(found, key=lambda way: way.rank)
+    return sorted(found, key=lambda candidate: candidate.rank)
 
 
-def tried(ways: Sequence[Way], schedule: str) -> list[Way]:
+def shortlist(
+    candidates: Sequence[EstimatedSchedule], schedule: str
+) -> list[EstimatedSchedule]:
     """Return the schedules for which submeshes are planned until one fits: for "auto"
     the best of all, then the default of every cut, which holds least."""
     if schedule != AUTO:
-        return list(ways)
-    usual = [way for way in ways if way.is_usual]
-    return list(dict.fromkeys([ways[0], *usual]))
+        return list(candidates)
+    usual = [candidate for candidate in candidates if candidate.is_usual]
+    return list(dict.fromkeys([candidates[0], *usual]))
 
 
 def _usual(work: StepWork) -> str:
@@ -168,7 +170,7 @@ def _usual(work: StepWork) -> str:
     return COUPLED if work.between and not work.is_twice else USUAL
 
 
-def _way(at: int, name: str, work: StepWork) -> Way:
+def _candidate(at: int, name: str, work: StepWork) -> EstimatedSchedule:
     free = replace(work, limit_bytes=())
     schedule: Schedule | None = None
     if name == SEARCHED:
@@ -192,7 +194,7 @@ def _way(at: int, name: str, work: StepWork) -> Way:
         again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
     time_s = simulation.step_time_s
     is_usual, is_split = name == _usual(work), schedule.is_split
-    return Way(
+    return EstimatedSchedule(
         at, name, is_split, time_s, fits, flights, again_s, is_usual, work.slices
     )
 
@@ -219,7 +221,7 @@ def _recomputed(work: StepWork) -> StepWork:
     return replace(work, chunks=tuple(chunks))
 
 
-def settled(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
+def settle(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
     """Return a pipeline with known costs in its final schedule.
 
     Args:
@@ -257,15 +259,17 @@ def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
     return step_time_s < (1 - MIN_GAIN) * simulate(usual).step_time_s
 
 
-def note(ways: Sequence[Way], works: Sequence[StepWork], taken: str) -> str:
+def note_on(
+    candidates: Sequence[EstimatedSchedule], works: Sequence[StepWork], taken: str
+) -> str:
     """Return a note on the schedules that were compared."""
-    best: dict[str, Way] = {}
-    for way in sorted(ways, key=lambda w: (not w.fits, w.step_time_s)):
-        best.setdefault(way.name, way)
+    best: dict[str, EstimatedSchedule] = {}
+    for candidate in sorted(candidates, key=lambda w: (not w.fits, w.step_time_s)):
+        best.setdefault(candidate.name, candidate)
     texts = [
-        f"{name} {format_seconds(way.step_time_s)}"
-        f" (m = {works[way.cut].micro_batches}"
-        f"{'' if way.fits else ', does not fit'})"
-        for name, way in best.items()
+        f"{name} {format_seconds(candidate.step_time_s)}"
+        f" (m = {works[candidate.cut].micro_batches}"
+        f"{'' if candidate.fits else ', does not fit'})"
+        for name, candidate in best.items()
     ]
     return f"schedules by estimated step: {', '.join(texts)}; taken: {taken}."

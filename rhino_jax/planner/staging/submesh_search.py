@@ -82,7 +82,7 @@ def with_regions(program: Program, seconds: Mapping[int, float], op_id: int) -> 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finds:
+class SubmeshSearches:
     """Results of searches of one step, and of its submeshes.
 
     Of a loop over layers most stages compute the same with parts of one stack: they

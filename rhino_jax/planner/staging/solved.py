@@ -20,12 +20,12 @@ from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.staging import when
+from rhino_jax.planner.staging import schedules
 from rhino_jax.planner.staging.assembled import assembled
-from rhino_jax.planner.staging.finds import Finds
 from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.staging.transfers import with_costs
 from rhino_jax.planner.variant_search import Search, tell_nobody
 from rhino_jax.runtime.tasks.executable import stacks_of, step_of
@@ -287,7 +287,7 @@ class SolvedStages:
             is_known = pipeline.schedule in (SEARCHED, FORWARD_ONLY)
             if is_known or pipeline.is_offloaded:
                 return pipeline
-            return when.settled(pipeline, self.schedule, limit)
+            return schedules.settle(pipeline, self.schedule, limit)
 
         return run_that_fits(
             lambda room: plan_groups(
@@ -296,7 +296,7 @@ class SolvedStages:
                 self.of_step,
                 self.shapes,
                 room,
-                Finds(),
+                SubmeshSearches(),
                 held,
                 before,
             ),
@@ -324,10 +324,10 @@ def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
     shapes = GroupMeshes.on(plan.mesh_axes, shares, {}, search.target)
     flights = (1,) * shapes.groups
     if pipeline.schedule != FORWARD_ONLY:
-        flights = when.flights_of(schedule_of(pipeline), len(pipeline.costs))
+        flights = schedules.flights_of(schedule_of(pipeline), len(pipeline.costs))
     run = run_that_fits(
         lambda room: plan_groups(
-            search, lambda _: step, of_step, shapes, room, Finds()
+            search, lambda _: step, of_step, shapes, room, SubmeshSearches()
         ),
         lambda step, groups, _: with_costs(pipeline, step, groups, shapes),
         Room(flights, (0,) * shapes.groups, remat=remat),

@@ -8,7 +8,7 @@ import pytest
 
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.staging.auto import _Tried
-from rhino_jax.planner.staging.enough import (
+from rhino_jax.planner.staging.bounds import (
     MAX_AXIS_GAIN,
     NotFaster,
     check_any,
