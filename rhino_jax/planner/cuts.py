@@ -18,7 +18,7 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.least_memory import LeastMemory, error_of
-from rhino_jax.planner.per_microbatch import notes_of_places
+from rhino_jax.planner.per_microbatch import notes_of_microbatches
 from rhino_jax.planner.storage import best_stored, stored_as, with_storage_note
 from rhino_jax.planner.variant_search import Search, Solved, VariantCandidate
 from rhino_jax.planner.variants import AllowedPasses, Explorer
@@ -80,7 +80,7 @@ def best_cut(
     else:
         plan = replace(search.plan(found), recipes=typed.recipes())
     # Variants are planned on the mesh of the first plan, where that fits.
-    notes = (*plan.notes, *notes_of_places(plan.transforms))
+    notes = (*plan.notes, *notes_of_microbatches(search.traced, plan.transforms))
     if isinstance(microbatches, int) and plan.microbatches != microbatches:
         notes += (
             f"{plan.microbatches} micro-batches run instead of {microbatches}: each"

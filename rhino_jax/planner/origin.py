@@ -22,7 +22,7 @@ from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
 from rhino_jax.plan.pins.trees import check_pins, expand_pins
 from rhino_jax.planner.like import ReusedSpecs
 from rhino_jax.planner.notes import notes_of_arguments, notes_of_rules
-from rhino_jax.planner.per_microbatch import notes_of_places
+from rhino_jax.planner.per_microbatch import notes_of_microbatches
 from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.with_plan import with_trees
@@ -190,7 +190,7 @@ class PlanOrigin:
         and trees that the planner gives to every plan."""
         from rhino_jax.planner.storage import with_storage_note
 
-        notes = (*made.notes, *notes_of_places(made.transforms))
+        notes = (*made.notes, *notes_of_microbatches(self.traced, made.transforms))
         program = self.traced.program
         notes = notes_of_arguments(program, made) + notes + notes_of_rules(program)
         made = with_storage_note(replace(made, notes=notes, recipes=plan.recipes))

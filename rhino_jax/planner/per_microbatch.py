@@ -1,4 +1,4 @@
-"""Statistics of each micro-batch: checks of the named places, and notes on them."""
+"""Sums over the batch in micro-batches: checks of the named places, and notes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rhino_jax.errors import MicrobatchError, nearest
+from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.places import at_place, known_places
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import MICROBATCHES, Transform
+from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.microbatch import MicrobatchCut, may_cut
 from rhino_jax.utils.keywords import brief, read_count_or
 
 
@@ -66,16 +69,40 @@ def _parts(source: Any) -> set[str]:
     return {p for p in (*source.scopes.split("/"), source.function) if p}
 
 
-def notes_of_places(transforms: Sequence[Transform]) -> tuple[str, ...]:
-    """Return a plan's notes on statistics that are taken over each micro-batch instead
-    of the whole batch."""
-    for transform in transforms:
-        if transform.name == MICROBATCHES and transform.choice:
-            names = transform.chosen.get(KEYWORD, ())
-            if names:
-                return (
-                    f"as `{KEYWORD}=` asks, sums over the batch in {', '.join(names)}"
-                    f" are of each of the {transform.chosen['count']} micro-batches,"
-                    " not of the whole batch; running statistics take their mean.",
-                )
+def notes_of_microbatches(
+    traced: Traced, transforms: Sequence[Transform]
+) -> tuple[str, ...]:
+    """Return a plan's notes on sums over the batch: that they are taken over each
+    micro-batch instead of the whole batch, or what it costs that they are not.
+
+    Args:
+      traced: the user's function, traced; `transforms`: the passes of the plan.
+    """
+    for i, transform in enumerate(transforms):
+        if transform.name != MICROBATCHES or not transform.choice:
+            continue
+        count, names = transform.chosen["count"], transform.chosen.get(KEYWORD, ())
+        if names:
+            return (
+                f"as `{KEYWORD}=` asks, sums over the batch in {', '.join(names)}"
+                f" are of each of the {count} micro-batches, not of the whole batch;"
+                " running statistics take their mean.",
+            )
+        loops = _num_loops(apply_passes(traced, transforms[: i + 1]).program)
+        before = apply_passes(traced, transforms[:i])
+        cut = loops > 1 and may_cut(before.closed_jaxpr, before.program, count)
+        if isinstance(cut, MicrobatchCut) and cut.places:
+            again = cut.again_flops / cut.flops if cut.flops else 0.0
+            return (
+                f"for sums over the whole batch in {', '.join(cut.places)},"
+                f" micro-batches run in {len(cut.loops)} loops, which compute"
+                f" {again:.0%} of the FLOPs again; {KEYWORD}={list(cut.places)!r} takes"
+                " the sums of each micro-batch, which changes results.",
+            )
     return ()
+
+
+def _num_loops(program: Program) -> int:
+    """Return the number of loops over micro-batches of a program."""
+    ops = [program.ops[op] for op in program.body.ops]
+    return sum(op.call is not None and op.source.scopes == MICROBATCHES for op in ops)

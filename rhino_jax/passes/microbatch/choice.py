@@ -21,8 +21,10 @@ class MicrobatchChoice:
     Attributes:
       count: number of micro-batches.
       accumulate: dtype in which sums of narrower floats are accumulated.
-      most_loops: maximum number of loops over micro-batches; a program that needs more
-        is refused.
+      most_loops: maximum number of loops over micro-batches; None: any number.
+      most_growth: maximum size of all loops together, in ops and in FLOPs, relative to
+        the program's: an op runs again in every loop that needs what it computes. Three
+        loops are always allowed.
       most_meeting: maximum share of the program's FLOPs that may run on the whole
         batch, outside of loops.
       cheap: functions of the data of up to this many times the bytes of its largest
@@ -38,7 +40,8 @@ class MicrobatchChoice:
 
     count: int
     accumulate: str = "float32"
-    most_loops: int = 3
+    most_loops: int | None = None
+    most_growth: float = 3.0
     most_meeting: float = 0.1
     cheap: float = 4.0
     kept: float = KEPT

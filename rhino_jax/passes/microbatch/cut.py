@@ -72,6 +72,8 @@ class MicrobatchCut:
       meeting_flops: FLOPs of ops that run on the whole batch outside of loops.
       own: ids of ops that take sums over the batch from each micro-batch alone.
       why: for each loop but the first, the reason that it must wait for the one before.
+      places: ops that read sums over the batch because of which loops wait, in the form
+        of `per_microbatch=`.
       program: the program that ids refer to: the given one or, where scans had to be
         split, the rewritten one (with the same inputs and outputs).
     """
@@ -87,6 +89,7 @@ class MicrobatchCut:
     meeting_flops: float
     own: tuple[int, ...]
     why: tuple[str, ...]
+    places: tuple[str, ...]
     program: Program = field(repr=False)
 
     @property

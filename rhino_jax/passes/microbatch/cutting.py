@@ -13,7 +13,7 @@ from typing import Any
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.places import at_place
-from rhino_jax.ir.program import Op, Program, Source
+from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.microbatch.choice import MicrobatchChoice
 from rhino_jax.passes.microbatch.cut import MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
@@ -53,6 +53,10 @@ WITHOUT_LOOP = (
 )
 """Advice for a program that loops over micro-batches to accumulate gradients itself."""
 
+MAX_LOOPS_OF_OTHERS = 3
+"""Maximum number of loops over a dim that is not the likeliest batch: what meets more
+often is a feature or a place, as the rows of an image are."""
+
 MAX_CHANGES = 30
 """Maximum number of regions inlined and scans split."""
 
@@ -80,7 +84,10 @@ def find_cut(
                 _check_even(program, choice.count, rows)
             return _cut(closed, program, choice, rows, inputs)
         except MicrobatchError as error:
-            first = first or error
+            if first is None:
+                first, most = error, choice.most_loops
+                few = min(MAX_LOOPS_OF_OTHERS, most or MAX_LOOPS_OF_OTHERS)
+                choice = replace(choice, most_loops=few)
     data = [program.inputs[i] for i in data_inputs(program)]
     is_one = data and all(program.values[e.value].shape[0] == 1 for e in data)
     if is_one and choice.count > 1:
@@ -190,6 +197,7 @@ def cut_of(
     for loop in loops:
         for op in loop.ops:
             runs[op] = runs.get(op, 0) + 1
+    waits = _waits(found, demand)
     return MicrobatchCut(
         rows=rows,
         count=Split.of(rows, count).count,
@@ -201,7 +209,8 @@ def cut_of(
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
         own=tuple(sorted(found.flow.own)),
-        why=tuple(_said(m) for m in _waits(found, demand)),
+        why=tuple(map(_said, waits)),
+        places=_places([m for m in waits if _is_of_sums(found, m)]),
         program=program,
     )
 
@@ -297,17 +306,17 @@ def _check(
             if is_own
             else "plan with `microbatches=1`.",
         )
-    if loops > choice.most_loops:
-        raise CoupledBatchError(
-            f"`{program.name}` would need {loops} loops over micro-batches: its rows"
-            " meet again and again.",
-            where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
-            numbers=f"{loops} loops, at most {choice.most_loops}; {_couplings(waits)}",
-            fix="take out what couples the rows of a batch, or plan with"
-            " `microbatches=1`. For statistics of each micro-batch, as of BatchNorm in"
-            f" training, ask for them: per_microbatch={_name(waits[:1])!r}.",
-            places=[_name([m]) for m in waits],
+    again = cut.again_flops / cut.flops if cut.flops else 0.0
+    growth = max(in_loops / len(found.flat.top.ops), 1 + again)
+    most = choice.most_loops
+    if most is not None and loops > most:
+        raise _meets_again(program, cut, waits, f"{loops} loops, at most {most}")
+    if growth > choice.most_growth:
+        numbers = (
+            f"{loops} loops, {growth:.1f} times the program, at most"
+            f" {choice.most_growth:g} times"
         )
+        raise _meets_again(program, cut, waits, numbers)
     if cut.meeting_flops > choice.most_meeting * cut.flops:
         costly = [m for m in _of_rows(found) if m.is_costly] or _of_rows(found)
         raise CoupledBatchError(
@@ -316,8 +325,27 @@ def _check(
             numbers=f"{cut.meeting_flops / cut.flops:.0%} of the FLOPs, at most"
             f" {choice.most_meeting:.0%}; {_couplings(costly)}",
             fix="take out what couples the rows of a batch, or `microbatches=1`.",
-            places=[_name([m]) for m in costly],
+            places=_places(costly),
         )
+
+
+def _meets_again(
+    program: Program, cut: MicrobatchCut, waits: list[BatchCoupling], numbers: str
+) -> CoupledBatchError:
+    fix = "take out what couples the rows of a batch, or plan with `microbatches=1`."
+    if cut.places:
+        fix += (
+            " For statistics of each micro-batch, as of BatchNorm in training, ask for"
+            f" them: per_microbatch={cut.places[0]!r}."
+        )
+    return CoupledBatchError(
+        f"`{program.name}` would need {len(cut.loops)} loops over micro-batches: its"
+        " rows meet again and again.",
+        where="; ".join(dict.fromkeys(str(m.item.op.source) for m in waits)),
+        numbers=f"{numbers}; {_couplings(waits)}",
+        fix=fix,
+        places=cut.places,
+    )
 
 
 def _of_rows(found: FlowResult) -> list[BatchCoupling]:
@@ -350,14 +378,24 @@ def _where(meetings: list[BatchCoupling]) -> str:
     return f"{meetings[0].item.op.source}" if meetings else ""
 
 
-def _name(meetings: list[BatchCoupling]) -> str:
-    """Return the place of an op that couples the batch, as `per_microbatch=` takes it.
+def _is_of_sums(found: FlowResult, meeting: BatchCoupling) -> bool:
+    """Whether an op waits for sums, which may be taken over each micro-batch."""
+    states = [found.states[v] for v in meeting.values]
+    return all(isinstance(s, Partial) and s.reducer == "sum" for s in states)
 
-    It is the op's module, else its function, else its source line.
+
+def _places(meetings: list[BatchCoupling]) -> tuple[str, ...]:
+    """Return the places of ops that couple the batch, as `per_microbatch=` takes them.
+
+    A place is the op's module, else its function, else its source line. Scopes of
+    private functions, such as those of `jnp.var`, are left out.
     """
-    source = meetings[0].item.op.source if meetings else Source()
-    module = re.sub(r"_\d+$", "", source.scopes.rpartition("/")[2])
-    return module or source.function.rpartition(".")[2] or str(source)
+    found: dict[str, None] = {}
+    for source in (m.item.op.source for m in meetings):
+        scopes = [s for s in source.scopes.split("/") if not s.startswith("_")]
+        module = re.sub(r"_\d+$", "", scopes[-1] if scopes else "")
+        found[module or source.function.rpartition(".")[2] or str(source)] = None
+    return tuple(found)
 
 
 def _couplings(meetings: list[BatchCoupling]) -> str:

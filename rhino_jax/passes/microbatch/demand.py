@@ -117,6 +117,8 @@ class Demand:
         body.made = sorted(v for v in self.made if self.time[v] == loop + 1)
         queue: list[tuple[int, State]] = [(v, self.found.states[v]) for v in body.made]
         seen = set(queue)
+        # In the order of operands, not of a set, which differs between processes: what
+        # is wanted early changes what later values need.
         while queue:
             value, use = queue.pop()
             state, item = self.found.states[value], self.flat.maker.get(value)
@@ -130,9 +132,9 @@ class Demand:
             if item is not None and is_there(state, use) and not is_known:
                 body.ops.add(item.op.id)
                 uses = self.found.flow.ran[item.op.id].uses
-                more = set(zip(item.operands, uses, strict=True)) - seen
-                seen |= more
-                queue += more
+                reads = dict.fromkeys(zip(item.operands, uses, strict=True))
+                queue += [read for read in reversed(reads) if read not in seen]
+                seen.update(reads)
             elif isinstance(use, RowsState):
                 self._slice(body, value, use.span, loop)
             else:

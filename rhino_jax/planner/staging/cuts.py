@@ -58,7 +58,7 @@ def rows_of(
     closed: Any,
     program: Program,
     places: tuple[str, ...],
-    most_loops: int = MAX_LOOPS,
+    most_loops: int | None = MAX_LOOPS,
 ) -> int:
     """Return the number of rows of a step's batch.
 

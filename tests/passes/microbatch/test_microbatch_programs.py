@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -142,20 +145,59 @@ def test_predictions_and_counts_leave_the_loop():
     checked(loss, has_aux=True)
 
 
-def normed(p, b):
+def normed(p, b, layers=3):
     h = b["x"]
-    for _ in range(3):
+    for _ in range(layers):
         h = h @ p["w"]
         h = jnp.tanh((h - h.mean(0)) * lax.rsqrt(h.var(0) + 1e-3))
     return jnp.mean((h @ p["out"]) ** 2)
 
 
-def test_batch_norm_is_refused_with_op_and_line():
-    step, args = step_of(normed)
+def decorrelated(p, b):
+    """Barlow twins' loss."""
+    one, other = (x - x.mean(0) for x in (b["x"] @ p["w"], hidden(p, b).mean(1)))
+    one, other = (x * lax.rsqrt(jnp.mean(x**2, 0) + 1e-3) for x in (one, other))
+    return jnp.sum((one.T @ other / B - jnp.eye(one.shape[1], other.shape[1])) ** 2)
+
+
+@pytest.mark.parametrize("loss", [normed, decorrelated])
+def test_rows_that_meet_many_times_take_a_loop_each_time(loss):
+    for cut in checked(loss, (3,)):
+        assert len(cut.loops) > 3 and cut.again_flops <= 2 * cut.flops
+
+
+@pytest.mark.slow
+def test_loops_are_the_same_in_every_process():
+    """Sets of states are ordered by hashes of strings, which differ."""
+    run = (
+        "from test_microbatch_programs import cut_of, normed, step_of\n"
+        "step, args = step_of(normed)\n"
+        "print([loop.ops for loop in cut_of(step, args, donate=(0, 1)).loops])"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", run],
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": seed,
+                "PYTHONPATH": ":".join(sys.path),
+            },
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in "0123"
+    }
+    assert len(found) == 1
+
+
+def test_what_would_run_too_often_is_refused_with_op_and_line():
+    step, args = step_of(lambda p, b: normed(p, b, layers=12))
     found = cut_of(step, args, donate=(0, 1))
     assert isinstance(found, MicrobatchError)
     assert "test_microbatch_programs.py" in found.where
     assert "loops" in found.numbers and "needs a sum over the batch" in found.numbers
+    assert "per_microbatch='normed'" in found.fix
 
 
 @pytest.mark.parametrize(

@@ -212,9 +212,11 @@ def test_clipping_by_the_global_norm_sees_whole_gradients():
     assert all("BatchNorm" in found.program.ops[op].source.scopes for op in found.own)
 
 
-def test_the_refusal_names_what_to_ask_for():
+def test_many_loops_name_what_to_ask_for():
     traced, _ = of_framework("linen_cnn", "sgd")
     found = cut_of_traced(traced)
+    assert isinstance(found, MicrobatchCut) and found.places == ("BatchNorm",)
+    found = cut_of_traced(traced, most_loops=3)
     assert isinstance(found, MicrobatchError)
     assert "per_microbatch='BatchNorm'" in found.fix
 
