@@ -181,7 +181,10 @@ class _BodyWalk:
 def layer_loops(lines: FlatRegion, consts: int) -> list[int]:
     """Return positions of scans with matmuls or convolutions that go through stacks.
 
-    The stacks are weights, or results of such a scan before.
+    The stacks are weights, or results of such a scan before. They need no names among
+    the step's inputs (as `staged.layers.layers_of` gives them, which sees no
+    micro-batches): every stage has an equal part of each stack, so that nothing depends
+    on which of them are of the same layers.
 
     Args:
       lines: ops of a micro-batch.

@@ -39,6 +39,11 @@ def layers_of(program: Program, data: Collection[int] = ()) -> tuple[Layers, ...
     Two stacks are of the same layers where one scan goes through both, or an op works
     on both layer by layer, as an optimizer does on weights and gradients.
 
+    `spmd_pipeline.body.layer_loops` finds scans over layers, too, but of the body of a
+    loop over micro-batches. It has to tell scans that are pipelined from those over
+    time, by what varies between micro-batches; here the inputs of a step before it is
+    cut are grouped, with the optimizer's, and each group may be split at other layers.
+
     Args:
       program: the step.
       data: values of inputs that hold the batch: a scan over time is none over layers.
