@@ -78,12 +78,12 @@ def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
     ]
     bounds: list[float] = []
 
-    def refuse(least_s: float) -> float:
+    def refuse(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
         bounds.append(least_s)
         raise StopIteration
 
     refused = Comparison(
-        analysis, request, None, MoreAxes.of(request), before_axes=refuse
+        analysis, request, None, MoreAxes.of(request), bound_axes=refuse
     )
     with pytest.raises(StopIteration):
         refused.run(meshes)
@@ -104,7 +104,9 @@ def test_the_best_mesh_stays_where_none_is_fast_enough() -> None:
     request = Request(2**40, {}, {}, level="fast", has_recipes=False)
     seen: list[float] = []
 
-    def after(num_axes: int, best: SolvedMesh) -> float:
+    def bound(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
+        if best is None:
+            return least_s / 2
         seen.append(best.solution.objective)
         return 1e-9
 
@@ -113,8 +115,7 @@ def test_the_best_mesh_stays_where_none_is_fast_enough() -> None:
         request,
         None,
         MoreAxes.of(request),
-        before_axes=lambda least_s: least_s / 2,
-        after_axes=after,
+        bound_axes=bound,
     )
     comparison.run([[("x", 8)], [("x", 2), ("y", 4)]])
     assert comparison.solved and len(seen) == 2

@@ -47,11 +47,12 @@ class Comparison:
       solved: the best few meshes, the best first.
       objectives: sizes of a mesh's axes → the shortest step found there, in seconds.
       limits: which meshes of three and more axes are tried.
-      before_axes: called with the smallest compute seconds of any choice on meshes of
-        up to two axes of several devices, before these are searched; returns the
-        seconds that they must be shorter than, or raises where none can be.
-      after_axes: called with the number of axes and the best mesh so far, after all
-        meshes of that number; returns and raises as `before_axes`.
+      bound_axes: called with a number of axes and the best mesh so far after all meshes
+        of that number, and with 0 and None before any is searched; and with the
+        smallest compute seconds of any choice on meshes of up to two axes of several
+        devices. Returns the seconds that further meshes must be shorter than, or raises
+        where none can be.
+      least_s: the smallest compute seconds of any choice, where there is a bound.
       worth_s: the seconds that a mesh must be shorter than to be searched in full.
       full: sizes of the axes of meshes that were searched in full.
     """
@@ -62,8 +63,8 @@ class Comparison:
     limits: MoreAxes
     solved: list[SolvedMesh] = field(default_factory=list)
     objectives: dict[tuple[int, ...], float] = field(default_factory=dict)
-    before_axes: Callable[[float], float] | None = None
-    after_axes: Callable[[int, SolvedMesh], float] | None = None
+    bound_axes: Callable[[int, float, SolvedMesh | None], float] | None = None
+    least_s: float = 0.0
     worth_s: float = math.inf
     full: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -91,8 +92,9 @@ class Comparison:
                     excess = told if math.isinf(excess) else max(excess, told)
                     self._take(searched)
             self._take(*brief)
-            if self.after_axes is not None and self.solved:
-                self.worth_s = self.after_axes(num_axes, self.solved[0])
+            if self.bound_axes is not None and self.solved:
+                best = self.solved[0]
+                self.worth_s = self.bound_axes(num_axes, self.least_s, best)
 
     @property
     def in_order(self) -> tuple[tuple[tuple[int, ...], float], ...]:
@@ -108,8 +110,8 @@ class Comparison:
     def _built(
         self, meshes: Sequence[MeshAxes]
     ) -> dict[tuple[tuple[str, int], ...], MeshProblem]:
-        """Return the problems of the meshes that `before_axes` bounds."""
-        if self.before_axes is None:
+        """Return the problems of the meshes whose compute bounds a step."""
+        if self.bound_axes is None:
             return {}
         built = {
             tuple(axes): build_mesh_problem(self.analysis, axes, self.request)
@@ -117,8 +119,8 @@ class Comparison:
             if not at or sum(size > 1 for _, size in axes) <= 2
         }
         computes = (of.overlap.compute.costs for of in built.values())
-        least_s = min(sum(float(c.min()) for c in costs) for costs in computes)
-        self.worth_s = self.before_axes(least_s)
+        self.least_s = min(sum(float(c.min()) for c in costs) for costs in computes)
+        self.worth_s = self.bound_axes(0, self.least_s, None)
         return built
 
     def _briefly(self, axes: MeshAxes, built: MeshProblem | None) -> SolvedMesh:

@@ -92,8 +92,7 @@ def find(
     progress: Progress | None = None,
     like: SearchResult | None = None,
     is_estimate: bool = False,
-    before_axes: Callable[[float], float] | None = None,
-    after_axes: Callable[[int, SearchResult], float] | None = None,
+    bound_axes: Callable[[int, float, SearchResult | None], float] | None = None,
 ) -> SearchResult:
     """Search as `choose_plan` does, and read no plan back.
 
@@ -104,16 +103,17 @@ def find(
       is_estimate: where there are several meshes, stop at their comparison and do not
         search the best one further; on the mesh of `like`, search locally, and prove
         nothing.
-      before_axes, after_axes: see `Comparison`; the latter is called with the best mesh
-        as a result.
+      bound_axes: see `Comparison`; called with the best mesh as a result.
     """
     started = time.monotonic()
     request = _with_deadline(request, started)
 
-    def result(num_axes: int, best: SolvedMesh) -> float:
-        assert after_axes is not None
+    def bound(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
+        assert bound_axes is not None
+        if best is None:
+            return bound_axes(num_axes, least_s, None)
         own = SearchResult([best], (), [], target, request, started, best)
-        return after_axes(num_axes, own)
+        return bound_axes(num_axes, least_s, own)
 
     solved, brief, compared, notes = _search(
         program,
@@ -123,8 +123,7 @@ def find(
         progress,
         like,
         is_estimate=is_estimate,
-        before_axes=before_axes,
-        after_axes=None if after_axes is None else result,
+        bound_axes=None if bound_axes is None else bound,
     )
     return SearchResult(solved, compared, notes, target, request, started, brief)
 
@@ -246,8 +245,7 @@ def _search(
     like: SearchResult | None = None,
     *,
     is_estimate: bool = False,
-    before_axes: Callable[[float], float] | None = None,
-    after_axes: Callable[[int, SolvedMesh], float] | None = None,
+    bound_axes: Callable[[int, float, SolvedMesh | None], float] | None = None,
 ) -> tuple[
     list[SolvedMesh],
     SolvedMesh,
@@ -273,14 +271,7 @@ def _search(
         )
         return [one], brief, (), []
     limits = MoreAxes.of(request)
-    comparison = Comparison(
-        analysis,
-        request,
-        progress,
-        limits,
-        before_axes=before_axes,
-        after_axes=after_axes,
-    )
+    comparison = Comparison(analysis, request, progress, limits, bound_axes=bound_axes)
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     notes = comparison.limits.notes()

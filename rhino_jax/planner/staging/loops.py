@@ -222,10 +222,10 @@ def _shapes(
       NotFaster: they are not.
     """
     search, shares, finds = whole.search, whole.shares, whole.finds
-    after_axes = None
+    bound = None
     if math.isfinite(whole.enough_s):
-        after_axes = partial(most_seconds, rounds=rounds, enough_s=whole.enough_s)
-    shapes = shapes_of(search, sides, shares, meshes, finds, after_axes)
+        bound = partial(most_seconds, rounds=rounds, enough_s=whole.enough_s)
+    shapes = shapes_of(search, sides, shares, meshes, finds, bound)
     check_any(shapes, rounds, whole.enough_s)
     return shapes
 

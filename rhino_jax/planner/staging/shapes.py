@@ -89,7 +89,7 @@ def shapes_of(
     places: tuple[int, ...],
     meshes: Sequence[MeshAxes],
     finds: SubmeshSearches,
-    after_axes: Callable[[GroupMeshes], float] | None = None,
+    bound_axes: Callable[[GroupMeshes], float] | None = None,
 ) -> GroupMeshes:
     """Return the best mesh for a whole micro-batch on the largest submesh, and the
     seconds of its ops on every submesh.
@@ -100,7 +100,7 @@ def shapes_of(
       places: number of places of each submesh along the stage axis.
       meshes: candidate meshes of all devices.
       finds: results for other numbers of micro-batches.
-      after_axes: called before meshes of up to `FEW_AXES` axes with the compute of a
+      bound_axes: called before meshes of up to `FEW_AXES` axes with the compute of a
         micro-batch that none is below, and after them with the best of them, as if all
         submeshes were as large as the largest; returns the seconds of a micro-batch
         that meshes of more axes must be shorter than, or raises.
@@ -119,19 +119,18 @@ def shapes_of(
     size = max(places)
 
     def most_s(seconds: Mapping[int, float], compute_s: float) -> float:
-        assert after_axes is not None
+        assert bound_axes is not None
         axes, own = meshes[0], {size: seconds}
         brief = GroupMeshes.on(axes, (size,) * len(places), own, search.target)
-        return after_axes(replace(brief, compute_s={size: compute_s}))
+        return bound_axes(replace(brief, compute_s={size: compute_s}))
 
-    def before(compute_s: float) -> float:
-        # On a third axis, at most this share can be saved.
-        return most_s({0: compute_s}, compute_s) / (1 - MAX_AXIS_GAIN)
-
-    def after(num_axes: int, found: SearchResult) -> float:
+    def bound(num_axes: int, compute_s: float, best: SearchResult | None) -> float:
+        if best is None:
+            # On a third axis, at most this share can be saved.
+            return most_s({0: compute_s}, compute_s) / (1 - MAX_AXIS_GAIN)
         # One of the axes is that of the stages.
         if num_axes >= 1 + FEW_AXES and not of_few:
-            of_few[size] = most_s(seconds_by_op(found), found.compute_s)
+            of_few[size] = most_s(seconds_by_op(best), best.compute_s)
         return max(of_few.values(), default=math.inf)
 
     seconds: dict[int, dict[int, float]] = {}
@@ -141,8 +140,10 @@ def shapes_of(
         # Smaller submeshes use the mesh that is best for the largest.
         left = good[:1] if seconds else good
         own = [own_mesh(axes, size) for axes in left]
-        bounds = () if seconds or after_axes is None else (before, after)
-        found = finds.find_whole(sides.program, own, search.target, asked, *bounds)
+        is_bounded = not seconds and bound_axes is not None
+        found = finds.find_whole(
+            sides.program, own, search.target, asked, bound if is_bounded else None
+        )
         seconds[size] = seconds_by_op(found)
         compute_s[size] = found.compute_s
         if not seconds.keys() - {size}:

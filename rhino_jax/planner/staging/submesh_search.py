@@ -105,8 +105,7 @@ class SubmeshSearches:
         meshes: Sequence[MeshAxes],
         target: Target,
         request: Request,
-        before_axes: Callable[[float], float] | None = None,
-        after_axes: Callable[[int, SearchResult], float] | None = None,
+        bound_axes: Callable[[int, float, SearchResult | None], float] | None = None,
     ) -> SearchResult:
         """Search a whole micro-batch.
 
@@ -118,7 +117,7 @@ class SubmeshSearches:
           meshes: candidate meshes of a submesh.
           target: all devices.
           request: the same for all searches but for the remaining time.
-          before_axes, after_axes: see `rhino_jax.planner.search.driver.find`.
+          bound_axes: see `rhino_jax.planner.search.driver.find`.
         """
         like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
         found = find(
@@ -128,8 +127,7 @@ class SubmeshSearches:
             request,
             like=like,
             is_estimate=True,
-            before_axes=before_axes,
-            after_axes=after_axes,
+            bound_axes=bound_axes,
         )
         # Only the best mesh's problem is cached.
         best = replace(found, solved=found.solved[:1])
