@@ -10,14 +10,16 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import PinError
 from rhino_jax.explain.holding import (
     HeldLayout,
+    held_in,
     nodes_of,
-    solve_all,
+    solve_most_promising,
     specs_now,
     specs_without_pins,
 )
@@ -230,10 +232,23 @@ def explain(
     is_asked = asked is not None
     if is_asked:
         wanted = view.refused(place, asked) or read(place, asked, model)
-    every: list[HeldLayout] = []
+    every: list[HeldLayout[SearchResult]] = []
     if not isinstance(wanted, str):
-        others = [spec for spec in wanted if spec != current]
-        every = solve_all(found, request, place, others, current, report)
+        brief = replace(request, level="fast")
+        every = [
+            HeldLayout.of(spec, partial(held_in, found, brief, place, spec, report))
+            for spec in wanted
+            if spec != current
+        ]
+
+        def again(spec: Spec, held: SearchResult) -> SearchResult:
+            asked = replace(held.request, level=request.level)
+            return search_again(held, asked, progress=report)
+
+        def rank(held: SearchResult | None) -> float:
+            return math.inf if held is None else held.step_s
+
+        solve_most_promising(every, again, rank, len(found.mesh_axes), current)
     costs = [
         (view.shown(place, h.spec), _cost(h.found, view, h.is_brief))
         for h in every

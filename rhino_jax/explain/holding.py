@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rhino_jax.errors import PinError
 from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.ir.spec import Spec, axes_of
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.pins.interior import ValuePin
-from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
@@ -25,78 +24,62 @@ MAX_SOLVED = 4
 brief search ranks lower, have a solution and no proved bound."""
 
 
+Found = TypeVar("Found")
+
+
 @dataclass(slots=True, eq=False)
-class HeldLayout:
-    """A layout of a place, and the search result with it fixed.
+class HeldLayout(Generic[Found]):
+    """A layout of a place, and the result with it fixed.
 
     Attributes:
       spec: the layout.
-      found: result with everything else solved again; None if no op can produce the
-        layout.
-      request: the options that it was solved with.
+      found: result with everything else solved again: a `SearchResult`, or all
+        submeshes of a plan in stages; None if no op can produce the layout.
       is_brief: whether it was searched briefly only.
       cannot: why no op can produce the layout; empty if one can.
     """
 
     spec: Spec
-    found: SearchResult | None
-    request: Request
+    found: Found | None
     is_brief: bool = True
     cannot: str = ""
 
-    @property
-    def step_s(self) -> float:
-        return self.found.step_s if self.found is not None else math.inf
+    @classmethod
+    def of(cls, spec: Spec, search: Callable[[], Found]) -> HeldLayout[Found]:
+        """Search a layout briefly, unless no op can produce it."""
+        try:
+            return cls(spec, search())
+        except PinError as error:
+            return cls(spec, None, cannot=error.what)
 
 
-def solve_all(
-    found: SearchResult,
-    request: Request,
-    place: PlacedValues,
-    specs: Sequence[Spec],
+def solve_most_promising(
+    every: Sequence[HeldLayout[Found]],
+    again: Callable[[Spec, Found], Found],
+    rank: Callable[[Found | None], Any],
+    num_axes: int,
     current: Spec | None,
-    report: Progress | None,
-) -> list[HeldLayout]:
-    """Solve a place for each layout: all briefly, the most promising at the plan's
-    level.
+) -> None:
+    """Solve the most promising layouts at the plan's level.
 
     Args:
-      found: the search result of the plan's mesh.
-      request: options, with the plan's search level.
-      place: the values to fix.
-      specs: the layouts to evaluate.
+      every: briefly searched layouts.
+      again: (layout, its brief result) → its result at the plan's level.
+      rank: a result, None where no op can produce the layout → its sort key, lowest
+        best.
+      num_axes: number of mesh axes.
       current: the plan's layout; None if the values of the place have several.
-      report: receives progress; None: nothing is reported.
     """
-    brief = replace(request, level="fast")
-    every = []
-    for spec in specs:
-        try:
-            one = held_in(found, brief, place, spec, report)
-            every.append(HeldLayout(spec, one, one.request))
-        except PinError as error:
-            every.append(HeldLayout(spec, None, request, cannot=error.what))
-    nearest = sorted(every, key=lambda h: h.step_s)
-    for held in most_promising(nearest, len(found.mesh_axes), current):
-        if held.found is not None:
-            again = replace(held.request, level=request.level)
-            held.found = search_again(held.found, again, progress=report)
+    nearest = sorted(every, key=lambda held: rank(held.found))
+    for held in most_promising(nearest, num_axes, current):
+        if held.found is not None and held.is_brief:
+            held.found = again(held.spec, held.found)
             held.is_brief = False
-    return every
-
-
-class HasSpec(Protocol):
-    """A candidate layout."""
-
-    spec: Spec
-
-
-Candidate = TypeVar("Candidate", bound=HasSpec)
 
 
 def most_promising(
-    nearest: Sequence[Candidate], num_axes: int, current: Spec | None
-) -> list[Candidate]:
+    nearest: Sequence[HeldLayout[Found]], num_axes: int, current: Spec | None
+) -> list[HeldLayout[Found]]:
     """Return the candidates to solve at the plan's search level.
 
     These are the `MAX_SOLVED` best, and for each mesh axis the best layout that differs

@@ -9,13 +9,19 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from rhino_jax.errors import PinError
 from rhino_jax.explain.explaining import explanation, forces, laid_out_nowhere, read
-from rhino_jax.explain.holding import most_promising, specs_now, specs_without_pins
+from rhino_jax.explain.holding import (
+    HeldLayout,
+    solve_most_promising,
+    specs_now,
+    specs_without_pins,
+)
 from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.where import Where
 from rhino_jax.explain.why import Why
@@ -40,28 +46,6 @@ from rhino_jax.planner.staging.spmd_pipeline.whole import WholePipeline
 from rhino_jax.units import format_seconds
 
 
-@dataclass(slots=True, eq=False)
-class LayoutCandidate:
-    """A layout, and the plan with it fixed.
-
-    Attributes:
-      spec: the layout; `held`: the same as constraints on the submeshes.
-      laid: all submeshes planned with it; None if no op can produce it.
-      is_brief: whether it was searched briefly only.
-      cannot: why no op can produce it; empty if one can.
-    """
-
-    spec: Spec
-    held: GroupLayouts
-    laid: Laid | None
-    is_brief: bool = True
-    cannot: str = ""
-
-    @property
-    def rank(self) -> tuple[float, float, float]:
-        return self.laid.rank if self.laid else (math.inf,) * 3
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedQuestion:
     """A question about a plan in stages.
@@ -78,7 +62,7 @@ class StagedQuestion:
     program: Program
     level: str
     pins: Mapping[str, int]
-    tried: dict[str, LayoutCandidate] = field(default_factory=dict)
+    tried: dict[str, HeldLayout[Laid]] = field(default_factory=dict)
 
     def why(self, key: str, asked: Any) -> Why:
         """Explain a value's layout, on its home stage first, then on the others.
@@ -149,18 +133,18 @@ class StagedQuestion:
         is_asked = asked is not None
         if is_asked:
             wanted = read(place, asked, model)
-        every: list[LayoutCandidate] = []
+        every: list[HeldLayout[Laid]] = []
         if not isinstance(wanted, str):
             others = [spec for spec in wanted if spec != current]
             every = self._solve(stage, place, others, current)
         mine = self._cost(stage, planned, planned)
         costs = [
-            (t.spec, replace(self._cost(stage, t.laid, planned), is_brief=t.is_brief))
+            (t.spec, replace(self._cost(stage, t.found, planned), is_brief=t.is_brief))
             for t in every
-            if t.laid
+            if t.found
         ]
         names = model.mesh.names
-        cannot = {format_spec(t.spec, names): t.cannot for t in every if not t.laid}
+        cannot = {format_spec(t.spec, names): t.cannot for t in every if not t.found}
         if isinstance(wanted, str):
             cannot[str(asked)] = wanted
         found = explanation(place, model, now, costs, mine, cannot, is_asked=is_asked)
@@ -201,29 +185,28 @@ class StagedQuestion:
         place: PlacedValues,
         specs: Sequence[Spec],
         current: Spec | None,
-    ) -> list[LayoutCandidate]:
-        """Solve a place for each layout, as `holding.solve_all`, over submeshes."""
+    ) -> list[HeldLayout[Laid]]:
+        """Solve a place for each layout on all submeshes: all briefly, the most
+        promising at the plan's level."""
         every = [self._try(self._held(stage, place, s), s) for s in specs]
-        nearest = sorted(every, key=lambda t: t.rank)
+
+        def again(spec: Spec, laid: Laid) -> Laid:
+            held = self._held(stage, place, spec)
+            return self.solved.best(held, self.level, laid if laid.groups else None)
+
+        def rank(laid: Laid | None) -> tuple[float, ...]:
+            return (math.inf,) * 3 if laid is None else laid.rank
+
         axes = self.solved.groups[stage].found.mesh_axes
-        for tried in most_promising(nearest, len(axes), current):
-            if tried.laid is not None and tried.is_brief:
-                known = tried.laid if tried.laid.groups else None
-                tried.laid = self.solved.best(tried.held, self.level, known)
-                tried.is_brief = False
+        solve_most_promising(every, again, rank, len(axes), current)
         return every
 
-    def _try(self, held: GroupLayouts, spec: Spec) -> LayoutCandidate:
+    def _try(self, held: GroupLayouts, spec: Spec) -> HeldLayout[Laid]:
         """Return a briefly searched layout, shared by the stages that have it."""
         found = self.tried.get(held.name)
         if found is None:
-            try:
-                found = LayoutCandidate(
-                    spec, held, self.solved.held(held, "fast", is_kept=True)
-                )
-            except PinError as error:
-                found = LayoutCandidate(spec, held, None, cannot=error.what)
-            self.tried[held.name] = found
+            search = partial(self.solved.held, held, "fast", is_kept=True)
+            found = self.tried[held.name] = HeldLayout.of(spec, search)
         return found
 
     def _held(self, stage: int, place: PlacedValues, spec: Spec) -> GroupLayouts:
