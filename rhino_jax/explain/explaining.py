@@ -234,21 +234,8 @@ def explain(
         wanted = view.refused(place, asked) or read(place, asked, model)
     every: list[HeldLayout[SearchResult]] = []
     if not isinstance(wanted, str):
-        brief = replace(request, level="fast")
-        every = [
-            HeldLayout.of(spec, partial(held_in, found, brief, place, spec, report))
-            for spec in wanted
-            if spec != current
-        ]
-
-        def again(spec: Spec, held: SearchResult) -> SearchResult:
-            asked = replace(held.request, level=request.level)
-            return search_again(held, asked, progress=report)
-
-        def rank(held: SearchResult | None) -> float:
-            return math.inf if held is None else held.step_s
-
-        solve_most_promising(every, again, rank, len(found.mesh_axes), current)
+        others = [spec for spec in wanted if spec != current]
+        every = _solve(found, request, place, others, current, report)
     costs = [
         (view.shown(place, h.spec), _cost(h.found, view, h.is_brief))
         for h in every
@@ -271,6 +258,33 @@ def explain(
         forces=forces(found, pins_of(request, plan, place), place, current),
         seconds=time.monotonic() - started,
     )
+
+
+def _solve(
+    found: SearchResult,
+    request: Request,
+    place: PlacedValues,
+    specs: Sequence[Spec],
+    current: Spec | None,
+    report: Progress | None,
+) -> list[HeldLayout[SearchResult]]:
+    """Solve a place for each layout: all briefly, the most promising at the plan's
+    level; see `explain` for the arguments."""
+    brief = replace(request, level="fast")
+    every = [
+        HeldLayout.of(spec, partial(held_in, found, brief, place, spec, report))
+        for spec in specs
+    ]
+
+    def again(spec: Spec, held: SearchResult) -> SearchResult:
+        asked = replace(held.request, level=request.level)
+        return search_again(held, asked, progress=report)
+
+    def rank(held: SearchResult | None) -> float:
+        return math.inf if held is None else held.step_s
+
+    solve_most_promising(every, again, rank, len(found.mesh_axes), current)
+    return every
 
 
 def explanation(
