@@ -1,4 +1,4 @@
-"""An array that is donated twice is refused before anything runs."""
+"""Donated arrays: twice is refused, and those that are moved stay with the user."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.runtime.processes import across
+from tests.runtime.stand_in import mesh_of
 
 
 @rhino.auto_shard(mesh={"d": 8}, donate_argnums=(0, 1), progress=False)
@@ -57,3 +61,37 @@ def test_state_goes_round() -> None:
     assert a[0, 0] == 4 and b[0, 0] == 8
     with pytest.raises(rhino.TraceError, match="donated as"):
         step(a, a, x)
+
+
+def test_arrays_of_one_device_are_sliced_on_the_host_and_do_not_change() -> None:
+    specs = [P("x"), P("x", "y"), P(None, ("y", "x"))]
+    kinds = ["float32", "bfloat16", "int4", "bool", "complex64"]
+    whole = np.random.default_rng(0).integers(-2, 2, (8, 16))
+    given = [jax.device_put(whole.astype(jnp.dtype(k))) for k in kinds for _ in specs]
+    want = [NamedSharding(mesh_of(), spec) for spec in specs * len(kinds)]
+    events: list[str] = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        moved = across.placed(given, want)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in events if "backend_compile" in event]
+    # NumPy has neither weak types nor keys.
+    given += [jnp.full((8,), 1.5), jax.random.split(jax.random.key(0), 8)]
+    want += [NamedSharding(mesh_of(), P("x"))] * 2
+    moved += across.placed(given[-2:], want[-2:])
+    zeroed = jax.jit(lambda x: x * 0, donate_argnums=0)
+    for i, (x, y, sharding) in enumerate(zip(given, moved, want, strict=True)):
+        assert y.sharding == sharding and y.committed
+        assert y.dtype == x.dtype and y.aval.weak_type == x.aval.weak_type
+        if i == len(given) - 1:
+            x, y = map(jax.random.key_data, (x, y))
+        before = np.array(x, copy=True)
+        np.testing.assert_array_equal(np.asarray(y), before)
+        if i < len(specs):
+            jax.block_until_ready(zeroed(y))
+            np.testing.assert_array_equal(np.asarray(x), before)

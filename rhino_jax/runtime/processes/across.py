@@ -1,4 +1,4 @@
-"""Place arrays on devices that belong, in part or all, to other processes.
+"""Place arrays on a mesh whose devices may belong, in part or all, to other processes.
 
 `jax.device_put` to a mesh of some of the processes needs all of them to take part. Here
 each process places its own devices' shards, and waits for nobody.
@@ -6,6 +6,7 @@ each process places its own devices' shards, and waits for nobody.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,12 @@ from jax.sharding import NamedSharding
 
 from rhino_jax.errors import ProcessError
 from rhino_jax.runtime.processes.agree import is_alone
+
+
+MAX_HOST_BYTES = 2**28
+"""Bytes of arrays of one shape and sharding up to which the host slices them:
+`jax.device_put` compiles a program for each shape that it slices on a device, in 35 to
+140 ms (XLA:CPU); PCIe 3.0 ×16 moves that many bytes to the host and back in 35."""
 
 
 def placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
@@ -29,10 +36,10 @@ def placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
       ProcessError: parts of an array would have to come from other processes.
     """
     if is_alone():
-        return list(jax.device_put(list(arrays), list(shardings)))
+        return _put(arrays, shardings)
     found: list[Any] = list(arrays)
     usual = [i for i, x in enumerate(arrays) if _is_usual(x, shardings[i])]
-    moved = jax.device_put([arrays[i] for i in usual], [shardings[i] for i in usual])
+    moved = _put([arrays[i] for i in usual], [shardings[i] for i in usual])
     for i, x in zip(usual, moved, strict=True):
         found[i] = x
     for i in {*range(len(found))} - {*usual}:
@@ -67,6 +74,36 @@ def here(sharding: NamedSharding) -> list[Any]:
     """Return this process's devices of a mesh, in order."""
     me = jax.process_index()
     return [d for d in sharding.mesh.devices.flat if d.process_index == me]
+
+
+def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Return `jax.device_put` of arrays, without compiling programs that slice them."""
+    sliced = {
+        i: (x.shape, x.dtype, sharding)
+        for i, (x, sharding) in enumerate(zip(arrays, shardings, strict=True))
+        if _is_sliced(x, sharding)
+    }
+    count = Counter(sliced.values())
+    given = [
+        np.asarray(x)
+        if i in sliced and count[sliced[i]] * x.nbytes <= MAX_HOST_BYTES
+        else x
+        for i, x in enumerate(arrays)
+    ]
+    return list(jax.device_put(given, list(shardings)))
+
+
+def _is_sliced(x: Any, sharding: Any) -> bool:
+    """Whether `jax.device_put` slices an array on its only device, and NumPy can."""
+    return (
+        isinstance(x, jax.Array)
+        and not isinstance(x, jax.core.Tracer)
+        and len(x.sharding.device_set) == 1
+        and x.is_fully_addressable
+        and not sharding.is_fully_replicated
+        and not x.aval.weak_type
+        and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+    )
 
 
 def _is_usual(x: Any, sharding: Any) -> bool:
