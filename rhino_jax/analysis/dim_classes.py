@@ -171,6 +171,7 @@ def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
         is_split = len(set(roots)) > 1
         data = {i for i, root in zip(slots, roots, strict=True) if root == roots[-1]}
         data = data if is_split else set()
+    data -= _frozen(graph, dim_classes, data)
     batch, second = _leading(graph, dim_classes, data)
     params, state = _split_state(graph, dim_classes, batch, data)
     widths = _contracted_with_weights(graph, dim_classes, batch)
@@ -181,6 +182,85 @@ def find_roles(graph: Graph, dim_classes: DimClasses) -> Roles:
         frozenset(params),
         frozenset(state),
     )
+
+
+def _frozen(graph: Graph, dim_classes: DimClasses, data: set[int]) -> set[int]:
+    """Return the slots of arguments that are not fed back and yet are weights: of a
+    teacher, of a reference model, under adapters, of a model that decodes.
+
+    Weights have leading dims that products of the forward pass contract with operands
+    that lead with another dim, or that the data's indices look up. An argument most of
+    whose arrays do is one of weights, unless no data remain.
+    """
+    own, leads = _derived(graph, dim_classes, data)
+    every = set().union(*leads.values())
+    summed: set[Element | None] = set()
+    looked_up: set[int] = set()
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or op.source.is_backward:
+            continue
+        if op.traits.kind is OpKind.LOOKUP:
+            table, index = (own.get(_source(graph, node, o)) for o in (0, 1))
+            index_dims = {*dim_classes.operands(node, 1)}
+            if table is not None and index_dims & (every - leads[table]):
+                looked_up |= {table} - {index}
+        if not node.is_matmul or len(op.operands) != 2:
+            continue
+        assert op.rule is not None
+        names = dim_classes.factors(node)
+        made = {f for dim in op.rule.results[0] for f in dim}
+        for o in (0, 1):
+            if own.get(_source(graph, node, o)) is not None:
+                held = {f for dim in op.rule.operands[o] for f in dim}
+                lead = dim_classes.operands(node, 1 - o)[:1]
+                summed |= {names[f] for f in held - made} - {*lead}
+    arguments: dict[str, list[int]] = {}
+    for slot in leads:
+        arguments.setdefault(graph.program.inputs[slot].argument, []).append(slot)
+    weights = looked_up | {slot for slot in leads if leads[slot] & summed}
+    frozen = {
+        slot
+        for slots in arguments.values()
+        for slot in slots
+        if 2 * len(weights.intersection(slots)) > len(slots)
+    }
+    return frozen if leads.keys() - frozen else set()
+
+
+def _derived(
+    graph: Graph, dim_classes: DimClasses, data: set[int]
+) -> tuple[dict[int, int], dict[int, set[Element]]]:
+    """Return, by node id, the slot of the only array of data that a node other than a
+    product derives from; and by slot the leading classes of the array and its slices.
+    """
+    own: dict[int, int] = {}
+    leads: dict[int, set[Element]] = {}
+    several = {node.id for node in graph.nodes if node.kind is NodeKind.CARRY}
+    for node in graph.nodes:
+        if node.kind is NodeKind.INPUT:
+            slots = {node.slot} & data
+            is_one = bool(slots)
+        else:
+            sources = {e.source.node for e in graph.incoming[node.id]}
+            slots = {own[s] for s in sources if s in own}
+            is_one = len(slots) == 1 and not sources & several and not node.is_matmul
+        if not is_one or node.id in several:
+            several.add(node.id)
+            continue
+        (own[node.id],) = slots
+        if node.kind in (NodeKind.INPUT, NodeKind.SLICE):
+            dims = dim_classes.results(node, 0)[:1]
+            leads.setdefault(own[node.id], set()).update(
+                d for d in dims if d is not None
+            )
+    return own, {slot: dims for slot, dims in leads.items() if dims}
+
+
+def _source(graph: Graph, node: Node, operand: int) -> int:
+    """Return the id of the node that makes an operand; -1 for constants."""
+    found = (e for e in graph.incoming[node.id] if e.operand == operand)
+    return next((e.source.node for e in found), -1)
 
 
 def _leading(

@@ -133,3 +133,34 @@ def test_fsdp_gathers_weights_in_the_loops_that_use_them(take: Any) -> None:
     assert sum(c.count for c in gathers if c.bytes >= 8 * 2048 * 2048) == 2 * 4 * 6
     assert sum(c.count for c in gathers) <= 2 * 4 * 6 + 4
     assert fsdp.predicted.peak_bytes < plan.recipe("zero1").predicted.peak_bytes
+
+
+def test_frozen_weights_are_no_data() -> None:
+    """As of a teacher, a reference model, or the base of adapters: the batch leads with
+    none of their dims."""
+
+    def logits(w: Any, tokens: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+            return x + jnp.tanh(x @ w["in"] + w["bias"]) @ w["out"], None
+
+        x, _ = jax.lax.scan(layer, w["embedding"][tokens], w["layers"])
+        return x @ w["embedding"].T
+
+    def step(w: Any, teacher: Any, tokens: jax.Array, weight: jax.Array) -> Any:
+        def loss(w: Any) -> jax.Array:
+            off = (logits(w, tokens) - logits(teacher, tokens)) ** 2
+            return (off.mean(-1) * weight).mean()
+
+        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
+
+    sizes = dict(embedding=(64, 32))
+    layers = {"in": (3, 32, 48), "bias": (3, 48), "out": (3, 48, 32)}
+    w: Any = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in sizes.items()}
+    w["layers"] = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in layers.items()}
+    rows = [jax.ShapeDtypeStruct((16,), d) for d in (jnp.int32, jnp.float32)]
+    program = trace(step, (w, w, *rows), {}).program
+
+    roles = ProgramAnalysis.of(program, load_target("v5e:4x2")).roles
+
+    assert {program.inputs[i].path for i in roles.data} == {"tokens", "weight"}
+    assert len(roles.batch) == 1 and len(roles.params) == 8
