@@ -422,3 +422,29 @@ def test_a_mean_that_a_loop_prints_is_refused_with_its_line():
     assert "`debug_print`" in error.what
     line = printed.__code__.co_firstlineno + 3
     assert f"test_microbatch_programs.py:{line}" in error.where
+
+
+def test_frozen_layers_may_be_as_many_as_the_rows():
+    """The layers of a reference model, stacked and scanned over, are no batch."""
+
+    def net(w, x):
+        layers = w["in"], w["out"]
+        return lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[
+            0
+        ]
+
+    def step(w, reference, x):
+        def loss(w):
+            return jnp.mean((net(w, x) * w["head"] - net(reference, x)) ** 2)
+
+        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
+
+    rows = 4
+    keys = jax.random.split(jax.random.key(0), 3)
+    w = {
+        "in": jax.random.normal(keys[0], (rows, 6, 5)),
+        "out": jax.random.normal(keys[1], (rows, 5, 6)),
+        "head": jnp.ones(6),
+    }
+    frozen = jax.tree.map(lambda x: 0.9 * x, w)
+    check(step, (w, frozen, jax.random.normal(keys[2], (rows, 6))), (0,), (2,))

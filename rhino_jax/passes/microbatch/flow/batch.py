@@ -50,17 +50,24 @@ def _other_data(program: Program) -> list[int]:
 def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
     """Return candidate batch sizes with the inputs that hold it, likeliest first.
 
-    A dim that happens to have that size does no harm: it is read in full where it turns
-    out to be no batch. Where a program splits a leading dim by a reshape, as one does
-    that accumulates gradients itself, or maps over the batch some rows at a time, each
-    factor of the dim is a candidate.
+    A dim that happens to have that size mostly does no harm: it is read in full where
+    it turns out to be no batch. It may where an argument's arrays lead with different
+    sizes, as frozen weights whose layers are as many as the rows: such arguments count
+    last, and a size that others share is also tried without them. Where a program
+    splits a leading dim by a reshape, as one does that accumulates gradients itself, or
+    maps over the batch some rows at a time, each factor of the dim is a candidate.
 
     Args:
       flat: the flattened program.
       least: minimum size of the batch.
     """
     program = flat.program
-    values = [program.values[program.inputs[i].value] for i in data_inputs(program)]
+    data = {program.inputs[i].value: program.inputs[i] for i in data_inputs(program)}
+    values = [program.values[value] for value in data]
+    leads: dict[str, set[int]] = {}
+    for value in values:
+        leads.setdefault(data[value.id].argument, set()).add(value.shape[0])
+    alike = {v for v, e in data.items() if len(leads[e.argument]) == 1}
     found: dict[_Key, Inputs] = {}
     for value in values:
         key = _Key(value.shape[0])
@@ -88,11 +95,18 @@ def candidates(flat: FlatProgram, least: int = 2) -> list[tuple[int, Inputs]]:
         key = _Key(value.shape[0], _OTHER)
         own = found.get(_Key(key.rows), {})  # Those of the last argument hold it, too.
         found.setdefault(key, {**own})[value.id] = key.state()
+    found = {key: inputs for key, inputs in found.items() if key.rows >= least}
+    first = [key for key in found if not key.rank and not key.dim]
+    parts = [(k, {v: s for v, s in found[k].items() if v in alike}) for k in first]
+    fewer = [(k, part) for k, part in parts if 0 < len(part) < len(found[k])]
     order = sorted(
         found,
-        key=lambda k: (k.rank == _OTHER, k.dim, k.rank, -len(found[k]), -k.rows),
-    )
-    return [(key.rows, found[key]) for key in order if key.rows >= least]
+        key=lambda k: (
+            k.rank == _OTHER, k.dim, k.rank, alike.isdisjoint(found[k]),
+            -len(found[k]), -k.rows,
+        ),
+    )  # fmt: skip
+    return [(k.rows, inputs) for k, inputs in [*((k, found[k]) for k in order), *fewer]]
 
 
 _OTHER = 4
