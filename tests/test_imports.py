@@ -59,7 +59,6 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planner.joint.layout", "planner.search"): AT_START,
     ("sweep.sweep", "sweep.evaluate"): AT_START,
     ("sweep.sweep", "sweep.running"): AT_START,
-    ("sweep.sweep", "sweep.batch"): ALONG,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,
     ("pipeline.schedules.searched", "pipeline.schedules.cpsat"): AT_START,
     ("planner.joint.layout", "analysis"): ALONG,

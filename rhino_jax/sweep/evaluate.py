@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.plan.pins.resolve import resolve_pins
 from rhino_jax.plan.pins.trees import expand_pins
-from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.cuts import as_requested
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
 from rhino_jax.planner.options import PlanOptions
@@ -33,8 +32,7 @@ from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.planner.variant_search import Search, tell_nobody
 from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.with_plan import with_trees
-from rhino_jax.solver.problem import Labels
-from rhino_jax.sweep.answers import SearchOutcome
+from rhino_jax.sweep.jobs import BudgetSweep, SearchOutcome
 from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
 from rhino_jax.sweep.point import (
     WHAT,
@@ -44,7 +42,6 @@ from rhino_jax.sweep.point import (
     price_per_step,
     why_not,
 )
-from rhino_jax.sweep.whole import BudgetSweep, Priced
 from rhino_jax.units import format_bytes
 
 
@@ -170,11 +167,8 @@ class Evaluator:
 
     def end(self, pending: Pending, answer: SearchOutcome) -> list[Point]:
         """Return the points of configurations, from the results within each budget."""
-        pairs = list(zip(pending.group, pending.asked.budgets, strict=True))
-        if isinstance(pending.asked, BudgetSweep):
-            target = pending.target
-            return [_of(pending, c, target, b, answer.priced[b]) for c, b in pairs]
-        return [self._told(pending, c, b, answer.best[b]) for c, b in pairs]
+        pairs = zip(pending.group, pending.asked.budgets, strict=True)
+        return [self._point(pending, c, b, answer.best[b]) for c, b in pairs]
 
     def _whole(
         self,
@@ -240,52 +234,70 @@ class Evaluator:
         )
         return Pending(tuple(group), traced, plan_options, asked, target, search)
 
-    def _told(
-        self, pending: Pending, config: SweepConfig, budget: int, best: Best
+    def _point(
+        self, pending: Pending, config: SweepConfig, usable: int, best: Best | str
     ) -> Point:
-        search, plan_options, labels = pending.search, pending.plan_options, best.labels
-        assert search is not None
-        target, usable = search.target, budget
-        budget = self._budget(config, target)
-        if labels is None or best.predicted is None:
+        """Return the point of a configuration, whose plan is made on request."""
+        target, budget = pending.target, self._budget(config, pending.target)
+        if isinstance(best, str):
+            devices = target.num_devices or 0
+            return _nothing(config, target.name, devices, (), budget, best)
+        devices = math.prod(n for _, n in best.axes)
+        if best.predicted is None:
             peak = math.ceil(best.smallest_peak)
             why = f"needs {format_bytes(peak)} of {format_bytes(usable)} per device"
-            devices = math.prod(n for _, n in best.axes)
             return _nothing(config, target.name, devices, best.axes, budget, why, peak)
+
+        def make() -> Plan:
+            if pending.search is None:
+                return pending.plan(best.made_for, budget)
+            return self._plan(pending, pending.search, config, usable, best)
+
+        predicted = best.predicted
+        return Point(
+            target.name,
+            devices,
+            tuple(best.axes),
+            budget,
+            config.batch,
+            config.stages,
+            config.microbatches,
+            True,
+            "",
+            predicted.step_time_s,
+            predicted.compute_s,
+            predicted.communication_s,
+            predicted.peak_bytes,
+            price_per_step(target, devices, predicted.step_time_s),
+            make,
+        )
+
+    def _plan(
+        self,
+        pending: Pending,
+        search: Search,
+        config: SweepConfig,
+        usable: int,
+        best: Best,
+    ) -> Plan:
+        """Build the model of a mesh again, and return the plan of a known solution."""
+        assert best.labels is not None
         plan_options = replace(
-            plan_options,
-            memory_budget_bytes=budget,
+            pending.plan_options,
+            memory_budget_bytes=self._budget(config, pending.target),
             microbatches=config.microbatches,
             stages=1,
             level=self.level,
         )
-        asked = search.asking(memory_budget_bytes=usable).on(best.axes)
-
-        def make() -> Plan:
-            return self._plan(
-                asked, plan_options, labels, best.bound_s, best.priced_bytes
-            )
-
-        return _point(config, target, best.axes, budget, best.predicted, make)
-
-    def _plan(
-        self,
-        search: Search,
-        plan_options: PlanOptions,
-        labels: Labels,
-        bound_s: float,
-        priced_bytes: int,
-    ) -> Plan:
-        """Build the model of a mesh again, and return the plan of a known solution."""
-        started, (axes,) = time.monotonic(), search.meshes
+        search = search.asking(memory_budget_bytes=usable).on(best.axes)
+        started = time.monotonic()
         analysis = self.analysis(search.running.program, search.target)
-        request = replace(search.request, memory_budget_bytes=priced_bytes)
-        problem = build_mesh_problem(analysis, axes, request)
-        problem = problem.within(search.request.memory_budget_bytes)
-        solution = replace(as_solution(problem, labels), bound=bound_s)
+        request = replace(search.request, memory_budget_bytes=best.made_for)
+        problem = build_mesh_problem(analysis, best.axes, request).within(usable)
+        solution = replace(as_solution(problem, best.labels), bound=best.bound_s)
         solved = [SolvedMesh(problem, solution)]
         found = SearchResult(solved, (), [], search.target, search.request, started)
-        mesh = make_mesh(axes, WHAT)
+        mesh = make_mesh(best.axes, WHAT)
         plan = with_trees(search.plan(found), search.traced, mesh)
         return Plan.of(with_origin(plan, plan_options, search.traced, mesh, None))
 
@@ -306,51 +318,6 @@ def target_of(config: SweepConfig, plan_options: PlanOptions) -> Target:
     if hardware is not None:
         return load_target(hardware)
     return plan_options.target_of(None)
-
-
-def _of(
-    pending: Pending,
-    config: SweepConfig,
-    target: Target,
-    budget: int,
-    priced: Priced | str,
-) -> Point:
-    if isinstance(priced, str):
-        devices = target.num_devices or 0
-        return _nothing(config, target.name, devices, (), budget, priced)
-
-    def make() -> Plan:
-        return pending.plan(priced.budget, budget)
-
-    return _point(config, target, priced.axes, budget, priced.predicted, make)
-
-
-def _point(
-    config: SweepConfig,
-    target: Target,
-    axes: MeshAxes,
-    budget: int,
-    predicted: Predicted,
-    make: Callable[[], Plan],
-) -> Point:
-    devices = math.prod(n for _, n in axes)
-    return Point(
-        target.name,
-        devices,
-        tuple(axes),
-        budget,
-        config.batch,
-        config.stages,
-        config.microbatches,
-        True,
-        "",
-        predicted.step_time_s,
-        predicted.compute_s,
-        predicted.communication_s,
-        predicted.peak_bytes,
-        price_per_step(target, devices, predicted.step_time_s),
-        make,
-    )
 
 
 def _nothing(

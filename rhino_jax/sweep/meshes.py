@@ -58,20 +58,22 @@ class Best:
     """The best choice within a budget.
 
     Attributes:
-      axes: axes of its mesh.
-      labels: index of the chosen strategy by node; None if nothing fits.
+      axes: (name, size) of its mesh.
+      predicted: predicted cost; None if nothing fits.
+      made_for: the budget with which its model was built, or for which it was planned,
+        in bytes per device.
+      labels: index of the chosen strategy by node; None if nothing fits, or if passes
+        were chosen, too.
       bound_s: proved lower bound of the step on this mesh, in seconds.
       smallest_peak: lowest peak, in bytes per device, of all candidates met.
-      predicted: predicted cost; None if nothing fits.
-      priced_bytes: the budget with which its model was built.
     """
 
     axes: MeshAxes
-    labels: Labels | None
-    bound_s: float
-    smallest_peak: float
     predicted: Predicted | None
-    priced_bytes: int
+    made_for: int
+    labels: Labels | None = None
+    bound_s: float = 0.0
+    smallest_peak: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -211,9 +213,9 @@ class _Mesh:
             predicted = costs_of(self.last.mesh_problem, solution.labels)[0]
         return Best(
             self.axes,
+            predicted,
+            self.priced_bytes,
             solution.labels,
             solution.bound,
             solution.smallest_peak,
-            predicted,
-            self.priced_bytes,
         )

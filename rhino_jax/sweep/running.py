@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from rhino_jax.errors import ProcessError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
-from rhino_jax.sweep.answers import SearchOutcome, searched
 from rhino_jax.sweep.evaluate import Evaluator, Pending, refused
+from rhino_jax.sweep.jobs import BudgetSweep, SearchOutcome, searched, to_bytes
 from rhino_jax.sweep.meshes import BudgetJobs, Meshes
 from rhino_jax.sweep.point import (
     WHAT,
@@ -26,7 +26,6 @@ from rhino_jax.sweep.point import (
     SweepWork,
 )
 from rhino_jax.sweep.table import best_of
-from rhino_jax.sweep.whole import BudgetSweep, to_bytes
 from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
 
 
@@ -113,7 +112,7 @@ class Searching:
         """Start processes, and a thread that communicates with each."""
         self.processes = count
         self._processes = [
-            Worker("rhino_jax.sweep.answers:answer_task") for _ in range(count)
+            Worker("rhino_jax.sweep.jobs:answer_task") for _ in range(count)
         ]
         idle = queue.SimpleQueue[Worker]()
         for process in self._processes:

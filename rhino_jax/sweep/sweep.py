@@ -1,14 +1,25 @@
-"""`rhino.sweep`: the call, and its progress."""
+"""`rhino.sweep`: the call, its progress, and tracing with other batch sizes.
+
+The batch is the leading dim of the arguments that are data, which the analysis
+distinguishes from parameters and state by their use; it is the dim that `microbatches`
+splits. If data arguments have different leading dims (images, and patches of them), all
+change in the same proportion.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from rhino_jax.frontend.call import split_call
-from rhino_jax.frontend.parameters import CALLING, read_parameters
+import jax
+
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.call import Call, split_call
+from rhino_jax.frontend.parameters import CALLING, Parameters, read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.options import split_options, with_options_of_call
@@ -19,6 +30,9 @@ from rhino_jax.sweep.table import Sweep
 from rhino_jax.units import format_seconds
 from rhino_jax.utils.keywords import read_count
 
+
+if TYPE_CHECKING:
+    from rhino_jax.analysis.program_analysis import ProgramAnalysis
 
 TOLD_EVERY_S = 1.0
 """Minimum seconds between two lines of progress."""
@@ -95,8 +109,6 @@ def sweep(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Sweep:
     evaluator = Evaluator(plan_options, plan_options.level)
 
     def traced_for(size: int | None) -> Traced:
-        from rhino_jax.sweep.batch import with_batch
-
         if size is None:
             return written
         # The batch dims do not depend on the hardware.
@@ -126,3 +138,59 @@ def _telling(progress: bool | Told) -> Told:
         print(f"rhino: sweep {done} of {of}: {text}", file=sys.stderr)
 
     return tell
+
+
+def leading_dims(analysis: ProgramAnalysis) -> dict[int, int]:
+    """Return position of an argument that is data → size of its leading dim."""
+    graph, roles = analysis.graph, analysis.roles
+    found = {}
+    for node in graph.nodes:
+        if node.kind.value != "input" or node.slot not in roles.data:
+            continue
+        dims = analysis.dim_classes.results(node, 0)
+        if dims and dims[0] in roles.batch:
+            found[node.slot] = graph.program.values[node.value].shape[0]
+    return found
+
+
+def with_batch(
+    parameters: Parameters, call: Call, analysis: ProgramAnalysis, batch: int
+) -> Traced:
+    """Retrace a call with arguments of another batch size.
+
+    Args:
+      parameters: signature of the function, with static and donated arguments.
+      call: the original call.
+      analysis: analysis of its program, which identifies the data arguments.
+      batch: the new size.
+
+    Raises:
+      RhinoError: no argument has a batch, or the size of one would not be an integer.
+    """
+    dims = leading_dims(analysis)
+    if not dims:
+        raise RhinoError(
+            f"{WHAT}: no argument of `{parameters.name}` has a batch.",
+            where="batch=",
+            numbers="no leading dim of an argument runs through the program as data",
+            fix="leave out batch=, and sweep once for each size.",
+        )
+    now = Counter(dims.values()).most_common(1)[0][0]
+    arrays = [jax.typeof(x) if not hasattr(x, "shape") else x
+              for x in call.leaves.arrays]  # fmt: skip
+    for slot, size in dims.items():
+        if size * batch % now:
+            raise RhinoError(
+                f"{WHAT}: batch={batch} makes no whole leading dim.",
+                where=call.leaves.array_paths[slot],
+                numbers=f"{size} of a batch of {now}, so {size * batch / now:g} of"
+                f" {batch}",
+                fix=f"take multiples of {now}.",
+            )
+        x = arrays[slot]
+        shape = (size * batch // now, *x.shape[1:])
+        arrays[slot] = jax.ShapeDtypeStruct(shape, x.dtype)
+    changed = call.leaves.with_arrays(arrays)
+    args, kwargs = changed.unflatten(arrays)
+    other = replace(call, leaves=changed, args=tuple(args), kwargs=kwargs)
+    return trace_call(parameters, other, what=WHAT)

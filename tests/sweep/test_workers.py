@@ -26,9 +26,9 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.rewrite.retraced import reimported
+from rhino_jax.sweep.jobs import of_bytes, to_bytes
 from rhino_jax.sweep.meshes import Meshes
 from rhino_jax.sweep.running import Searching
-from rhino_jax.sweep.whole import of_bytes, to_bytes
 from rhino_jax.utils.worker import Worker, environment_of_worker
 from tests.cases import covering
 from tests.sweep.test_sweep import arguments, staged, step

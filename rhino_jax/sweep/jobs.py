@@ -1,8 +1,9 @@
-"""Configurations whose passes are chosen, too (stages, micro-batches, recompute).
+"""Jobs of a sweep: requests to search or to plan, and their results.
 
-Each is planned by itself, the largest budget first. The best plan within a budget is
-the best within every smaller one that it fits, and is not planned again there. The plan
-of a smaller budget is used for a larger one if it is faster.
+Configurations whose passes are chosen, too (stages, micro-batches, recompute), are
+each planned by itself, the largest budget first. The best plan within a budget is the
+best within every smaller one that it fits, and is not planned again there. The plan of
+a smaller budget is used for a larger one if it is faster.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import jax
 
@@ -22,12 +24,13 @@ from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.registry import has_user_rules
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.frontend.tracing.captured_references import CapturedReferences
+from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.plan.records import Predicted
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import make_mesh
-from rhino_jax.sweep.point import WHAT, why_not
+from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
+from rhino_jax.sweep.point import WHAT, Counts, why_not
 
 
 FITS = 0.99
@@ -86,23 +89,8 @@ def _step_s(made: tuple[int, AnyPlan | RhinoError]) -> float:
     return math.inf if isinstance(plan, RhinoError) else plan.predicted.step_time_s
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """Figures of a plan for a point.
-
-    Attributes:
-      axes: (name, size) of its mesh.
-      predicted: predicted cost.
-      budget: budget for which it was made, in bytes per device.
-    """
-
-    axes: MeshAxes
-    predicted: Predicted
-    budget: int
-
-
-def prices(whole: BudgetSweep, traced: Traced) -> dict[int, Priced | str]:
-    """Return budget → the cost of the plan, or why there is none."""
+def best_plans(whole: BudgetSweep, traced: Traced) -> dict[int, Best | str]:
+    """Return budget → the best plan's figures, or why there is none."""
     mesh = None if whole.mesh is None else make_mesh(whole.mesh, WHAT)
     made = whole.within(
         lambda plan_options: plan_options.found_with(traced, mesh, None)[0]
@@ -110,7 +98,7 @@ def prices(whole: BudgetSweep, traced: Traced) -> dict[int, Priced | str]:
     return {
         budget: why_not(plan)
         if isinstance(plan, RhinoError)
-        else Priced(plan.mesh_axes, plan.predicted, made_for)
+        else Best(plan.mesh_axes, plan.predicted, made_for)
         for budget, (made_for, plan) in made.items()
     }
 
@@ -158,3 +146,70 @@ def of_bytes(data: bytes) -> Traced:
         name, jaxpr, program, signature, arguments, none, donated, None, captured,
         ends, ends,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """Result of a search.
+
+    Attributes:
+      best: budget → the best choice, or why there is none.
+      refused: why there is no result, as a message for the user.
+      counts: work of the search.
+      cpu_s: CPU seconds since the previous result, or since the process started.
+    """
+
+    best: Mapping[int, Best | str] = field(default_factory=dict)
+    refused: str = ""
+    counts: Counts = field(default_factory=Counts)
+    cpu_s: float = 0.0
+
+
+Task = tuple[BudgetJobs | BudgetSweep, Program | bytes | None]
+"""A request, with its program, or its function as serialized by `whole.to_bytes`, the
+first time that a process gets a request about it; None later."""
+
+
+def searched(
+    asked: BudgetJobs | BudgetSweep, meshes: Meshes, traced: Traced | None
+) -> SearchOutcome:
+    """Search with these meshes, or plan this function; return the result."""
+    try:
+        if isinstance(asked, BudgetSweep):
+            assert traced is not None
+            return SearchOutcome(best_plans(asked, traced))
+        return SearchOutcome(meshes.best(asked))
+    except RhinoError as error:
+        return SearchOutcome(refused=why_not(error))
+
+
+@dataclass(slots=True, eq=False)
+class Answering:
+    """Executor of requests in a worker, which caches programs and functions.
+
+    Attributes:
+      meshes: searches.
+      functions: functions by number.
+      used_s: CPU seconds up to the previous result.
+    """
+
+    meshes: Meshes = field(default_factory=Meshes)
+    functions: dict[int, Traced] = field(default_factory=dict)
+    used_s: float = 0.0
+
+    def answer(self, task: Task) -> SearchOutcome:
+        """Search or plan, and return the result."""
+        asked, of = task
+        self.meshes.counts = Counts()
+        if isinstance(of, bytes):
+            self.functions[asked.number] = of_bytes(of)
+        elif of is not None:
+            self.meshes.programs[asked.number] = of
+        found = searched(asked, self.meshes, self.functions.get(asked.number))
+        before_s, self.used_s = self.used_s, time.process_time()
+        taken_s = self.used_s - before_s
+        return replace(found, counts=self.meshes.counts, cpu_s=taken_s)
+
+
+answer_task = Answering().answer
+"""Answers a task with what earlier tasks cached; runs in a worker."""
