@@ -15,9 +15,8 @@ from typing import Any
 from rhino_jax.bench.versions import versions, versions_line
 from rhino_jax.commands.benching import add_bench, add_measure
 from rhino_jax.commands.checking import add_audit, add_verify
-from rhino_jax.commands.exploring import add_exploring
+from rhino_jax.commands.exploring import add_explore, add_exploring, add_saved
 from rhino_jax.commands.planning import add_plan
-from rhino_jax.commands.saved import add_explore, add_saved
 from rhino_jax.commands.words import (
     EXIT_CODES,
     positive,

@@ -32,7 +32,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, PortReads, Readers, read_ports
-from rhino_jax.hardware.observed import OBSERVED
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.target import Device
 from rhino_jax.ir.traits import OpKind
 

@@ -4,5 +4,5 @@ In: the words of a command line.
 Out: printed text, files, and an exit code.
 Order: `words` (parsing of words, flags in error messages), `loading` (functions and
 models by name, arguments from a TOML file), `planning`, `checking`, `exploring`,
-`saved`, `benching` and `demo` (the commands).
+`benching` and `demo` (the commands).
 """

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 from rhino_jax.cost.reshard import ReshardStep
-from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.hardware.lowering import OBSERVED, LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.collectives import ALL_REDUCE, REDUCE_SCATTER
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind

@@ -3,7 +3,7 @@
 In: `configs/hardware/*.toml`, or a file of the same format, or the devices present.
 Out: `target.Target`, and `mesh.LaidMesh`: mesh axes with latency and bandwidth.
 Order: `schema` (a file → a target), `files` (by name, path or devices), `target`
-(devices and tiers of links), `lowering` (how the compiler lowers shardings),
+(devices and tiers of links), `lowering` (what compilers do),
 `topology` and `parts` (which links an axis lies on), `layout` (the mesh over them);
 `compile_only` makes JAX devices for hardware that is not present, `emulated` keeps CPU
 devices of one process from deadlocking.

@@ -48,7 +48,7 @@ class Device:
       gathers_by_axis, scatters_by_axis, combines: see `LoweringPolicy`.
       calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
         them: also gradients by the input if the kernel is reversed right before them
-        (see `rhino_jax.model.reversals`), and values with channels last (see
+        (see `rhino_jax.model.gpu_kernels`), and values with channels last (see
         `rhino_jax.model.channels_last`). A dilated kernel is padded with zeros, which
         the call multiplies with (openxla/xla, conv_padding_legalization.cc,
         `MaybePaddedKernel`; a WaveNet compiles to 22 times its FLOPs for 8 H100).
@@ -70,9 +70,9 @@ class Device:
         backward pass instead of saving their results; "tanh.float32" for one element
         type alone.
       tile: rows and lanes of the tiles to which arrays in memory are padded (see
-        `rhino_jax.cost.tiles`); empty: no tiles.
+        `rhino_jax.cost.padding`); empty: no tiles.
       systolic_array: rows, and columns, of the matrix unit's systolic array (see
-        `rhino_jax.cost.systolic`); 0: none, or its padding is unknown.
+        `rhino_jax.cost.padding`); 0: none, or its padding is unknown.
       clock_hz: cycles per second, for compilers that estimate cycles; None for others.
       kinds: values of `jax.Device.device_kind` for this device.
       price_per_hour: price of one device for an hour, in US dollars or the currency

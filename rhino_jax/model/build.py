@@ -10,16 +10,20 @@ import numpy as np
 from rhino_jax.analysis.dim_classes import DimClasses
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.channels_last import ChannelsLast
-from rhino_jax.model.column_sums import with_second_passes
+from rhino_jax.model.gpu_kernels import (
+    apart_s,
+    find_reversals,
+    with_reversals,
+    with_second_passes,
+)
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import is_combined, with_packing
 from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.resharding import ReshardTables
-from rhino_jax.model.reversals import apart_s, find_reversals, with_reversals
 from rhino_jax.model.sizes import LocalSizes, SpecTable
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.utils.union_find import for_each, number_objects, number_rows

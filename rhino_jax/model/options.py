@@ -17,7 +17,7 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
 from rhino_jax.cost.compute import op_s
-from rhino_jax.cost.systolic import array_paddings
+from rhino_jax.cost.padding import array_paddings
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
@@ -32,8 +32,7 @@ from rhino_jax.ir.spec import (
     share_of,
 )
 from rhino_jax.model.op_collectives import OpCollectives, is_over
-from rhino_jax.model.shifts import shift_bytes
-from rhino_jax.model.sizes import LocalSizes, PortSpecs
+from rhino_jax.model.sizes import LocalSizes, PortSpecs, shift_bytes
 from rhino_jax.model.strategies import (
     Places,
     Strategy,

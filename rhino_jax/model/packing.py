@@ -23,8 +23,8 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.analysis.slack import COMBINED
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import LaidMesh
-from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Op, Program, item_bytes
 from rhino_jax.ir.spec import Spec, local_shape

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from rhino_jax.cost.utilisation import ModelFlops
+from rhino_jax.cost.compute import ModelFlops
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Transform, num_microbatches, stages_in_one
 from rhino_jax.plan.decisions import Decisions
@@ -209,7 +209,7 @@ class PlanData:
         """Model FLOPs utilisation of the predicted step.
 
         Model FLOPs over the peak arithmetic of all devices in that time. Source: PaLM,
-        appendix B (`rhino_jax.cost.utilisation`).
+        appendix B (`rhino_jax.cost.compute`).
         """
         step_s = self.predicted.step_time_s * self.num_devices
         return self.model_flops.at_peak_s / step_s if step_s else 0.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
-from rhino_jax.cost.utilisation import model_flops
+from rhino_jax.cost.compute import model_flops
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target

@@ -16,7 +16,7 @@ from rhino_jax.analysis.liveness import analyse, find_late
 from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.hardware.observed import OBSERVED
+from rhino_jax.hardware.lowering import OBSERVED
 
 
 PLAIN = Fusing()

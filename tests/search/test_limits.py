@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rhino_jax
-from rhino_jax.hardware.observed import Observed
+from rhino_jax.hardware.lowering import Observed
 from rhino_jax.model.pricing import Pricing
 from rhino_jax.planner.search.limits import SearchLimits
 from rhino_jax.solver import parameters

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from rhino_jax.hardware.observed import OBSERVED
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.models.layers import attention
 from rhino_jax.verify.compile import compile_lowered
 from rhino_jax.verify.hlo.module import parse_module

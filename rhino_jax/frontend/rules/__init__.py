@@ -2,8 +2,8 @@
 
 In: `registry.OpContext`: one op's shapes, types and parameters.
 Out: `registry.OpRule`: its factors, FLOPs, whether it fuses, and its traits.
-Order: `factors` (rules built dim by dim), `opaque` (nothing is known), then a file for
-each family: `elementwise`, `reduce`, `dot`, `conv`, `reshape`, `gather` and more.
+Order: `factors` (rules built dim by dim), `opaque` (nothing is known, or the grid of a
+kernel), then a file for each family: `elementwise`, `reduce`, `dot`, `conv`, `gather`.
 
 To add an op: a function decorated with `@register(name, traits=…, local=…)`, in the
 file of its family or in a new one, imported below. It returns an `OpRule`, whose
@@ -21,7 +21,6 @@ from rhino_jax.frontend.rules import (  # noqa: F401
     dot,
     elementwise,
     gather,
-    kernel,
     linalg,
     opaque,
     random,

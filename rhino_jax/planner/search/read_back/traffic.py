@@ -11,8 +11,8 @@ import numpy as np
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import ReshardStep, reshard_steps
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import size_of
-from rhino_jax.hardware.observed import OBSERVED
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
