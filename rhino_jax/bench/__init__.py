@@ -3,7 +3,7 @@
 In: a suite of `configs/bench/`: models on hardware, by methods.
 Out: saved results (`store`), tables of them, and fitted or measured hardware files.
 Order: `methods`, `checks` and `suite` (what to run), `planning` (a row's plans),
-`compiling` (compiled and cached programs), `child` and `process` (separate processes),
+`child` and `process` (separate processes; compiled and cached programs),
 `run` (cells one after the other), `records` and `versions` (results, and what they
 depend on), `progress`; `rows` (suites that are timed instead), `tables` (reports),
 `measure` and `fit` (rates of hardware), `command`; `holdout` and `newcomers` (models).

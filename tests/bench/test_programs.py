@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rhino_jax.bench import compiling as programs_module
-from rhino_jax.bench.compiling import ProgramStore
+from rhino_jax.bench import child as programs_module
+from rhino_jax.bench.child import ProgramStore
 from rhino_jax.verify.hlo.records import Compilation, MemoryUse, OutOfMemory
 
 
