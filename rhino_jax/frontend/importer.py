@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from rhino_jax import _compat
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend.found_rules import Borders, FoundRules, Type, type_of
+from rhino_jax.frontend.known_values import fold, known_value
 from rhino_jax.frontend.manual import manual_of
 from rhino_jax.frontend.pallas import (
     PALLAS_CALL,
@@ -26,6 +29,7 @@ from rhino_jax.frontend.provenance import NOWHERE, label_of, source_of
 from rhino_jax.frontend.regions import (
     REMATS,
     closed_region_jaxprs,
+    entering,
     has_barrier,
     region_jaxprs,
     region_kind,
@@ -40,8 +44,6 @@ from rhino_jax.frontend.registry import (
 from rhino_jax.frontend.rules.opaque import uncut_rule
 from rhino_jax.frontend.trip_count import (
     ASSUMED_TRIP_COUNT,
-    PASSES,
-    scalar_number,
     while_trip_count,
 )
 from rhino_jax.ir.factor import Rule
@@ -163,7 +165,7 @@ class _ProgramBuilder:
     def __init__(self) -> None:
         self.values: list[Value] = []
         self.ops: list[Op | None] = []
-        self.numbers: dict[int, float] = {}  # known scalars, by value id
+        self.known: dict[int, np.ndarray] = {}  # by value id
         self.types: dict[Type, Type] = {}  # equal types are one object
         self.rules, self.borders = FoundRules(rule_of), Borders()
 
@@ -178,9 +180,9 @@ class _ProgramBuilder:
         if not _compat.is_literal(atom):
             return env[atom]
         value = self.value(atom.aval, is_literal=True)
-        number = scalar_number(atom.val)
-        if number is not None:
-            self.numbers[value] = number
+        known = known_value(atom, {})
+        if known is not None:
+            self.known[value] = known
         return value
 
     def region(
@@ -202,10 +204,15 @@ class _ProgramBuilder:
             if not _compat.is_drop_var(var)
         )
         name = eqn.primitive.name
-        if name in PASSES and operands[0] in self.numbers:
-            self.numbers[results[0]] = self.numbers[operands[0]]
+        known = fold(eqn, [self.known.get(v) for v in operands])
+        if known is not None:
+            self.known[results[0]] = known
         source = source_of(eqn.source_info, outer)
         call = self.call(eqn, operands, source)
+        if call is not None and call.kind is RegionKind.CALL:
+            for made, inner in zip(results, call.regions[0].outputs, strict=False):
+                if inner in self.known:
+                    self.known[made] = self.known[inner]
         rule, is_known = (None, True) if call else self.rules.of(eqn)
         manual = manual_of(eqn, source)
         traits = (rule and rule.traits) or traits_of(name)
@@ -239,46 +246,45 @@ class _ProgramBuilder:
         self, eqn: Any, operands: tuple[int, ...], source: Source
     ) -> RegionCall | None:
         kind, params = region_kind(eqn), eqn.params
-        bodies = closed_region_jaxprs(eqn)
+        if kind is None:
+            return None
+        regions = tuple(
+            self.enter(body, same, source)
+            for body, same in zip(
+                closed_region_jaxprs(eqn), entering(eqn, operands), strict=True
+            )
+        )
         if kind is RegionKind.CALL:
-            region = self.enter(bodies[0], operands, source)
             is_remat = eqn.primitive.name in REMATS
             is_apart = is_remat and has_barrier(params)
-            return RegionCall(kind, (region,), is_remat=is_remat, is_apart=is_apart)
+            return RegionCall(kind, regions, is_remat=is_remat, is_apart=is_apart)
         if kind is RegionKind.SCAN:
             num_consts, num_carry = _compat.scan_counts(params)
-            region = self.enter(bodies[0], operands[:num_consts], source)
             return RegionCall(
                 kind,
-                (region,),
+                regions,
                 num_consts=num_consts,
                 num_carry=num_carry,
                 trip_count=int(params["length"]),
             )
-        if kind is RegionKind.COND:
-            regions = tuple(self.enter(b, operands[1:], source) for b in bodies)
-            return RegionCall(kind, regions)
         if kind is RegionKind.WHILE:
-            return self.while_call(eqn, operands, source)
-        return None
+            return self.while_call(eqn, operands, regions)
+        return RegionCall(kind, regions)
 
     def while_call(
-        self, eqn: Any, operands: tuple[int, ...], source: Source
+        self, eqn: Any, operands: tuple[int, ...], regions: tuple[Region, ...]
     ) -> RegionCall:
         cond, body = region_jaxprs(eqn)
         num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        values = [self.known.get(v) for v in operands]
         known = {
-            i: self.numbers[v] for i, v in enumerate(operands) if v in self.numbers
+            i: x.item() for i, x in enumerate(values) if x is not None and not x.shape
         }
         found = while_trip_count(cond, body, num_cond, num_body, known)
         trip_count, is_known = found or (ASSUMED_TRIP_COUNT, False)
-        closed = closed_region_jaxprs(eqn)
         return RegionCall(
             RegionKind.WHILE,
-            (
-                self.enter(closed[0], operands[:num_cond], source),
-                self.enter(closed[1], operands[num_cond : num_cond + num_body], source),
-            ),
+            regions,
             num_consts=num_body,
             num_cond_consts=num_cond,
             num_carry=len(operands) - num_cond - num_body,
@@ -297,8 +303,8 @@ class _ProgramBuilder:
         jaxpr = _compat.open_jaxpr(body)
         inputs = tuple(self.value(v.aval) for v in jaxpr.invars)
         for inner, outer in zip(inputs, same, strict=False):
-            if outer in self.numbers:
-                self.numbers[inner] = self.numbers[outer]
+            if outer in self.known:
+                self.known[inner] = self.known[outer]
         env: Env = dict(zip(jaxpr.invars, inputs, strict=True))
         for var in jaxpr.constvars:
             env[var] = self.value(var.aval, is_literal=True)

@@ -11,7 +11,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -23,11 +23,14 @@ from rhino_jax._compat import (
     like_jaxpr,
     open_jaxpr,
     retrace,
+    scan_counts,
     with_eqns,
 )
 from rhino_jax.errors import InternalError
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
+
+T = TypeVar("T")
 
 CALLS = frozenset({
     "jit", "pjit", "call", "core_call", "closed_call", "eval_jaxpr", "composite",
@@ -99,6 +102,25 @@ def region_jaxprs(eqn: Any) -> tuple[Any, ...]:
       has no regions. `closed_region_jaxprs` has the constants' values.
     """
     return tuple(open_jaxpr(j) for j in closed_region_jaxprs(eqn))
+
+
+def entering(eqn: Any, operands: Sequence[T]) -> list[Sequence[T]]:
+    """Return, for each sub-jaxpr of an equation, the operands that are its first inputs
+    in every run: all of a call, the constants of a loop.
+
+    Args:
+      eqn: an equation with regions.
+      operands: of the equation, in any representation.
+    """
+    kind = region_kind(eqn)
+    if kind is RegionKind.CALL:
+        return [operands]
+    if kind is RegionKind.COND:
+        return [operands[1:]] * len(eqn.params["branches"])
+    if kind is RegionKind.SCAN:
+        return [operands[: scan_counts(eqn.params)[0]]]
+    first = eqn.params["cond_nconsts"]
+    return [operands[:first], operands[first : first + eqn.params["body_nconsts"]]]
 
 
 def ops_and_equations(

@@ -8,12 +8,14 @@ is a guess, and is marked as one.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rhino_jax._compat import is_literal
+from rhino_jax.frontend.known_values import ARITHMETIC, IDENTITIES, fold, known_value
 from rhino_jax.frontend.regions import region_jaxprs, region_kind
 from rhino_jax.ir.program import RegionKind
 
@@ -27,17 +29,6 @@ MAX_BOUND = 100_000
 
 _COMPARISONS = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 """Comparison → the equivalent one with swapped operands."""
-
-PASSES = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient"})
-"""Primitives whose result is the same number as their operand."""
-
-_FOLDS: dict[str, Callable[[float, float], float]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "max": max,
-    "min": min,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +44,10 @@ class ScalarTerm:
     index: int = -1
     value: float = 0
     args: tuple[ScalarTerm, ...] = ()
+
+    def known(self, aval: Any) -> np.ndarray | None:
+        """Return a number as an array of a type; None for other terms."""
+        return np.asarray(self.value, aval.dtype) if self.op == "number" else None
 
 
 _UNKNOWN = ScalarTerm("?")
@@ -72,8 +67,10 @@ def scalar_terms(jaxpr: Any, inputs: Sequence[ScalarTerm]) -> list[ScalarTerm]:
     def read(atom: Any) -> ScalarTerm:
         if not is_literal(atom):
             return env.get(atom, _UNKNOWN)
-        number = scalar_number(atom.val)
-        return _UNKNOWN if number is None else ScalarTerm("number", value=number)
+        value = known_value(atom, {})
+        if value is None or value.shape:
+            return _UNKNOWN
+        return ScalarTerm("number", value=value.item())
 
     for eqn in jaxpr.eqns:
         if any(getattr(v.aval, "shape", None) == () for v in eqn.outvars):
@@ -87,27 +84,19 @@ def _results(eqn: Any, terms: list[ScalarTerm]) -> list[ScalarTerm]:
     name = eqn.primitive.name
     if region_kind(eqn) is RegionKind.CALL:
         return scalar_terms(region_jaxprs(eqn)[0], terms)
-    if name in PASSES:
+    if name in IDENTITIES:
         return terms
-    if name in _FOLDS and all(t.op == "number" for t in terms):
-        return [
-            ScalarTerm("number", value=_FOLDS[name](terms[0].value, terms[1].value))
-        ]
-    if name in _FOLDS or name in _COMPARISONS or name == "and":
+    pairs = zip(terms, eqn.invars, strict=True)
+    number = fold(eqn, [term.known(v.aval) for term, v in pairs])
+    if number is not None:
+        return [ScalarTerm("number", value=number.item())]
+    if name in ARITHMETIC or name in _COMPARISONS or name == "and":
         return [ScalarTerm(name, args=tuple(terms))]
     return []
 
 
 def _inputs(jaxpr: Any) -> list[ScalarTerm]:
     return [ScalarTerm("input", i) for i in range(len(jaxpr.invars))]
-
-
-def scalar_number(value: Any) -> float | None:
-    """Return a literal as a number; None where it is not a real scalar."""
-    if getattr(value, "shape", ()) != ():
-        return None
-    number = value.item() if hasattr(value, "item") else value
-    return number if isinstance(number, (int, float)) else None
 
 
 def while_trip_count(

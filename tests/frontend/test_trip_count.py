@@ -89,6 +89,14 @@ def test_bound_passed_through_a_call_is_known() -> None:
     assert trips(lambda x: run(6, x), jnp.ones(3)) == (6, True)
 
 
+def test_bound_computed_from_constants_is_known() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        steps = jnp.minimum(jnp.reshape(jnp.int32(4), (1,)) * 2, 10)
+        return lax.fori_loop(1, steps[0] + 1, lambda i, s: s + i, x)
+
+    assert trips(fn, jnp.ones(3)) == (8, True)
+
+
 def test_loop_that_may_end_early_has_its_bound() -> None:
     def fn(x: jax.Array) -> Any:
         return lax.while_loop(

@@ -21,7 +21,7 @@ from rhino_jax._compat import (
     scan_counts,
 )
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.regions import closed_region_jaxprs, region_kind
+from rhino_jax.frontend.regions import closed_region_jaxprs, entering, region_kind
 from rhino_jax.ir.program import RegionKind
 
 
@@ -170,11 +170,10 @@ def _walk_regions(
                 visit,
             )
     elif kind is RegionKind.WHILE:
-        cond_consts = eqn.params["cond_nconsts"]
-        body_consts = cond_consts + eqn.params["body_nconsts"]
-        carries = operands[body_consts:]
-        enter(regions[0], [*operands[:cond_consts], *carries], visit)
-        enter(regions[1], [*operands[cond_consts:body_consts], *carries], visit)
+        consts = entering(eqn, operands)
+        carries = operands[sum(map(len, consts)) :]
+        for region, own in zip(regions, consts, strict=True):
+            enter(region, [*own, *carries], visit)
     elif kind is RegionKind.COND:
         branch = min(max(int(operands[0]), 0), len(regions) - 1)
         enter(regions[branch], operands[1:], visit)

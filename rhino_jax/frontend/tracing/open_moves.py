@@ -26,15 +26,13 @@ from rhino_jax._compat import (
     jaxpr_consts,
     open_jaxpr,
     retrace,
-    scan_counts,
 )
-from rhino_jax.frontend.regions import region_kind, with_bodies, with_changed
+from rhino_jax.frontend.known_values import can_be_known, fold, known_value
+from rhino_jax.frontend.regions import entering, region_kind, with_bodies, with_changed
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.rotate import rotate
 from rhino_jax.frontend.tracing.constant_windows import opened_window, shifted_shapes
 from rhino_jax.frontend.tracing.row_numbers import RowNumbers
-from rhino_jax.frontend.trip_count import scalar_number
-from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 
 
@@ -123,7 +121,7 @@ def _slice(eqn: Any, part: _Part | None) -> _Part | None:
 
 def _pad(eqn: Any, part: _Part | None) -> _Part | None:
     config, filling = eqn.params["padding_config"], eqn.invars[1]
-    is_zero = is_literal(filling) and scalar_number(filling.val) == 0
+    is_zero = is_literal(filling) and known_value(filling, {}) == 0
     if part is None or part.at is not None or not is_zero:
         return None
     padded = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)]
@@ -136,11 +134,6 @@ def _pad(eqn: Any, part: _Part | None) -> _Part | None:
 
 
 _MAKES = {"slice": _slice, "pad": _pad}
-
-
-_MAX_KNOWN = 16
-"""Maximal number of elements of a constant that is tracked: window positions, one per
-dim."""
 
 
 _POINTWISE = (OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION)
@@ -172,13 +165,13 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) ->
     known = {inner.invars[i]: value for i, value in entering.items()}
     for var, const in zip(inner.constvars, jaxpr_consts(jaxpr), strict=False):
         rows.see_const(var, const)
-        if isinstance(const, np.ndarray) and _is_small(var):
+        if isinstance(const, np.ndarray) and can_be_known(var.aval):
             known[var] = const
     eqns: list[Any] = []
     grids, computed = shifted_shapes(jaxpr), set[Any]()
     for eqn in inner.eqns:
-        values = [_value(atom, known) for atom in eqn.invars]
-        folded = _folded(eqn, values)
+        values = [known_value(atom, known) for atom in eqn.invars]
+        folded = fold(eqn, values)
         if folded is not None:
             known[eqn.outvars[0]] = folded
         made = [_with_bodies(eqn, values, rows)]
@@ -206,19 +199,9 @@ def _with_bodies(
 ) -> Any:
     """Return an equation with rewritten sub-jaxprs; the same object where none
     changes."""
-    kind = region_kind(eqn)
-    if kind is None:
+    if region_kind(eqn) is None:
         return eqn
-    if kind is RegionKind.CALL:
-        same = [values]
-    elif kind is RegionKind.COND:
-        same = [values[1:]] * len(eqn.params["branches"])
-    elif kind is RegionKind.SCAN:
-        same = [values[: scan_counts(eqn.params)[0]]]
-    else:
-        first = eqn.params["cond_nconsts"]
-        same = [values[:first], values[first : first + eqn.params["body_nconsts"]]]
-    known, inside = iter(same), iter(rows.inside(eqn))
+    known, inside = iter(entering(eqn, values)), iter(rows.inside(eqn))
 
     def opened(body: Any) -> Any:
         inner = next(inside)
@@ -257,45 +240,3 @@ def _spelled(
         )
         for one in made.eqns
     ]
-
-
-def _is_small(atom: Any) -> bool:
-    aval = atom.aval
-    is_integer = np.issubdtype(getattr(aval, "dtype", np.float32), np.integer)
-    return is_integer and int(np.prod(aval.shape)) <= _MAX_KNOWN
-
-
-def _value(atom: Any, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
-    if not is_literal(atom):
-        return known.get(atom)
-    return np.asarray(atom.val) if _is_small(atom) else None
-
-
-def _folded(eqn: Any, values: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Return the integers that an equation computes from known ones; None where it does
-    not."""
-    fold = _FOLDS.get(eqn.primitive.name)
-    if fold is None or any(v is None for v in values) or not _is_small(eqn.outvars[0]):
-        return None
-    return fold(eqn, values)
-
-
-def _broadcast(eqn: Any, values: Sequence[Any]) -> np.ndarray:
-    shape, dims = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
-    apart = [1] * len(shape)
-    for d, size in zip(dims, values[0].shape, strict=True):
-        apart[d] = size
-    return np.broadcast_to(values[0].reshape(apart), shape)
-
-
-def _reshaped(eqn: Any, values: Sequence[Any]) -> np.ndarray:
-    return np.asarray(values[0]).reshape(eqn.outvars[0].aval.shape)
-
-
-_FOLDS: dict[str, Callable[[Any, Sequence[Any]], np.ndarray]] = {
-    "broadcast_in_dim": _broadcast,
-    "concatenate": lambda eqn, values: np.concatenate(values, eqn.params["dimension"]),
-    "convert_element_type": _reshaped,
-    "reshape": _reshaped,
-    "squeeze": _reshaped,
-}

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, is_literal, scan_counts
-from rhino_jax.frontend.regions import region_kind
+from rhino_jax.frontend.regions import entering, region_kind
 from rhino_jax.ir.program import RegionKind
 
 
@@ -132,19 +132,12 @@ class RowNumbers:
 
     def inside(self, eqn: Any) -> list[RowNumbers]:
         """Return those of each sub-jaxpr of an equation, with their inputs."""
-        kind, rows = region_kind(eqn), [self.rows(v) for v in eqn.invars]
-        if kind is RegionKind.CALL:
-            same = [rows]
-        elif kind is RegionKind.COND:
-            same = [rows[1:]] * len(eqn.params["branches"])
-        elif kind is RegionKind.SCAN:
+        rows = [self.rows(v) for v in eqn.invars]
+        same = entering(eqn, rows)
+        if region_kind(eqn) is RegionKind.SCAN:
             num_consts, num_carry = scan_counts(eqn.params)
-            first = num_consts + num_carry
-            slices = [r and r.moved(-1) for r in rows[first:]]
-            same = [[*rows[:num_consts], *[None] * num_carry, *slices]]
-        else:
-            first = eqn.params["cond_nconsts"]
-            same = [rows[:first], rows[first : first + eqn.params["body_nconsts"]]]
+            slices = [r and r.moved(-1) for r in rows[num_consts + num_carry :]]
+            same = [[*same[0], *[None] * num_carry, *slices]]
         return [
             RowNumbers({i: r for i, r in enumerate(one) if r is not None})
             for one in same
