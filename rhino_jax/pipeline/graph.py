@@ -46,10 +46,9 @@ class _TaskGraphBuilder:
         self.is_split = is_split
         self.is_forward_only = is_forward_only
         self.backward = PassKind.INPUT_GRADIENT if is_split else PassKind.BACKWARD
-        self.has_loss = work.loss_s > 0 and not is_forward_only
         self.has_between = bool(work.between) and not is_forward_only
         self.is_twice = self.has_between and work.is_twice
-        self.has_update = bool(work.update_s) and not is_forward_only
+        self.has_update = work.has_update and not is_forward_only
         self.keys = [
             *self._micro_batch_keys(),
             *(
@@ -67,24 +66,15 @@ class _TaskGraphBuilder:
             kinds.append(self.backward)
         if self.is_split and not self.is_forward_only:
             kinds.append(PassKind.WEIGHT_GRADIENT)
-        last = len(self.work.chunks) - 1
+        chunks = range(len(self.work.chunks))
         for m in range(self.work.micro_batches):
-            for c, kind in product(range(last + 1), kinds):
+            for c, kind in product(chunks, kinds):
                 for s in range(self.work.slices):
                     yield kind, c, m, s
-            if self.has_loss:
-                for s in range(self.work.slices):
-                    yield PassKind.LOSS, last, m, s
 
     def _step_kinds(self) -> tuple[PassKind, ...]:
         between = (PassKind.BETWEEN,) if self.has_between else ()
-        if not self.has_update:
-            return between
-        is_coupled = self.work.coupling_bytes and self.work.groups > 1
-        last = (
-            (PassKind.EXCHANGE, PassKind.UPDATE) if is_coupled else (PassKind.UPDATE,)
-        )
-        return (*between, *last)
+        return (*between, PassKind.UPDATE) if self.has_update else between
 
     def build(self) -> TaskGraph:
         work = self.work
@@ -117,23 +107,22 @@ class _TaskGraphBuilder:
         seconds = {
             PassKind.AHEAD: cost.ahead_s,
             PassKind.FORWARD: cost.forward_s,
-            PassKind.LOSS: self.work.loss_s / self.work.slices,
             PassKind.BACKWARD: cost.whole_backward_s,
             PassKind.INPUT_GRADIENT: cost.split_s[0],
             PassKind.WEIGHT_GRADIENT: cost.split_s[1],
             PassKind.BETWEEN: self.work.between[group].seconds
             if self.has_between
             else 0.0,
-            PassKind.UPDATE: self.work.update_s[group] if self.has_update else 0.0,
+            PassKind.UPDATE: cost.update_s,
         }
-        took = seconds.get(kind, 0.0)
+        took = seconds[kind]
         # A half of a backward pass that has no work is not dispatched.
         halves = PassKind.INPUT_GRADIENT, PassKind.WEIGHT_GRADIENT
-        if kind.is_per_micro_batch and kind is not PassKind.LOSS:
+        if kind.is_per_micro_batch:
             took += self.work.dispatch_s if took or kind not in halves else 0.0
         working = cost.working_bytes if kind.is_per_micro_batch else 0
-        if kind is PassKind.UPDATE and self.work.update_bytes:
-            working = self.work.update_bytes[group]
+        if kind is PassKind.UPDATE:
+            working = cost.update_bytes
         return Task(
             kind=kind,
             group=group,
@@ -171,16 +160,10 @@ class _TaskGraphBuilder:
     def _after(self, key: Key) -> Iterable[Key]:
         """Return the tasks that a task waits for without a transfer."""
         kind, c, m, s = key
-        last = len(self.work.chunks) - 1
         if kind in (PassKind.AHEAD, PassKind.FORWARD):
             return [(kind, c, m, s - 1)] if s else []
-        if kind is PassKind.LOSS:
-            return [(PassKind.FORWARD, c, m, s)]
         if kind is self.backward:
-            has_loss = self.has_loss and c == last
-            found: list[Key] = [
-                (PassKind.LOSS if has_loss else PassKind.FORWARD, c, m, s)
-            ]
+            found: list[Key] = [(PassKind.FORWARD, c, m, s)]
             if self.has_between:
                 first = self.work.chunks_of[self.work.chunks[c].group][0]
                 found.append((PassKind.BETWEEN, first, 0, 0))
@@ -188,14 +171,8 @@ class _TaskGraphBuilder:
         if kind is PassKind.WEIGHT_GRADIENT:
             return [(PassKind.INPUT_GRADIENT, c, m, s)]
         if kind is PassKind.BETWEEN:
-            waits_for = (
-                (PassKind.AHEAD,)
-                if self.is_twice
-                else (PassKind.FORWARD, PassKind.LOSS)
-            )
-            return [k for k in self.keys if k[0] in waits_for]
-        if kind is PassKind.UPDATE and PassKind.EXCHANGE in self._step_kinds():
-            return [(PassKind.EXCHANGE, c, 0, 0)]
+            before = PassKind.AHEAD if self.is_twice else PassKind.FORWARD
+            return [k for k in self.keys if k[0] is before]
         return self._gradients(self.work.chunks[c].group)
 
     def _gradients(self, group: int) -> Iterator[Key]:
@@ -224,11 +201,6 @@ class _TaskGraphBuilder:
                 kind = PassKind.AHEAD if self.is_twice else PassKind.FORWARD
                 left = kind, work.chunks_of[source][-1], batches[-1], slices[-1]
                 yield at[left], at[PassKind.BETWEEN, firsts[group], 0, 0], size
-        if PassKind.EXCHANGE in self._step_kinds():
-            for a, b in product(firsts, firsts):
-                if a != b:
-                    ends = at[PassKind.EXCHANGE, a, 0, 0], at[PassKind.UPDATE, b, 0, 0]
-                    yield *ends, work.coupling_bytes
 
 
 def _transfer(

@@ -13,12 +13,10 @@ class PassKind(enum.StrEnum):
 
     AHEAD = "ahead"
     FORWARD = "forward"
-    LOSS = "loss"
     BACKWARD = "backward"
     INPUT_GRADIENT = "input-gradient"
     WEIGHT_GRADIENT = "weight-gradient"
     BETWEEN = "between"
-    EXCHANGE = "exchange"
     UPDATE = "update"
 
     @property
@@ -29,13 +27,13 @@ class PassKind(enum.StrEnum):
     @property
     def is_per_micro_batch(self) -> bool:
         """Whether it runs once per micro-batch, not once per step."""
-        return self not in (PassKind.BETWEEN, PassKind.EXCHANGE, PassKind.UPDATE)
+        return self not in (PassKind.BETWEEN, PassKind.UPDATE)
 
 
 _LETTERS = {
-    PassKind.AHEAD: "A", PassKind.FORWARD: "F", PassKind.LOSS: "L", PassKind.BACKWARD:
-    "B", PassKind.INPUT_GRADIENT: "I", PassKind.WEIGHT_GRADIENT: "W", PassKind.BETWEEN:
-    "M", PassKind.EXCHANGE: "X", PassKind.UPDATE: "U",
+    PassKind.AHEAD: "A", PassKind.FORWARD: "F", PassKind.BACKWARD: "B",
+    PassKind.INPUT_GRADIENT: "I", PassKind.WEIGHT_GRADIENT: "W", PassKind.BETWEEN: "M",
+    PassKind.UPDATE: "U",
 }  # fmt: skip
 
 Key = tuple[PassKind, int, int, int]

@@ -55,6 +55,8 @@ class ChunkEdge:
 class StepWork:
     """Costs of one step of a pipeline, without a schedule.
 
+    Costs of a group as a whole are on the first slice of its first chunk.
+
     Attributes:
       chunks: parts of the model, along the forward pass.
       edges: transfers between chunks, each pair once.
@@ -62,19 +64,13 @@ class StepWork:
       links: links of the transfers.
       routes: (from group, to group) → position of its link. Other pairs depend on one
         another without time or bytes.
-      loss_s: seconds of the loss after the last chunk, if it is a separate task; else
-        0.
       dispatch_s: seconds that every pass of a micro-batch takes in addition.
-      update_s: seconds of the optimizer by group; empty for none.
-      update_bytes: temporary memory of the update by group; empty for none.
+      has_update: whether every group has a task for its optimizer.
       between: by group, the task after all forward passes and before any of its
         backward passes; empty if micro-batches are not coupled.
       is_twice: whether that task waits for tasks ahead of the forward passes, which
         save nothing else, instead of the forward passes.
-      coupling_bytes: bytes that all groups exchange before any updates, as for the
-        global norm of gradients; 0 for none.
-      fixed_bytes, limit_bytes: bytes live throughout the step, and memory limit, of
-        every group's devices; empty for none.
+      limit_bytes: memory limit of every group's devices; empty for none.
     """
 
     chunks: tuple[Chunk, ...]
@@ -82,14 +78,10 @@ class StepWork:
     micro_batches: int
     links: tuple[TransferLink, ...] = ()
     routes: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    loss_s: float = 0.0
     dispatch_s: float = 0.0
-    update_s: tuple[float, ...] = ()
-    update_bytes: tuple[int, ...] = ()
+    has_update: bool = False
     between: tuple[Between, ...] = ()
     is_twice: bool = False
-    coupling_bytes: int = 0
-    fixed_bytes: tuple[int, ...] = ()
     limit_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -125,6 +117,12 @@ class StepWork:
         )
 
     @property
+    def fixed_bytes(self) -> tuple[int, ...]:
+        """Bytes live throughout the step on the devices of every group."""
+        firsts = (self.chunks[chunks[0]] for chunks in self.chunks_of)
+        return tuple(first.costs[0].fixed_bytes for first in firsts)
+
+    @property
     def is_one_chunk_each(self) -> bool:
         return self.groups == len(self.chunks)
 
@@ -150,7 +148,6 @@ def chain(
     is_v: bool = False,
     sent_bytes: int = 0,
     link: TransferLink | None = None,
-    fixed_bytes: Sequence[int] = (),
     limit_bytes: Sequence[int] = (),
 ) -> StepWork:
     """Return the work of chunks each of which feeds the next.
@@ -165,7 +162,7 @@ def chain(
         slices.
       link: link of every pair of groups that send to one another, per direction; None:
         transfers take no time.
-      fixed_bytes, limit_bytes: of every group, as in `StepWork`.
+      limit_bytes: of every group, as in `StepWork`.
     """
     groups = len(costs) if groups is None else groups
     round_trip = [*range(groups), *reversed(range(groups))] if is_v else range(groups)
@@ -187,7 +184,6 @@ def chain(
         micro_batches=micro_batches,
         links=links,
         routes=routes,
-        fixed_bytes=tuple(fixed_bytes),
         limit_bytes=tuple(limit_bytes),
     )
 
@@ -231,10 +227,11 @@ def as_work(
         forward[s] += op.forward_s / problem.groups[s].speed
         backward[s] += op.backward_s / problem.groups[s].speed
         left[s] += op.activation_bytes
-    fixed = [0] * (1 + max(group_of))
+    firsts = [list(group_of).index(g) for g in range(1 + max(group_of))]
+    fixed = [0] * stages
     for parameter in ops.parameters:
         for s in {cut.stages[r] for r in parameter.readers}:
-            fixed[group_of[s]] += parameter.held_bytes
+            fixed[firsts[group_of[s]]] += parameter.held_bytes
     sent = [[0, 0] for _ in problem.hops]
     for value in ops.values:
         last = max((cut.stages[r] for r in value.readers), default=0)
@@ -245,7 +242,6 @@ def as_work(
     links, routes = links_of(
         (group_of[i], group_of[i + 1], link) for i, link in enumerate(problem.hops)
     )
-    firsts = [list(group_of).index(g) for g in range(len(fixed))]
     limits = [problem.groups[c].limit_bytes for c in firsts]
     return StepWork(
         chunks=tuple(
@@ -256,6 +252,7 @@ def as_work(
                         forward_s=forward[s],
                         backward_s=backward[s],
                         activation_bytes=left[s],
+                        fixed_bytes=fixed[s],
                     ),
                 ),
             )
@@ -268,7 +265,6 @@ def as_work(
         micro_batches=problem.micro_batches,
         links=links,
         routes=routes,
-        fixed_bytes=tuple(fixed),
         limit_bytes=tuple(2**62 if n is None else n for n in limits)
         if any(n is not None for n in limits)
         else (),
@@ -284,11 +280,10 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
     """
     groups, costs = pipeline.groups, pipeline.costs
     firsts = [groups.index(g) for g in range(1 + max(groups))]
-    whole = [costs[chunk] for chunk in firsts]
     is_forward_only = pipeline.schedule == FORWARD_ONLY
     if is_forward_only:
         # No task of its own stands for the work that runs once per step.
-        once = [whole[g].update_bytes for g in groups]
+        once = [costs[firsts[g]].update_bytes for g in groups]
         pairs = zip(costs, once, strict=True)
         costs = tuple(
             replace(c, working_bytes=max(c.working_bytes, n)) for c, n in pairs
@@ -308,9 +303,7 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
         micro_batches=pipeline.micro_batches,
         links=links,
         routes=routes,
-        update_s=() if is_forward_only else tuple(c.update_s for c in whole),
-        update_bytes=tuple(c.update_bytes for c in whole),
-        fixed_bytes=tuple(cost.fixed_bytes for cost in whole),
+        has_update=not is_forward_only,
         limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
         between=pipeline.between,
         is_twice=pipeline.is_twice,

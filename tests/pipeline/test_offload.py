@@ -20,8 +20,10 @@ LEFT, SENT, FIXED = 100, 80, 7
 
 
 def schedule(name="1f1b", stages=4, count=8, **options):
-    cost = StageCost(forward_s=1.0, backward_s=2.0, activation_bytes=LEFT)
-    work = chain([cost] * stages, count, fixed_bytes=[FIXED] * stages, **options)
+    cost = StageCost(
+        forward_s=1.0, backward_s=2.0, activation_bytes=LEFT, fixed_bytes=FIXED
+    )
+    work = chain([cost] * stages, count, **options)
     return make(name, work)
 
 

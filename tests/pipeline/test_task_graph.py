@@ -57,46 +57,13 @@ def test_what_input_gradients_free_is_free_before_the_weights() -> None:
 
 
 def test_what_updates_take_is_theirs_and_no_micro_batchs() -> None:
-    cost = replace(COST, working_bytes=3)
-    work = replace(chain([cost] * 2, 4), update_s=(1.0, 1.0), fixed_bytes=(10, 10))
+    costs = [replace(COST, working_bytes=3, fixed_bytes=10, update_s=1.0)] * 2
+    work = replace(chain(costs, 4), has_update=True)
     peaks = simulate(make("1f1b", work)).group_peak_bytes
     assert peaks == (10 + 2 * 8 + 3, 10 + 8 + 3)
-    work = replace(work, update_bytes=(9, 15))
+    costs = [replace(c, update_bytes=n) for c, n in zip(costs, (9, 15), strict=True)]
+    work = replace(chain(costs, 4), has_update=True)
     assert simulate(make("1f1b", work)).group_peak_bytes == (29, 10 + 15)
-
-
-def test_updates_wait_for_all_gradients_of_all_groups() -> None:
-    """A global norm couples groups: no update before the last gradient has come."""
-    base = chain([COST] * 3, 4, link=TransferLink("", latency_s=0.5))
-    pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
-    coupled = replace(
-        base,
-        update_s=(1.0, 1.0, 1.0),
-        coupling_bytes=8,
-        links=(TransferLink("", latency_s=0.5),) * len(pairs),
-        routes={pair: i for i, pair in enumerate(pairs)},
-    )
-    found = simulate(make("1f1b", coupled))
-    graph = found.schedule.graph
-    last = max(
-        found.task_end_s[i] for i, t in enumerate(graph.tasks) if t.kind == "backward"
-    )
-    starts = [found.task_start_s[graph.find(PassKind.UPDATE, c)] for c in range(3)]
-    assert starts == [last, last + 0.5, last + 0.5]
-    alone = simulate(make("1f1b", replace(coupled, coupling_bytes=0)))
-    graph = alone.schedule.graph
-    assert alone.task_start_s[graph.find(PassKind.UPDATE, 2)] < starts[2]
-
-
-def test_the_loss_is_a_task_where_it_takes_time() -> None:
-    work = replace(chain([COST] * 2, 3), loss_s=0.25)
-    found = simulate(make("1f1b", work))
-    letters = [found.schedule.graph.tasks[i].kind.letter for i in found.sequence]
-    assert letters.count("L") == 3
-    assert (
-        found.step_time_s
-        == simulate(make("1f1b", chain([COST] * 2, 3))).step_time_s + 0.75
-    )
 
 
 def test_skips_are_sent_from_where_they_are_made() -> None:

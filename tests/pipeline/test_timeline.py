@@ -17,9 +17,11 @@ from rhino_jax.plan.stages import StageCost
 
 
 def step() -> Simulation:
-    cost = StageCost(forward_s=1e-3, backward_s=2e-3, activation_bytes=1 << 20)
+    cost = StageCost(
+        forward_s=1e-3, backward_s=2e-3, activation_bytes=1 << 20, fixed_bytes=1 << 20
+    )
     link = TransferLink("", 1e9, 5e-4)
-    work = chain([cost] * 3, 4, sent_bytes=1000, link=link, fixed_bytes=(1 << 20,) * 3)
+    work = chain([cost] * 3, 4, sent_bytes=1000, link=link)
     return simulate(make("1f1b", work))
 
 

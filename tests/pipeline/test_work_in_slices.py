@@ -44,7 +44,8 @@ def test_costs_and_bytes_are_of_slices() -> None:
     work = work_of(PIPELINE)
     seconds = [[c.forward_s for c in chunk.costs] for chunk in work.chunks]
     assert seconds == [[1, 3], [2, 4]]
-    assert work.update_s == (9, 8) and work.fixed_bytes == (100, 100)
+    assert [chunk.costs[0].update_s for chunk in work.chunks] == [9, 8]
+    assert work.has_update and work.fixed_bytes == (100, 100)
     (edge,) = work.edges
     # Forward with the slice that makes it, back with the one that does then.
     assert edge.forward_bytes == (5 + 1, 7)

@@ -27,13 +27,10 @@ MAX_TASKS = 2000
 """Maximum number of tasks drawn, each some 300 bytes: larger pages are slow to open."""
 
 COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
-    "forward": (
-        colour(HUES[0], 0.55),
-        (PassKind.AHEAD, PassKind.FORWARD, PassKind.LOSS),
-    ),
+    "forward": (colour(HUES[0], 0.55), (PassKind.AHEAD, PassKind.FORWARD)),
     "backward": (colour(HUES[1], 0.5), (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)),
     "gradients of weights": (colour(HUES[4], 0.5), (PassKind.WEIGHT_GRADIENT,)),
-    "whole batch": (colour(HUES[3], 0.4), (PassKind.BETWEEN, PassKind.EXCHANGE)),
+    "whole batch": (colour(HUES[3], 0.4), (PassKind.BETWEEN,)),
     "update": (colour(HUES[2], 0.5), (PassKind.UPDATE,)),
 }
 """Legend entry → colour, and the pass kinds that it stands for."""

@@ -131,8 +131,8 @@ def in_order(
         graph,
         tuple(
             (
-                *(i for step in order for i in _with_loss(graph, step)),
-                *_last(graph, group),
+                *(graph.by_key[step] for step in order),
+                *_updates(graph, group),
             )
             for group, order in enumerate(orders)
         ),
@@ -168,20 +168,12 @@ def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Ke
     ]
 
 
-def _with_loss(graph: TaskGraph, step: Key) -> tuple[int, ...]:
-    """Return a task, followed by its loss task if there is one."""
-    kind, chunk, batch, part = step
-    is_forward = kind is PassKind.FORWARD
-    loss = graph.by_key.get((PassKind.LOSS, chunk, batch, part)) if is_forward else None
-    return (graph.by_key[step],) if loss is None else (graph.by_key[step], loss)
-
-
-def _last(graph: TaskGraph, group: int) -> list[int]:
-    """Return the exchange and update tasks of a group."""
+def _updates(graph: TaskGraph, group: int) -> list[int]:
+    """Return the update task of a group, if there is one."""
     return [
         i
         for i, task in enumerate(graph.tasks)
-        if task.group == group and task.kind in (PassKind.EXCHANGE, PassKind.UPDATE)
+        if task.group == group and task.kind is PassKind.UPDATE
     ]
 
 

@@ -262,6 +262,7 @@ class Slicing:
                 backward_s=float(Growth.of(growth.backward_s, *at)) + self.sums_s[part],
                 activation_bytes=math.ceil(whole.activation_bytes * shares[k]),
                 working_bytes=whole.working_bytes,
+                fixed_bytes=0 if k else whole.fixed_bytes,
             )
 
         def size(of: Sequence[int]) -> tuple[int, ...]:
