@@ -245,8 +245,11 @@ class Explorer:
             return kept
         for cut in cuts:
             best_s = self.variants.shortest_s
-            label = [trial.label(cut), *among(before)]
-            found = self.variants.plan(", ".join(label), [*before, cut])
+            label = ", ".join([trial.label(cut), *among(before)])
+            must_win = math.isfinite(best_s)
+            found = self.variants.plan(label, [*before, cut], must_win=must_win)
+            if found and found.found.is_too_slow:
+                break
             tried = [found] if found else []
             if found and not found.found.fits:
                 for _, selected in trials(TrialKind.SELECTED):

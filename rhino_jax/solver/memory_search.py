@@ -103,7 +103,8 @@ def search_memory(
         if best is None:
             return None
         upper, target, shares = best
-        if upper - bound <= CLOSE * upper or time.monotonic() > effort.deadline:
+        is_close = upper - bound <= CLOSE * upper or bound > effort.cutoff_s
+        if is_close or time.monotonic() > effort.deadline:
             break
         is_long = left == 0 or stale == STALE_PRICES
         if stale > STALE_PRICES or (is_long and long == 0):
@@ -138,4 +139,7 @@ def _at(
     before: PairwiseSolution,
 ) -> PairwiseSolution:
     problem = overlap.weighted(prices.weight).priced(prices.memory)
+    # Priced costs are above real ones by the term of the limit.
+    paid_s = prices.paid(overlap.problem.limit)
+    effort = replace(effort, cutoff_s=effort.cutoff_s + paid_s)
     return solve_pairwise(problem, starts, effort, before)

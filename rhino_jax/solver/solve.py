@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from rhino_jax.solver.parameters import WEIGHTS
 from rhino_jax.solver.problem import Labels, Problem
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """The result of a search.
 
@@ -30,23 +31,33 @@ class Solution:
       objective: cost of `labels`.
       bound: proved lower bound on the objective.
       peak: memory peak of `labels`.
-      smallest_peak: smallest peak of any assignment found.
+      lowest_peak: lowest peak of the assignments met; infinite where none is.
       variables: variables of the last CP-SAT model; 0 without one.
       nodes: number of nodes before and after reduction.
       dual: result of the search for memory multipliers; None if the limit does not
         bind.
       last: the last weight of hidable time, and its solution without memory.
+      unfit: the problem, where it is proved that no assignment fits.
     """
 
     labels: Labels | None
     objective: float
     bound: float
     peak: float
-    smallest_peak: float
+    lowest_peak: float
     variables: int
     nodes: tuple[int, int]
     dual: DualSolution | None = None
     last: tuple[float, PairwiseSolution] | None = None
+    unfit: Problem | None = None
+
+    @cached_property
+    def smallest_peak(self) -> float:
+        """Smallest peak of any assignment found. Where none fits it is searched when it
+        is asked for: most of such results are dropped without."""
+        if self.unfit is None:
+            return self.lowest_peak
+        return self.unfit.peak(minimum_peak(self.unfit))
 
     @property
     def gap(self) -> float:
@@ -90,7 +101,8 @@ def solve_overlapped(
     """
     problem = overlap.problem
     if least_possible(problem) > problem.limit:
-        return _nothing_fits(problem)
+        inf, count = math.inf, len(problem.costs)
+        return Solution(None, inf, 0.0, inf, inf, 0, (count, count), unfit=problem)
     incumbents = Incumbents(problem, overlap.step_s, report)
     known = [s for s in starts if incumbents.offer(np.asarray(s, dtype=np.int64))]
     weights, bound = Weights(overlap, effort.proves), 0.0
@@ -158,12 +170,6 @@ def _offer_polished(
         incumbents.offer(polished)
 
 
-def _nothing_fits(problem: Problem) -> Solution:
-    """Return the solution if no assignment fits: the smallest peak found."""
-    peak, count = problem.peak(minimum_peak(problem)), len(problem.costs)
-    return Solution(None, math.inf, 0.0, math.inf, peak, 0, (count, count))
-
-
 def _within_memory(
     overlap: Overlap,
     incumbents: Incumbents,
@@ -171,7 +177,10 @@ def _within_memory(
     weight: float,
     effort: Effort,
 ) -> tuple[Fused | None, DualSolution | None]:
-    """Search for assignments within the limit, which `found` exceeds."""
+    """Search for assignments within the limit, which `found` exceeds, unless all are
+    proved to cost more than the cutoff."""
+    if found.bound > effort.cutoff_s:
+        return None, None
     problem = overlap.problem
     incumbents.offer(found.labels)
     if incumbents.best is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from rhino_jax.solver import solve
 from rhino_jax.solver.bounds.prices import Mixture
 from rhino_jax.solver.incumbents import EFFORTS, Effort
 from rhino_jax.solver.overlap import Overlap
@@ -49,7 +51,7 @@ def all_choices(problem: Problem) -> list[Labels]:
 
 
 @pytest.mark.parametrize("level", EFFORTS)
-@pytest.mark.parametrize("limit", [2e6, 1.5e6, 1.2e6])
+@pytest.mark.parametrize("limit", [3e6, 2.5e6, 2.2e6])
 @pytest.mark.parametrize("seed", range(10))
 def test_random_problems_are_bounded_and_near_brute_force(
     seed: int, limit: float, level: str
@@ -69,9 +71,43 @@ def test_random_problems_are_bounded_and_near_brute_force(
     assert best * (1 - 1e-9) <= found.objective <= 1.2 * best
 
 
+@pytest.mark.parametrize("level", EFFORTS)
+def test_a_cutoff_ends_the_search_only_where_nothing_that_fits_is_shorter(
+    level: str,
+) -> None:
+    stopped = 0
+    for seed in range(10):
+        overlap = random_overlap(seed, 2.5e6)
+        effort = replace(EFFORTS[level], max_fusions=0)
+        found = solve_overlapped(overlap, [], effort, lambda best, bound: None)
+        if found.labels is None or found.dual is None:
+            continue
+        above = replace(effort, cutoff_s=1.001 * found.objective)
+        again = solve_overlapped(overlap, [], above, lambda best, bound: None)
+        assert again.objective == found.objective and again.bound == found.bound
+        below = replace(effort, cutoff_s=1e-3 * found.bound)
+        cut = solve_overlapped(overlap, [], below, lambda best, bound: None)
+        assert cut.dual is None and cut.bound > below.cutoff_s
+        stopped += 1
+    assert stopped > 2
+
+
+def test_the_smallest_peak_is_searched_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    overlap = random_overlap(0, 1.0)
+    found = solve_overlapped(overlap, [], EFFORTS["fast"], lambda best, bound: None)
+    problem, own = overlap.problem, found.smallest_peak
+    least = min(map(problem.peak, all_choices(problem)))
+    assert found.labels is None and least <= own <= 1.3 * least
+    monkeypatch.setattr(solve, "minimum_peak", None)
+    assert found.smallest_peak == own
+    solve_overlapped(overlap, [], EFFORTS["fast"], lambda best, bound: None)
+
+
 def test_the_best_prices_of_all_choices_are_the_dual_and_bound_what_fits() -> None:
     for seed in range(10):
-        overlap = random_overlap(seed, 1.5e6)
+        overlap = random_overlap(seed, 2.5e6)
         problem = overlap.problem
         mixture = Mixture(problem.limit)
         for choice in all_choices(problem):

@@ -136,7 +136,8 @@ class Comparison:
         found = self._solve(mesh_problem, brief, starts)
         if not _is_bound(found):
             return found
-        return self._solve(mesh_problem, COMPARED, starts, found.solution)
+        effort = replace(COMPARED, cutoff_s=self._best_s)
+        return self._solve(mesh_problem, effort, starts, found.solution)
 
     def _further(self, brief: SolvedMesh) -> SolvedMesh:
         """Search a mesh in full from its brief result, unless proved not the best."""

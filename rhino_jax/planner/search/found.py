@@ -72,6 +72,13 @@ class SearchResult:
         return not self.fits or self.solved[0].solution.dual is not None
 
     @property
+    def is_too_slow(self) -> bool:
+        """Whether every plan on the best few meshes is proved to take longer than the
+        request's cutoff, memory left aside."""
+        least_s = min(found.solution.bound for found in self.solved)
+        return least_s > self.request.cutoff_s
+
+    @property
     def mesh_axes(self) -> tuple[tuple[str, int], ...]:
         """(name, size) of the best mesh's axes."""
         return self.meshes[0]

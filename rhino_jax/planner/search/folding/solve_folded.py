@@ -61,13 +61,14 @@ def _or_better(
         objective, peak = whole.step_s(start), whole.problem.peak(start)
         if objective < found.objective and peak <= whole.problem.limit:
             bound = min(found.bound, objective)
-            smallest = min(found.smallest_peak, peak)
+            lowest = min(found.lowest_peak, peak)
             found = replace(
                 found,
                 labels=start,
                 objective=objective,
                 bound=bound,
                 peak=peak,
-                smallest_peak=smallest,
+                lowest_peak=lowest,
+                unfit=None,
             )
     return found

@@ -60,7 +60,7 @@ def unfold(
         objective=objective,
         bound=bound,
         peak=peak,
-        smallest_peak=min(found.smallest_peak, peak),
+        lowest_peak=min(found.lowest_peak, peak),
         variables=max(found.variables, fused.variables),
     )
 
