@@ -146,6 +146,43 @@ def pad(ctx: OpContext) -> OpRule:
     return _resized(ctx, starts_of(ctx.primitive, ctx.params))
 
 
+def of_blocks(
+    name: str, params: Mapping[str, Any], dim: int, block: int, part: int
+) -> Mapping[str, Any] | None:
+    """Return the parameters of an op that joins, takes apart, takes or pads blocks
+    along a dim, where only a part of every block is present.
+
+    Args:
+      name: name of the primitive.
+      params: its parameters on whole blocks.
+      dim: the dim of its operands and results that consists of blocks.
+      block: number of consecutive indices of a block.
+      part: number of them that are present.
+    Returns:
+      None where it is no such op.
+    """
+    if name == "concatenate":
+        return params if params["dimension"] == dim else None
+    if name == "split" and params["axis"] == dim:
+        known = {"sizes": params["sizes"]}
+    elif name == "pad" and not params["padding_config"][dim][2]:
+        known = {"padding_config": params["padding_config"][dim]}
+    elif name == "slice" and (params["strides"] or {dim: 1})[dim] == 1:
+        known = {k: (params[k][dim],) for k in ("start_indices", "limit_indices")}
+    else:
+        return None
+    if any(n % block or n < 0 for sizes in known.values() for n in sizes):
+        return None
+    parts = {k: tuple(n // block * part for n in sizes) for k, sizes in known.items()}
+    if name == "split":
+        return {**params, **parts}
+    one = {k: parts[k] if name == "pad" else parts[k][0] for k in parts}
+    return {
+        **params,
+        **{k: (*params[k][:dim], x, *params[k][dim + 1 :]) for k, x in one.items()},
+    }
+
+
 def starts_of(primitive: str, params: Mapping[str, Any]) -> list[int | None]:
     """Return, for every dim, the position in the operand of a result's first element.
 

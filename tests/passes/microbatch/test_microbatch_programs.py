@@ -448,3 +448,53 @@ def test_frozen_layers_may_be_as_many_as_the_rows():
     }
     frozen = jax.tree.map(lambda x: 0.9 * x, w)
     check(step, (w, frozen, jax.random.normal(keys[2], (rows, 6))), (0,), (2,))
+
+
+def apart_by_split(z, rows):
+    return jnp.split(z, 2)[::-1]
+
+
+def apart_by_slices(z, rows):
+    return z[rows:], z[:rows]
+
+
+def apart_by_reshape(z, rows):
+    return z.reshape(2, rows, -1)
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [apart_by_split, apart_by_slices, apart_by_reshape],
+    ids=lambda f: f.__name__,
+)
+def test_batches_run_concatenated(apart):
+    """As chosen and rejected sequences, real and generated images, two views."""
+
+    def step(w, pairs):
+        def loss(w):
+            both = jnp.concatenate([pairs["chosen"], pairs["rejected"]])
+            one, other = apart(jnp.tanh(both @ w[0]) @ w[1], len(pairs["chosen"]))
+            twice = jnp.concatenate([one, other, one], 0)[len(one) :]
+            return jnp.mean(jax.nn.log_sigmoid(one - other)) + jnp.mean(twice**2)
+
+        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = [(6, 5), (5, 1), (4, 6), (4, 6)]
+    one, other, *rows = map(jax.random.normal, keys, shapes)
+    pairs = dict(zip(["chosen", "rejected"], rows, strict=True))
+    for cut in check(step, ((one, other), pairs), (0,), (2, 3)):
+        assert len(cut.loops) == 1 and cut.again_flops == cut.meeting_flops == 0
+
+
+def test_rows_of_concatenated_batches_do_not_shift():
+    def step(w, x, y):
+        def loss(w):
+            z = jnp.tanh(jnp.concatenate([x, y]) @ w)[1 : 1 + len(x)]
+            return jnp.mean(z * x)
+
+        return w - jax.grad(loss)(w)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    args = map(jax.random.normal, keys, [(6, 6), (4, 6), (4, 6)])
+    check(step, tuple(args), (0,), (2,))

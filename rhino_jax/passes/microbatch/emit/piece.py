@@ -19,6 +19,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.frontend.registry import local_params, part_of
 from rhino_jax.frontend.rules.reduce import identity
+from rhino_jax.frontend.rules.shape import of_blocks
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
@@ -149,7 +150,9 @@ class PieceEmitter:
         ins = [tuple(jnp.shape(x)) for x in arrays]
         params = item.eqn.params
         if shapes != [v.aval.shape for v in item.eqn.outvars]:
-            params = local_params(item.op.name, params, ins, shapes)
+            params = self._blocks(item) or local_params(
+                item.op.name, params, ins, shapes
+            )
         results = bind_eqn(item.eqn, arrays, params)
         got = [tuple(x.shape) for x in results]
         if got != list(shapes):
@@ -160,6 +163,17 @@ class PieceEmitter:
                 fix="plan with `microbatches=1`, and report this.",
             )
         return results
+
+    def _blocks(self, item: FlatOp) -> Mapping[str, Any] | None:
+        """Return the parameters of an op that moves whole batches; None for others."""
+        ran = self.found.flow.ran.get(item.op.id)
+        use = ran.uses[0] if ran is not None and ran.uses else None
+        if not isinstance(use, RowsState):
+            return None
+        span, rows = use.span, self.piece.rows
+        block = span.size * span.inner
+        params = item.eqn.params
+        return of_blocks(item.op.name, params, span.dim, block, rows * span.inner)
 
     def shape(self, value: int, state: State) -> tuple[int, ...]:
         """Return the shape of a value on the micro-batch, given its state."""

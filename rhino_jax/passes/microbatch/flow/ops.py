@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rhino_jax.frontend.rules.shape import of_blocks
 from rhino_jax.ir.axes import FactorSpan, locate, place
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
@@ -85,7 +86,11 @@ def run_plain(
             for s in states
         )
         return Ran(tuple(states), tuple(passed))
-    found = _on_partials(item, states) or _on_cuts(item, states)
+    found = (
+        _on_partials(item, states)
+        or _on_whole_batches(flat.program, item, states)
+        or _on_cuts(item, states)
+    )
     if isinstance(found, Needs):
         return found
     results = _priced(flat.program, item, states, found.results, sizes)
@@ -166,6 +171,34 @@ def _on_partials(item: FlatOp, states: Sequence[State]) -> Ran | Needs | None:
 
 def _is_zero(state: State) -> bool:
     return isinstance(state, WholeState) and state.is_zero
+
+
+def _on_whole_batches(
+    program: Program, item: FlatOp, states: Sequence[State]
+) -> Ran | None:
+    """Return how an op runs that joins, takes apart, takes or pads whole batches along
+    their dim, as the chosen and the rejected sequences of pairs.
+
+    Each micro-batch then has its rows of every batch.
+
+    Returns:
+      None for other ops.
+    """
+    cuts = [s.span for s in states if isinstance(s, RowsState)]
+    count = len(item.operands) if item.op.name == "concatenate" else 1
+    if len(cuts) != count or len({*cuts}) > 1 or not isinstance(states[0], RowsState):
+        return None
+    (span,) = {*cuts}
+    block = span.size * span.inner
+    if not of_blocks(item.op.name, item.eqn.params, span.dim, block, block):
+        return None
+    values = (item.operands[0], *item.results)
+    lengths = [program.values[v].shape[span.dim] for v in values]
+    if not all(lengths) or len({*lengths}) == 1:
+        return None
+    phase = max(s.phase for s in states)
+    made = (RowsState(replace(span, outer=n // block), phase) for n in lengths[1:])
+    return Ran(tuple(states), tuple(made))
 
 
 def _on_cuts(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
