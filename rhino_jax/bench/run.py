@@ -123,11 +123,6 @@ class RowRun:
         )
 
 
-def cells_of(suite: Suite) -> list[tuple[BenchRow, ShardingMethod]]:
-    """Return all cells, in the order in which they run."""
-    return [(row, method) for row in suite.rows for method in row.methods]
-
-
 def run_suite(
     suite: Suite,
     store: Store,
@@ -150,7 +145,7 @@ def run_suite(
       The results of all cells, earlier ones included, in the suite's order.
     """
     current = versions()
-    cells = cells_of(suite)
+    cells = [(row, method) for row in suite.rows for method in row.methods]
     keys = [cell_key(*cell) for cell in cells]
     saved = {key: store.saved(key, Result, current) for key in keys}
     found = {key: result for key, result in saved.items() if result is not None}

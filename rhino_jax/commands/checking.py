@@ -26,7 +26,7 @@ from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.hardware.files import load_target
 from rhino_jax.plan.pins.resolve import resolve_pins
-from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.places import emulated_mesh
 from rhino_jax.verify.targets import compile_target
@@ -180,7 +180,7 @@ def _sharded(call: Any, words: list[str], mesh: Any) -> tuple[Any, Any]:
         else jax.ShapeDtypeStruct(
             x.shape,
             x.dtype,
-            sharding=NamedSharding(mesh, partition_spec(pins[i], x.shape, mesh)),
+            sharding=NamedSharding(mesh, spec_on_mesh(pins[i], x.shape, mesh)),
         )
         for i, x in enumerate(split.leaves.arrays)
     ]

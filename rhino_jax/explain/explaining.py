@@ -26,6 +26,7 @@ from rhino_jax.explain.holding import (
 from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.why import LayoutAlternative, Why
 from rhino_jax.explain.words import CostTerms, added, answer, cost_of
+from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.pins.resolve import to_spec
@@ -254,7 +255,7 @@ def explain(
     )
     return replace(
         why,
-        type=f"{place.dtype}[{','.join(map(str, view.shape(place)))}]",
+        type=format_array(place.dtype, view.shape(place)),
         forces=forces(found, pins_of(request, plan, place), place, current),
         seconds=time.monotonic() - started,
     )
@@ -320,7 +321,7 @@ def explanation(
     return Why(
         place.key,
         place.name,
-        f"{place.dtype}[{','.join(map(str, place.shape))}]",
+        format_array(place.dtype, place.shape),
         place.source,
         " and ".join(dict.fromkeys(format_spec(s, model.mesh.names) for s in now)),
         answer(place, model, current, costs, planned, layouts, is_asked=is_asked),

@@ -32,8 +32,9 @@ from rhino_jax.explain.words import (
     cost_of,
     how_long,
 )
+from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.spec import Spec, entry_axes, format_spec
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.plan.pins.interior import ValuePin
 from rhino_jax.plan.plan import PlanData
@@ -285,11 +286,10 @@ def moved(plan: PlanData, key: str, stage: int, other: PlanData, seconds: float)
         f"on stage {stage}, {how_long('the step', after - before, before)}: all cut"
         f" again with that pin, {took}.",
     )
-    shape = ",".join(map(str, leaves[0].shape)) if leaves else ""
     return Why(
         key,
         key,
-        f"{leaves[0].dtype}[{shape}]" if leaves else "",
+        format_array(leaves[0].dtype, leaves[0].shape) if leaves else "",
         "",
         f"on {leaves[0].stages}" if leaves else f"not on stage {stage}",
         answer,
@@ -333,7 +333,7 @@ class PipelineView:
             return "stages of one program have equal parts of all layers"
         if not isinstance(asked, PartitionSpec):
             return ""
-        over = [i for i, d in enumerate(asked) if STAGE_AXIS in (d, *_listed(d))]
+        over = [i for i, d in enumerate(asked) if STAGE_AXIS in entry_axes(d)]
         return "" if over in ([], [0] if self._is_stack(place) else []) else ONLY_STACKS
 
     def _is_stack(self, place: PlacedValues) -> bool:
@@ -343,7 +343,3 @@ class PipelineView:
         ends += [(whole.outputs[i].value, own.outputs[i].value) for i in place.outputs]
         are_parts = [whole.values[a].shape != own.values[b].shape for a, b in ends]
         return bool(ends) and not place.values and all(are_parts)
-
-
-def _listed(dim: Any) -> tuple[Any, ...]:
-    return dim if isinstance(dim, tuple) else ()

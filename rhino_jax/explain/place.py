@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.places import at_place, known_places
-from rhino_jax.ir.program import Program, Value
+from rhino_jax.ir.printer import format_array
+from rhino_jax.ir.program import Program
 from rhino_jax.plan.pins.interior import Places, values_of_key
 
 
@@ -64,7 +65,8 @@ def find_place(key: str, program: Program, what: str) -> PlacedValues:
     for side, slot, v in found:
         value = program.values[v]
         shapes.setdefault((value.shape, value.dtype), []).append((side, slot, v))
-    largest = max(shapes, key=lambda k: sum(_bytes(program, v) for *_, v in shapes[k]))
+    values = program.values
+    largest = max(shapes, key=lambda k: sum(values[v].bytes for *_, v in shapes[k]))
     mine = shapes.pop(largest)
     makers = {v: op for op in program.ops for v in op.results}
     first = program.values[mine[0][2]]
@@ -80,8 +82,8 @@ def find_place(key: str, program: Program, what: str) -> PlacedValues:
         first.dtype,
         str(op.source) if op else "",
         tuple(
-            f"{_name('', program, others, '')} ({_type(program.values[others[0][2]])})"
-            for others in shapes.values()
+            f"{_name('', program, others, '')} ({format_array(dtype, shape)})"
+            for (shape, dtype), others in shapes.items()
         ),
     )
 
@@ -140,14 +142,6 @@ def _name(
     if len(found) == 1:
         return first
     return f"{key} ({len(found)} arrays)" if key else f"{first} and {len(found) - 1}"
-
-
-def _bytes(program: Program, value: int) -> int:
-    return program.values[value].bytes
-
-
-def _type(value: Value) -> str:
-    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 def _nothing(key: str, program: Program, what: str) -> PinError:

@@ -25,8 +25,8 @@ from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.decisions import held_specs
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.plan.trees import donated_arguments
-from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.plan.trees import axes_text, donated_arguments
+from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.indexing import writes_one_index
 from rhino_jax.runtime.on_shards.parts import needs_shards
 
@@ -122,7 +122,7 @@ class Subject:
         names, sizes = zip(*self.plan.mesh_axes, strict=True)
         kinds = (AxisType.Auto,) * len(names)
         mesh = AbstractMesh(sizes, names, axis_types=kinds)
-        return partition_spec(tuple(spec), shape, mesh)
+        return spec_on_mesh(tuple(spec), shape, mesh)
 
     def leaf(self, leaf: Leaf) -> str:
         return self.spec(leaf.spec, leaf.shape)
@@ -142,7 +142,7 @@ def head(
     """
     plan = subject.plan
     names, sizes = zip(*plan.mesh_axes, strict=True)
-    axes = ", ".join(f"{n}={s}" for n, s in plan.mesh_axes)
+    axes = axes_text(plan.mesh_axes)
     page = "\n\n".join(
         [f"`{plan.program_name}` over {axes}: a plan of rhino_jax, style {style!r}."]
         + [f"- {line}" for line in (*says, *_losses(subject))]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from rhino_jax.ir.printer import format_array
 from rhino_jax.plan.plan import Leaf, PlanData
 
 
@@ -122,8 +123,7 @@ def _written(name: str, tree: Any, text: LeafText) -> Argument:
 def _leaf(leaf: Any, text: LeafText) -> str:
     if not isinstance(leaf, Leaf):
         return "None,  # no array"
-    shape = ",".join(map(str, leaf.shape))
-    return f"{text(leaf)},  # {leaf.path}: {leaf.dtype}[{shape}]"
+    return f"{text(leaf)},  # {leaf.path}: {format_array(leaf.dtype, leaf.shape)}"
 
 
 def _literal(tree: Any, text: LeafText, depth: int) -> str | None:

@@ -16,6 +16,7 @@ from rhino_jax.frontend.leaves import (
 )
 from rhino_jax.frontend.objects.lift import Lifted, lift
 from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.ir.printer import format_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def type_text(x: Any) -> str:
     """Format the type of an array as `float32[8,16]`, or `weak float32[]` for a Python
     scalar."""
     shape, dtype, is_weak = array_type(x)
-    return f"{'weak ' if is_weak else ''}{dtype}[{','.join(map(str, shape))}]"
+    return f"{'weak ' if is_weak else ''}{format_array(dtype, shape)}"
 
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:

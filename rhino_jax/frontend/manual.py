@@ -24,6 +24,7 @@ from rhino_jax.ir.program import (
     RegionKind,
     Source,
 )
+from rhino_jax.ir.spec import entry_axes
 
 
 _UNPRICED = frozenset({"pgather", "ragged_all_to_all", "unreduced_psum"})
@@ -73,9 +74,7 @@ def _layout(spec: Any, rank: int) -> tuple[AxisNames, ...] | None:
     unreduced."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return None
-    dims = [
-        () if e is None else e if isinstance(e, tuple) else (e,) for e in tuple(spec)
-    ]
+    dims = tuple(map(entry_axes, spec))
     return (*dims, *((),) * (rank - len(dims)))
 
 

@@ -19,6 +19,7 @@ from rhino_jax.errors import PinError
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.elementwise import passing
 from rhino_jax.ir.program import PIN, AxisNames, NamedMesh
+from rhino_jax.ir.spec import entry_axes
 from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 from rhino_jax.utils.keywords import brief
 
@@ -100,7 +101,7 @@ def _axes(entry: Any, spec: PartitionSpec) -> AxisNames | None:
     """Return the mesh axes of one dim; None where it is left open."""
     if entry is PartitionSpec.UNCONSTRAINED:
         return None
-    names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    names = entry_axes(entry)
     if not all(isinstance(name, str) for name in names):
         raise PinError(
             "`rhino.pin`: mesh axes are named by strings.",
@@ -108,7 +109,7 @@ def _axes(entry: Any, spec: PartitionSpec) -> AxisNames | None:
             numbers=f"got {brief(entry)}",
             fix="write PartitionSpec('data', None).",
         )
-    return tuple(names)
+    return names
 
 
 hide_frames(__file__)

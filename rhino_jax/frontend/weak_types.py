@@ -50,16 +50,15 @@ def compute_the_same(one: Traced, other: Traced) -> bool:
     """
     if one.captured or other.captured or one.donated != other.donated:
         return False
-    weak = [[_is_weak(x) for x in traced.out_shapes] for traced in (one, other)]
+    weak = [
+        [bool(getattr(x, "weak_type", False)) for x in traced.out_shapes]
+        for traced in (one, other)
+    ]
     consts = one.consts, other.consts
     if weak[0] != weak[1] or [*map(id, consts[0])] != [*map(id, consts[1])]:
         return False
     ours, theirs = (_lines(traced.closed_jaxpr) for traced in (one, other))
     return all(a == b for a, b in zip_longest(ours, theirs))
-
-
-def _is_weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))
 
 
 def _lines(jaxpr: Any) -> Iterator[Hashable]:

@@ -12,8 +12,9 @@ The same program gives the same text on every host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rhino_jax.ir.op import (
     Input,
@@ -47,6 +48,11 @@ def format_program(
       name, values, ops, inputs, outputs, body: the fields of `Program`.
     """
     return "\n".join(_Lines(values, ops).of_program(name, inputs, outputs, body))
+
+
+def format_array(dtype: Any, shape: Iterable[int]) -> str:
+    """Return the type of an array in full, as `float32[8,16]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def format_type(value: Value) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 
 Spec = tuple[tuple[int, ...], ...]
@@ -24,6 +25,13 @@ def is_within(spec: Spec, open_spec: OpenSpec) -> bool:
         wanted is None or have == wanted
         for have, wanted in zip(spec, open_spec, strict=True)
     )
+
+
+def entry_axes(entry: Any) -> tuple[Any, ...]:
+    """Return the mesh axes in an entry of a PartitionSpec: a name, several, or None."""
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
 def replicated(rank: int) -> Spec:

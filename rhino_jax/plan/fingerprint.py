@@ -17,7 +17,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from rhino_jax.ir.factor import Rule
-from rhino_jax.ir.program import Op, Program, Region, RegionCall, Value
+from rhino_jax.ir.printer import format_array
+from rhino_jax.ir.program import Op, Program, Region, RegionCall
 from rhino_jax.plan.plan import PlanData
 
 
@@ -133,7 +134,8 @@ def _parsed(text: str) -> list[_Line]:
 def _lines(program: Program) -> Iterator[_Line]:
     digests: dict[int, str] = {}
     for op in program.ops:
-        types = ", ".join(_type(program.values[v]) for v in op.results)
+        made = [program.values[v] for v in op.results]
+        types = ", ".join(format_array(value.dtype, value.shape) for value in made)
         first = min(op.results, default=0)
         operands = " ".join(str(first - v) for v in op.operands)
         rule = digests.get(id(op.rule))
@@ -141,10 +143,6 @@ def _lines(program: Program) -> Iterator[_Line]:
             rule = digests[id(op.rule)] = "" if op.rule is None else rule_line(op.rule)
         digest = f"{zlib.crc32((rule + _rest(op)).encode()):08x}"
         yield op.name, operands, types, digest, str(op.source)
-
-
-def _type(value: Value) -> str:
-    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 def _rest(op: Op) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rhino_jax.errors import PlanFileError
+from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.files.schema import current_versions
 from rhino_jax.plan.fingerprint import first_change, outline, outline_of
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.trees import axes_text
 
 
 def check_fits(
@@ -51,13 +53,9 @@ def check_fits(
         + (" program." if is_other else " mesh."),
         where="; ".join(shown),
         numbers=("" if change or not is_other else prints)
-        + f"planned for {_axes_text(plan.mesh_axes)}, given {_axes_text(mesh_axes)}",
+        + f"planned for {axes_text(plan.mesh_axes)}, given {axes_text(mesh_axes)}",
         fix="plan this program on this mesh: rhino.plan(fn, *args, mesh=mesh).",
     )
-
-
-def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in axes) or "no axes"
 
 
 def _mesh_differences(
@@ -85,11 +83,11 @@ def _first_change(plan: PlanData, program: Program | None) -> str:
 def _program_differences(plan: PlanData, program: Program | None) -> list[str]:
     out = []
     if program is not None:
-        old = {leaf.path: (leaf.shape, leaf.dtype) for leaf in plan.inputs}
+        old = {leaf.path: (leaf.dtype, leaf.shape) for leaf in plan.inputs}
         values = [(i.path, program.values[i.value]) for i in program.inputs]
-        new = {path: (value.shape, value.dtype) for path, value in values}
+        new = {path: (value.dtype, value.shape) for path, value in values}
         out += [
-            f"{path} is {_array(*new[path])}, was {_array(*old[path])}"
+            f"{path} is {format_array(*new[path])}, was {format_array(*old[path])}"
             for path in old
             if path in new and old[path] != new[path]
         ]
@@ -104,7 +102,3 @@ def _program_differences(plan: PlanData, program: Program | None) -> list[str]:
         if name in versions and versions[name] != now[name]
     ]
     return out
-
-
-def _array(shape: Sequence[int], dtype: str) -> str:
-    return f"{dtype}[{','.join(str(d) for d in shape)}]"

@@ -15,16 +15,20 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.errors import MeshError
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import OpenSpec
 from rhino_jax.plan.plan import AnyPlan, Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS, StagePlan
 from rhino_jax.utils.keywords import brief
 
 
-def partition_spec(spec: Spec, names: Sequence[str]) -> PartitionSpec:
-    """Convert a spec to a PartitionSpec, trailing Nones dropped."""
-    parts: list[str | tuple[str, ...] | None] = []
+def partition_spec(spec: OpenSpec, names: Sequence[str]) -> PartitionSpec:
+    """Convert a spec to a PartitionSpec, trailing Nones dropped; open dims are
+    UNCONSTRAINED."""
+    parts: list[Any] = []
     for dim in spec:
+        if dim is None:
+            parts.append(PartitionSpec.UNCONSTRAINED)
+            continue
         axes = tuple(names[a] for a in dim)
         parts.append(None if not axes else axes[0] if len(axes) == 1 else axes)
     while parts and parts[-1] is None:

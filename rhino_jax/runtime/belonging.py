@@ -11,9 +11,11 @@ import jax
 from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import Leaves
+from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.plan.kept import ArrayLeaf, agree, arguments_of, find_places, keys_of
 from rhino_jax.plan.plan import Leaf, PlanData
+from rhino_jax.plan.trees import axes_text
 
 
 Kind = Callable[[tuple[int, ...], str], Any]
@@ -255,9 +257,9 @@ class _SubtreeFinder:
         given, planned = places[0][0]
         shape, dtype = planned.shape, planned.dtype
         names = [name for name, _ in self.plan.mesh_axes]
-        numbers = f"got {_kind_text(given)}, planned {_array(shape, dtype)} as"
+        numbers = f"got {_kind_text(given)}, planned {format_array(dtype, shape)} as"
         numbers += f" {format_spec(planned.spec, names)}"
-        numbers += f" over {', '.join(f'{n}={s}' for n, s in self.plan.mesh_axes)}"
+        numbers += f" over {axes_text(self.plan.mesh_axes)}"
         if len(places[0]) > 1:
             numbers += f"; {len(places[0])} arrays differ"
         return RhinoError(
@@ -292,7 +294,9 @@ class _SubtreeFinder:
         path = first.path or (part.name,)
         ends = [x for x in self.known if keys_of(x.path)[-len(path) :] == path]
         like = ends or self.known
-        shown = ", ".join(f"{x.path} {_array(x.shape, x.dtype)}" for x in like[:3])
+        shown = ", ".join(
+            f"{x.path} {format_array(x.dtype, x.shape)}" for x in like[:3]
+        )
         more = ", …" if len(like) > 3 else ""
         return RhinoError(
             f"{self.what}: {_called(part)} is no argument of"
@@ -312,8 +316,5 @@ def _called(part: ArgumentSubtree) -> str:
 def _kind_text(array: ArrayLeaf) -> str:
     kind: Any = array.kind
     shape, dtype = kind
-    return _array(shape, dtype) if isinstance(shape, tuple) else f"{dtype} rank {shape}"
-
-
-def _array(shape: Sequence[int], dtype: str) -> str:
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    is_known = isinstance(shape, tuple)
+    return format_array(dtype, shape) if is_known else f"{dtype} rank {shape}"

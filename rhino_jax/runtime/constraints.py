@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from rhino_jax.cost.reshard import reshard_route
 from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
-from rhino_jax.ir.spec import Spec, format_spec, is_even, shards_per_dim
+from rhino_jax.ir.spec import Spec, entry_axes, format_spec, is_even, shards_per_dim
+from rhino_jax.plan.trees import axes_text, partition_spec
 
 
 def auto_mesh(mesh: Any) -> Any:
@@ -52,7 +53,7 @@ class Constraints:
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = NamedSharding(
-                self.mesh, partition_spec(spec, shape, self.mesh)
+                self.mesh, spec_on_mesh(spec, shape, self.mesh)
             )
         return found
 
@@ -87,24 +88,13 @@ def stops(
     return reshard_route(held, wanted, sizes, lowering)
 
 
-def partition_spec(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:
-    """Return the `PartitionSpec` of a spec.
-
-    UNCONSTRAINED in dims with more shards than elements.
-    """
-    names, sizes = mesh.axis_names, mesh.axis_sizes
-    parts: list[Any] = []
-    for dim, size, shards in zip(spec, shape, shards_per_dim(spec, sizes), strict=True):
-        if not dim:
-            parts.append(None)
-        elif 0 < size < shards:
-            parts.append(PartitionSpec.UNCONSTRAINED)
-        else:
-            axes = tuple(names[a] for a in dim)
-            parts.append(axes[0] if len(axes) == 1 else axes)
-    while parts and parts[-1] is None:
-        parts.pop()
-    return PartitionSpec(*parts)
+def spec_on_mesh(spec: Spec, shape: Sequence[int], mesh: Any) -> PartitionSpec:
+    """Return the `PartitionSpec` of a spec, UNCONSTRAINED in dims with more shards than
+    elements."""
+    shards = shards_per_dim(spec, mesh.axis_sizes)
+    dims = zip(spec, shape, shards, strict=True)
+    named = tuple(None if 0 < size < n else dim for dim, size, n in dims)
+    return partition_spec(named, mesh.axis_names)
 
 
 def can_constrain(x: Any) -> bool:
@@ -118,21 +108,15 @@ def can_constrain(x: Any) -> bool:
 def explicit_part(sharding: NamedSharding) -> NamedSharding:
     """Return the sharding restricted to Explicit axes, as in array types."""
     mesh = sharding.mesh
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind is AxisType.Explicit
-    }
-    dims = names_by_dim(sharding.spec)
-    kept = [tuple(name for name in dim if name in explicit) for dim in dims]
-    return NamedSharding(mesh, PartitionSpec(*(names or None for names in kept)))
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = {name for name, kind in kinds if kind is AxisType.Explicit}
+    return NamedSharding(mesh, spec_over(sharding.spec, explicit))
 
 
-def names_by_dim(spec: PartitionSpec) -> list[tuple[Any, ...]]:
-    """Return the mesh axes that shard each dim of a PartitionSpec."""
-    return [
-        () if dim is None else dim if isinstance(dim, tuple) else (dim,) for dim in spec
-    ]
+def spec_over(spec: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
+    """Return a PartitionSpec restricted to some mesh axes."""
+    kept = ([x for x in entry_axes(dim) if x in axes] for dim in spec)
+    return PartitionSpec(*(tuple(names) or None for names in kept))
 
 
 def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> None:
@@ -143,7 +127,7 @@ def check_divides(path: str, spec: Spec, shape: Sequence[int], mesh: Any) -> Non
     """
     if len(spec) == len(shape) and is_even(spec, shape, mesh.axis_sizes):
         return
-    axes = ", ".join(f"{n}={s}" for n, s in mesh.shape.items())
+    axes = axes_text(tuple(mesh.shape.items()))
     raise PlanFileError(
         "the plan cuts an array unevenly.",
         where=path,

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import MeshError
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.trees import axes_text
 from rhino_jax.utils.keywords import brief, whole
 
 
@@ -116,7 +117,7 @@ def not_runnable(plan: PlanData, mesh: Any) -> MeshError:
     """Return the error of a call on a mesh that has no devices to run on."""
     needed = math.prod(size for _, size in plan.mesh_axes)
     have = len(jax.devices())
-    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+    axes = axes_text(plan.mesh_axes)
     return MeshError(
         f"`{plan.program_name}` cannot run: its mesh has no devices to run on.",
         where=f"mesh ({axes})",

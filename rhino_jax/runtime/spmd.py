@@ -25,7 +25,7 @@ from rhino_jax.runtime.constraints import (
     auto_mesh,
     check_divides,
     explicit_part,
-    partition_spec,
+    spec_on_mesh,
 )
 from rhino_jax.runtime.interpret import constrained
 from rhino_jax.runtime.meshes import can_run
@@ -55,9 +55,7 @@ class SpmdExecutable:
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
         check_divides(leaf.path, leaf.spec, leaf.shape, self.mesh)
-        return NamedSharding(
-            self.mesh, partition_spec(leaf.spec, leaf.shape, self.mesh)
-        )
+        return NamedSharding(self.mesh, spec_on_mesh(leaf.spec, leaf.shape, self.mesh))
 
     def function(self) -> Any:
         """Return the flat function of arguments and constants, with constraints."""

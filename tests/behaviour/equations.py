@@ -23,7 +23,7 @@ from rhino_jax.ir.spec import Spec, format_spec, is_even
 from rhino_jax.model.strategies import Strategy, strategies
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planner.search.read_back.extract import waypoints_of
-from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.interpret import constrained
 
 
@@ -177,7 +177,7 @@ class Run:
     def _spec(self, spec: Spec, shape: tuple[int, ...]) -> Any:
         if not is_even(spec, shape, self.sizes):
             spec = ((),) * len(shape)
-        return partition_spec(spec, shape, self.mesh)
+        return spec_on_mesh(spec, shape, self.mesh)
 
     def said(self, strategy: Strategy, text: str = "") -> str:
         ins, outs = (

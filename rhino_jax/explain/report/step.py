@@ -20,7 +20,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.tables import format_axes
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import share_of
 from rhino_jax.pipeline import simulation
 from rhino_jax.pipeline.of_plan import schedule_of
@@ -137,7 +137,7 @@ def _lines(program: Program, asked: dict[int, list[Collective]]) -> Iterator[_Li
             line = _Line(name, 0, 0.0, back, [])
         line.ops += 1
         line.last = rank
-        line.flops += _flops(op) * count
+        line.flops += (0.0 if op.call else op.flops) * count
         if has_asked:
             line.asked.append(op.id)
     if line is not None:
@@ -145,10 +145,6 @@ def _lines(program: Program, asked: dict[int, list[Collective]]) -> Iterator[_Li
     if len(program.ops) in asked:
         count = len(program.ops)
         yield _Line("end of the step", 0, 0.0, False, [count], count)
-
-
-def _flops(op: Op) -> float:
-    return 0.0 if op.call is not None else op.flops
 
 
 def _run(

@@ -50,7 +50,7 @@ def tell(plan: PlanData, *, full: bool = False) -> tuple[Section, ...]:
         _meshes(plan, full=full),
         _variants(plan),
         _refined(plan),
-        _pins(plan),
+        Section("pins", facts=tuple(plan.pins.items())),
         _while_loops(plan),
         _coverage(plan),
         _search(plan),
@@ -271,10 +271,6 @@ def _refined(plan: PlanData) -> Section:
         "requested of the compiler",
         table=Table(header, rows, "<<>>><", (0,), (), frozenset({0})),
     )
-
-
-def _pins(plan: PlanData) -> Section:
-    return Section("pins", facts=tuple(plan.pins.items()))
 
 
 def _while_loops(plan: PlanData) -> Section:

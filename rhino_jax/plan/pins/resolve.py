@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.places import known_places
 from rhino_jax.ir.program import Pin, Program, Value
-from rhino_jax.ir.spec import OpenSpec, Spec
+from rhino_jax.ir.spec import OpenSpec, Spec, entry_axes
 from rhino_jax.plan.pins.interior import Places, ValuePin, values_of_key
 from rhino_jax.utils.keywords import brief
 
@@ -190,7 +190,7 @@ def to_open_spec(
         if entry is PartitionSpec.UNCONSTRAINED:
             dims.append(None)
             continue
-        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        names = entry_axes(entry)
         for name in names:
             if not isinstance(name, str) or name not in position:
                 known = nearest(name, position) if isinstance(name, str) else ""

@@ -19,7 +19,7 @@ from rhino_jax.frontend.pallas import (
     local_params,
 )
 from rhino_jax.ir.spec import Spec
-from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.constraints import spec_on_mesh
 
 
 Cuts = dict[int, tuple[int, ...]]
@@ -58,7 +58,7 @@ def run_on_shards(
 
     def spec_of(moves: Moves, shape: Sequence[int]) -> PartitionSpec:
         spec = tuple(() if a is None else cuts.get(a, ()) for a in moves)
-        return partition_spec(spec, shape, mesh)
+        return spec_on_mesh(spec, shape, mesh)
 
     shapes = [v.aval.shape for v in eqn.outvars]
     return jax.shard_map(

@@ -35,7 +35,7 @@ from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.on_shards.windows import (
     Cuts,
     Shards,
@@ -242,7 +242,7 @@ def run_each_part(
 
     every = [*(spec_under(layout, cuts) for layout in rule.operands), *done]
     named = [
-        partition_spec(spec, v.aval.shape, mesh)
+        spec_on_mesh(spec, v.aval.shape, mesh)
         for spec, v in zip(every, values, strict=True)
     ]
     results = jax.shard_map(

@@ -23,6 +23,7 @@ from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
+from rhino_jax.plan.trees import axes_text
 
 
 LONGEST = 300
@@ -193,7 +194,7 @@ def of_plan(plan: PlanData, program: Program) -> list[AgreedItem]:
     def text(spec: Spec) -> str:
         return format_spec(spec, names)
 
-    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh_axes)
+    axes = axes_text(plan.mesh_axes)
     lines = [AgreedItem("mesh", axes), AgreedItem("program", plan.fingerprint)]
     kinds = (("argument", plan.inputs), ("result", plan.outputs))
     for kind, leaves in kinds:

@@ -31,7 +31,7 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.plan.trees import mesh_of_stages, stage_mesh
-from rhino_jax.runtime.constraints import check_divides, partition_spec
+from rhino_jax.runtime.constraints import check_divides, spec_on_mesh
 from rhino_jax.runtime.meshes import can_run
 from rhino_jax.runtime.processes.across import assembled, here, placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
@@ -198,7 +198,7 @@ class TaskExecutable:
         if leaf.num_stages > 1:
             mesh = mesh_of_stages(self.plan.stages, leaf, self.mesh)
         check_divides(leaf.path, leaf.spec, leaf.shape, mesh)
-        return NamedSharding(mesh, partition_spec(leaf.spec, leaf.shape, mesh))
+        return NamedSharding(mesh, spec_on_mesh(leaf.spec, leaf.shape, mesh))
 
     @cached_property
     def of_step(self) -> Unstacked:

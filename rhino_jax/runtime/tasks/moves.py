@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from rhino_jax._compat import context_mesh
 from rhino_jax.pipeline.offload import moved
 from rhino_jax.pipeline.tasks import Schedule
-from rhino_jax.runtime.constraints import names_by_dim
+from rhino_jax.runtime.constraints import spec_over
 from rhino_jax.runtime.processes.across import assembled
 
 
@@ -49,11 +49,7 @@ def leaving(
         return have
     if unlike and all(s is not None for s in _sources(have, want, shape)):
         return have
-    kept = [
-        tuple(name for name in dim if name not in unlike)
-        for dim in names_by_dim(want.spec)
-    ]
-    return NamedSharding(have.mesh, PartitionSpec(*(k or None for k in kept)))
+    return NamedSharding(have.mesh, spec_over(want.spec, sizes.keys() - unlike))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.stages import StagePlan
-from rhino_jax.runtime.constraints import partition_spec
+from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.interpret import constrained_call
 
 
@@ -177,7 +177,7 @@ class GroupPrograms:
     def shardings(self) -> dict[ValueKey, NamedSharding]:
         types, mesh = self.step.types, self.mesh
         return {
-            key: NamedSharding(mesh, partition_spec(spec, types[key].shape, mesh))
+            key: NamedSharding(mesh, spec_on_mesh(spec, types[key].shape, mesh))
             for key, spec in self.specs.items()
         }
 

@@ -40,7 +40,8 @@ from rhino_jax.frontend.regions import (
 )
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.ir.program import Program
-from rhino_jax.runtime.constraints import names_by_dim
+from rhino_jax.ir.spec import entry_axes
+from rhino_jax.plan.trees import axes_text
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.placing import on_arrays
 
@@ -152,8 +153,7 @@ def read_by_hand(
 
 def axes_in(spec: PartitionSpec) -> frozenset[str]:
     """Return the mesh axes that a spec shards over."""
-    dims = names_by_dim(spec)
-    return frozenset(name for dim in dims for name in dim if isinstance(name, str))
+    return frozenset(x for dim in spec for x in entry_axes(dim) if isinstance(x, str))
 
 
 def _own_meshes(
@@ -222,7 +222,7 @@ def _no_mesh(name: str, what: str, abstract: Any) -> MeshError:
             fix="pass arrays or jax.ShapeDtypeStructs with a NamedSharding; for"
             " hardware that is not here, over rhino.compile_target('v5e:4x4').",
         )
-    axes = ", ".join(f"{n}={s}" for n, s in axes_of_mesh(abstract))
+    axes = axes_text(axes_of_mesh(abstract))
     sizes = dict(axes_of_mesh(abstract))
     return MeshError(
         f"{what}: the mesh of `{name}` has no devices to compile for.",

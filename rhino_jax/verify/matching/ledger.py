@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.ir.collectives import KINDS
+from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.records import Collective, Traffic
 from rhino_jax.verify.hlo.module import source_of
@@ -190,8 +191,7 @@ def evidence_of(
                 if any(d > n and d % n for d in value.shape)
             )
             if axes:
-                shape = ",".join(map(str, value.shape))
-                said = f"{op.name} of {value.dtype}[{shape}]"
+                said = f"{op.name} of {format_array(value.dtype, value.shape)}"
                 uneven.setdefault(str(op.source), {})[said] = axes
     return Evidence(
         tuple(rematerialised),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rhino_jax.explain.report.displayed import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.ir.printer import format_array
 from rhino_jax.units import format_count, format_seconds
 from rhino_jax.verify.comparison import ROUNDINGS, ComparedLeaf
 
@@ -94,7 +95,7 @@ def _row(leaf: ComparedLeaf) -> tuple[str, ...]:
     exact = not leaf.tolerance
     return (
         leaf.path,
-        f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]",
+        format_array(leaf.dtype, leaf.shape),
         f"{leaf.absolute:.2g}",
         "" if exact else f"{leaf.relative:.2g}",
         "equal" if exact else _allowed(leaf),
