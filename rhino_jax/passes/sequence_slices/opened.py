@@ -97,7 +97,7 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
         output_paths=[e.path for e in before.outputs],
         while_trips=before.while_trips,
     )
-    inputs = enumerate(sides.lines.inputs)
+    inputs = enumerate(sides.region.inputs)
     return OpenedProgram(
         flatten(program, closed, lambda op: False),
         sources,

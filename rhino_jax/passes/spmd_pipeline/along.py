@@ -128,12 +128,12 @@ class StackedRegion:
     """A region some of whose values a stage has in part.
 
     Attributes:
-      lines: its ops.
+      region: its ops.
       stacks: values of which a stage has its part of dim 0: its layers.
       stacked: ops on such values.
     """
 
-    lines: FlatRegion
+    region: FlatRegion
     stacks: frozenset[int]
     stacked: Mapping[FlatOp, Stacked]
 
@@ -143,22 +143,22 @@ class StageValues:
 
     Attributes:
       axis: the stages.
-      region: the region.
+      stacked_region: the region.
       env: value id → array; stacks are this stage's part.
       gathered: value id → the whole array.
     """
 
     def __init__(
-        self, axis: StageAxis, region: StackedRegion, env: dict[int, Any]
+        self, axis: StageAxis, stacked_region: StackedRegion, env: dict[int, Any]
     ) -> None:
-        self.axis, self.region, self.env = axis, region, env
+        self.axis, self.stacked_region, self.env = axis, stacked_region, env
         self.gathered: dict[int, Any] = {}
 
     def line(self, value: int | None) -> AbstractContextManager[None]:
         """Enter the source line of the op that computed a value."""
-        lines = self.region.lines
-        at = None if value is None else lines.maker.get(value)
-        return nullcontext() if at is None else at_line_of(lines.ops[at].eqn)
+        region = self.stacked_region.region
+        at = None if value is None else region.maker.get(value)
+        return nullcontext() if at is None else at_line_of(region.ops[at].eqn)
 
     def read(self, value: int, as_stack: bool) -> Any:
         """Return a value.
@@ -167,8 +167,8 @@ class StageValues:
           value: its id.
           as_stack: whether a stack is wanted as this stage's part, instead of whole.
         """
-        x = self.region.lines.read(value, self.env)
-        if as_stack or value not in self.region.stacks:
+        x = self.stacked_region.region.read(value, self.env)
+        if as_stack or value not in self.stacked_region.stacks:
             return x
         if value not in self.gathered:
             self.gathered[value] = self.axis.whole(x)
@@ -186,7 +186,7 @@ class StageValues:
           each: the op.
           read: (value id, as_stack) → operand; see `read`.
         """
-        stacked = self.region.stacked.get(each)
+        stacked = self.stacked_region.stacked.get(each)
         args = [read(v, stacked is not None) for v in each.operands]
         if stacked is None:
             return each.bind(args)

@@ -72,12 +72,12 @@ class MicrobatchBody(StackedRegion):
 
     def level(self, op: int) -> int:
         """Return the number of scans that are done before an op runs."""
-        return max((self.levels[v] for v in self.lines.reads[op]), default=0)
+        return max((self.levels[v] for v in self.region.reads[op]), default=0)
 
     @property
     def reads_stacks(self) -> list[bool]:
         """For every const and carry of the loop, whether a stage has its part of it."""
-        consts = [v in self.stacks for v in self.lines.inputs[: self.consts]]
+        consts = [v in self.stacks for v in self.region.inputs[: self.consts]]
         return consts + [self.is_stacked_sum(s) for s in self.sums]
 
     def is_stacked_sum(self, found: Sum) -> bool:
@@ -91,13 +91,13 @@ def body_of(each: FlatOp) -> MicrobatchBody:
     Args:
       each: the loop over micro-batches.
     """
-    (lines,), consts, carries = each.regions, each.call.num_consts, each.call.num_carry
-    pairs = zip(each.call.carries(lines.inputs), lines.outputs, strict=False)
-    sums = tuple(sum_of(lines, carry, value) for carry, value in pairs)
-    walk = _BodyWalk(lines, consts, carries, sums)
+    (region,), consts, carries = each.regions, each.call.num_consts, each.call.num_carry
+    pairs = zip(each.call.carries(region.inputs), region.outputs, strict=False)
+    sums = tuple(sum_of(region, carry, value) for carry, value in pairs)
+    walk = _BodyWalk(region, consts, carries, sums)
     walk.run()
     return MicrobatchBody(
-        lines=lines,
+        region=region,
         consts=consts,
         carries=carries,
         loops=tuple(walk.loops),
@@ -114,32 +114,34 @@ class _BodyWalk:
     """One walk over the ops."""
 
     def __init__(
-        self, lines: FlatRegion, consts: int, carries: int, sums: tuple[Sum, ...]
+        self, region: FlatRegion, consts: int, carries: int, sums: tuple[Sum, ...]
     ) -> None:
-        self.lines = lines
-        self.loops = layer_loops(lines, consts)
+        self.region = region
+        self.loops = layer_loops(region, consts)
         self.in_sums = {i for s in sums for i in s.steps}
-        self.levels = dict.fromkeys(lines.inputs, 0)
-        self.varies = set(lines.inputs[consts + carries :])
+        self.levels = dict.fromkeys(region.inputs, 0)
+        self.varies = set(region.inputs[consts + carries :])
         self.stacks = self._given(consts)
         self.stacked: dict[FlatOp, Stacked] = {}
         self.places: list[EquationPhase] = []
 
     def _given(self, consts: int) -> set[int]:
         """Return constants that scans read as stacks, directly or through ops."""
-        loops = [self.lines.ops[i] for i in self.loops]
+        loops = [self.region.ops[i] for i in self.loops]
         wanted = {v for loop in loops for v in loop.call.sliced(loop.operands)}
-        for each in reversed(self.lines.ops):
+        for each in reversed(self.region.ops):
             if each in loops or not wanted.intersection(each.results):
                 continue
             found = makes_along(each)
             if found is not None:
                 wanted.update(found.stacks_of(each.operands))
-        return wanted & set(self.lines.inputs[:consts])
+        return wanted & set(self.region.inputs[:consts])
 
     def run(self) -> None:
-        lines = self.lines
-        for i, (reads, makes) in enumerate(zip(lines.reads, lines.makes, strict=True)):
+        region = self.region
+        for i, (reads, makes) in enumerate(
+            zip(region.reads, region.makes, strict=True)
+        ):
             level = max((self.levels[v] for v in reads), default=0)
             if i in self.in_sums:
                 self.places.append(EquationPhase.SUM)
@@ -150,7 +152,7 @@ class _BodyWalk:
                 done = self.loops.index(i) + 1
                 self.levels.update(dict.fromkeys(makes, done))
                 self.varies.update(makes)
-                self.stacks.update(lines.ops[i].call.stacked(makes))
+                self.stacks.update(region.ops[i].call.stacked(makes))
                 continue
             self.levels.update(dict.fromkeys(makes, level))
             varies = bool(self.varies.intersection(reads))
@@ -159,7 +161,7 @@ class _BodyWalk:
             self.places.append(self._place(i, level, varies))
 
     def _place(self, i: int, level: int, varies: bool) -> EquationPhase:
-        reads = self.lines.reads[i]
+        reads = self.region.reads[i]
         otherwise = EquationPhase.ROWS if varies else EquationPhase.ONCE
         if not self.stacks.intersection(reads):
             return otherwise
@@ -170,15 +172,15 @@ class _BodyWalk:
         }
         if varies and (level == 0 or late):
             return otherwise
-        found = reads_along(self.lines.ops[i], self.stacks)
+        found = reads_along(self.region.ops[i], self.stacks)
         if found is None or (found.reducer and not varies):
             return otherwise
-        self.stacked[self.lines.ops[i]] = found
-        self.stacks |= found.stacks_in(self.lines.makes[i])
+        self.stacked[self.region.ops[i]] = found
+        self.stacks |= found.stacks_in(self.region.makes[i])
         return EquationPhase.TAIL if varies else EquationPhase.ONCE
 
 
-def layer_loops(lines: FlatRegion, consts: int) -> list[int]:
+def layer_loops(region: FlatRegion, consts: int) -> list[int]:
     """Return positions of scans with matmuls or convolutions that go through stacks.
 
     The stacks are weights, or results of such a scan before. They need no names among
@@ -187,16 +189,16 @@ def layer_loops(lines: FlatRegion, consts: int) -> list[int]:
     on which of them are of the same layers.
 
     Args:
-      lines: ops of a micro-batch.
+      region: ops of a micro-batch.
       consts: how many of its inputs, the first ones, are the same for all
         micro-batches.
     """
-    varies = set(lines.inputs[consts:])
+    varies = set(region.inputs[consts:])
     stacks: set[int] = set()
     found = []
-    for i, (each, reads) in enumerate(zip(lines.ops, lines.reads, strict=True)):
+    for i, (each, reads) in enumerate(zip(region.ops, region.reads, strict=True)):
         if each.is_scan and _has_products(each.eqn):
-            rows = set(each.call.sliced(each.operands)) - lines.consts.keys()
+            rows = set(each.call.sliced(each.operands)) - region.consts.keys()
             if rows - varies or rows & stacks:
                 found.append(i)
                 stacks.update(each.call.stacked(each.results))

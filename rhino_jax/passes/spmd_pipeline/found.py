@@ -62,7 +62,7 @@ def find(flat: FlatProgram, stages: int, asked: int) -> StageLoop:
             numbers=f"{count} of equal size, and a smaller one",
             fix=f"take a number that divides the batch, and a multiple of {stages}.",
         )
-    layers = tuple(body.lines.ops[i].call.trip_count for i in body.loops)
+    layers = tuple(body.region.ops[i].call.trip_count for i in body.loops)
     _check_sizes(name, stages, count, layers)
     _check_carries(name, body)
     return StageLoop(each, body, count)
@@ -100,12 +100,12 @@ def _check_sizes(name: str, stages: int, count: int, layers: tuple[int, ...]) ->
 def _check_carries(name: str, body: MicrobatchBody) -> None:
     steps = {i for s in body.sums for i in s.steps}
     first = body.consts
-    carries = set(body.lines.inputs[first : first + body.carries])
-    for i, reads in enumerate(body.lines.reads):
+    carries = set(body.region.inputs[first : first + body.carries])
+    for i, reads in enumerate(body.region.reads):
         if i not in steps and carries.intersection(reads):
             raise StageError(
                 f"a micro-batch of `{name}` reads what those before have left.",
-                where=body.lines.ops[i].op.source.name_stack,
-                numbers=f"`{body.lines.ops[i].op.name}`",
+                where=body.region.ops[i].op.source.name_stack,
+                numbers=f"`{body.region.ops[i].op.name}`",
                 fix='take another schedule, as schedule="1f1b".',
             )

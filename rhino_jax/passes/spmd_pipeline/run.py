@@ -36,13 +36,13 @@ class StageRun(StageValues):
     def __init__(
         self, body: MicrobatchBody, axis: StageAxis, arrays: Sequence[Any]
     ) -> None:
-        lines, first = body.lines, body.consts + body.carries
-        env = dict(zip(lines.inputs[: body.consts], arrays, strict=False))
+        region, first = body.region, body.consts + body.carries
+        env = dict(zip(region.inputs[: body.consts], arrays, strict=False))
         super().__init__(axis, body, env)
         self.body = body
         self.given = arrays[body.consts : first]
         self.rows: dict[int, Any] = {}
-        self.rows.update(zip(lines.inputs[first:], arrays[first:], strict=True))
+        self.rows.update(zip(region.inputs[first:], arrays[first:], strict=True))
         self.ticks: dict[int, tuple[Any, bool]] = {}
         self.sums: dict[int, Any] = {}
         self._readers = _readers(body)
@@ -58,7 +58,10 @@ class StageRun(StageValues):
             if level < len(body.loops):
                 self._loop(level)
         left = [self._left(k, s) for k, s in enumerate(body.sums)]
-        return [*left, *map(self._slices, range(body.carries, len(body.lines.outputs)))]
+        return [
+            *left,
+            *map(self._slices, range(body.carries, len(body.region.outputs))),
+        ]
 
     # Values of micro-batches.
 
@@ -81,17 +84,17 @@ class StageRun(StageValues):
 
     def _do(self, i: int, env: dict[int, Any], read: Any) -> None:
         """Run the op at a position, and add its results to `env`."""
-        each = self.body.lines.ops[i]
+        each = self.body.region.ops[i]
         env.update(zip(each.results, self.run(each, read), strict=True))
 
     # Between scans: a stage's own micro-batches.
 
     def _rows(self, level: int) -> None:
-        body, lines = self.body, self.body.lines
+        body, region = self.body, self.body.region
         todo = body.at(EquationPhase.ROWS, level)
         sums = [k for k, s in enumerate(body.sums) if self._sum_at(s) == level]
         parts = [p for k in sums if (p := body.sums[k].part) is not None]
-        made, read = lines.made_by(todo), lines.read_by(todo) | set(parts)
+        made, read = region.made_by(todo), region.read_by(todo) | set(parts)
         enter = sorted((read - made) & body.varies)
         leave = sorted(v for v in made if self._is_read_elsewhere(v, todo))
         if not (leave or sums):
@@ -148,7 +151,7 @@ class StageRun(StageValues):
 
     def _loop(self, number: int) -> None:
         body, axis, at = self.body, self.axis, self.body.loops[number]
-        each = body.lines.ops[at]
+        each = body.region.ops[at]
         is_reversed = bool(each.eqn.params["reverse"])
         here = (at, *body.at(EquationPhase.TAIL, number + 1))
         carried = each.results[: each.call.num_carry]
@@ -157,9 +160,9 @@ class StageRun(StageValues):
             for k, s in enumerate(body.sums)
             if body.is_stacked_sum(s) and body.levels[s.part or 0] == number + 1
         ]
-        made = body.lines.made_by(here)
+        made = body.region.made_by(here)
         leave = sorted(v for v in made if self._is_read_elsewhere(v, here))
-        for v in body.lines.read_by(here) - made:
+        for v in body.region.read_by(here) - made:
             self._prepare(each, v)
         with at_line_of(each.eqn):
             starts = self._operands(each, lambda v, s: self._at(v, s, 0))
@@ -177,7 +180,9 @@ class StageRun(StageValues):
                 elif v in body.stacks:
                     self.ticks[v] = x, is_reversed
                 else:
-                    reducer = body.stacked[body.lines.ops[body.lines.maker[v]]].reducer
+                    reducer = body.stacked[
+                        body.region.ops[body.region.maker[v]]
+                    ].reducer
                     self.rows[v] = axis.rows_of_parts(x, is_reversed, reducer)
 
     def _tick(
@@ -284,13 +289,13 @@ class StageRun(StageValues):
         return self.given[carry] if found.part is None else self.sums[carry]
 
     def _slices(self, position: int) -> Any:
-        lines = self.body.lines
-        value = lines.outputs[position]
+        region = self.body.region
+        value = region.outputs[position]
         own = self.axis.count // self.axis.stages
         if value in self.body.varies:
             return self._own_rows(value)
-        is_const = value in lines.consts
-        x = lines.result(value, {}) if is_const else self.read(value, False)
+        is_const = value in region.consts
+        x = region.result(value, {}) if is_const else self.read(value, False)
         return jnp.broadcast_to(x, (own, *jnp.shape(x)))
 
 
@@ -303,14 +308,14 @@ def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
     """Return value → ops that read it; -1: an output, or a sum elsewhere."""
     found: dict[int, set[int]] = {}
     steps = {i for s in body.sums for i in s.steps}
-    for i, values in enumerate(body.lines.reads):
+    for i, values in enumerate(body.region.reads):
         for v in values:
             if i not in steps:
                 found.setdefault(v, set()).add(i)
-    for left in body.lines.outputs[body.carries :]:
+    for left in body.region.outputs[body.carries :]:
         found.setdefault(left, set()).add(-1)
     for s in body.sums:
-        at = None if s.part is None else body.lines.maker.get(s.part)
+        at = None if s.part is None else body.region.maker.get(s.part)
         is_of_rows = at is None or body.places[at] is EquationPhase.ROWS
         if s.part is not None and not (body.is_stacked_sum(s) or is_of_rows):
             found.setdefault(s.part, set()).add(-1)

@@ -38,8 +38,8 @@ class LoopedStep(StackedRegion):
     def shapes(self, stages: int) -> list[tuple[int, ...]]:
         """Return the shapes of inputs, then constants, on one stage."""
         found = []
-        for v in self.lines.inputs:
-            shape = tuple(self.lines.avals[v].shape)
+        for v in self.region.inputs:
+            shape = tuple(self.region.avals[v].shape)
             if v in self.stacks:
                 shape = (shape[0] // stages, *shape[1:])
             found.append(shape)
@@ -56,24 +56,24 @@ def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
       flat: the step, calls inlined.
       loop: found in it.
     """
-    lines, state = flat.top, [e.state_of for e in flat.program.outputs]
+    region, state = flat.top, [e.state_of for e in flat.program.outputs]
     wanted = _read_by_loop(loop)
     while True:
-        given, made = _back(lines, loop, wanted)
-        stacks, stacked = _forth(lines, loop, given, made)
+        given, made = _back(region, loop, wanted)
+        stacks, stacked = _forth(region, loop, given, made)
         late = {
-            lines.inputs[of]
-            for v, of in zip(lines.outputs, state, strict=True)
+            region.inputs[of]
+            for v, of in zip(region.outputs, state, strict=True)
             if v in stacks and of is not None
         } - stacks
         if not late:
             break
         wanted |= late
     by_layers = tuple(
-        v in stacks if of is None else lines.inputs[of] in stacks
-        for v, of in zip(lines.outputs, state, strict=True)
+        v in stacks if of is None else region.inputs[of] in stacks
+        for v, of in zip(region.outputs, state, strict=True)
     )
-    return LoopedStep(lines, frozenset(stacks), stacked, loop, by_layers)
+    return LoopedStep(region, frozenset(stacks), stacked, loop, by_layers)
 
 
 def _read_by_loop(loop: StageLoop) -> set[int]:
@@ -82,30 +82,30 @@ def _read_by_loop(loop: StageLoop) -> set[int]:
 
 
 def _back(
-    lines: FlatRegion, loop: StageLoop, wanted: set[int]
+    region: FlatRegion, loop: StageLoop, wanted: set[int]
 ) -> tuple[set[int], dict[FlatOp, Stacked]]:
     """Return inputs that must be sharded by layers, and ops that keep them so.
 
     It walks backward from values that must be sharded by layers.
 
     Args:
-      lines: ops of the step.
+      region: ops of the step.
       loop: the loop over micro-batches.
       wanted: ids of values that must be sharded.
     """
     wanted, made = set(wanted), dict[FlatOp, Stacked]()
-    for each in reversed(lines.ops):
+    for each in reversed(region.ops):
         if each is loop.op or not wanted.intersection(each.results):
             continue
         found = makes_along(each)
         if found is not None:
             made[each] = found
             wanted |= found.stacks_of(each.operands)
-    return wanted & set(lines.inputs), made
+    return wanted & set(region.inputs), made
 
 
 def _forth(
-    lines: FlatRegion,
+    region: FlatRegion,
     loop: StageLoop,
     given: set[int],
     made: Mapping[FlatOp, Stacked],
@@ -113,13 +113,13 @@ def _forth(
     """Return all values that are sharded by layers, and ops on them.
 
     Args:
-      lines: ops of the step.
+      region: ops of the step.
       loop: the loop over micro-batches.
       given: ids of inputs that are sharded.
       made: ops that `_back` found.
     """
     stacks, stacked = set(given), dict[FlatOp, Stacked]()
-    for each in lines.ops:
+    for each in region.ops:
         if each is loop.op:
             pairs = zip(each.results, loop.body.sums, strict=False)
             stacks |= {v for v, s in pairs if loop.body.is_stacked_sum(s)}
@@ -139,16 +139,16 @@ class OnStage(StageValues):
     def __init__(
         self, step: LoopedStep, axis: StageAxis, arrays: Sequence[Any]
     ) -> None:
-        super().__init__(axis, step, dict(zip(step.lines.inputs, arrays, strict=True)))
+        super().__init__(axis, step, dict(zip(step.region.inputs, arrays, strict=True)))
         self.step = step
 
     def results(self) -> list[Any]:
         """Return the results of the step, stacks as this stage's part."""
         step = self.step
-        for each in step.lines.ops:
+        for each in step.region.ops:
             made = self._looped(each) if each is step.loop.op else self._run(each)
             self.env.update(zip(each.results, made, strict=True))
-        return [*map(self._left, step.lines.outputs, step.results)]
+        return [*map(self._left, step.region.outputs, step.results)]
 
     def _run(self, each: FlatOp) -> list[Any]:
         with at_line_of(each.eqn):
@@ -177,8 +177,8 @@ class OnStage(StageValues):
         return x if value in self.step.stacks else self.part(x)
 
     def _left(self, value: int, is_part: bool) -> Any:
-        lines = self.step.lines
-        if value in lines.consts:
-            x = lines.result(value, {})
+        region = self.step.region
+        if value in region.consts:
+            x = region.result(value, {})
             return self.part(x) if is_part else x
         return self._as_part(value) if is_part else self.read(value, False)

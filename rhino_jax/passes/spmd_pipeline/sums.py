@@ -24,35 +24,35 @@ class Sum:
     steps: tuple[int, ...]
 
 
-def sum_of(lines: FlatRegion, carry: int, value: int) -> Sum:
+def sum_of(region: FlatRegion, carry: int, value: int) -> Sum:
     """Return how a carry accumulates.
 
     Args:
-      lines: ops of a micro-batch.
+      region: ops of a micro-batch.
       carry: id of the carry, an input.
       value: id of the output that is the carry of the next micro-batch.
     """
-    if value == carry or value in lines.consts:
+    if value == carry or value in region.consts:
         return Sum(None, "unchanged", ())
-    result, steps = _passed(lines, value)
-    if (at := lines.maker.get(result)) is not None:
-        traits, operands = lines.ops[at].op.traits, lines.ops[at].operands
+    result, steps = _passed(region, value)
+    if (at := region.maker.get(result)) is not None:
+        traits, operands = region.ops[at].op.traits, region.ops[at].operands
         is_pair = traits.is_elementwise and len(operands) == 2
         for k in traits.accumulates if is_pair else ():
-            mine, back = _passed(lines, operands[k])
+            mine, back = _passed(region, operands[k])
             if mine == carry:
                 return Sum(operands[1 - k], traits.reducer, (*steps, at, *back))
     return Sum(value, "unchanged", ())
 
 
-def _passed(lines: FlatRegion, value: int) -> tuple[int, list[int]]:
+def _passed(region: FlatRegion, value: int) -> tuple[int, list[int]]:
     """Trace a value back through converts and sharding constraints.
 
     Returns:
       The value that it comes from, and positions of these ops.
     """
     steps = []
-    while (at := lines.maker.get(value)) is not None and passes_on(lines.ops[at].op):
+    while (at := region.maker.get(value)) is not None and passes_on(region.ops[at].op):
         steps.append(at)
-        (value,) = lines.ops[at].operands
+        (value,) = region.ops[at].operands
     return value, steps

@@ -43,7 +43,7 @@ class After:
     round suffices.
 
     Attributes:
-      lines: equations of the program after the loop; its inputs are the step's inputs,
+      region: equations of the program after the loop; its inputs are the step's inputs,
         then the accumulated outputs of all micro-batches.
       homes: value → the submesh that computes it, None: every submesh that reads it.
       rounds: value → round in which it is computed.
@@ -51,7 +51,7 @@ class After:
       sent: values sent between submeshes.
     """
 
-    lines: FlatRegion
+    region: FlatRegion
     homes: dict[int, int | None]
     rounds: dict[int, int] = field(default_factory=dict)
     equations: dict[tuple[int, int], set[int]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class After:
     @classmethod
     def of(
         cls,
-        lines: FlatRegion,
+        region: FlatRegion,
         known: Mapping[int, int],
         left: Mapping[int, int],
         ties: Sequence[tuple[int, int]],
@@ -68,18 +68,18 @@ class After:
         """Assign the equations to submeshes and rounds.
 
         Args:
-          lines: equations of the program after the loop.
+          region: equations of the program after the loop.
           known: input of the step, by value id → its submesh, where that is known.
           left: output of the micro-batches, by value id → the submesh that holds it.
           ties: (result, input) that are on one submesh: optimizer state.
         """
-        after = cls(lines, _homes(lines, {**known, **left}, ties))
+        after = cls(region, _homes(region, {**known, **left}, ties))
         after._rounds(frozenset(left))
         seen: set[tuple[int, int]] = set()
-        queue = [(after.home(v), v) for v in lines.outputs]
+        queue = [(after.home(v), v) for v in region.outputs]
         while queue:
             group, value = queue.pop()
-            if (group, value) in seen or value in lines.consts:
+            if (group, value) in seen or value in region.consts:
                 continue
             seen.add((group, value))
             queue += after._want(group, value, left)
@@ -92,7 +92,7 @@ class After:
     def _want(
         self, group: int, value: int, left: Mapping[int, int]
     ) -> Iterable[tuple[int, int]]:
-        at, home = self.lines.maker.get(value), self.homes.get(value)
+        at, home = self.region.maker.get(value), self.homes.get(value)
         if at is None:
             if value in left and left[value] != group:
                 self.sent.add(StepSend(value, left[value], group, -1))
@@ -102,46 +102,46 @@ class After:
             return [(home, value)]
         key = group, self.rounds[value]
         self.equations.setdefault(key, set()).add(at)
-        return [(group, v) for v in self.lines.reads[at]]
+        return [(group, v) for v in self.region.reads[at]]
 
     def _rounds(self, left: frozenset[int]) -> None:
-        for i, reads in enumerate(self.lines.reads):
-            home = self.homes.get(self.lines.makes[i][0])
+        for i, reads in enumerate(self.region.reads):
+            home = self.homes.get(self.region.makes[i][0])
             found = 0
             for v in reads:
-                if v not in self.lines.maker and v not in left:
+                if v not in self.region.maker and v not in left:
                     continue
                 of = self.homes.get(v)
                 is_near = of is None or of == home
                 found = max(found, self.rounds.get(v, 0) + (not is_near))
-            self.rounds.update(dict.fromkeys(self.lines.makes[i], found))
+            self.rounds.update(dict.fromkeys(self.region.makes[i], found))
 
 
 def _homes(
-    lines: FlatRegion, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
+    region: FlatRegion, known: Mapping[int, int], ties: Sequence[tuple[int, int]]
 ) -> dict[int, int | None]:
     """Propagate known submeshes through the ops: an update is with its parameter."""
     homes: dict[int, int | None] = dict(known)
-    for v in lines.inputs:
-        if v not in homes and _is_light(lines, v):
+    for v in region.inputs:
+        if v not in homes and _is_light(region, v):
             homes[v] = None
     _tie(homes, ties)
     # Values that only a new state depends on are best computed where that state is.
-    for i in reversed(range(len(lines.ops))):
-        home = homes.get(lines.makes[i][0])
-        for v in lines.reads[i]:
-            if home is not None and v in lines.maker and not _is_light(lines, v):
+    for i in reversed(range(len(region.ops))):
+        home = homes.get(region.makes[i][0])
+        for v in region.reads[i]:
+            if home is not None and v in region.maker and not _is_light(region, v):
                 homes.setdefault(v, home)
-    own = _own_bytes(lines)
+    own = _own_bytes(region)
     while True:
         before = len(homes)
-        for i in range(len(lines.ops)):
-            _follow(lines, i, homes, own)
+        for i in range(len(region.ops)):
+            _follow(region, i, homes, own)
         _tie(homes, ties)
         if len(homes) == before:
             break
-    for v in (*lines.inputs, *lines.maker):
-        homes.setdefault(v, None if _is_light(lines, v) else 0)
+    for v in (*region.inputs, *region.maker):
+        homes.setdefault(v, None if _is_light(region, v) else 0)
     return homes
 
 
@@ -152,26 +152,26 @@ def _tie(homes: dict[int, int | None], ties: Sequence[tuple[int, int]]) -> None:
                 homes[y] = homes[x]
 
 
-def _own_bytes(lines: FlatRegion) -> dict[int, int]:
+def _own_bytes(region: FlatRegion) -> dict[int, int]:
     """Return how many bytes of each value are its own.
 
     A broadcast value, as the scale of clipping in the shape of a gradient, has no more
     than its operands.
     """
-    found = {v: lines.bytes(v) for v in lines.inputs}
-    for reads, makes in zip(lines.reads, lines.makes, strict=True):
+    found = {v: region.bytes(v) for v in region.inputs}
+    for reads, makes in zip(region.reads, region.makes, strict=True):
         most = sum(found.get(v, 0) for v in reads)
-        found.update({v: min(lines.bytes(v), most) for v in makes})
+        found.update({v: min(region.bytes(v), most) for v in makes})
     return found
 
 
 def _follow(
-    lines: FlatRegion, i: int, homes: dict[int, int | None], own: Mapping[int, int]
+    region: FlatRegion, i: int, homes: dict[int, int | None], own: Mapping[int, int]
 ) -> None:
-    reads, makes = lines.reads[i], lines.makes[i]
-    heavy = [v for v in reads if not _is_light(lines, v)]
+    reads, makes = region.reads[i], region.makes[i]
+    heavy = [v for v in reads if not _is_light(region, v)]
     known = [homes[v] for v in (*makes, *heavy) if homes.get(v) is not None]
-    if known or heavy or not all(_is_light(lines, v) for v in makes):
+    if known or heavy or not all(_is_light(region, v) for v in makes):
         if not known:
             return
         home = Counter(known).most_common(1)[0][0]
@@ -187,5 +187,5 @@ def _follow(
             homes.setdefault(v, home)
 
 
-def _is_light(lines: FlatRegion, value: int) -> bool:
-    return lines.bytes(value) <= LIGHT_BYTES
+def _is_light(region: FlatRegion, value: int) -> bool:
+    return region.bytes(value) <= LIGHT_BYTES

@@ -93,12 +93,12 @@ def chunks_of(
       cut, sides: the same micro-batch in slices.
       parts: how many parts the model has.
     """
-    lines = sides.lines
+    region = sides.region
     placed = whole.placed(dict(zip(whole.forward, stages, strict=True)))
     slices = [*cut.slice_of]
     for i in reversed(sides.forward):
         if slices[i] is None:
-            later = {r for v in lines.makes[i] for r in sides.readers.get(v, ())}
+            later = {r for v in region.makes[i] for r in sides.readers.get(v, ())}
             read = (slices[r] for r in later if not sides.is_backward[r])
             slices[i] = min((t for t in read if t is not None), default=0)
     found: list[int | None] = []

@@ -33,7 +33,7 @@ class Labels:
       is_split: whether backward passes are split.
       recomputed: chunks whose forward passes run again in their backward passes.
       remat: values of other chunks that are recomputed there.
-      kept: values that are saved to recompute these, though nothing else of the
+      saved: values that are saved to recompute these, though nothing else of the
         backward pass reads them.
       is_twice: whether a forward pass up to what couples micro-batches runs ahead, and
         again.
@@ -45,7 +45,7 @@ class Labels:
     is_split: bool = False
     recomputed: frozenset[int] = frozenset()
     remat: frozenset[int] = frozenset()
-    kept: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
     is_twice: bool = False
 
     @classmethod
@@ -58,7 +58,7 @@ class Labels:
         is_split: bool = False,
         recomputed: Collection[int] = (),
         remat: Collection[int] = (),
-        kept: Collection[int] = (),
+        saved: Collection[int] = (),
         at: Sequence[int | None] = (),
     ) -> Labels:
         """Label the equations, given the chunks of the forward ones.
@@ -73,7 +73,7 @@ class Labels:
             second one would wait with all of it in memory.
           remat: values of other chunks to recompute, in each part of a split pass that
             reads them.
-          kept: values saved to recompute these.
+          saved: values saved to recompute these.
           at: as `Apart.at`. Then equations on weights alone run in every chunk that
             reads them: of sequences in slices there would else be a copy of weights.
         """
@@ -90,7 +90,7 @@ class Labels:
             for s, back in zip(placed, sides.is_backward, strict=True)
         ]
         groups = tuple(group_of) or tuple(range(chunks))
-        chosen, values, there = map(frozenset, (recomputed, remat, kept))
+        chosen, values, there = map(frozenset, (recomputed, remat, saved))
         labels = cls(sides, groups, tuple(of), False, chosen, values, there)
         return labels.split() if is_split and sides.backward else labels
 
@@ -118,8 +118,8 @@ class Labels:
         return replace(self, sides=sides, of=(*ahead, *rest), is_twice=True)
 
     @property
-    def lines(self) -> FlatRegion:
-        return self.sides.lines
+    def region(self) -> FlatRegion:
+        return self.sides.region
 
     @property
     def count(self) -> int:
@@ -148,15 +148,15 @@ class Labels:
     @cached_property
     def made_at(self) -> dict[int, int]:
         """Value → the label at which it is computed; none for free ops."""
-        pairs = zip(self.lines.makes, self.of, strict=True)
+        pairs = zip(self.region.makes, self.of, strict=True)
         return {v: at for made, at in pairs if at is not None for v in made}
 
     @cached_property
     def waited_for(self) -> tuple[frozenset[int], frozenset[int]]:
         """Ops, and values, of whole backward passes that other labels need."""
-        lines, made = self.lines, self.made_at
+        region, made = self.region, self.made_at
         wanted: dict[int, set[int]] = {}
-        for reads, label in zip(lines.reads, self.of, strict=True):
+        for reads, label in zip(region.reads, self.of, strict=True):
             for v in reads:
                 if label is not None and made.get(v, label) != label:
                     wanted.setdefault(made[v], set()).add(v)
@@ -164,15 +164,15 @@ class Labels:
         values: set[int] = set()
         for label in range(self.chunks, 2 * self.chunks):
             known = {v for v, at in made.items() if at != label}
-            mine, _ = lines.needed(wanted.get(label, ()), known)
+            mine, _ = region.needed(wanted.get(label, ()), known)
             ops |= {i for i in mine if self.of[i] == label}
-            values |= wanted.get(label, set()) | lines.read_by(mine)
+            values |= wanted.get(label, set()) | region.read_by(mine)
         return frozenset(ops), frozenset(values)
 
     @cached_property
     def left_at(self) -> tuple[int, ...]:
         """Labels at which each output of a micro-batch is produced."""
-        return tuple(self.made_at.get(v, self.chunks - 1) for v in self.lines.outputs)
+        return tuple(self.made_at.get(v, self.chunks - 1) for v in self.region.outputs)
 
     def leaves(self, label: int) -> list[int]:
         """Return positions of the outputs that a micro-batch produces at a label."""
@@ -188,9 +188,9 @@ class Labels:
         found = []
         for label in range(self.count):
             mine = {i for i, at in enumerate(self.of) if at == label}
-            wanted = self.lines.read_by(mine)
+            wanted = self.region.read_by(mine)
             wanted |= {v for v in self._left(label) if v not in self.made_at}
-            more, _ = self.lines.needed(wanted, self._known(label))
+            more, _ = self.region.needed(wanted, self._known(label))
             found.append(frozenset(mine | more))
         return tuple(found)
 
@@ -199,7 +199,7 @@ class Labels:
         mine = self.equations[label]
         others = {i for i in mine if self.of[i] != label}
         is_again = any(self.of[i] is not None for i in others)
-        return self.lines.late(mine, others if is_again else ())
+        return self.region.late(mine, others if is_again else ())
 
     def _known(self, label: int) -> set[int]:
         """Return the values that a label does not recompute.
@@ -217,17 +217,17 @@ class Labels:
         if own.isdisjoint(self.remat):
             return known
         mine = (i for i, at in enumerate(self.of) if at == label)
-        read = self.lines.read_by(mine) | {*self._left(label)}
-        return known - (own - ((read | self.kept) - self.remat))
+        read = self.region.read_by(mine) | {*self._left(label)}
+        return known - (own - ((read | self.saved) - self.remat))
 
     @cached_property
     def reads(self) -> tuple[frozenset[int], ...]:
         """Values that every label reads of inputs and of other labels."""
         found = []
         for label, equations in enumerate(self.equations):
-            read = self.lines.read_by(equations) | {*self._left(label)}
-            made = self.lines.made_by(equations)
-            found.append(frozenset(read - made - self.lines.consts.keys()))
+            read = self.region.read_by(equations) | {*self._left(label)}
+            made = self.region.made_by(equations)
+            found.append(frozenset(read - made - self.region.consts.keys()))
         return tuple(found)
 
     def gives(self, label: int) -> list[int]:
@@ -237,7 +237,7 @@ class Labels:
         return sorted(v for v in wanted if self.made_at.get(v) == label)
 
     def _left(self, label: int) -> list[int]:
-        return [self.lines.outputs[k] for k in self.leaves(label)]
+        return [self.region.outputs[k] for k in self.leaves(label)]
 
 
 def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
@@ -247,9 +247,9 @@ def _placed(sides: Sides, at: Sequence[int | None]) -> list[int | None]:
     own pass; a backward op runs at no later chunk than that.
     """
     found: list[int | None] = []
-    maker, back, of_weights = sides.lines.maker, sides.is_backward, sides.of_weights
-    for i, reads in enumerate(sides.lines.reads):
-        if sides.is_free[i] or of_weights.issuperset(sides.lines.makes[i]):
+    maker, back, of_weights = sides.region.maker, sides.is_backward, sides.of_weights
+    for i, reads in enumerate(sides.region.reads):
+        if sides.is_free[i] or of_weights.issuperset(sides.region.makes[i]):
             found.append(None)
             continue
         made = [maker[v] for v in reads if v in maker]

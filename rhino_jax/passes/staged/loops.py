@@ -32,30 +32,30 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
       apart: the step.
       labels: of its micro-batches, with backward passes whole.
     """
-    lines, waited_for = labels.lines, labels.waited_for[1]
+    region, waited_for = labels.region, labels.waited_for[1]
     loops: dict[int, _SplitScan] = {}
-    for i, (makes, label) in enumerate(zip(lines.makes, labels.of, strict=True)):
+    for i, (makes, label) in enumerate(zip(region.makes, labels.of, strict=True)):
         wanted = [k for k, v in enumerate(makes) if v in waited_for]
         is_back = label is not None and labels.turn(label) == 1
-        if is_back and wanted and lines.ops[i].is_scan:
-            loop = _SplitScan(lines.ops[i], wanted)
+        if is_back and wanted and region.ops[i].is_scan:
+            loop = _SplitScan(region.ops[i], wanted)
             if loop.is_worth_it:
                 loops[i] = loop
     if not loops:
         return None
 
     def run(*arrays: Any) -> list[Any]:
-        env = dict(zip(lines.inputs, arrays, strict=True))
-        for i, each in enumerate(lines.ops):
+        env = dict(zip(region.inputs, arrays, strict=True))
+        for i, each in enumerate(region.ops):
             if i not in loops:
-                lines.run([i], env)
+                region.run([i], env)
                 continue
             with each.context():
-                results = loops[i].run(lines.arguments(i, env))
+                results = loops[i].run(region.arguments(i, env))
             env.update(zip(each.results, results, strict=True))
-        return [lines.result(v, env) for v in lines.outputs]
+        return [region.result(v, env) for v in region.outputs]
 
-    types = [lines.avals[v] for v in lines.inputs]
+    types = [region.avals[v] for v in region.inputs]
     return replace(apart, piece=without_dead_code(traced_on(run, types)))
 
 

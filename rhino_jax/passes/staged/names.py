@@ -47,29 +47,29 @@ class ValueNames:
         self.types.setdefault(key, aval)
         return key
 
-    def given(self, lines: FlatRegion, value: int) -> ValueKey:
+    def given(self, region: FlatRegion, value: int) -> ValueKey:
         """Return the key of a value that is read before, between or after the loop.
 
         Args:
-          lines: the program before, between or after it.
+          region: the program before, between or after it.
           value: its id there.
         """
-        at = lines.place.get(value)
+        at = region.place.get(value)
         if at is None:
             return self.made_after(value)
         if at < self.inputs:
-            return self._given(ValueKey(ValueKind.INPUT, at), lines.avals[value])
+            return self._given(ValueKey(ValueKind.INPUT, at), region.avals[value])
         return self.left(at - self.inputs)
 
-    def as_read(self, lines: FlatRegion, value: int, x: Any) -> Any:
+    def as_read(self, region: FlatRegion, value: int, x: Any) -> Any:
         """Return the array of a value as it is read: accumulated outputs converted.
 
         Args:
-          lines, value: as of `given`.
+          region, value: as of `given`.
           x: the array.
         """
-        at = lines.place.get(value, -1) - self.inputs
-        return x if at < 0 else self.apart.finished(at, x, lines.avals[value].dtype)
+        at = region.place.get(value, -1) - self.inputs
+        return x if at < 0 else self.apart.finished(at, x, region.avals[value].dtype)
 
     def entering(self, position: int) -> ValueKey:
         """Return the key of an input of micro-batches, by its position among these."""

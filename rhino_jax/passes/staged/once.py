@@ -30,7 +30,7 @@ def starts(labels: Labels, names: ValueNames) -> list[StagedTask]:
       labels: of micro-batches.
       names: keys of the values of the step.
     """
-    before, place = names.before, labels.lines.place
+    before, place = names.before, labels.region.place
     read = _read_by_groups(labels, place.keys() - labels.sides.coupled)
     found = []
     for group in range(labels.groups):
@@ -51,15 +51,15 @@ def between(labels: Labels, names: ValueNames) -> list[StagedTask]:
       labels: of micro-batches.
       names: keys of the values of the step.
     """
-    lines, first = names.between, 1 + len(names.apart.entering)
+    region, first = names.between, 1 + len(names.apart.entering)
     found = []
     for group, values in enumerate(_read_by_groups(labels, labels.sides.coupled)):
-        made = [labels.lines.place[v] - first for v in sorted(values)]
+        made = [labels.region.place[v] - first for v in sorted(values)]
         if made:
-            gives = {names.coupled(p): lines.outputs[p] for p in made}
-            ops, needed = lines.needed(gives.values())
+            gives = {names.coupled(p): region.outputs[p] for p in made}
+            ops, needed = region.needed(gives.values())
             at = TaskKind.BETWEEN, group, 0
-            found.append(_task(names, at, lines, ops, sorted(needed), gives))
+            found.append(_task(names, at, region, ops, sorted(needed), gives))
     return found
 
 
@@ -70,8 +70,8 @@ def updates(names: ValueNames, after: After) -> list[StagedTask]:
       names: keys of the values of the step.
       after: which ops run where.
     """
-    lines = names.after
-    results = {*lines.outputs}
+    region = names.after
+    results = {*region.outputs}
     # An accumulated output may be a result itself, up to its type.
     left = {v for v in results if names.is_left(v)}
     turns = {*after.equations, *((after.home(v), 0) for v in left)}
@@ -82,12 +82,12 @@ def updates(names: ValueNames, after: After) -> list[StagedTask]:
         wanted = results | {s.value for s in after.sent if s.source == group}
         for (other, later), more in after.equations.items():
             if other == group and later > turn:
-                wanted |= lines.read_by(more)
-        made = lines.made_by(ops)
-        reads = sorted((lines.read_by(ops) | finished) - made)
+                wanted |= region.read_by(more)
+        made = region.made_by(ops)
+        reads = sorted((region.read_by(ops) | finished) - made)
         gives = {names.made_after(v): v for v in sorted((made & wanted) | finished)}
         at = TaskKind.UPDATE, group, turn
-        found.append(_task(names, at, lines, ops, reads, gives))
+        found.append(_task(names, at, region, ops, reads, gives))
     return found
 
 
@@ -102,7 +102,7 @@ def _read_by_groups(labels: Labels, values: Collection[int]) -> list[set[int]]:
 def _task(
     names: ValueNames,
     at: tuple[TaskKind, int, int],
-    lines: FlatRegion,
+    region: FlatRegion,
     ops: Collection[int],
     reads: Sequence[int],
     gives: Mapping[ValueKey, int],
@@ -113,7 +113,7 @@ def _task(
     Args:
       names: keys of the values of the step.
       at: kind, submesh and round of the task.
-      lines: the program before, between or after the loop.
+      region: the program before, between or after the loop.
       ops: positions of those of its ops that run.
       reads: ids of the values that they read.
       gives: key → id of a result.
@@ -122,10 +122,10 @@ def _task(
 
     def run(*arrays: Any) -> list[Any]:
         pairs = zip(reads, arrays, strict=True)
-        env = {v: names.as_read(lines, v, x) for v, x in pairs}
-        lines.run(sorted(ops), env)
-        made = [lines.result(v, env) for v in gives.values()]
+        env = {v: names.as_read(region, v, x) for v, x in pairs}
+        region.run(sorted(ops), env)
+        made = [region.result(v, env) for v in gives.values()]
         return [*made, *map(names.apart.start, sums)]
 
-    keys = tuple(names.given(lines, v) for v in reads)
+    keys = tuple(names.given(region, v) for v in reads)
     return StagedTask(*at, keys, (*gives, *map(names.left, sums)), run)

@@ -87,18 +87,18 @@ def applied(
     slices = tuple(v for v in choice.recompute if v in stacked)
     forward = _forward_values(sides)
     again = forward.intersection(choice.recompute) - stacked
-    kept = forward.intersection(choice.keep)
+    saved = forward.intersection(choice.keep)
     if not slices:
-        return sides, again, kept
+        return sides, again, saved
     inside = tuple(v for v in choice.keep if v not in forward)
     decided = decide(flat, RematChoice(slices, inside))
     plan = RematPlan(flat, decided)
     piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
-    region, before = flat_region(piece), sides.lines
+    region, before = flat_region(piece), sides.region
     ids = dict(zip(region.inputs, before.inputs, strict=True))
     for makes, known in zip(region.makes, _numbers(sides, decided[None]), strict=True):
         ids.update(zip(makes, known, strict=True))
-    return replace(sides, lines=region.renamed(ids)), again, kept
+    return replace(sides, region=region.renamed(ids)), again, saved
 
 
 def offloaded(
@@ -121,7 +121,7 @@ def offloaded(
 
 def _forward_values(sides: Sides) -> frozenset[int]:
     """Return the results of forward ops."""
-    return frozenset(sides.lines.made_by(sides.forward))
+    return frozenset(sides.region.made_by(sides.forward))
 
 
 def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
@@ -130,7 +130,7 @@ def _numbers(sides: Sides, decided: Decided) -> list[tuple[int, ...]]:
     The id of a value that was not stacked before depends on that value alone: submeshes
     that are planned already know values by their ids.
     """
-    first, found = len(sides.program.values), list(sides.lines.makes)
+    first, found = len(sides.program.values), list(sides.region.makes)
     for k in decided.stacks.keys() | decided.added.keys():
         call = decided.block.ops[k].call
         left_out = {call.num_carry + slot for slot in decided.stacks.get(k, ())}
@@ -175,7 +175,7 @@ def in_ids_of_piece(choice: RematChoice, of: GroupProgram, sides: Sides) -> str:
         if key.kind is ValueKind.INSIDE and key.number in made
     }
     for op_id, place in of.places.items():
-        other = sides.lines.ops[sides.forward[place]].op
+        other = sides.region.ops[sides.forward[place]].op
         pair_ops(of.program, of.program.ops[op_id], sides.program, other, ids)
     alias = flatten(sides.program).alias
     outside = {alias.get(v, v): v for v in made}

@@ -66,7 +66,7 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
         count = len(found[k].terms) if k in found else 1
         places.append(range(len(leaving), len(leaving) + count))
         leaving += [crossing] * count
-    piece, at = _piece(apart, labels.lines, found)
+    piece, at = _piece(apart, labels.region, found)
     return replace(
         apart,
         piece=piece,
@@ -78,24 +78,24 @@ def apart_sums(apart: Apart, labels: Labels) -> Apart | None:
 
 def _shared(labels: Labels, position: int) -> _Shared | None:
     """Find the add of terms of two submeshes behind a sum over micro-batches."""
-    lines, sides = labels.lines, labels.sides
-    value = lines.outputs[position]
+    region, sides = labels.region, labels.sides
+    value = region.outputs[position]
     chain: list[tuple[int, int]] = []
-    while value in lines.maker:
-        at = lines.maker[value]
+    while value in region.maker:
+        at = region.maker[value]
         readers = sides.readers.get(value, ())
-        wanted = lines.outputs.count(value)
+        wanted = region.outputs.count(value)
         # A value that is read elsewhere as well is needed whole in any case.
         if len(readers) + wanted > 1 or at in (i for i, _ in chain):
             return None
         # The number of forward ops must not change: stages were chosen for them.
         if not sides.is_backward[at]:
             return None
-        traits, operands = lines.ops[at].op.traits, lines.ops[at].operands
+        traits, operands = region.ops[at].op.traits, region.ops[at].operands
         if traits.reducer == "sum" and traits.accumulates == (0, 1):
             made = [labels.made_at.get(v) for v in operands]
             groups = {labels.group(m) for m in made if m is not None}
-            is_alike = len({lines.avals[v].shape for v in operands}) == 1
+            is_alike = len({region.avals[v].shape for v in operands}) == 1
             if None in made or len(groups) < 2 or not is_alike:
                 return None
             return _Shared(operands, tuple(reversed(chain)))
@@ -119,7 +119,7 @@ def _may_split(traits: Traits, operand: int, operands: int) -> bool:
 
 
 def _piece(
-    apart: Apart, lines: FlatRegion, found: Mapping[int, _Shared]
+    apart: Apart, region: FlatRegion, found: Mapping[int, _Shared]
 ) -> tuple[Any, tuple[int | None, ...]]:
     """Return a micro-batch that outputs the terms, and chunks of its equations.
 
@@ -129,24 +129,24 @@ def _piece(
     def term(value: int, chain: Sequence[tuple[int, int]], env: dict[int, Any]) -> Any:
         x = env[value]
         for at, place in chain:
-            args = lines.arguments(at, env)
+            args = region.arguments(at, env)
             args[place] = x
-            (x,) = lines.ops[at].bind(args)
+            (x,) = region.ops[at].bind(args)
         return x
 
     def run(*arrays: Any) -> list[Any]:
-        env = dict(zip(lines.inputs, arrays, strict=True))
-        every = range(len(lines.ops))
-        lines.run(every, env, {i: str(i) for i in every})
+        env = dict(zip(region.inputs, arrays, strict=True))
+        every = range(len(region.ops))
+        region.run(every, env, {i: str(i) for i in every})
         left: list[Any] = []
-        for k, value in enumerate(lines.outputs):
+        for k, value in enumerate(region.outputs):
             if k in found:
                 left += [term(v, found[k].chain, env) for v in found[k].terms]
             else:
-                left.append(lines.result(value, env))
+                left.append(region.result(value, env))
         return left
 
-    types = [lines.avals[v] for v in lines.inputs]
+    types = [region.avals[v] for v in region.inputs]
     piece, tags = untagged(without_dead_code(traced_on(run, types)))
     if not apart.at:
         return piece, ()

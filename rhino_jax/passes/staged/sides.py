@@ -32,7 +32,7 @@ class Sides:
 
     Attributes:
       flat: a micro-batch; its calls are ops.
-      lines: its ops, by position.
+      region: its ops, by position.
       is_free: for every op.
       is_backward: for every op; none of these is free.
       parameters: ids of the inputs that depend on other arrays than the data: weights,
@@ -42,7 +42,7 @@ class Sides:
     """
 
     flat: FlatProgram
-    lines: FlatRegion
+    region: FlatRegion
     is_free: tuple[bool, ...]
     is_backward: tuple[bool, ...]
     parameters: frozenset[int]
@@ -73,7 +73,7 @@ class Sides:
         first = sorted(self.ahead)
         return replace(
             self,
-            lines=self.lines.with_copies(self.ahead, range(early)),
+            region=self.region.with_copies(self.ahead, range(early)),
             is_free=(*(self.is_free[i] for i in first), *self.is_free),
             is_backward=(*(False for _ in first), *self.is_backward),
             ahead=frozenset(range(count)),
@@ -93,11 +93,11 @@ class Sides:
     @property
     def readers(self) -> dict[int, tuple[int, ...]]:
         """Value → the equations that read it."""
-        return self.lines.readers
+        return self.region.readers
 
     def is_free_value(self, value: int) -> bool:
         """Whether every submesh has a value, or computes it for itself."""
-        at = self.lines.maker.get(value)
+        at = self.region.maker.get(value)
         if at is not None:
             return self.is_free[at]
         return value not in self.parameters | self.coupled
@@ -106,11 +106,11 @@ class Sides:
     def of_weights(self) -> frozenset[int]:
         """Values of parameters alone, by no contraction: slices of layer stacks."""
         found = set(self.parameters)
-        for i, reads in enumerate(self.lines.reads):
-            op = self.lines.ops[i].op
+        for i, reads in enumerate(self.region.reads):
+            op = self.region.ops[i].op
             is_light = op.call is None and not op.traits.is_contraction
             if is_light and reads and found.issuperset(reads):
-                found.update(self.lines.makes[i])
+                found.update(self.region.makes[i])
         return frozenset(found - self.parameters)
 
     @cached_property
@@ -127,7 +127,7 @@ class Sides:
         and waits for that of the layers that read its results. Only of equations with
         regions, and without pairs of which the second depends on the first anyway.
         """
-        ops = [each.op for each in self.lines.ops]
+        ops = [each.op for each in self.region.ops]
         if all(ops[i].call is None for i in self.backward):
             return frozenset()
         rank = {i: i for i in self.forward}
@@ -135,9 +135,9 @@ class Sides:
         waits: dict[int, set[int]] = {}  # of backward equations, for forward ones
         for i in self.backward:
             home, mine = self.homes[i], set[int]()
-            for v in self.lines.reads[i]:
+            for v in self.region.reads[i]:
                 if self._is_of_backward(v):
-                    mine |= waits[self.lines.maker[v]]
+                    mine |= waits[self.region.maker[v]]
                 else:
                     mine.update(self._limits(v, (), rank))
             if home is None or ops[i].call is None:
@@ -147,7 +147,7 @@ class Sides:
                 found.update((home, at) for at in mine)
         needs: dict[int, int] = {}  # sets of equations, as bits
         for i in self.forward:
-            made_by = {self.lines.maker.get(v, -1) for v in self.lines.reads[i]}
+            made_by = {self.region.maker.get(v, -1) for v in self.region.reads[i]}
             needs[i] = 1 << i
             for j in made_by & needs.keys():
                 needs[i] |= needs[j]
@@ -170,21 +170,21 @@ class Sides:
           For every equation its rank; None of free ones.
         """
         top = max(rank.values(), default=0)
-        of: list[int | None] = [None] * len(self.lines.reads)
-        for i, reads in enumerate(self.lines.reads):
+        of: list[int | None] = [None] * len(self.region.reads)
+        for i, reads in enumerate(self.region.reads):
             if not self.is_free[i]:
                 limits = [limit for v in reads for limit in self._limits(v, of, rank)]
                 of[i] = min(limits, default=top) if self.is_backward[i] else rank[i]
         for i in reversed(self.backward):
-            waits = any(self._is_of_backward(v) for v in self.lines.reads[i])
-            later = {j for v in self.lines.makes[i] for j in self.readers.get(v, ())}
+            waits = any(self._is_of_backward(v) for v in self.region.reads[i])
+            later = {j for v in self.region.makes[i] for j in self.readers.get(v, ())}
             known = [r for j in later if (r := of[j]) is not None]
             if known and not waits and (mine := of[i]) is not None:
                 of[i] = min(mine, max(known))
         return tuple(of)
 
     def _is_of_backward(self, value: int) -> bool:
-        at = self.lines.maker.get(value)
+        at = self.region.maker.get(value)
         return at is not None and self.is_backward[at]
 
     def _limits(
@@ -193,7 +193,7 @@ class Sides:
         """Yield the highest rank, if any, that a backward reader of it may have."""
         if self.is_free_value(value):
             return
-        at = self.lines.maker.get(value)
+        at = self.region.maker.get(value)
         if at is not None and self.is_backward[at]:
             found = of[at]
         else:
@@ -278,19 +278,19 @@ def _sides_of(
     early: int,
 ) -> Sides:
     flat = flatten(import_jaxpr(piece, name=name), piece, is_top_entered=False)
-    lines = flat.top.with_consts(jaxpr_consts(piece))
+    region = flat.top.with_consts(jaxpr_consts(piece))
     parameters = frozenset(
         value
-        for value, made_of in zip(lines.inputs[1:], sources, strict=True)
-        if made_of - data and _is_array(lines.avals[value])
+        for value, made_of in zip(region.inputs[1:], sources, strict=True)
+        if made_of - data and _is_array(region.avals[value])
     )
-    coupled = frozenset(lines.inputs[1 + entering :])
-    ahead, _ = lines.needed(lines.outputs[:early])
+    coupled = frozenset(region.inputs[1 + entering :])
+    ahead, _ = region.needed(region.outputs[:early])
     is_free: list[bool] = []
     is_backward: list[bool] = []
-    for i, reads in enumerate(lines.reads):
-        op = lines.ops[i].op
-        made_by = [lines.maker[v] for v in reads if v in lines.maker]
+    for i, reads in enumerate(region.reads):
+        op = region.ops[i].op
+        made_by = [region.maker[v] for v in reads if v in region.maker]
         is_free.append(
             not (parameters | coupled) & set(reads)
             and all(is_free[j] for j in made_by)
@@ -307,7 +307,7 @@ def _sides_of(
         )
     return Sides(
         flat=flat,
-        lines=lines,
+        region=region,
         is_free=tuple(is_free),
         is_backward=tuple(
             b and not f for f, b in zip(is_free, is_backward, strict=True)

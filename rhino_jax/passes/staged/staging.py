@@ -95,7 +95,7 @@ def staged(
         stages = stages if apart.at else _stages_of(sides, before, stages)
     sent = offloaded(sides, remat, asked)
     if remat.values:
-        sides, again, kept = applied(sides, apart, remat.choice, asked)
+        sides, again, saved = applied(sides, apart, remat.choice, asked)
         labels = Labels.at(
             sides,
             stages,
@@ -103,11 +103,11 @@ def staged(
             is_split=is_split,
             recomputed=remat.chunks,
             remat=again,
-            kept=kept,
+            saved=saved,
         )
     if is_twice:
         labels = labels.twice(apart.early)
-    names = ValueNames(apart, labels.lines)
+    names = ValueNames(apart, labels.region)
     return _Staging(apart, labels, names, sent, tuple(together)).step()
 
 
@@ -124,12 +124,12 @@ def _stages_of(sides: Sides, before: Sides, stages: Sequence[int]) -> list[int]:
     pair_regions(now, now.body, then, then.body, ids)
     known: dict[int, int] = {}
     for i, chunk in zip(before.forward, stages, strict=True):
-        known.update(dict.fromkeys(before.lines.makes[i], chunk))
+        known.update(dict.fromkeys(before.region.makes[i], chunk))
     of_value: dict[int, int] = {}
     found = []
     for i in sides.forward:
-        makes = sides.lines.makes[i]
-        read = max((of_value.get(v, 0) for v in sides.lines.reads[i]), default=0)
+        makes = sides.region.makes[i]
+        read = max((of_value.get(v, 0) for v in sides.region.reads[i]), default=0)
         chunk = max((known.get(ids.get(v, -1), read) for v in makes), default=read)
         found.append(chunk)
         of_value.update(dict.fromkeys(makes, chunk))
@@ -205,10 +205,10 @@ class _Staging:
         )
 
     def _piece(self, label: int) -> StagedTask:
-        names, labels, lines = self.names, self.labels, self.labels.lines
+        names, labels, region = self.names, self.labels, self.labels.region
         equations, gives = labels.ordered(label), labels.gives(label)
         reads, sums = sorted(labels.reads[label]), labels.leaves(label)
-        index = lines.inputs[0]
+        index = region.inputs[0]
         stacks = any(self.apart.leaving[k].how == "stacked" for k in sums)
         if stacks and index not in reads:
             reads = [index, *reads]
@@ -222,13 +222,13 @@ class _Staging:
 
         def run(*arrays: Any) -> list[Any]:
             env = dict(zip(reads, arrays, strict=False))
-            lines.run(equations, env, tags)
+            region.run(equations, env, tags)
             so_far = zip(sums, arrays[len(reads) :], strict=True)
             return [
                 *(env[v] for v in gives),
                 *(
                     self.apart.combined(
-                        k, x, lines.result(lines.outputs[k], env), env.get(index)
+                        k, x, region.result(region.outputs[k], env), env.get(index)
                     )
                     for k, x in so_far
                 ),
@@ -272,9 +272,9 @@ class _Staging:
     @cached_property
     def after(self) -> After:
         names, labels, apart = self.names, self.labels, self.apart
-        lines, place = names.after, labels.lines.place
+        region, place = names.after, labels.region.place
         left = {
-            lines.inputs[names.inputs + k]: labels.group(at)
+            region.inputs[names.inputs + k]: labels.group(at)
             for k, at in enumerate(labels.left_at)
         }
         users: dict[int, set[int]] = {}
@@ -286,13 +286,13 @@ class _Staging:
         for slots in self.together:
             if read := [at[i] for i in slots if i in at]:
                 at = {**dict.fromkeys(slots, min(read)), **at}
-        known = {lines.inputs[i]: group for i, group in at.items()}
+        known = {region.inputs[i]: group for i, group in at.items()}
         ties = [
-            (v, lines.inputs[end.state_of])
-            for v, end in zip(lines.outputs, apart.cut.program.outputs, strict=True)
-            if v not in lines.consts and end.state_of is not None
+            (v, region.inputs[end.state_of])
+            for v, end in zip(region.outputs, apart.cut.program.outputs, strict=True)
+            if v not in region.consts and end.state_of is not None
         ]
-        return After.of(lines, known, left, ties)
+        return After.of(region, known, left, ties)
 
     def _sends_after(self) -> Iterator[TaskSend]:
         for sent in sorted(self.after.sent, key=lambda s: (s.round, s.value, s.target)):

@@ -123,7 +123,7 @@ def _reads(
 ) -> Iterator[tuple[int, PartOf | None, list[int]]]:
     """Yield (input, its stack part or None, forward ops that read no other state)."""
     stack_of = {i: k for k, s in enumerate(of_step.stacks) for i in s.slots}
-    for value, sources in zip(sides.lines.inputs[1:], apart.sources, strict=True):
+    for value, sources in zip(sides.region.inputs[1:], apart.sources, strict=True):
         state = sources - apart.data
         ops = [i for i in sides.readers.get(value, ()) if i in sides.forward]
         ends = (of_step.inputs[i] for i in state)

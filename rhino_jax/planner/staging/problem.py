@@ -55,17 +55,17 @@ def problem_of(
     _check_passes(sides, len(group_of))
     place = {i: k for k, i in enumerate(sides.forward)}
     forward_s, backward_s = _seconds(sides, place, shapes.seconds[shapes.places[0]])
-    devices, stages, lines = shapes.devices(0), len(group_of), sides.lines
+    devices, stages, region = shapes.devices(0), len(group_of), sides.region
     left, values, has_backward = [0] * len(place), [], bool(sides.backward)
     for i in place:
-        for v in lines.makes[i]:
+        for v in region.makes[i]:
             readers = sides.readers.get(v, ())
             ahead = tuple(place[r] for r in readers if r in place and r != i)
-            size = lines.bytes(v) // devices
+            size = region.bytes(v) // devices
             if any(sides.is_backward[r] for r in readers):
                 left[place[i]] += size
             if ahead:
-                back = size if has_backward and _is_float(lines.avals[v]) else 0
+                back = size if has_backward and _is_float(region.avals[v]) else 0
                 values.append(cutting.CutValue(place[i], ahead, size, back))
     values += [
         cutting.CutValue(place[home], (place[at],), 0) for home, at in sides.not_before
@@ -73,8 +73,8 @@ def problem_of(
     parameters = [
         cutting.Parameter(
             tuple(place[r] for r in sides.readers.get(v, ()) if r in place),
-            STATE_COPIES * lines.bytes(v) // devices,
-            lines.bytes(v) // devices,
+            STATE_COPIES * region.bytes(v) // devices,
+            region.bytes(v) // devices,
         )
         for v in sorted(sides.parameters)
     ]
@@ -238,14 +238,14 @@ def _cost(
 ) -> StageCost:
     if not labels.is_split:
         return whole
-    count, lines, made = labels.chunks, labels.lines, labels.made_at
+    count, region, made = labels.chunks, labels.region, labels.made_at
     back, late = 2 * count - 1 - chunk, 3 * count - 1 - chunk
     ahead = {v for v, at in made.items() if at == chunk} | labels.reads[chunk]
     left = ahead & (labels.reads[back] | labels.reads[late]) & made.keys()
     handed = (labels.reads[late] & made.keys()) - ahead
 
     def size(values: Set[int]) -> int:
-        return sum(lines.bytes(v) for v in values) // devices
+        return sum(region.bytes(v) for v in values) // devices
 
     return replace(
         whole,

@@ -48,7 +48,7 @@ def made_forward(of: Sides) -> dict[int, int]:
         for i in of.forward
         for value, number in zip(
             of.program.ops[of.program.body.ops[i]].results,
-            of.lines.makes[i],
+            of.region.makes[i],
             strict=True,
         )
     }

@@ -60,13 +60,13 @@ def sides(args) -> Sides:
 
 def crossing(of: Sides) -> dict[int, tuple[str, int]]:
     """Id of what the backward pass reads of the forward pass → op, and bytes."""
-    read = {v for i in of.backward for v in of.lines.reads[i]}
+    read = {v for i in of.backward for v in of.region.reads[i]}
     found = {}
     for i in of.forward:
         op = of.program.ops[of.program.body.ops[i]]
-        for value, number in zip(op.results, of.lines.makes[i], strict=True):
+        for value, number in zip(op.results, of.region.makes[i], strict=True):
             if number in read:
-                found[value] = op.name, of.lines.bytes(number)
+                found[value] = op.name, of.region.bytes(number)
     return found
 
 

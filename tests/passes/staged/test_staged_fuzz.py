@@ -21,13 +21,13 @@ from tests.passes.staged.helpers_staged import check, taken_apart
 
 def residuals(sides: Sides) -> list[int]:
     """Ids of what the backward pass reads of the forward pass."""
-    read = {v for i in sides.backward for v in sides.lines.reads[i]}
+    read = {v for i in sides.backward for v in sides.region.reads[i]}
     ops = sides.program.ops
     return [
         value
         for i in sides.forward
         for value, number in zip(
-            ops[sides.program.body.ops[i]].results, sides.lines.makes[i], strict=True
+            ops[sides.program.body.ops[i]].results, sides.region.makes[i], strict=True
         )
         if number in read
     ]

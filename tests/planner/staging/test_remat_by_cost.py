@@ -72,7 +72,7 @@ def all_choices(asked):
         for at in sides.forward
         for value, number in zip(
             sides.program.ops[sides.program.body.ops[at]].results,
-            sides.lines.makes[at],
+            sides.region.makes[at],
             strict=True,
         )
         if number in crossing
