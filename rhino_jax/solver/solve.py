@@ -135,11 +135,10 @@ def solve_overlapped(
         if overlap.hides_nothing or bound > effort.cutoff_s:
             break
         weights.learn(weight, labels)
-        is_over = time.monotonic() > effort.deadline
         if len(weights.tried) >= effort.max_weights:
             break
         later = weights.next()
-        if later is None or is_over:
+        if later is None or time.monotonic() > effort.deadline:
             break
         weight = later
     return Solution(
