@@ -5,7 +5,7 @@
 ... def train_step(params, opt_state, batch): ...
 
 How a sharding is found: the matmul of a small function, followed through every pass.
-`dump=` writes the result of each to the file whose name is next to it:
+`dump=` names the folder to which each pass writes its result, in the file named here:
 
     def step(w, x):
         return jnp.tanh(x @ w).sum()
@@ -25,8 +25,8 @@ reads the nodes of both arguments. (01_inline.txt)
 
     n2 dot_general %2: bf16[65536,8192]  reads n1 n0
 
-What holds on any mesh: `d2` is the index range of the rows of `x`, of the matmul and of
-all that follows. (02_analyse.txt)
+It also finds what holds on any mesh: `d2` is the index range of the rows of `x`, of the
+matmul and of all that follows. (02_analyse.txt)
 
     n2 dot_general %2  dims (d2 d1)
 

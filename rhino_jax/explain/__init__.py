@@ -9,5 +9,6 @@ sentences), `explaining` (constraints on a layout, and all of these for every la
 `why` (the result as data, and as a table); of several stages `where` (the stage
 of a value, and its reason) and `in_stages` (stage by stage); `questions` (all of it
 from a plan, and experts' recipes as plans); `diff` (two plans); `plan` (the data of a
-plan, with methods, each of which calls a function of another package).
+plan, with methods, each of which calls a function of another package). `report` makes
+text and HTML of all results.
 """
