@@ -21,7 +21,7 @@ from rhino_jax.passes import (
     spmd_pipeline,
 )
 from rhino_jax.passes.program_pass import ProgramPass
-from rhino_jax.passes.remat import rewrite, unremat
+from rhino_jax.passes.remat import emit as remat, unremat
 from rhino_jax.rewrite.retraced import reimported
 
 
@@ -31,7 +31,7 @@ PASSES: Mapping[str, ProgramPass] = {
         interleaved.PASS,
         unremat.PASS,
         chunks.PASS,
-        rewrite.PASS,
+        remat.PASS,
         microbatch.PASS,
         spmd_pipeline.PASS,
         deferred_reductions.PASS,

@@ -3,20 +3,20 @@
 In: a closed jaxpr with its program; the sharding of a first plan of it, and its costs.
 Out: a closed jaxpr of the same arguments and results, in which partial sums over mesh
 axes are leading dims of values, reduced where that is cheapest.
-Order: `linear` (ops that commute with a sum), `reach` (values that can be unreduced),
-`flow` and `sites` (those that should be, under a plan), `accumulated` (loops whose sums
-should be under any plan), `choice` (as text); `values`, `pieces`, `loops` and `emit`
-(the new jaxpr).
+Order: `reach` (ops that commute with a sum, and values that can be unreduced), `flow`
+and `sites` (those that should be, under a plan), `accumulated` (loops whose sums should
+be under any plan), `pieces` (the choice, also as text; ops on unreduced values),
+`values`, `loops` and `emit` (the new jaxpr).
 """
 
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS
 from rhino_jax.passes.deferred_reductions.accumulated import accumulated
-from rhino_jax.passes.deferred_reductions.choice import (
+from rhino_jax.passes.deferred_reductions.emit import delayed
+from rhino_jax.passes.deferred_reductions.pieces import (
     DeferredGroup,
     as_text,
     from_text,
 )
-from rhino_jax.passes.deferred_reductions.emit import delayed
 from rhino_jax.passes.deferred_reductions.sites import Site, SitePrices, sites
 from rhino_jax.passes.program_pass import ProgramPass
 

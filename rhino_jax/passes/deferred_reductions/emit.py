@@ -31,14 +31,15 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.deferred_reductions import loops
-from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, from_text
-from rhino_jax.passes.deferred_reductions.linear import linear_ways
 from rhino_jax.passes.deferred_reductions.pieces import (
+    DeferredGroup,
     batched,
     can_split,
+    from_text,
     in_pieces,
     unsaid,
 )
+from rhino_jax.passes.deferred_reductions.reach import linear_ways
 from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
 from rhino_jax.rewrite.retraced import retraced
 

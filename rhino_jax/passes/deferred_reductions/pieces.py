@@ -1,8 +1,11 @@
-"""Run ops batched over leading dims that stand for mesh axes."""
+"""Run ops batched over leading dims that stand for mesh axes; and the choice of sums to
+defer, as records and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,7 +13,39 @@ from jax import lax
 
 from rhino_jax._compat import bind_eqn
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.passes.deferred_reductions.choice import Split
+from rhino_jax.utils.codec import from_json, to_json
+
+
+Split = tuple[tuple[int, int], ...]
+"""How an op's unreduced sum is divided: (index of a mesh axis of the group, factor that
+it shards); per factor, major axis first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredGroup:
+    """Values that are unreduced over the same mesh axes.
+
+    Attributes:
+      pieces: sizes of the leading dims of unreduced values, one per mesh axis.
+      made: op id → how its summed factors are divided; its result is unreduced.
+      open: ids of the values that stay unreduced; any other value is reduced when it is
+        read.
+    """
+
+    pieces: tuple[int, ...]
+    made: Mapping[int, Split]
+    open: frozenset[int]
+
+
+def as_text(groups: Iterable[DeferredGroup]) -> str:
+    """Return groups as the choice that `delayed` takes; empty for no groups."""
+    said = to_json(tuple(groups))
+    return json.dumps(said, sort_keys=True, separators=(",", ":")) if said else ""
+
+
+def from_text(choice: str) -> Sequence[DeferredGroup]:
+    """Parse the groups that `as_text` wrote."""
+    return from_json(tuple[DeferredGroup, ...], json.loads(choice or "[]"))
 
 
 def unsaid(params: Mapping[str, Any]) -> Mapping[str, Any] | None:

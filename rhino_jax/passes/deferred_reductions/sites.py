@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, Split
 from rhino_jax.passes.deferred_reductions.flow import FlowNetwork
-from rhino_jax.passes.deferred_reductions.linear import sums
-from rhino_jax.passes.deferred_reductions.pieces import can_split
-from rhino_jax.passes.deferred_reductions.reach import Reach, reach, visible
+from rhino_jax.passes.deferred_reductions.pieces import DeferredGroup, Split, can_split
+from rhino_jax.passes.deferred_reductions.reach import Reach, reach, sums, visible
 
 
 Axes = tuple[int, ...]

@@ -4,6 +4,6 @@ In: a closed jaxpr, its program, and a `choice.RematChoice` as text.
 Out: a closed jaxpr with the same results and fewer residuals on the device.
 Order: `late` (which ops are of the backward pass), `residual_stacks` (residuals that
 loops stack), `choice`, `rerun` and `decided` (which ops run again), `slices`,
-`recomputed`, `offload`, `frame`, `emit` (the new jaxpr), `rewrite` (the pass);
-`unremat` (a pass that removes jax.checkpoint).
+`recomputed`, `frame` (values, on the device or the host), `emit` (the pass); `unremat`
+(a pass that removes jax.checkpoint).
 """

@@ -1,4 +1,4 @@
-"""Run a program op by op with its remat changes applied."""
+"""The remat pass: run a program op by op with its remat changes applied."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rhino_jax.passes.remat.decided import Decided, LoopPair, leaves
-from rhino_jax.passes.remat.frame import Frame, Read, RematPlan
-from rhino_jax.passes.remat.offload import from_host, to_host, waits_on_host
+from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import RECOMPUTE, Transform
+from rhino_jax.passes.program_pass import ProgramPass, Trial, TrialKind
+from rhino_jax.passes.remat.choice import RematChoice
+from rhino_jax.passes.remat.decided import Decided, LoopPair, decide, leaves
+from rhino_jax.passes.remat.frame import (
+    Frame,
+    Read,
+    RematPlan,
+    from_host,
+    to_host,
+    waits_on_host,
+)
 from rhino_jax.passes.remat.recomputed import RematValues
 from rhino_jax.passes.remat.slices import LoopRange, SlicedStacks
 from rhino_jax.rewrite.emit import scan_like
 from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flatten import flatten
+from rhino_jax.rewrite.retraced import retraced
 
 
 def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
@@ -227,3 +239,30 @@ def emit_recomputed(
         if value in pair.again.values:
             source = partial(remat.value, value)
         inner.sources[inner.block.inputs[position]] = source
+
+
+def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
+    """Retrace a function with the chosen values recomputed or offloaded.
+
+    Args:
+      closed_jaxpr: the function.
+      program: imported from it.
+      choice: a `RematChoice` as text.
+    """
+    flat = flatten(program, closed_jaxpr)
+    decided = decide(flat, RematChoice.parse(choice))
+    plan = RematPlan(flat, decided)
+    return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
+
+
+def _extent(remat: Transform) -> str:
+    """Return how many values a choice of remat recomputes or offloads."""
+    counts = ((key, len(remat.chosen.get(key, ()))) for key in ("recompute", "offload"))
+    words = {"recompute": "recomputed", "offload": "offloaded"}
+    found = ", ".join(f"{n} {words[key]}" for key, n in counts if n)
+    return f" ({found})" if found else ""
+
+
+PASS = ProgramPass(
+    RECOMPUTE, recomputed, trial=Trial(TrialKind.SELECTED, _extent, "recompute")
+)

@@ -4,10 +4,10 @@ In: a closed jaxpr with its loop over micro-batches (`passes.microbatch`), and t
 number of stages.
 Out: the function of one stage (`on_stage`), to run inside of `shard_map` over the axis
 `stage`: stacks `[L, …]` are its L/S layers, and collectives are over that axis.
-Order: `found` (the loop over micro-batches, or why there is none), `body` (a
-micro-batch: its layers, stacks, `sums`), `step` (ops around the loop), `along` (ops on
-a stage's layers), `run` (micro-batches in ticks, and what lies between scans, divided
-among stages), `spread` (permutes between stages), `emit` (the pass).
+Order: `body` (a micro-batch: its layers, stacks, sums), `step` (the loop over
+micro-batches, or why there is none; ops around it), `along` (ops on a stage's layers),
+`run` (micro-batches in ticks, and what lies between scans, divided among stages),
+`spread` (permutes between stages), `emit` (the pass).
 """
 
 from rhino_jax.passes.spmd_pipeline.emit import AXIS, PASS, on_stage

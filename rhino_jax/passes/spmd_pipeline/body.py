@@ -1,4 +1,5 @@
-"""Phases of a micro-batch: scans over layers, and ops before, between and after them.
+"""Phases of a micro-batch: scans over layers, ops before, between and after them, and
+carries of the loop over micro-batches, with how they accumulate.
 
 Layers are spread over stages, L/S on each, and so is every stack `[L, …]` of theirs:
 weights, residuals of the forward pass, gradients.
@@ -19,10 +20,60 @@ from rhino_jax.passes.spmd_pipeline.along import (
     Stacked,
     StackedRegion,
     makes_along,
+    passes_on,
     reads_along,
 )
-from rhino_jax.passes.spmd_pipeline.sums import Sum, sum_of
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """An output that micro-batches accumulate, a carry of the loop over them.
+
+    Attributes:
+      part: value of one micro-batch that is accumulated; None: the carry is passed
+        through.
+      how: its reducer, as "sum"; "unchanged": all micro-batches output the same value.
+      steps: positions of the ops that accumulate it.
+    """
+
+    part: int | None
+    how: str
+    steps: tuple[int, ...]
+
+
+def sum_of(region: FlatRegion, carry: int, value: int) -> Sum:
+    """Return how a carry accumulates.
+
+    Args:
+      region: ops of a micro-batch.
+      carry: id of the carry, an input.
+      value: id of the output that is the carry of the next micro-batch.
+    """
+    if value == carry or value in region.consts:
+        return Sum(None, "unchanged", ())
+    result, steps = _passed(region, value)
+    if (at := region.maker.get(result)) is not None:
+        traits, operands = region.ops[at].op.traits, region.ops[at].operands
+        is_pair = traits.is_elementwise and len(operands) == 2
+        for k in traits.accumulates if is_pair else ():
+            mine, back = _passed(region, operands[k])
+            if mine == carry:
+                return Sum(operands[1 - k], traits.reducer, (*steps, at, *back))
+    return Sum(value, "unchanged", ())
+
+
+def _passed(region: FlatRegion, value: int) -> tuple[int, list[int]]:
+    """Trace a value back through converts and sharding constraints.
+
+    Returns:
+      The value that it comes from, and positions of these ops.
+    """
+    steps = []
+    while (at := region.maker.get(value)) is not None and passes_on(region.ops[at].op):
+        steps.append(at)
+        (value,) = region.ops[at].operands
+    return value, steps
 
 
 class EquationPhase(enum.Enum):

@@ -20,9 +20,8 @@ from rhino_jax.frontend.regions import PLAIN_CALLS
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import ONE_PROGRAM, num_microbatches
 from rhino_jax.passes.program_pass import ProgramPass
-from rhino_jax.passes.spmd_pipeline.found import find
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
-from rhino_jax.passes.spmd_pipeline.step import OnStage, step_of
+from rhino_jax.passes.spmd_pipeline.step import OnStage, find, step_of
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import without_captured
 

@@ -11,9 +11,8 @@ from jax import lax
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.passes.spmd_pipeline.along import StageValues
-from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody
+from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody, Sum
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
-from rhino_jax.passes.spmd_pipeline.sums import Sum
 from rhino_jax.rewrite.flat import FlatOp
 
 

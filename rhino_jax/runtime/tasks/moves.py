@@ -4,7 +4,7 @@ Offload residuals to host memory between forward and backward tasks.
 
 Tasks are compiled as if all were on their devices: offloaded residuals are copied out
 after the forward task and copied in ahead of the backward task, overlapping with
-compute. For offload inside of one program, see `passes.remat.offload`.
+compute. For offload inside of one program, see `passes.remat.frame`.
 
 Device memory is allocated when a task is dispatched, and an offloaded residual frees
 its own when the copy has ended: so the dispatcher waits for that before it allocates

@@ -217,7 +217,7 @@ class ResidualReader:
             tuple(sorted(uses)),
             self._needs(remat),
             sum(map(self._line_s, lines)) if lines else None,
-            None,  # Not offloaded: see `passes.remat.offload`.
+            None,  # Not offloaded: see `passes.remat.frame`.
             None,
             *self._layer(port.node),
             work=self._work(lines),
