@@ -20,7 +20,7 @@ from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.per_microbatch import notes_of_microbatches
 from rhino_jax.planner.storage import best_stored, stored_as, with_storage_note
-from rhino_jax.planner.variant_search import Search, Solved, VariantCandidate
+from rhino_jax.planner.variant_search import Search, Solved
 from rhino_jax.planner.variants import AllowedPasses, Explorer
 from rhino_jax.utils.gc import no_garbage_collection
 
@@ -65,7 +65,7 @@ def best_cut(
     allowed = AllowedPasses(auto, places)
     explorer = Explorer(search, first, allowed)
     if not first.fits and auto:
-        explorer.least = _least_memory(search, allowed)
+        explorer.least = _least_memory(search, allowed).best
     if explorer.has_more:
         search, found = explorer.best()
         if not first.fits:
@@ -95,17 +95,17 @@ def best_cut(
     return with_storage_note(plan)
 
 
-def _least_memory(search: Search, allowed: AllowedPasses) -> VariantCandidate:
-    """Return the variant with the smallest peak.
+def _least_memory(search: Search, allowed: AllowedPasses) -> LeastMemory:
+    """Return the search for the variant with the smallest peak, as far as it takes to
+    find one that fits.
 
     Raises:
-      InfeasiblePlanError: it does not fit, and so no variant does.
+      InfeasiblePlanError: no variant fits.
     """
     least = LeastMemory(search, allowed)
-    best = least.best()
-    if best.found.solved[0].solution.peak > search.request.memory_budget_bytes:
-        raise error_of(least, best)
-    return best
+    if not least.fits():
+        raise error_of(least, least.best())
+    return least
 
 
 def as_requested(search: Search, recompute: str) -> Search:

@@ -8,6 +8,7 @@ influence here except on which copies are too small to be counted.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -58,6 +59,7 @@ class LeastMemory:
       search: the search of the user's program.
       allowed: the passes that may be tried.
       variants: the variants so far, each with its plan of the smallest peak.
+      left: plans the variants that are left, with pauses.
       refused: why the batch cannot be split into micro-batches; None: it can, or this
         is unknown yet.
     """
@@ -65,10 +67,12 @@ class LeastMemory:
     search: Search
     allowed: AllowedPasses
     variants: Variants = field(init=False)
+    left: Iterator[None] = field(init=False)
     refused: MicrobatchError | None = None
 
     def __post_init__(self) -> None:
         self.variants = Variants(self.search, find=_minimum)
+        self.left = self._each()
 
     @property
     def tried(self) -> list[VariantCandidate]:
@@ -77,18 +81,33 @@ class LeastMemory:
 
     def best(self) -> VariantCandidate:
         """Return the variant with the smallest peak."""
+        deque(self.left, maxlen=0)
+        return min(self.tried, key=lambda t: t.peak_bytes)
+
+    def fits(self) -> bool:
+        """Whether any variant fits the budget; the search pauses at the first."""
+        budget = self.search.request.memory_budget_bytes
+
+        def has_one() -> bool:
+            return any(t.found.solved[0].solution.peak <= budget for t in self.tried)
+
+        return any(has_one() for _ in self.left) or has_one()
+
+    def _each(self) -> Iterator[None]:
+        """Plan the variants, with pauses."""
         self.variants.plan("baseline")
         (written,) = self.tried
+        yield
         self.variants.meshes = written.found.meshes[:MAX_MESHES]
         for done in self._recomputed(written):
             before = len(self.tried)
-            self._cut(done)
+            yield from self._cut(done)
             if before == len(self.tried) and done:
                 self.variants.plan(_name(done), done)
+            yield
         for each, trial in trials(TrialKind.WHILE_BETTER):
             if trial.for_memory:
                 self._try_last(each.name, trial)
-        return min(self.tried, key=lambda t: t.peak_bytes)
 
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
         """Yield passes without micro-batches: none, and remat that saves least."""
@@ -108,8 +127,9 @@ class LeastMemory:
         least = least_choice(kept.found.solved[0])
         return (as_pass(least),) if least else ()
 
-    def _cut(self, before: Passes) -> None:
-        """Try numbers of micro-batches, largest first, while the peak gets lower."""
+    def _cut(self, before: Passes) -> Iterator[None]:
+        """Try numbers of micro-batches, largest first, while the peak gets lower, with
+        pauses."""
         if self.refused is not None:
             return
         try:
@@ -123,6 +143,7 @@ class LeastMemory:
             cut = self.variants.plan(_name(done), done)
             if cut is None or (last is not None and cut.peak_bytes >= last.peak_bytes):
                 return
+            yield
             last = cut
 
     def _may(self, name: str) -> bool:

@@ -91,8 +91,8 @@ class Explorer:
       search: the search of the program without further passes.
       written: its result.
       allowed: the passes that may be tried.
-      least: the variant with the smallest peak, where the program without passes does
-        not fit; planned where no other variant fits.
+      least: finds the variant with the smallest peak, where the program without passes
+        does not fit; called where no other variant fits.
       variants: the program at level "fast", from which variants are explored at any
         level, so that none is worse than "fast"; and all variants searched so far.
       estimated: name → remat policy that is estimated only, and the passes before it.
@@ -102,7 +102,7 @@ class Explorer:
     search: Search
     written: SearchResult
     allowed: AllowedPasses
-    least: VariantCandidate | None = None
+    least: Callable[[], VariantCandidate] | None = None
     variants: Variants = field(init=False)
     estimated: dict[str, tuple[RematSite, Sequence[Transform]]] = field(
         default_factory=dict
@@ -143,8 +143,9 @@ class Explorer:
                 kept = _TRY[trial.kind](self, each.name, trial, kept)
         best = self.variants.fastest()
         if not best.found.fits and self.least is not None:
-            brief = self.least.search.asking(level="fast", has_recipes=False)
-            best = replace(self.least, found=brief.again(self.least.found))
+            least = self.least()
+            brief = least.search.asking(level="fast", has_recipes=False)
+            best = replace(least, found=brief.again(least.found))
             self.tried.append(best)
         if not best.found.fits:
             raise nothing_fits(self.tried)

@@ -23,11 +23,18 @@ MAX_PASSES = 8
 """Passes over all nodes, each moved to the option with the least excess memory."""
 
 
-def least_possible(problem: Problem) -> float:
-    """Return a lower bound on the peak: the sum of all minima at the fullest time."""
+def least_possible(problem: Problem, parts: float = math.inf) -> float:
+    """Return a lower bound on the peak: the sum of all minima at the fullest time.
+
+    Args:
+      problem: the problem.
+      parts: also allow options that hold one of so many parts of what is held most.
+    """
     change = np.zeros(problem.end + 1)
     for u in problem.usages:
         least = u.usage.min()
+        if math.isfinite(parts):
+            least = min(least, u.usage.max() / parts)
         change[u.start] += least
         change[u.stop] -= least
     return float(np.cumsum(change)[: problem.end].max(initial=0.0))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.planner.least_memory import LeastMemory
 from tests.cases import covering
 from tests.helpers_coupled import normed
 
@@ -71,6 +72,15 @@ def test_the_smallest_peak_is_that_of_all_budgets_and_has_a_plan(asked: Any) -> 
     assert plan.predicted.peak_bytes <= plan.usable_bytes < 0.9 * least
     told = " ".join(str(plan.table()).split())
     assert "left free: compiled programs hold up to 24 % of it more" in told
+
+
+@pytest.mark.slow
+def test_the_smallest_peak_is_not_searched_where_a_variant_is_seen_to_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = 2 * (refused(plain, 20_000).smallest_peak_bytes or 0)
+    monkeypatch.setattr(LeastMemory, "best", None)
+    assert plan_within(plain, budget).transforms
 
 
 def test_variants_that_are_not_allowed_are_offered() -> None:

@@ -134,3 +134,17 @@ def test_a_search_starts_from_a_plan_that_is_like_it_and_stops_at_a_cutoff() -> 
     cut = find(program, [mesh], target, replace(request, cutoff_s=first.step_s / 2))
     solutions = [found.solved[0].solution for found in (cut, first)]
     assert first.step_s / 2 < solutions[0].bound < solutions[1].bound
+
+
+def test_no_other_mesh_is_tried_where_nothing_fits_on_as_many_devices() -> None:
+    work, target = registry.get("mlp-tiny"), load_target("v5e:2x4")
+    program = trace(work.step, work.abstract_args(), {}).program
+    analysis = ProgramAnalysis.of(program, target)
+    tried = {}
+    for budget in (2**10, 2**40):
+        request = Request(budget, {}, {}, level="fast", has_recipes=False)
+        limits = MoreAxes.of(request)
+        comparison = Comparison(analysis, request, None, limits)
+        comparison.run([[("x", 8)], [("x", 2), ("y", 4)], [("x", 4), ("y", 2)]])
+        tried[limits.nothing_fits] = len(comparison.objectives)
+    assert tried == {True: 1, False: 3}

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
@@ -20,7 +18,7 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import ANALYSE, INLINE
 from rhino_jax.planner.search.records import Request, SolvedMesh
 from rhino_jax.planner.search.solve_on_mesh import as_solution
-from rhino_jax.solver.problem import Labels, Problem
+from rhino_jax.solver.least_peak import least_possible
 
 
 def find_minimum_memory(
@@ -88,17 +86,5 @@ def divided_peak(found: SearchResult) -> float:
     Args:
       found: a result of `find_minimum_memory`.
     """
-    one = found.solved[0]
-    labels = one.solution.labels
-    assert labels is not None, "nothing has no peak"
-    devices = math.prod(axis.size for axis in one.mesh_problem.model.mesh.axes)
-    return _divided(one.mesh_problem.model.problem, labels, devices)
-
-
-def _divided(problem: Problem, labels: Labels, devices: int) -> float:
-    change = np.zeros(problem.end + 1)
-    for use in problem.node_usages:
-        least = min(use.usage[labels[use.node]], use.usage.max() / devices)
-        change[use.start] += least
-        change[use.stop] -= least
-    return float(np.cumsum(change)[: problem.end].max(initial=0.0))
+    mesh_problem = found.solved[0].mesh_problem
+    return least_possible(mesh_problem.model.problem, mesh_problem.devices)

@@ -1,4 +1,4 @@
-"""The decision whether meshes of three and more axes are worth their time."""
+"""The decision whether more meshes are worth their time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.records import Request, SolvedMesh
+from rhino_jax.solver.least_peak import least_possible
 
 
 @dataclass(slots=True)
 class MoreAxes:
-    """Decide whether meshes of three and more axes are worth trying.
+    """Decide whether more meshes, and those of three and more axes, are worth trying.
 
     Attributes:
       left_s: remaining seconds that they may take.
@@ -21,6 +22,7 @@ class MoreAxes:
       best: number of axes → the best objective of such a mesh, in seconds.
       left_out: reason → number of meshes left out.
       untimely: number of meshes, of any number of axes, for which no time was left.
+      nothing_fits: whether memory is exceeded on any mesh of so many devices.
     """
 
     left_s: float
@@ -28,6 +30,7 @@ class MoreAxes:
     best: dict[int, float] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     untimely: int = 0
+    nothing_fits: bool = False
 
     @classmethod
     def of(cls, request: Request) -> MoreAxes:
@@ -43,9 +46,15 @@ class MoreAxes:
         self.cells[num_axes] = max(self.cells[num_axes], cells)
         before = self.best.get(num_axes, math.inf)
         self.best[num_axes] = min(before, found.solution.objective)
+        if found.solution.unfit is not None:
+            problem = found.mesh_problem.model.problem
+            divided = least_possible(problem, found.mesh_problem.devices)
+            self.nothing_fits |= divided > problem.limit
 
     def allow(self, num_axes: int) -> bool:
         """Whether to try a mesh of `num_axes` axes; if so, deduct its time."""
+        if self.nothing_fits:
+            return False
         if num_axes <= 2:
             return True
         fewer = [s for n, s in self.best.items() if n < num_axes - 1]

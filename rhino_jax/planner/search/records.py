@@ -113,6 +113,11 @@ class MeshProblem:
     is_cut: bool = False
     density: str = "all"
 
+    @property
+    def devices(self) -> int:
+        """The number of devices of the mesh."""
+        return math.prod(axis.size for axis in self.model.mesh.axes)
+
     def within(self, limit: float) -> MeshProblem:
         """Return the problem with another memory limit, its costs unchanged."""
         if limit == self.model.problem.limit:
