@@ -41,7 +41,7 @@ from rhino_jax.frontend.registry import (
     lookup_user,
     traits_of,
 )
-from rhino_jax.frontend.rules.opaque import uncut_rule
+from rhino_jax.frontend.rules.opaque import unsharded_rule
 from rhino_jax.frontend.trip_count import (
     ASSUMED_TRIP_COUNT,
     while_trip_count,
@@ -332,7 +332,7 @@ def rule_of(eqn: Any) -> tuple[OpRule, bool]:
     rule_fn = rule_fn or lookup(ctx.primitive)
     if rule_fn is None:
         return OpRule(
-            uncut_rule(ctx.in_shapes, ctx.out_shapes), _body_flops(eqn)
+            unsharded_rule(ctx.in_shapes, ctx.out_shapes), _body_flops(eqn)
         ), False
     found = rule_fn(ctx)
     if not isinstance(found, OpRule) or not isinstance(found.rule, Rule):

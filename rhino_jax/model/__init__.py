@@ -7,7 +7,7 @@ costs, of reshard tables between neighbours, and of memory over time.
 Order: `strategies` (mesh axes → an op's factors), `op_collectives` (collectives inside
 ops), `options` (strategies and costs of every node), `sizes` (bytes per device, and
 borders of shifts), `resharding` (a table for every edge), `packing`, `gpu_kernels` and
-`channels_last` (kernels and memory traffic that compilers add or save), `pricing`
+`channels_last` (kernels and memory traffic that compilers add or save), `constants`
 (constants), `neighbourhood` (fewer options, where all are too many), `build` (the
 model).
 `axis_assignment` is a view of the options for `rhino_jax.recipes`.

@@ -14,6 +14,7 @@ from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.channels_last import ChannelsLast
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.gpu_kernels import (
     apart_s,
     find_reversals,
@@ -22,7 +23,6 @@ from rhino_jax.model.gpu_kernels import (
 )
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import is_combined, with_packing
-from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.sizes import LocalSizes, SpecTable
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
@@ -142,7 +142,7 @@ class _Pricing:
         """Add the reshard costs of all edges, and the memory of resharded copies."""
         graph, columns = self.analysis.graph, self.analysis.graph.columns
         values, tables = graph.program.values, ReshardTables.of(self.builder)
-        small = PRICING.small_share * problem.limit
+        small = CONSTANTS.small_share * problem.limit
         combined = is_combined(self.analysis)[1]
         sizes, target = self.builder.sizes, self.analysis.target
         reversals = find_reversals(graph) if target.device.calls_cudnn else ()
@@ -225,7 +225,7 @@ class _Pricing:
         result: collectives read and write different buffers (compiled HLO of h100 and
         v5e, jax 0.10.2, libtpu 0.0.52)."""
         graph, sizes = self.analysis.graph, self.builder.sizes
-        small = PRICING.small_share * problem.limit
+        small = CONSTANTS.small_share * problem.limit
         ports = [p for p in graph.ports if graph.nodes[p.node].kind is NodeKind.OP]
         values = [_value_of(graph, port) for port in ports]
 
@@ -300,7 +300,7 @@ def _times_sent(graph: Graph, edge: Edge) -> tuple[float, float]:
     if target.kind is not NodeKind.SLICE:
         return count, count
     assert target.op is not None and target.op.call is not None
-    count *= PRICING.slice_factor
+    count *= CONSTANTS.slice_factor
     return count, count * target.op.call.trip_count
 
 

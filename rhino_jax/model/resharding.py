@@ -12,8 +12,8 @@ from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.reshard import reshard_steps
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.spec import Spec, shards_per_dim
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.options import OptionBuilder
-from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.sizes import PortSpecs
 
 
@@ -142,7 +142,7 @@ class ReshardTables:
         # the tie breaks towards no change.
         cut = math.prod(shards_per_dim(dst, mesh.sizes))
         fixed, per_byte = (
-            PRICING.tie_s,
+            CONSTANTS.tie_s,
             2 / cut / self.builder.target.device.hbm_bytes_per_s,
         )
         # Steps scale with the bytes: compute them for 2^40 bytes and divide.

@@ -15,7 +15,7 @@ import numpy as np
 from rhino_jax.cost.padding import tile_padding
 from rhino_jax.ir.program import Op, Value, item_bytes
 from rhino_jax.ir.spec import Spec, local_shape, padding_of, shards_per_dim
-from rhino_jax.model.pricing import PRICING
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.strategies import Strategy
 
 
@@ -179,5 +179,5 @@ def _extent(from_minor: int, tile: Sequence[int], item: int) -> int:
       item: bytes of an element.
     """
     if not tile:
-        return max(PRICING.sector_bytes // item, 1) if from_minor == 0 else 1
+        return max(CONSTANTS.sector_bytes // item, 1) if from_minor == 0 else 1
     return tile[-1 - from_minor] if from_minor < len(tile) else 1

@@ -22,7 +22,7 @@ from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.model.pricing import PRICING
+from rhino_jax.model.constants import CONSTANTS
 
 
 Places = tuple[int, ...]
@@ -102,7 +102,7 @@ def _is_cut_well(size: int, pieces: int, is_padded: bool) -> bool:
     return (
         is_padded
         and pieces <= size
-        and -(-size // pieces) * pieces <= (PRICING.most_padded * size)
+        and -(-size // pieces) * pieces <= (CONSTANTS.most_padded * size)
     )
 
 

@@ -61,9 +61,9 @@ class RecipeBook:
         """Whether the recipe is applicable to this model."""
         if not self.roles.batch or (recipe.model and not self.inner):
             return False
-        if recipe.cuts_sequence and not self.roles.sequence:
+        if recipe.shards_sequence and not self.roles.sequence:
             return False
-        return bool(not recipe.cuts_state or self.roles.params or self.roles.state)
+        return bool(not recipe.shards_state or self.roles.params or self.roles.state)
 
     def restrict(
         self, recipes: Sequence[Recipe], nodes: Sequence[Node]

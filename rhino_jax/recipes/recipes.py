@@ -31,19 +31,19 @@ class Recipe:
       name: name that users know.
       data: mesh axes that shard the batch.
       model: mesh axes that shard heads, hidden widths, experts, vocabulary.
-      cuts_params: whether data axes also shard stored parameters (ZeRO-3, FSDP), which
-        loops read as stored, and gather where they use them.
-      cuts_state: whether data axes also shard optimizer state (ZeRO-1).
-      cuts_sequence: whether model axes shard the sequence between matmuls.
+      shards_params: whether data axes also shard stored parameters (ZeRO-3, FSDP),
+        which loops read as stored, and gather where they use them.
+      shards_state: whether data axes also shard optimizer state (ZeRO-1).
+      shards_sequence: whether model axes shard the sequence between matmuls.
       is_plain: whether data axes shard all that they may, cheaper or not.
     """
 
     name: str
     data: tuple[int, ...]
     model: tuple[int, ...] = ()
-    cuts_params: bool = False
-    cuts_state: bool = False
-    cuts_sequence: bool = False
+    shards_params: bool = False
+    shards_state: bool = False
+    shards_sequence: bool = False
     is_plain: bool = False
 
 
@@ -52,7 +52,7 @@ def plain_recipes(mesh: LaidMesh) -> tuple[Recipe, ...]:
     return tuple(
         replace(r, is_plain=True)
         for r in recipes_for(mesh)
-        if not r.model and not r.cuts_sequence
+        if not r.model and not r.shards_sequence
     )
 
 
@@ -74,9 +74,9 @@ def recipes_for(mesh: LaidMesh) -> tuple[Recipe, ...]:
                     expert.name,
                     data,
                     model,
-                    cuts_params=expert.cuts_params,
-                    cuts_state=expert.cuts_state,
-                    cuts_sequence=expert.cuts_sequence,
+                    shards_params=expert.shards_params,
+                    shards_state=expert.shards_state,
+                    shards_sequence=expert.shards_sequence,
                 )
             )
     return tuple(found)
@@ -214,13 +214,13 @@ class Kinds:
             )
         # Data is sharded over all data axes, where possible.
         is_cut = found & (self.cut[:, list(recipe.data)] != Role.NONE).all(axis=1)
-        must_be_cut = self.is_data | (self.is_stored & recipe.cuts_params)
+        must_be_cut = self.is_data | (self.is_stored & recipe.shards_params)
         if recipe.is_plain:
             # So are values with a batch, and parameters and state, in one dim.
             is_cut &= self.is_one_dim
             must_be_cut |= self.looks[:, 1] == 1
-            must_be_cut |= self.is_param & recipe.cuts_params
-            must_be_cut |= self.is_state & recipe.cuts_state
+            must_be_cut |= self.is_param & recipe.shards_params
+            must_be_cut |= self.is_state & recipe.shards_state
         found = np.where(must_be_cut & self._any(is_cut), is_cut, found)
         found[self.first] |= ~self._any(found)[self.first]
         return found
@@ -256,15 +256,15 @@ def _may_cut(
     if axis in recipe.model:
         if role is Role.INNER:
             return True
-        return recipe.cuts_sequence and role is Role.SEQUENCE and not is_heavy
+        return recipe.shards_sequence and role is Role.SEQUENCE and not is_heavy
     if role is Role.BATCH:
         return True
     if is_batched:
         return False
-    return recipe.cuts_params if is_param else recipe.cuts_state
+    return recipe.shards_params if is_param else recipe.shards_state
 
 
 def _may_scatter(recipe: Recipe, is_batched: bool, axis: int, role: Role) -> bool:
     if axis in recipe.model:
-        return recipe.cuts_sequence and role is Role.SEQUENCE
-    return recipe.cuts_state and not is_batched
+        return recipe.shards_sequence and role is Role.SEQUENCE
+    return recipe.shards_state and not is_batched

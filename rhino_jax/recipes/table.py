@@ -20,16 +20,16 @@ class Expert:
         the batch.
       needs_data_axis: whether it requires an axis for the batch; without one it would
         be another recipe.
-      cuts_params, cuts_state, cuts_sequence: as in `Recipe`.
+      shards_params, shards_state, shards_sequence: as in `Recipe`.
     """
 
     name: str
     source: str
     has_model_axis: bool = False
     needs_data_axis: bool = False
-    cuts_params: bool = False
-    cuts_state: bool = False
-    cuts_sequence: bool = False
+    shards_params: bool = False
+    shards_state: bool = False
+    shards_sequence: bool = False
 
 
 _ZERO = "Rajbhandari et al., ZeRO, SC 2020, section 5"
@@ -38,28 +38,28 @@ _SEQUENCE = "Korthikanti et al., Reducing activation recomputation, 2022, sectio
 
 EXPERTS = (
     Expert(name="dp", source=_ZERO),
-    Expert(name="zero1", source=_ZERO, cuts_state=True),
-    Expert(name="fsdp", source=_ZERO, cuts_params=True, cuts_state=True),
+    Expert(name="zero1", source=_ZERO, shards_state=True),
+    Expert(name="fsdp", source=_ZERO, shards_params=True, shards_state=True),
     Expert(name="megatron", source=_MEGATRON, has_model_axis=True),
     Expert(
-        name="megatron+sp", source=_SEQUENCE, has_model_axis=True, cuts_sequence=True
+        name="megatron+sp", source=_SEQUENCE, has_model_axis=True, shards_sequence=True
     ),
     Expert(
         name="megatron+fsdp",
         source=f"{_MEGATRON}; {_ZERO}",
         has_model_axis=True,
         needs_data_axis=True,
-        cuts_params=True,
-        cuts_state=True,
+        shards_params=True,
+        shards_state=True,
     ),
     Expert(
         name="megatron+fsdp+sp",
         source=f"{_SEQUENCE}; {_ZERO}",
         has_model_axis=True,
         needs_data_axis=True,
-        cuts_params=True,
-        cuts_state=True,
-        cuts_sequence=True,
+        shards_params=True,
+        shards_state=True,
+        shards_sequence=True,
     ),
 )
 """All recipes, in the order in which plans list them."""

@@ -53,7 +53,7 @@ class Pending:
       group: the configurations.
       traced: the function.
       plan_options: options of every plan.
-      asked: the request to search or plan.
+      job: the request to search or plan.
       target: the hardware.
       search: the search, if the passes are given; None if they are chosen, too.
     """
@@ -61,21 +61,23 @@ class Pending:
     group: tuple[SweepConfig, ...]
     traced: Traced
     plan_options: PlanOptions
-    asked: BudgetJobs | BudgetSweep
+    job: BudgetJobs | BudgetSweep
     target: Target
     search: Search | None = None
 
     def plan(self, made_for: int, budget: int) -> Plan:
         """Return the plan made for one budget as a plan for another that it fits."""
-        assert isinstance(self.asked, BudgetSweep)
-        mesh = None if self.asked.mesh is None else make_mesh(self.asked.mesh, WHAT)
-        plan = Plan.of(self.asked.asking(made_for).plan_with(self.traced, mesh, None))
+        assert isinstance(self.job, BudgetSweep)
+        mesh = None if self.job.mesh is None else make_mesh(self.job.mesh, WHAT)
+        plan = Plan.of(
+            self.job.options_within(made_for).plan_with(self.traced, mesh, None)
+        )
         if made_for == budget:
             return plan
         origin = plan.origin
         if origin is not None:
             origin = replace(
-                origin, plan_options=self.asked.asking(budget), solved=None
+                origin, plan_options=self.job.options_within(budget), solved=None
             )
         return replace(plan, memory_budget_bytes=budget, origin=origin)
 
@@ -167,7 +169,7 @@ class Evaluator:
 
     def end(self, pending: Pending, answer: SearchOutcome) -> list[Point]:
         """Return the points of configurations, from the results within each budget."""
-        pairs = zip(pending.group, pending.asked.budgets, strict=True)
+        pairs = zip(pending.group, pending.job.budgets, strict=True)
         return [self._point(pending, c, b, answer.best[b]) for c, b in pairs]
 
     def _whole(
@@ -191,8 +193,8 @@ class Evaluator:
         number = self.functions.setdefault(id(traced), len(self.functions))
         budgets = tuple(self._budget(c, target) for c in group)
         usable = 1 - target.device.reserve_share
-        asked = BudgetSweep(number, plan_options, first.mesh, budgets, usable)
-        return Pending(tuple(group), traced, plan_options, asked, target)
+        job = BudgetSweep(number, plan_options, first.mesh, budgets, usable)
+        return Pending(tuple(group), traced, plan_options, job, target)
 
     def _budget(self, config: SweepConfig, target: Target) -> int:
         return int(config.memory_budget_bytes or self.plan_options.budget_bytes(target))
@@ -224,7 +226,7 @@ class Evaluator:
             search = search.after([cut_in(first.microbatches)])
         usable = 1 - target.device.reserve_share
         budgets = [int(usable * self._budget(c, target)) for c in group]
-        asked = BudgetJobs(
+        job = BudgetJobs(
             self.meshes.number(search.running.program),
             target,
             tuple(map(tuple, meshes)),
@@ -232,7 +234,7 @@ class Evaluator:
             tuple(budgets),
             self.level,
         )
-        return Pending(tuple(group), traced, plan_options, asked, target, search)
+        return Pending(tuple(group), traced, plan_options, job, target, search)
 
     def _point(
         self, pending: Pending, config: SweepConfig, usable: int, best: Best | str

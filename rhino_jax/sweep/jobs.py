@@ -35,7 +35,8 @@ from rhino_jax.sweep.point import WHAT, Counts, why_not
 
 FITS = 0.99
 """Share of a budget up to which a plan made for a larger budget is reused: with a
-larger budget, larger copies are left out of the model (`Pricing.small_share`)."""
+larger budget, larger copies are left out of the model
+(`ModelConstants.small_share`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,14 @@ class BudgetSweep:
                 made[budget] = last
                 continue
             try:
-                made[budget] = last = budget, plan(self.asking(budget))
+                made[budget] = last = budget, plan(self.options_within(budget))
             except RhinoError as error:
                 made[budget] = budget, error
         for less, more in itertools.pairwise(sorted(made)):
             made[more] = min(made[more], made[less], key=_step_s)
         return made
 
-    def asking(self, budget: int) -> PlanOptions:
+    def options_within(self, budget: int) -> PlanOptions:
         """Return the options of the plan within a budget."""
         return replace(self.plan_options, memory_budget_bytes=budget)
 
@@ -170,21 +171,21 @@ Task = tuple[BudgetJobs | BudgetSweep, Program | bytes | None]
 first time that a process gets a request about it; None later."""
 
 
-def searched(
-    asked: BudgetJobs | BudgetSweep, meshes: Meshes, traced: Traced | None
+def run_search(
+    job: BudgetJobs | BudgetSweep, meshes: Meshes, traced: Traced | None
 ) -> SearchOutcome:
     """Search with these meshes, or plan this function; return the result."""
     try:
-        if isinstance(asked, BudgetSweep):
+        if isinstance(job, BudgetSweep):
             assert traced is not None
-            return SearchOutcome(best_plans(asked, traced))
-        return SearchOutcome(meshes.best(asked))
+            return SearchOutcome(best_plans(job, traced))
+        return SearchOutcome(meshes.best(job))
     except RhinoError as error:
         return SearchOutcome(refused=why_not(error))
 
 
 @dataclass(slots=True, eq=False)
-class Answering:
+class JobRunner:
     """Executor of requests in a worker, which caches programs and functions.
 
     Attributes:
@@ -197,19 +198,19 @@ class Answering:
     functions: dict[int, Traced] = field(default_factory=dict)
     used_s: float = 0.0
 
-    def answer(self, task: Task) -> SearchOutcome:
+    def run(self, task: Task) -> SearchOutcome:
         """Search or plan, and return the result."""
-        asked, of = task
+        job, of = task
         self.meshes.counts = Counts()
         if isinstance(of, bytes):
-            self.functions[asked.number] = of_bytes(of)
+            self.functions[job.number] = of_bytes(of)
         elif of is not None:
-            self.meshes.programs[asked.number] = of
-        found = searched(asked, self.meshes, self.functions.get(asked.number))
+            self.meshes.programs[job.number] = of
+        found = run_search(job, self.meshes, self.functions.get(job.number))
         before_s, self.used_s = self.used_s, time.process_time()
         taken_s = self.used_s - before_s
         return replace(found, counts=self.meshes.counts, cpu_s=taken_s)
 
 
-answer_task = Answering().answer
+run_job = JobRunner().run
 """Answers a task with what earlier tasks cached; runs in a worker."""

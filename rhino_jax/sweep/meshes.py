@@ -110,19 +110,19 @@ class Meshes:
         return replace(found, target=target)
 
     @no_garbage_collection()
-    def best(self, asked: BudgetJobs) -> dict[int, Best]:
+    def best(self, job: BudgetJobs) -> dict[int, Best]:
         """Return budget → the best choice on any of the meshes.
 
         Raises:
           RhinoError: a mesh has no choice, whatever the budget.
         """
-        analysis = self.analysis(asked.number, asked.target)
+        analysis = self.analysis(job.number, job.target)
         every = [
-            _Mesh.of(analysis, tuple(axes), asked)
-            for axes in distinct_meshes(asked.meshes, asked.target)
+            _Mesh.of(analysis, tuple(axes), job)
+            for axes in distinct_meshes(job.meshes, job.target)
         ]
         found, ruled_out = {}, 0
-        for budget in sorted(set(asked.budgets), reverse=True):
+        for budget in sorted(set(job.budgets), reverse=True):
             best: _Mesh | None = None
             every.sort(key=lambda mesh: mesh.worth)
             for mesh in every:
@@ -133,7 +133,7 @@ class Meshes:
                 if best is None or mesh.worth < best.worth:
                     best = mesh
             assert best is not None
-            found[budget] = best.told()
+            found[budget] = best.result()
         searches, reused = sum(m.searches for m in every), sum(m.reused for m in every)
         self.counts += Counts(len(every), searches, reused, ruled_out)
         return found
@@ -166,15 +166,15 @@ class _Mesh:
     reused: int = 0
 
     @classmethod
-    def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, asked: BudgetJobs) -> _Mesh:
+    def of(cls, analysis: ProgramAnalysis, axes: MeshAxes, job: BudgetJobs) -> _Mesh:
         """Return the mesh with its lower bound, if it is compared with others."""
-        priced = min(asked.budgets)
-        request = replace(asked.request, memory_budget_bytes=priced)
+        priced = min(job.budgets)
+        request = replace(job.request, memory_budget_bytes=priced)
         problem = build_mesh_problem(analysis, axes, request)
-        effort = COMPARED if asked.level == "fast" else EFFORTS[asked.level]
+        effort = COMPARED if job.level == "fast" else EFFORTS[job.level]
         mesh = cls(axes, problem, priced, first_choices(problem), effort, request)
         # A single mesh needs no bound for comparisons.
-        if len(asked.meshes) > 1:
+        if len(job.meshes) > 1:
             mesh.search(math.inf)
         return mesh
 
@@ -205,7 +205,7 @@ class _Mesh:
         step_s = math.inf if solution.labels is None else solution.objective
         return step_s, solution.smallest_peak
 
-    def told(self) -> Best:
+    def result(self) -> Best:
         """Return the result as data."""
         assert self.last is not None
         solution, predicted = self.last.solution, None

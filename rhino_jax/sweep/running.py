@@ -16,7 +16,7 @@ from rhino_jax.errors import ProcessError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.sweep.evaluate import Evaluator, Pending, refused
-from rhino_jax.sweep.jobs import BudgetSweep, SearchOutcome, searched, to_bytes
+from rhino_jax.sweep.jobs import BudgetSweep, SearchOutcome, run_search, to_bytes
 from rhino_jax.sweep.meshes import BudgetJobs, Meshes
 from rhino_jax.sweep.point import (
     WHAT,
@@ -46,7 +46,7 @@ class Searching:
       meshes: searches in this process.
       workers: number of processes that search; 1: this one alone, None: one per core,
         if they are worth it.
-      count: number of calls of `ask` to come.
+      count: number of calls of `submit` to come.
 
     Attributes:
       processes: number of processes that search, at the end.
@@ -76,21 +76,21 @@ class Searching:
         for process in self._processes:
             process.close()
 
-    def ask(self, key: int, pending: Pending) -> None:
+    def submit(self, key: int, pending: Pending) -> None:
         """Submit a search; its result gets this key."""
         self._left -= 1
         if self._pool is None and self._is_worth_it():
             self._pool = self._start(min(self._most, self._left + 1))
         of = None if self._pool is None else self._of(pending)
         if self._pool is not None and of is not None:
-            future = self._pool.submit(self._send, pending.asked, of)
+            future = self._pool.submit(self._send, pending.job, of)
             self._open[future] = key, pending
             return
         started = time.monotonic()
-        self._here.append((key, self._answer(pending)))
+        self._here.append((key, self._run_here(pending)))
         self._longest_s = max(self._longest_s, time.monotonic() - started)
 
-    def answers(
+    def results(
         self, *, all_of_them: bool = False
     ) -> Iterator[tuple[int, SearchOutcome]]:
         """Yield the results that arrived; with `all_of_them`, wait for all.
@@ -111,9 +111,7 @@ class Searching:
     def _start(self, count: int) -> ThreadPoolExecutor:
         """Start processes, and a thread that communicates with each."""
         self.processes = count
-        self._processes = [
-            Worker("rhino_jax.sweep.jobs:answer_task") for _ in range(count)
-        ]
+        self._processes = [Worker("rhino_jax.sweep.jobs:run_job") for _ in range(count)]
         idle = queue.SimpleQueue[Worker]()
         for process in self._processes:
             idle.put(process)
@@ -124,11 +122,11 @@ class Searching:
         return ThreadPoolExecutor(count, "rhino_jax sweep", take)
 
     def _send(
-        self, asked: BudgetJobs | BudgetSweep, of: Program | bytes
+        self, job: BudgetJobs | BudgetSweep, of: Program | bytes
     ) -> SearchOutcome:
         """Send a request to this thread's process, and wait for the result."""
-        known, number = self._of_thread.known, (type(asked), asked.number)
-        task = asked, None if number in known else of
+        known, number = self._of_thread.known, (type(job), job.number)
+        task = job, None if number in known else of
         known.add(number)
         found: SearchOutcome = self._of_thread.process.answer(task)
         return found
@@ -145,16 +143,16 @@ class Searching:
 
     def _of(self, pending: Pending) -> Program | bytes | None:
         """Return the program or function to send; None if it must run here."""
-        asked = pending.asked
-        if not isinstance(asked, BudgetSweep):
-            return self._meshes.programs[asked.number]
-        if asked.number not in self._functions:
-            self._functions[asked.number] = to_bytes(pending.traced)
-        return self._functions[asked.number]
+        job = pending.job
+        if not isinstance(job, BudgetSweep):
+            return self._meshes.programs[job.number]
+        if job.number not in self._functions:
+            self._functions[job.number] = to_bytes(pending.traced)
+        return self._functions[job.number]
 
-    def _answer(self, pending: Pending) -> SearchOutcome:
+    def _run_here(self, pending: Pending) -> SearchOutcome:
         try:
-            return searched(pending.asked, self._meshes, pending.traced)
+            return run_search(pending.job, self._meshes, pending.traced)
         except Exception as error:
             error.add_note(f"raised while {WHAT} searched {pending.title}")
             raise
@@ -243,14 +241,14 @@ class SweepRun:
                     programs[size] = traced_for(size)
                 begun = self._evaluator.begin(programs[size], group)
                 if isinstance(begun, Pending):
-                    if isinstance(begun.asked, BudgetSweep):
+                    if isinstance(begun.job, BudgetSweep):
                         self._planned += len(group)
                     self._pending[key] = begun
-                    searching.ask(key, begun)
+                    searching.submit(key, begun)
                 else:
                     self._take(key, begun)
-                self._take_all(searching.answers())
-            self._take_all(searching.answers(all_of_them=True))
+                self._take_all(searching.results())
+            self._take_all(searching.results(all_of_them=True))
         work = SweepWork(
             configurations=len(self._configs),
             groups=len(self._groups),

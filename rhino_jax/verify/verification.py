@@ -19,7 +19,7 @@ from rhino_jax.runtime.sharded import ShardedFunction, unbound
 from rhino_jax.runtime.with_plan import sharded_by
 from rhino_jax.verify.compile import CompileLimit
 from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
-from rhino_jax.verify.hlo.reading import priced, read_compiled
+from rhino_jax.verify.hlo.reading import read_compiled, with_seconds
 from rhino_jax.verify.hlo.records import Compilation
 from rhino_jax.verify.matching.ledger import Evidence, evidence_of
 from rhino_jax.verify.matching.matcher import Difference
@@ -117,7 +117,7 @@ def verification_of(
 
 def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verification:
     """Compare a plan with its compiled form, of one program or of several tasks."""
-    planned = priced(plan.collectives, plan.mesh_axes, place.target)
+    planned = with_seconds(plan.collectives, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
     if made.out_of_memory is None:
         differences = differences_of(

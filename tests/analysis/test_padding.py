@@ -17,7 +17,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.spec import padding_of, share_of
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model import strategies as strategies_module
-from rhino_jax.model.pricing import PRICING
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.models import registry
 from tests.cases import covering
 from tests.search.brute_force import model_of
@@ -103,7 +103,9 @@ def test_a_sequence_of_197_is_cut_as_one_of_200() -> None:
 def evenly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is cut unevenly."""
     cached = strategies_module.strategies, strategies_module.all_specs
-    monkeypatch.setattr(strategies_module, "PRICING", replace(PRICING, most_padded=1.0))
+    monkeypatch.setattr(
+        strategies_module, "CONSTANTS", replace(CONSTANTS, most_padded=1.0)
+    )
     for function in cached:
         function.cache_clear()
     yield

@@ -13,8 +13,8 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.neighbourhood import Seed, _Full, groupings, taken_together
-from rhino_jax.model.pricing import PRICING
 from rhino_jax.model.strategies import all_specs, count_assignments
 from rhino_jax.models import registry
 from rhino_jax.planner.search import mesh_problem
@@ -35,7 +35,7 @@ def test_little_is_lost_and_recipes_are_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joint = planned(name, MESH, "v5e:4x2")
-    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
+    monkeypatch.setattr(mesh_problem, "CONSTANTS", replace(CONSTANTS, most_cells=0))
     neighbourhood = planned(name, MESH, "v5e:4x2")
     assert any("only what is near" in note for note in neighbourhood.notes)
     assert not any("only what is near" in note for note in joint.notes)
@@ -51,7 +51,7 @@ def test_little_is_lost_and_recipes_are_kept(
 
 
 def test_pins_hold_though_seeds_know_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
+    monkeypatch.setattr(mesh_problem, "CONSTANTS", replace(CONSTANTS, most_cells=0))
     free = planned("mlp-tiny", MESH, "v5e:4x2")
     path = next(leaf.path for leaf in free.inputs if len(leaf.spec) == 2)
     pinned = planned("mlp-tiny", MESH, "v5e:4x2", pins={path: P(("c",), ("b",))})
@@ -62,7 +62,7 @@ def test_pins_hold_though_seeds_know_none(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_near_compiles_to_what_was_promised(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
+    monkeypatch.setattr(mesh_problem, "CONSTANTS", replace(CONSTANTS, most_cells=0))
     work = registry.get(name)
     plan = planned(work, MESH, "cpu:8")
     verified = plan.verify(work.step, *work.abstract_args(), compile_for="cpu")
@@ -122,7 +122,7 @@ def test_options_near_to_seeds_are_those_of_all_options(
         trace(work.step, work.abstract_args(), {}).program, target
     )
     request = Request(memory_budget_bytes=2**40, pins={}, output_pins={}, level="fast")
-    monkeypatch.setattr(mesh_problem, "PRICING", replace(PRICING, most_cells=0))
+    monkeypatch.setattr(mesh_problem, "CONSTANTS", replace(CONSTANTS, most_cells=0))
     listed = build_mesh_problem(analysis, tuple(MESH.items()), request).model
     assert listed.builder.centres
     monkeypatch.setattr(mesh_problem, "least_cells", lambda builder: 0)

@@ -16,8 +16,8 @@ from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.model.build import MeshModel, build_model
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.op_collectives import own_steps
-from rhino_jax.model.pricing import PRICING
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
 
@@ -104,7 +104,7 @@ def recomputed_objective_s(
         whole = graph.program.values[edge.value].bytes
         local = whole / math.prod(shards_per_dim(want, mesh.sizes))
         total += edge.count * (
-            PRICING.tie_s + 2 * local / target.device.hbm_bytes_per_s
+            CONSTANTS.tie_s + 2 * local / target.device.hbm_bytes_per_s
         )
         for step in reshard_steps(have, want, whole, mesh.sizes, mesh.lowering):
             axes = mesh.over(step.axes)

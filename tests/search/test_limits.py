@@ -10,7 +10,7 @@ import pytest
 
 import rhino_jax
 from rhino_jax.hardware.lowering import Observed
-from rhino_jax.model.pricing import Pricing
+from rhino_jax.model.constants import ModelConstants
 from rhino_jax.planner.search.limits import SearchLimits
 from rhino_jax.solver import parameters
 
@@ -28,7 +28,7 @@ ENGINE = [
 ]
 
 
-@pytest.mark.parametrize("record", [SearchLimits, Observed, Pricing, *ENGINE])
+@pytest.mark.parametrize("record", [SearchLimits, Observed, ModelConstants, *ENGINE])
 def test_every_number_is_explained(record: type) -> None:
     text = record.__doc__ or ""
     for field in dataclasses.fields(record):

@@ -19,7 +19,7 @@ from rhino_jax.ir.factor import FactorKind
 
 def _index_factor(op: LocalOp, dim: int) -> int | None:
     """Return the sharded INDEX factor of a dim of the first operand, or None."""
-    for factor in op.cut_factors(0, dim):
+    for factor in op.sharded_factors(0, dim):
         if op.shard.rule.factors[factor].kind is FactorKind.INDEX:
             return factor
     return None
@@ -153,7 +153,7 @@ def _slice(op: LocalOp) -> tuple[LocalOp, Finish]:
     starts, limits = (list(op.params[k]) for k in ("start_indices", "limit_indices"))
     at = [0] * len(starts)
     for d, block in enumerate(op.operands[0].shape):
-        for f in op.cut_factors(0, d):
+        for f in op.sharded_factors(0, d):
             factor = op.shard.rule.factors[f]
             first, last, begin = starts[d], limits[d], op.shard.start(f)
             if factor.kind is FactorKind.INDEX:
@@ -183,7 +183,7 @@ def _pad(op: LocalOp) -> tuple[LocalOp, Finish]:
     config, (x, *rest) = list(op.params["padding_config"]), op.operands
     for d, dim in enumerate(op.shard.rule.results[0]):
         low, high, between = config[d]
-        if not any(map(op.shard.is_cut, dim)) or (low, high, between) == (0, 0, 0):
+        if not any(map(op.shard.is_sharded, dim)) or (low, high, between) == (0, 0, 0):
             continue
         size, (f,) = op.in_shapes[0][d], dim
         first, length = op.shard.start(f) - low, op.shard.size(f)
@@ -199,7 +199,7 @@ def _concatenate(op: LocalOp) -> tuple[LocalOp, Finish]:
     """Join the parts of the operands that lie in the shard of the result."""
     axis, rule = op.params["dimension"], op.shard.rule
     dim = rule.results[0][axis]
-    if not any(map(op.shard.is_cut, dim)):
+    if not any(map(op.shard.is_sharded, dim)):
         return op, _as_is
     (f,) = dim
     start = op.shard.start(f)

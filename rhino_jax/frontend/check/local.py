@@ -21,7 +21,7 @@ from rhino_jax.frontend.check.shards import (
     Results,
     Shard,
     ShardMismatch,
-    cut_operand,
+    shard_operand,
 )
 from rhino_jax.frontend.pallas import grid_of, local_params as local_kernel
 from rhino_jax.frontend.registry import local_params, traits_of
@@ -77,7 +77,7 @@ def _is_generator(name: str) -> bool:
     return traits_of(name).kind is OpKind.GENERATOR
 
 
-def cut_operands(
+def shard_operands(
     name: str, operands: Sequence[np.ndarray], shard: Shard
 ) -> tuple[np.ndarray, ...]:
     """Return a shard's blocks of all operands, with halos.
@@ -90,7 +90,7 @@ def cut_operands(
     # A kernel's taps are sharded without halo, only the image needs borders.
     is_conv = traits_of(name).kind is OpKind.CONVOLUTION
     return tuple(
-        cut_operand(x, layout, shard, i == 0 or not is_conv)
+        shard_operand(x, layout, shard, i == 0 or not is_conv)
         for i, (x, layout) in enumerate(layouts)
     )
 
@@ -104,7 +104,9 @@ def _keep_drawn(op: LocalOp, results: Results) -> Results:
     rule, keys = op.shard.rule, _key_factors(op.shard)
     drawn = op.shard.only(set(range(len(rule.factors))) - keys)
     return [
-        cut_operand(result, [() if set(d) & keys else d for d in layout], drawn, False)
+        shard_operand(
+            result, [() if set(d) & keys else d for d in layout], drawn, False
+        )
         for layout, result in zip(rule.results, results, strict=True)
     ]
 
@@ -124,7 +126,7 @@ def _window_padding(
     Elements that a block lacks at either end count as padding: correct at the border of
     the whole, and a visible mistake where the rule's halo is too small.
     """
-    (factor,) = op.cut_factors(operand, dim)
+    (factor,) = op.sharded_factors(operand, dim)
     size = op.in_shapes[operand][dim]
     begin, end = op.shard.halo_range(factor, size)
     first = op.shard.start(factor) * stride - padding[0]
@@ -140,7 +142,7 @@ def _windows(op: LocalOp) -> LocalOp:
     padding = [tuple(p) for p in params["padding"]]
     operands = list(op.operands)
     for d in range(rank):
-        cut = op.cut_factors(0, d)
+        cut = op.sharded_factors(0, d)
         if not cut or op.shard.rule.factors[cut[0]].kind is not FactorKind.HALO:
             continue
         window = params["window_dimensions"][d]
@@ -162,7 +164,7 @@ def _conv(op: LocalOp) -> LocalOp:
     dims = params["dimension_numbers"]
     padding = [tuple(p) for p in params["padding"]]
     for i, d in enumerate(dims.lhs_spec[2:]):
-        cut = op.cut_factors(0, d)
+        cut = op.sharded_factors(0, d)
         if not cut or rule.factors[cut[0]].kind is not FactorKind.HALO:
             continue
         steps = [params["window_strides"][i], params["rhs_dilation"][i]]

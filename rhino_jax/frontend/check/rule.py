@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from rhino_jax.errors import RuleError
-from rhino_jax.frontend.check.local import cut_operands, localise
+from rhino_jax.frontend.check.local import localise, shard_operands
 from rhino_jax.frontend.check.run import (
     Call,
     as_array,
@@ -166,7 +166,7 @@ def check_eqn(
     for strategy in strategies:
         for shard in shards_of(rule, strategy):
             with _blaming(eqn, rule, strategy):
-                blocks = cut_operands(name, operands, shard)
+                blocks = shard_operands(name, operands, shard)
                 shapes = tuple(
                     shard.local_shape(layout, shape)
                     for layout, shape in zip(rule.results, out_shapes, strict=True)

@@ -58,7 +58,7 @@ class Shard:
     strategy: Strategy
     coordinates: tuple[int, ...]
 
-    def is_cut(self, factor: int) -> bool:
+    def is_sharded(self, factor: int) -> bool:
         return any(cut.factor == factor for cut in self.strategy)
 
     def only(self, factors: Collection[int]) -> Shard:
@@ -101,7 +101,7 @@ class Shard:
         """Return the shape of this shard of a result of global `shape`."""
         return tuple(
             math.prod(self.size(f) for f in dim)
-            if any(self.is_cut(f) for f in dim)
+            if any(self.is_sharded(f) for f in dim)
             else size
             for dim, size in zip(layout, shape, strict=True)
         )
@@ -168,13 +168,13 @@ def legal_strategies(
     return strategies + pairs
 
 
-def cut_operand(
+def shard_operand(
     array: np.ndarray, layout: Sequence[Dim], shard: Shard, has_halo: bool
 ) -> np.ndarray:
     """Return a shard's block of an operand; with `has_halo`, including the neighbours'
     elements that its HALO factors need."""
     for position, dim in enumerate(layout):
-        if not any(shard.is_cut(f) for f in dim):
+        if not any(shard.is_sharded(f) for f in dim):
             continue
         is_halo = len(dim) == 1 and shard.rule.factors[dim[0]].kind is FactorKind.HALO
         if is_halo and has_halo:
@@ -321,10 +321,10 @@ class LocalOp:
     in_shapes: tuple[tuple[int, ...], ...]
     out_shapes: tuple[tuple[int, ...], ...]
 
-    def cut_factors(self, operand: int, dim: int) -> tuple[int, ...]:
+    def sharded_factors(self, operand: int, dim: int) -> tuple[int, ...]:
         """Return the factors of an operand's dim that are sharded."""
         layout = self.shard.rule.operands[operand]
-        return tuple(f for f in layout[dim] if self.shard.is_cut(f))
+        return tuple(f for f in layout[dim] if self.shard.is_sharded(f))
 
     def with_operands(self, *operands: np.ndarray) -> LocalOp:
         return replace(self, operands=operands)

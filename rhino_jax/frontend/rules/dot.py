@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
-from rhino_jax.frontend.rules.opaque import uncut
+from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
 from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
@@ -96,7 +96,7 @@ def ragged_dot(ctx: OpContext) -> OpRule:
     groups = tuple(numbers.rhs_group_dimensions)
     has_offset = len(ctx.in_shapes) != 3
     if has_offset or len(ctx.in_shapes[2]) != 1 or ragged in batch[0]:
-        return uncut(ctx)
+        return unsharded(ctx)
     lhs = dot_names(len(ctx.in_shapes[0]), contract[0], batch[0], "m")
     rhs = dot_names(len(ctx.in_shapes[1]), contract[1], batch[1], "n", groups)
     free = [n for n in lhs if n[0] == "m"] + [n for n in rhs if n[0] == "n"]

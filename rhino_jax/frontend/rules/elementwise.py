@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.frontend.rules.opaque import uncut, uncut_rule
+from rhino_jax.frontend.rules.opaque import unsharded, unsharded_rule
 from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.op import item_bytes
 from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
@@ -177,7 +177,7 @@ def passing(ctx: OpContext) -> OpRule:
     """Return the rule of ops whose results are their operands: constraints, copies,
     barriers over many values."""
     if ctx.in_shapes != ctx.out_shapes:
-        return uncut(ctx)
+        return unsharded(ctx)
     factors = FactorList()
     layouts = [factors.dims(shape) for shape in ctx.in_shapes]
     return OpRule(factors.rule(layouts, layouts), is_fusible=True)
@@ -223,14 +223,14 @@ def aligned_rule(
     layouts = [layout(of) for of in (*in_shapes, *out_shapes)]
     known = [lay for lay in layouts if lay is not None]
     if len(known) != len(layouts):
-        return uncut_rule(in_shapes, out_shapes)
+        return unsharded_rule(in_shapes, out_shapes)
     return factors.rule(known[: len(in_shapes)], known[len(in_shapes) :])
 
 
 @register("axis_index", traits=Traits(OpKind.OTHER))
 def axis_index(ctx: OpContext) -> OpRule:
     """Return the rule of a scalar: nothing to shard."""
-    return uncut(ctx)
+    return unsharded(ctx)
 
 
 @register("ppermute", traits=Traits(OpKind.MOVEMENT))

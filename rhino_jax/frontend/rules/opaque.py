@@ -15,19 +15,19 @@ from rhino_jax.ir.factor import Dim, Layout, Rule
 from rhino_jax.ir.traits import OpKind, Traits
 
 
-def uncut_rule(
+def unsharded_rule(
     in_shapes: Sequence[Sequence[int]], out_shapes: Sequence[Sequence[int]]
 ) -> Rule:
     """Return a rule without factors: nothing of the op can be sharded."""
-    return Rule((), _uncut(in_shapes), _uncut(out_shapes))
+    return Rule((), _unsharded(in_shapes), _unsharded(out_shapes))
 
 
-def uncut(ctx: OpContext) -> OpRule:
+def unsharded(ctx: OpContext) -> OpRule:
     """Return the rule of last resort, for a case that a rule does not cover."""
-    return OpRule(uncut_rule(ctx.in_shapes, ctx.out_shapes))
+    return OpRule(unsharded_rule(ctx.in_shapes, ctx.out_shapes))
 
 
-def _uncut(shapes: Sequence[Sequence[int]]) -> tuple[Layout, ...]:
+def _unsharded(shapes: Sequence[Sequence[int]]) -> tuple[Layout, ...]:
     return tuple(((),) * len(shape) for shape in shapes)
 
 
@@ -50,7 +50,7 @@ register_traits(
 @register("after_all", "create_token", "debug_callback", "debug_print", traits=EFFECTS)
 def bookkeeping(ctx: OpContext) -> OpRule:
     """Return the rule of ops that compute nothing worth sharding."""
-    return uncut(ctx)
+    return unsharded(ctx)
 
 
 @register(PALLAS_CALL, traits=Traits(OpKind.KERNEL))
@@ -59,7 +59,7 @@ def pallas_call(ctx: OpContext) -> OpRule:
     themselves are whole."""
     grid = grid_of(ctx.params)
     if grid is None or not grid.parallel:
-        return uncut(ctx)
+        return unsharded(ctx)
     factors = FactorList()
     axes = {axis: factors.parallel(grid.sizes[axis]) for axis in sorted(grid.parallel)}
 

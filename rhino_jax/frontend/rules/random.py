@@ -19,7 +19,7 @@ from jax import lax
 from rhino_jax._compat import key_words, threefry_words
 from rhino_jax.frontend.registry import OpContext, OpRule, PartFn, Shape, register
 from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.frontend.rules.opaque import uncut
+from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.traits import OpKind, Traits
 
 
@@ -97,4 +97,4 @@ def sequential(ctx: OpContext) -> OpRule:
     """Return the rule of a generator that runs in sequence: every device draws
     everything."""
     flops = FLOPS_PER_WORD * math.prod(ctx.out_shapes[-1])
-    return OpRule(uncut(ctx).rule, flops)
+    return OpRule(unsharded(ctx).rule, flops)

@@ -18,7 +18,7 @@ from rhino_jax.frontend.registry import (
     result_shape,
 )
 from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.frontend.rules.opaque import uncut
+from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 
@@ -290,7 +290,7 @@ def _joined(ctx: OpContext, axis: int) -> OpRule:
     shapes = (*ctx.in_shapes, *ctx.out_shapes)
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):
-        return uncut(ctx)
+        return unsharded(ctx)
     factors = FactorList()
     shared: list[Dim] = [
         () if d == axis else factors.parallel(size) for d, size in enumerate(shapes[0])

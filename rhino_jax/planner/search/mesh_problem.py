@@ -10,6 +10,7 @@ from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import LaidMesh
+from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.neighbourhood import (
     Seed,
     centres_of,
@@ -20,7 +21,6 @@ from rhino_jax.model.neighbourhood import (
     taken_together,
 )
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
-from rhino_jax.model.pricing import PRICING
 from rhino_jax.planner.search.folding.solve_folded import solve_mesh_problem
 from rhino_jax.planner.search.passes import FOLD, PRICE
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
@@ -67,12 +67,12 @@ def _on(
 ) -> MeshProblem:
     def narrow(builder: OptionBuilder) -> tuple[list[Options], bool]:
         has_few, graph = len(mesh.long) <= 2, analysis.graph
-        if not has_few and least_cells(builder) > PRICING.most_cells:
+        if not has_few and least_cells(builder) > CONSTANTS.most_cells:
             seeds = _seeds(analysis, mesh, request)
             builder.centres = centres_of(graph, mesh.long, seeds)
             return neighbourhood(builder, builder.build(), seeds), True
         options = builder.build()
-        if has_few or count_cells(graph, options) <= PRICING.most_cells:
+        if has_few or count_cells(graph, options) <= CONSTANTS.most_cells:
             return options, False
         seeds = _seeds(analysis, mesh, request)
         return neighbourhood(builder, options, seeds), True

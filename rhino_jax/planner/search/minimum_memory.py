@@ -35,7 +35,7 @@ def find_minimum_memory(
         than `LIMITS.minimum_axes` axes are left out.
       target: the hardware.
       request: pins; its memory budget is no limit here, and only says which values are
-        too small to be counted (`PRICING.small_share`).
+        too small to be counted (`CONSTANTS.small_share`).
     Returns:
       Choices of all nodes with their peaks, under no memory limit.
     """

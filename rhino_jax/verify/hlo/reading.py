@@ -33,7 +33,7 @@ from rhino_jax.verify.hlo.timing import step_time
 AnyCollective = TypeVar("AnyCollective", bound=Collective)
 
 
-def priced(
+def with_seconds(
     collectives: Iterable[AnyCollective],
     mesh_axes: Sequence[tuple[str, int]],
     target: Target,
@@ -94,7 +94,9 @@ def read_compiled(
     module = _module_of(compilation, while_loops)
 
     def collectives_of(of: Module) -> tuple[CompiledCollective, ...]:
-        return priced(read_collectives(of, mesh_axes, device_ids), mesh_axes, target)
+        return with_seconds(
+            read_collectives(of, mesh_axes, device_ids), mesh_axes, target
+        )
 
     def collective_s(computation: Computation, instruction: Instruction) -> float:
         alone = _alone(module, computation, instruction)

@@ -44,7 +44,7 @@ CollectiveSeconds = Callable[[Computation, Instruction], float]
 """Seconds of one run of a collective (of the start of an asynchronous one)."""
 
 
-def played_s(
+def simulated_s(
     module: Module, reader: WorkReader, collective_s: CollectiveSeconds
 ) -> float:
     """Return the seconds from the first instruction to the last.
@@ -54,7 +54,7 @@ def played_s(
       reader: reads the program's work; its `seconds_of` gives the time.
       collective_s: returns the seconds of one run of a collective.
     """
-    return _Player(module, reader, collective_s).run(module.entry)
+    return _ScheduleRun(module, reader, collective_s).run(module.entry)
 
 
 @dataclass(slots=True)
@@ -90,23 +90,23 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Player:
+class _ScheduleRun:
     module: Module
     reader: WorkReader
     collective_s: CollectiveSeconds
-    played: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, name: str) -> float:
         """Return the seconds of one run of a computation."""
-        if name not in self.played:
+        if name not in self.seconds:
             clock = _Clock()
             computation = self.module.computations[name]
             for instruction in computation:
-                self._play(clock, computation, instruction)
-            self.played[name] = max(clock.now_s, clock.links_s)
-        return self.played[name]
+                self._run_one(clock, computation, instruction)
+            self.seconds[name] = max(clock.now_s, clock.links_s)
+        return self.seconds[name]
 
-    def _play(
+    def _run_one(
         self, clock: _Clock, computation: Computation, instruction: Instruction
     ) -> None:
         opcode = instruction.opcode
@@ -179,5 +179,5 @@ def step_time(
         all_s = sum(c.seconds for c in collectives)
         added_s = max(compute_s + sync_s, all_s) - compute_s
     else:
-        added_s = played_s(module, reader, collective_s) - compute_s
+        added_s = simulated_s(module, reader, collective_s) - compute_s
     return work, StepTime(compute_s=compute_s, communication_s=max(0.0, added_s))

@@ -1,11 +1,11 @@
-"""Programs played through: what an asynchronous collective hides behind."""
+"""Schedules that are simulated: the compute that hides an asynchronous collective."""
 
 from __future__ import annotations
 
 import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
-from rhino_jax.verify.hlo.timing import played_s
+from rhino_jax.verify.hlo.timing import simulated_s
 from rhino_jax.verify.hlo.work import InstructionWork, WorkReader
 
 
@@ -29,7 +29,7 @@ def _seconds(body: str, seconds: dict[str, float], text: str = ENTRY) -> float:
         return seconds[instruction.name]
 
     module = parse_module(f"{text}{body}\n}}\n")
-    return played_s(module, WorkReader(module, work_s), collective_s)
+    return simulated_s(module, WorkReader(module, work_s), collective_s)
 
 
 def _compute(name: str) -> str:

@@ -84,7 +84,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 
 
 def _never(computation: Computation, instruction: Instruction) -> float:
-    raise AssertionError("a program with cycles is not played")
+    raise AssertionError("a program with cycles is not simulated")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pricing:
+class ModelConstants:
     """Constants that no hardware file states.
 
     Attributes:
@@ -39,4 +39,4 @@ class Pricing:
     sector_bytes: int = 32
 
 
-PRICING = Pricing()
+CONSTANTS = ModelConstants()
