@@ -3,14 +3,20 @@ the planner tries them. `apply.PASSES` lists all of them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from rhino_jax.errors import MicrobatchError, check_keys
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import Transform
+from rhino_jax.utils.codec import from_json
+
+
+Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +107,29 @@ class ProgramPass:
     choices: Callable[[Traced, ChoiceLimits], Iterable[Transform]] = _by_plan
     trial: Trial | None = None
     older: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_choice(record: type[Choice], text: str, what: str) -> Choice:
+    """Parse the choice of a pass that runs a step in a number of parts.
+
+    Args:
+      record: a dataclass with a `count`.
+      text: JSON, as `{"count": 4}`.
+      what: name of the choice, for messages.
+    Raises:
+      MicrobatchError: the text is no valid choice.
+    """
+    where = f"choice {text}"
+    try:
+        table = json.loads(text)
+    except ValueError:
+        table = None
+    if not isinstance(table, dict) or not isinstance(table.get("count"), int):
+        raise MicrobatchError(
+            f"{what} is no table with a `count`.",
+            where=where,
+            fix='write {"count": 4}.',
+        )
+    names = [each.name for each in fields(cast(Any, record))]
+    check_keys(MicrobatchError, what, table, names, where)
+    return from_json(record, table)

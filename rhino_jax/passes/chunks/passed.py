@@ -5,13 +5,12 @@ A program is chunked, or the body of its user's own loop over micro-batches.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
-from rhino_jax.errors import MicrobatchError, check_keys
+from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.frontend.trace import Traced
@@ -25,7 +24,13 @@ from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult, OpenedRemat, analyse
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
-from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
+from rhino_jax.passes.program_pass import (
+    ChoiceLimits,
+    ProgramPass,
+    Trial,
+    TrialKind,
+    read_choice,
+)
 from rhino_jax.rewrite.emit import substitute
 from rhino_jax.rewrite.flat import FlatProgram
 from rhino_jax.rewrite.flatten import all_calls, flatten
@@ -109,15 +114,7 @@ class ChunkChoice:
         Raises:
           MicrobatchError: the text is no valid choice.
         """
-        table = json.loads(text)
-        check_keys(
-            MicrobatchError,
-            "the choice of chunks",
-            table,
-            cls.__dataclass_fields__,
-            f"choice {text}",
-        )
-        return cls(**table)
+        return read_choice(cls, text, "the choice of chunks")
 
 
 def chunked(closed: Any, program: Program, choice: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from rhino_jax.errors import MicrobatchError, check_keys
-from rhino_jax.utils.codec import from_json, to_json
+from rhino_jax.passes.program_pass import read_choice
+from rhino_jax.utils.codec import to_json
 
 
 KEPT = 1.0
@@ -55,20 +55,7 @@ class MicrobatchChoice:
         Raises:
           MicrobatchError: the text is no valid choice.
         """
-        where = f"choice {text}"
-        try:
-            table = json.loads(text)
-        except ValueError:
-            table = None
-        if not isinstance(table, dict) or not isinstance(table.get("count"), int):
-            raise MicrobatchError(
-                "the choice of micro-batches is no table with a `count`.",
-                where=where,
-                fix='write {"count": 4}.',
-            )
-        known = cls.__dataclass_fields__
-        check_keys(MicrobatchError, "the choice of micro-batches", table, known, where)
-        return from_json(cls, table)
+        return read_choice(cls, text, "the choice of micro-batches")
 
     def text(self) -> str:
         """Return the choice as JSON, which `read` parses."""
