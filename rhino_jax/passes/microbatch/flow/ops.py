@@ -179,26 +179,34 @@ def _on_whole_batches(
     """Return how an op runs that joins, takes apart, takes or pads whole batches along
     their dim, as the chosen and the rejected sequences of pairs.
 
-    Each micro-batch then has its rows of every batch.
+    Each micro-batch then has its rows of every batch. Values known in full, as of
+    generated images, are joined by their rows, too.
 
     Returns:
       None for other ops.
     """
-    cuts = [s.span for s in states if isinstance(s, RowsState)]
-    count = len(item.operands) if item.op.name == "concatenate" else 1
-    if len(cuts) != count or len({*cuts}) > 1 or not isinstance(states[0], RowsState):
+    spans = {replace(s.span, outer=1) for s in states if isinstance(s, RowsState)}
+    if len(spans) != 1 or any(isinstance(s, Partial) for s in states):
         return None
-    (span,) = {*cuts}
+    (span,) = spans
+    is_joined = item.op.name == "concatenate"
+    if not is_joined and not isinstance(states[0], RowsState):
+        return None
     block = span.size * span.inner
     if not of_blocks(item.op.name, item.eqn.params, span.dim, block, block):
         return None
-    values = (item.operands[0], *item.results)
-    lengths = [program.values[v].shape[span.dim] for v in values]
-    if not all(lengths) or len({*lengths}) == 1:
+    ends = (*(item.operands if is_joined else item.operands[:1]), *item.results)
+    lengths = [program.values[v].shape[span.dim] for v in ends]
+    if not all(lengths) or any(n % block for n in lengths) or len({*lengths}) == 1:
         return None
-    phase = max(s.phase for s in states)
-    made = (RowsState(replace(span, outer=n // block), phase) for n in lengths[1:])
-    return Ran(tuple(states), tuple(made))
+    rows = [replace(span, outer=n // block) for n in lengths]
+    phase, results = max(s.phase for s in states), len(item.results)
+    uses = (
+        s if isinstance(s, RowsState) else RowsState(at, is_own=is_own(s))
+        for s, at in zip(states, rows[:-results], strict=False)
+    )
+    made = (RowsState(at, phase) for at in rows[-results:])
+    return Ran((*uses, *states[len(rows) - results :]), tuple(made))
 
 
 def _on_cuts(item: FlatOp, states: Sequence[State]) -> Ran | Needs:
