@@ -129,15 +129,21 @@ class Comparison:
         mesh_problem = built or build_mesh_problem(self.analysis, axes, self.request)
         starts = first_choices(mesh_problem)
         if not starts:
-            effort = replace(COMPARED, cutoff_s=self._best_s)
-            return self._solve(mesh_problem, effort, starts)
+            return self._solve(mesh_problem, self._compared(len(axes)), starts)
         worth_s = (1 + LIMITS.prediction_error) * self._best_s
         brief = replace(BRIEF, worth_s=worth_s)
         found = self._solve(mesh_problem, brief, starts)
         if not _is_bound(found):
             return found
-        effort = replace(COMPARED, cutoff_s=self._best_s)
+        effort = self._compared(len(axes))
         return self._solve(mesh_problem, effort, starts, found.solution)
+
+    def _compared(self, num_axes: int) -> Effort:
+        """Return the effort for a mesh of so many axes, up to the seconds from which on
+        it is not the best."""
+        known = (_rank(step_s, len(axes)) for axes, step_s in self.objectives.items())
+        least_s = min(known, default=math.inf) / _rank(1.0, num_axes)
+        return replace(COMPARED, cutoff_s=min(self.worth_s, least_s))
 
     def _further(self, brief: SolvedMesh) -> SolvedMesh:
         """Search a mesh in full from its brief result, unless proved not the best."""
@@ -145,7 +151,7 @@ class Comparison:
         is_proved = solution.bound > 0 and solution.gap <= COMPARED.near
         if solution.labels is None or is_full or is_proved:
             return brief
-        effort = replace(COMPARED, cutoff_s=self._best_s)
+        effort = self._compared(len(_sizes(brief.mesh_problem)))
         return self._solve(brief.mesh_problem, effort, [], solution)
 
     def _solve(
