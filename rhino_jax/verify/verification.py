@@ -2,29 +2,36 @@
 
 `Plan.verify` compiles the planned program, reads its HLO, and reports whether the plan
 holds. Nothing is run; the hardware need not be present.
+
+Collectives are matched by kind, axes, source line and size; then by kind and axes; then
+by identities (an all-reduce for a reduce-scatter and an all-gather). The cause of a
+difference is the simplest match that explains it; what no match explains is labelled as
+not in the plan, or eliminated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.runtime.lowering import Lowered
 from rhino_jax.runtime.sharded import ShardedFunction, unbound
 from rhino_jax.runtime.with_plan import sharded_by
+from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.compile import CompileLimit
-from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum, by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled, with_seconds
-from rhino_jax.verify.hlo.records import Compilation
-from rhino_jax.verify.matching.ledger import Evidence, evidence_of
-from rhino_jax.verify.matching.matcher import Difference
+from rhino_jax.verify.hlo.records import Compilation, OutOfMemory
+from rhino_jax.verify.matching.identities import Identity, identities
+from rhino_jax.verify.matching.ledger import Evidence, Ledger, evidence_of, total
+from rhino_jax.verify.matching.matcher import Difference, Matcher
 from rhino_jax.verify.places import CompilePlace, place_of
-from rhino_jax.verify.problems import differences_of, problems_of
 from rhino_jax.verify.results.verification import Verification
 from rhino_jax.verify.stages import CompiledPlan, compiled_stages
 
@@ -162,3 +169,158 @@ def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verifica
             )
         ),
     )
+
+
+def differences_of(
+    predicted: Iterable[Collective],
+    compiled: Iterable[Collective],
+    mesh_axes: Sequence[tuple[str, int]],
+    *,
+    platform: str,
+    evidence: Evidence | None = None,
+) -> tuple[Difference, ...]:
+    """Return all differences, those with the largest change of seconds first.
+
+    Bytes, runs and seconds of all differences add up to the difference of the totals of
+    both sides; collectives that match exactly appear in none.
+
+    Args:
+      predicted: the plan's collectives.
+      compiled: collectives of the compiled program, with seconds by the same cost
+        model.
+      mesh_axes: (name, size), major first.
+      platform: "cpu", "tpu" or "gpu".
+      evidence: evidence on causes; None: there is none.
+    """
+    predicted, compiled, sizes = tuple(predicted), tuple(compiled), dict(mesh_axes)
+    keys = {(c.kind, c.axes) for c in (*predicted, *compiled)}
+    known = identities(keys, sizes)
+
+    def explained(order: Iterable[Identity], may_retype: bool) -> list[Difference]:
+        planned, made = Ledger.of(predicted), Ledger.of(compiled)
+        matcher = Matcher(planned, made, platform, evidence or Evidence())
+        return _merged([
+            *matcher.same_runs(),
+            *matcher.windowed(),
+            *(matcher.retyped() if may_retype else ()),
+            *matcher.same_key(),
+            *matcher.by_identity(tuple(order)),
+            *matcher.instead(),
+            *matcher.extra(),
+            *matcher.missing(),
+        ])  # fmt: skip
+
+    # Several readings are possible: an all-reduce may stand for a reduce-scatter alone
+    # or with an all-gather, two gathers may have any order, half the bytes may be
+    # another dtype. The reading that leaves the fewest bytes unexplained is chosen.
+    simple_first = sorted(known, key=lambda i: len(i.planned) + len(i.compiled))
+    orders = (known, simple_first, known[::-1], simple_first[::-1])
+    readings = (explained(x, retype) for retype in (False, True) for x in orders)
+    best = min(readings, key=lambda d: (unexplained_bytes(d), len(d)))
+    return tuple(
+        sorted(
+            best,
+            key=lambda d: (-abs(d.seconds), -abs(d.bytes), d.kind, d.axes, d.label),
+        )
+    )
+
+
+def unexplained_bytes(differences: Iterable[Difference]) -> int:
+    """Return the sum of |bytes| of all differences that are not harmless."""
+    return sum(abs(d.bytes) for d in differences if not d.is_harmless)
+
+
+def _merged(found: Iterable[Difference]) -> list[Difference]:
+    """Merge differences that are equal in all but source lines and amounts."""
+    groups: dict[tuple[object, ...], list[Difference]] = {}
+    for d in found:
+        key = (d.kind, d.axes, d.became, d.label, d.cause, d.is_harmless)
+        groups.setdefault(key, []).append(d)
+    merged = []
+    for members in groups.values():
+        members.sort(key=lambda d: -max(d.predicted.bytes, d.compiled.bytes))
+        lines = dict.fromkeys(s for d in members for s in d.sources)
+        merged.append(
+            replace(
+                members[0],
+                predicted=total(d.predicted for d in members),
+                compiled=total(d.compiled for d in members),
+                sources=tuple(lines),
+            )
+        )
+    return merged
+
+
+WIRE_TOLERANCE = 0.10
+"""Largest unexplained difference of wire bytes, as a share of the planned bytes."""
+
+TIME_TOLERANCE = 0.05
+"""Largest time of unexplained differences, as a share of the compiled step."""
+
+PEAK_TOLERANCE = 0.30
+"""Largest excess of peak memory over the prediction, as a share of the prediction."""
+
+BUDGET_TOLERANCE = 0.10
+"""Likewise as a share of the memory budget: a smaller excess decides no plan."""
+
+
+def problems_of(
+    plan: PlanData,
+    compiled: Predicted | None,
+    differences: Sequence[Difference],
+    *,
+    out_of_memory: OutOfMemory | None,
+    rematerialised: Sequence[str],
+    planned: Iterable[Collective],
+    repeated_sums: Sequence[RepeatedSum] = (),
+) -> list[str]:
+    """Return why a plan does not hold, as sentences; see `Verification.ok`."""
+    budget = plan.memory_budget_bytes
+    if out_of_memory is not None or compiled is None:
+        needed = None if out_of_memory is None else out_of_memory.needed_bytes
+        size = "" if needed is None else f": it needs {format_bytes(needed)}"
+        return [f"the compiled program does not fit{size}."]
+    problems = [
+        f"wrong numbers: {x} Run `plan.check`; another sharding of this op"
+        " (`rhino.pin`, `pins=`) avoids it."
+        for x in repeated_sums
+    ]
+    peak, expected = compiled.peak_bytes, plan.predicted.peak_bytes
+    if peak > budget:
+        problems.append(
+            f"peak memory is {format_bytes(peak)}, over the budget of"
+            f" {format_bytes(budget)}."
+        )
+    elif peak - expected > max(PEAK_TOLERANCE * expected, BUDGET_TOLERANCE * budget):
+        problems.append(
+            f"peak memory is {format_bytes(peak)}, predicted {format_bytes(expected)}."
+        )
+    if rematerialised:
+        problems.append(
+            f"XLA rematerialises {len(rematerialised)} values involuntarily."
+        )
+    return problems + _traffic_problems(compiled, differences, planned)
+
+
+def _traffic_problems(
+    compiled: Predicted,
+    differences: Sequence[Difference],
+    planned: Iterable[Collective],
+) -> list[str]:
+    allowed_s = TIME_TOLERANCE * compiled.step_time_s
+    harmful = [d for d in differences if not d.is_harmless]
+    problems = [
+        f"{d.kind} over {' × '.join(d.axes)}: {format_bytes(d.bytes)} more than"
+        f" planned, {format_seconds(d.seconds)} per step."
+        for d in harmful
+        if d.bytes > 0 and d.seconds > allowed_s
+    ]
+    planned_bytes = sum(c.bytes for c in planned)
+    differ_bytes = unexplained_bytes(differences)
+    differ_s = sum(abs(d.seconds) for d in harmful)
+    if differ_bytes > WIRE_TOLERANCE * planned_bytes and differ_s > allowed_s:
+        problems.append(
+            f"{format_bytes(differ_bytes)} on the wire differ from the plan's"
+            f" {format_bytes(planned_bytes)}."
+        )
+    return problems

@@ -13,7 +13,7 @@ from rhino_jax.plan.records import Collective
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.matching.ledger import Evidence, evidence_of
 from rhino_jax.verify.matching.matcher import Difference
-from rhino_jax.verify.problems import differences_of, unexplained_bytes
+from rhino_jax.verify.verification import differences_of, unexplained_bytes
 from tests.frontend.imported import program_of
 
 

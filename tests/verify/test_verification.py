@@ -16,8 +16,8 @@ from rhino_jax.plan.records import Predicted, Traffic
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
-from rhino_jax.verify.problems import problems_of
 from rhino_jax.verify.results.verification import Verification
+from rhino_jax.verify.verification import problems_of
 from tests.cases import covering
 from tests.verify.extras import mesh_of_target
 
