@@ -1,7 +1,7 @@
 """Chunked loss: compute logits over a vocabulary in chunks of tokens, never in full.
 
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 8}`.
-Out: `chunked`, a closed jaxpr of the same arguments and results; `may_chunk`, the
+Out: `run_in_chunks`, a closed jaxpr of the same arguments and results; `may_chunk`, the
 schedule of ops without emitting it, or the error.
 Order: `heads` (output projections: matmuls with a parameter and the largest results),
 `part` (ops on such a result, forward and backward), `passed` (the pass: these ops, in a
@@ -13,7 +13,7 @@ last token, so all residuals stay live as before; that pays only between pipelin
 stages.
 """
 
-from rhino_jax.passes.chunks.passed import PASS, chunked, may_chunk
+from rhino_jax.passes.chunks.passed import PASS, may_chunk, run_in_chunks
 
 
-__all__ = ["PASS", "chunked", "may_chunk"]
+__all__ = ["PASS", "may_chunk", "run_in_chunks"]

@@ -117,7 +117,7 @@ class ChunkChoice:
         return read_choice(cls, text, "the choice of chunks")
 
 
-def chunked(closed: Any, program: Program, choice: str) -> Any:
+def run_in_chunks(closed: Any, program: Program, choice: str) -> Any:
     """Rewrite a program to compute its largest logits in chunks.
 
     Args:
@@ -172,7 +172,7 @@ def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
 
 PASS = ProgramPass(
     CHUNKS,
-    chunked,
+    run_in_chunks,
     _choices,
     Trial(
         TrialKind.WHILE_BETTER,

@@ -11,7 +11,7 @@ be under any plan), `pieces` (the choice, also as text; ops on unreduced values)
 
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS
 from rhino_jax.passes.deferred_reductions.accumulated import accumulated
-from rhino_jax.passes.deferred_reductions.emit import delayed
+from rhino_jax.passes.deferred_reductions.emit import defer_reductions
 from rhino_jax.passes.deferred_reductions.pieces import (
     DeferredGroup,
     as_text,
@@ -21,7 +21,7 @@ from rhino_jax.passes.deferred_reductions.sites import Site, SitePrices, sites
 from rhino_jax.passes.program_pass import ProgramPass
 
 
-PASS = ProgramPass(DEFERRED_REDUCTIONS, delayed)
+PASS = ProgramPass(DEFERRED_REDUCTIONS, defer_reductions)
 
 __all__ = [
     "PASS",
@@ -30,7 +30,7 @@ __all__ = [
     "SitePrices",
     "accumulated",
     "as_text",
-    "delayed",
+    "defer_reductions",
     "from_text",
     "sites",
 ]

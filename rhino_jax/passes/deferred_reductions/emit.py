@@ -44,7 +44,7 @@ from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
 from rhino_jax.rewrite.retraced import retraced
 
 
-def delayed(closed: Any, program: Program, choice: str) -> Any:
+def defer_reductions(closed: Any, program: Program, choice: str) -> Any:
     """Rewrite a program with the deferred reductions of a choice.
 
     A value that is unreduced over a mesh axis of size p is an array with a leading dim

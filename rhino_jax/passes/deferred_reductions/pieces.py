@@ -38,7 +38,7 @@ class DeferredGroup:
 
 
 def as_text(groups: Iterable[DeferredGroup]) -> str:
-    """Return groups as the choice that `delayed` takes; empty for no groups."""
+    """Return groups as the choice of `defer_reductions`; empty for no groups."""
     said = to_json(tuple(groups))
     return json.dumps(said, sort_keys=True, separators=(",", ":")) if said else ""
 

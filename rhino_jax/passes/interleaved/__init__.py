@@ -10,12 +10,12 @@ per block), `reach` (all interleaved dims), `sites` (inputs worth interleaving),
 """
 
 from rhino_jax.ir.transform import BLOCKS
-from rhino_jax.passes.interleaved.emit import in_blocks
+from rhino_jax.passes.interleaved.emit import interleave
 from rhino_jax.passes.interleaved.order import all_stored, all_written
 from rhino_jax.passes.interleaved.sites import split_inputs, storage_choices
 from rhino_jax.passes.program_pass import ProgramPass
 
 
-PASS = ProgramPass(BLOCKS, in_blocks, storage_choices)
+PASS = ProgramPass(BLOCKS, interleave, storage_choices)
 
-__all__ = ["PASS", "all_stored", "all_written", "in_blocks", "split_inputs"]
+__all__ = ["PASS", "all_stored", "all_written", "interleave", "split_inputs"]

@@ -34,7 +34,7 @@ from rhino_jax.passes.interleaved.reach import DimOrders, handled, reach
 from rhino_jax.rewrite.retraced import retraced
 
 
-def in_blocks(closed: Any, program: Program, choice: str) -> Any:
+def interleave(closed: Any, program: Program, choice: str) -> Any:
     """Rewrite a program for inputs in interleaved storage.
 
     The output that replaces such an input in the next call is stored as the input is;

@@ -1,8 +1,8 @@
 """Micro-batches: run a step as a loop over slices of its batch, accumulating gradients.
 
 In: a closed jaxpr, its `Program`, and a choice as text, as `{"count": 4}`.
-Out: `microbatched`, a closed jaxpr of the same arguments and results; `may_cut`, the
-schedule of ops without emitting it, or the error.
+Out: `run_in_microbatches`, a closed jaxpr of the same arguments and results; `may_cut`,
+the schedule of ops without emitting it, or the error.
 Order: `choice`, `flow` (how each value depends on the batch), `fission` (split scans
 whose layers need sums over the batch), `demand` (which ops run in which loop), `cut`
 (the schedule as data), `cutting` (the analysis as a whole, and its refusals), `emit`
@@ -10,7 +10,12 @@ whose layers need sums over the batch), `demand` (which ops run in which loop), 
 """
 
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
-from rhino_jax.passes.microbatch.passed import PASS, cut_in, may_cut, microbatched
+from rhino_jax.passes.microbatch.passed import (
+    PASS,
+    cut_in,
+    may_cut,
+    run_in_microbatches,
+)
 
 
 __all__ = [
@@ -20,5 +25,5 @@ __all__ = [
     "MicrobatchLoop",
     "cut_in",
     "may_cut",
-    "microbatched",
+    "run_in_microbatches",
 ]

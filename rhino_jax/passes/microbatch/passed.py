@@ -24,7 +24,7 @@ MAX_DOUBLINGS = 8
 """Maximum number of doublings of the number of micro-batches: up to 256."""
 
 
-def microbatched(closed: Any, program: Program, choice: str) -> tuple[Any, str]:
+def run_in_microbatches(closed: Any, program: Program, choice: str) -> tuple[Any, str]:
     """Rewrite a program to run in micro-batches, one after the other.
 
     Args:
@@ -91,7 +91,7 @@ def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
 
 PASS = ProgramPass(
     MICROBATCHES,
-    microbatched,
+    run_in_microbatches,
     _choices,
     Trial(
         TrialKind.REPEATED,

@@ -32,7 +32,7 @@ from rhino_jax.rewrite.retraced import retraced
 ALL = "all"
 
 
-def without_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
+def drop_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     """Retrace a function without `jax.checkpoint`.
 
     Args:
@@ -62,7 +62,7 @@ def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
 
 PASS = ProgramPass(
     UN_REMAT,
-    without_remat,
+    drop_remat,
     _choices,
     Trial(TrialKind.BASIS, lambda choice: "no remat", "recompute", for_memory=False),
 )

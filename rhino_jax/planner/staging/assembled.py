@@ -30,7 +30,7 @@ from rhino_jax.planner.staging.transfers import bytes_between
 from rhino_jax.planner.variant_search import Search
 
 
-def assembled(
+def assemble_plan(
     search: Search,
     of_step: Unstacked,
     step: StagedStep,

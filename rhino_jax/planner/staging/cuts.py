@@ -30,7 +30,7 @@ from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
 from rhino_jax.planner.staging.bounds import check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
-from rhino_jax.planner.staging.problem import estimated, problem_of, twice
+from rhino_jax.planner.staging.problem import estimate_work, problem_of, twice
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 from rhino_jax.planner.staging.slices import (
     COUNTS,
@@ -255,7 +255,7 @@ def cuts_of(
                 loops = with_split_loops(apart, chosen.stages, group_of)
                 if loops is not apart:
                     apart_too = _priced(asked, sides_of(loops), shapes)
-            work = estimated(problem, chosen, *apart_too, group_of)
+            work = estimate_work(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
             whole = CutStep(apart, shapes, bool(sides.backward), chosen, own, work)
             if in_slices or schedule == TOKEN_SLICES:

@@ -23,7 +23,7 @@ from rhino_jax.planner.staging.transfers import with_costs
 from rhino_jax.planner.variant_search import tell_nobody
 
 
-def fitted(
+def fit_stages(
     asked: StagingRequest, cut_step: CutStep, candidate: schedules.EstimatedSchedule
 ) -> PlanData:
     """Return the plan of a cut step by one schedule.

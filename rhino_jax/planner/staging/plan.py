@@ -37,7 +37,7 @@ from rhino_jax.planner.staging.cuts import (
     rows_of,
     worth_comparing,
 )
-from rhino_jax.planner.staging.fitted import fitted
+from rhino_jax.planner.staging.fitted import fit_stages
 from rhino_jax.planner.staging.loops import all_layers, forms_of, reusing
 from rhino_jax.planner.variant_search import MIN_GAIN, Search
 from rhino_jax.units import format_bytes
@@ -311,7 +311,7 @@ def _best_of(
         ):
             continue
         try:
-            plan = fitted(*found[candidate.cut], candidate)
+            plan = fit_stages(*found[candidate.cut], candidate)
         except (InfeasiblePlanError, ScheduleError) as error:
             # More micro-batches, or fewer in flight, need less memory.
             refused = error

@@ -177,7 +177,7 @@ def _is_float(aval: object) -> bool:
     return getattr(getattr(aval, "dtype", None), "kind", "") in "fV"
 
 
-def estimated(
+def estimate_work(
     problem: CutProblem,
     chosen: StageCut,
     sides: Sides,

@@ -21,7 +21,7 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.assembled import assembled
+from rhino_jax.planner.staging.assembled import assemble_plan
 from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
 from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
 from rhino_jax.planner.staging.shapes import GroupMeshes
@@ -256,7 +256,7 @@ class SolvedStages:
           started: `time.monotonic()` when the search began.
         """
         run = self.run
-        made = assembled(
+        made = assemble_plan(
             self.search,
             self.of_step,
             run.step,

@@ -16,7 +16,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import CHUNKS, chosen
 from rhino_jax.models import registry
 from rhino_jax.passes.apply import apply_passes
-from rhino_jax.passes.chunks import chunked, may_chunk
+from rhino_jax.passes.chunks import may_chunk, run_in_chunks
 from rhino_jax.passes.microbatch import MicrobatchCut
 from tests.cases import covering
 from tests.passes.interpreter import interpret
@@ -40,7 +40,7 @@ def check_traced(traced, arrays, counts=(4,), run=interpret):
         cut = may_chunk(closed, program, count)
         assert isinstance(cut, MicrobatchCut), cut
         cuts.append(cut)
-        new = chunked(closed, program, json.dumps({"count": count}))
+        new = run_in_chunks(closed, program, json.dumps({"count": count}))
         for end, a, b in zip(program.outputs, expected, run(new, arrays), strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)

@@ -14,7 +14,7 @@ from helpers_models import CASES
 
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.microbatch import MicrobatchCut, may_cut, microbatched
+from rhino_jax.passes.microbatch import MicrobatchCut, may_cut, run_in_microbatches
 from tests.passes.interpreter import interpret
 
 
@@ -63,7 +63,7 @@ def check_traced(traced, arrays, counts=(3,), rtol=1e-4, run=interpret, **option
             raise found
         cuts.append(found)
         choice = json.dumps({"count": count, **options})
-        new, _ = microbatched(traced.closed_jaxpr, traced.program, choice)
+        new, _ = run_in_microbatches(traced.closed_jaxpr, traced.program, choice)
         for end, a, b in zip(
             traced.program.outputs, expected, run(new, arrays), strict=True
         ):

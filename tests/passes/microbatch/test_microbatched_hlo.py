@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.trace import trace
-from rhino_jax.passes.microbatch import microbatched
+from rhino_jax.passes.microbatch import run_in_microbatches
 
 
 B, S, D = 64, 4, 16
@@ -45,7 +45,9 @@ ARGS = tuple(jax.ShapeDtypeStruct(s, "float32") for s in ((D, D), (B, S, D)))
 @pytest.mark.parametrize("count", [2, 4])
 def test_of_a_batch_over_devices_only_sums_move(count):
     traced = trace(step, ARGS, {}, donate_argnums=(0,))
-    new, _ = microbatched(traced.closed_jaxpr, traced.program, f'{{"count": {count}}}')
+    new, _ = run_in_microbatches(
+        traced.closed_jaxpr, traced.program, f'{{"count": {count}}}'
+    )
     opened, consts = open_jaxpr(new), jaxpr_consts(new)
     found = collectives(
         lambda *xs: tuple(jax.core.eval_jaxpr(opened, consts, *xs)),

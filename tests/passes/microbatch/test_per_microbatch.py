@@ -23,7 +23,7 @@ from helpers_microbatch import (
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.models import registry, wide_resnet
-from rhino_jax.passes.microbatch import MicrobatchCut, microbatched
+from rhino_jax.passes.microbatch import MicrobatchCut, run_in_microbatches
 from tests.cases import covering
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import arguments_of, random_like, shape
@@ -171,7 +171,7 @@ def test_numbers_are_those_of_a_loop_written_by_hand(case, count):
     traced = trace(step_of(loss), args, {}, donate_argnums=(0, 1))
     choice = {"count": count, "per_microbatch": [PLACES[case]]}
     closed, program = traced.closed_jaxpr, traced.program
-    new, _ = microbatched(closed, program, json.dumps(choice))
+    new, _ = run_in_microbatches(closed, program, json.dumps(choice))
     expected = jax.tree.leaves(by_hand(loss, *args, count))
     arrays = arrays_of(args, traced)
     whole = interpret(traced.closed_jaxpr, arrays)
