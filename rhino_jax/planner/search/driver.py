@@ -275,9 +275,9 @@ def _search(
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
     notes = comparison.limits.notes()
-    if is_estimate:
-        return every, every[0], in_order, notes
     compared = every[0]
+    if is_estimate or compared.solution.bound > request.cutoff_s:
+        return every, compared, in_order, notes
     every[0], brief = _at_level(
         compared.mesh_problem, request, progress, [], compared.solution
     )
