@@ -54,7 +54,12 @@ def find_equivalent(
             shape = values[node.value].shape
             if node.kind is NodeKind.STACK:
                 shape = shape[1:]
-            return node.kind.value, shape, copied_bytes(graph, liveness, node)
+            return (
+                node.kind.value,
+                shape,
+                passed_bytes(graph, liveness, node),
+                copied_slices(graph, liveness, node),
+            )
         assert op is not None
         return (
             *work_of(op, sizes),
@@ -84,9 +89,16 @@ def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
     )
 
 
-def copied_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
-    """Return the bytes of the whole stack that a loop copies slice by slice, or 0."""
-    if node.id not in liveness.copied or node.op is None:
+def passed_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
+    """Return the bytes that a loop reads and writes to copy a stack slice by slice."""
+    passes = liveness.stack_passes.get(node.id, 0)
+    if not passes or node.op is None:
         return 0
     stack = node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]
-    return graph.program.values[stack].bytes
+    return passes * graph.program.values[stack].bytes
+
+
+def copied_slices(graph: Graph, liveness: Liveness, node: Node) -> int:
+    """Return how many copies of slices a loop launches for a stack."""
+    call = None if node.op is None else node.op.call
+    return call.trip_count if call and node.id in liveness.stack_passes else 0

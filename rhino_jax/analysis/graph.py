@@ -128,7 +128,7 @@ class Columns:
     """A graph as arrays, for vectorised queries.
 
     Attributes:
-      is_op, is_copy: [nodes], whether they are of that kind.
+      is_op, is_copy, is_stack: [nodes], whether they are of that kind.
       is_fusible, is_fused, hosts_fusion, time: [nodes], as in `Node`.
       place: [nodes], position in the run order.
       maker, result: [ports], id of the node of the port, and which of its results it
@@ -140,6 +140,7 @@ class Columns:
 
     is_op: np.ndarray
     is_copy: np.ndarray
+    is_stack: np.ndarray
     is_fusible: np.ndarray
     is_fused: np.ndarray
     hosts_fusion: np.ndarray
@@ -169,6 +170,7 @@ class Columns:
         return cls(
             np.array([n.kind is NodeKind.OP for n in nodes], dtype=bool),
             is_copy,
+            np.array([n.kind is NodeKind.STACK for n in nodes], dtype=bool),
             np.array([n.is_fusible for n in nodes], dtype=bool),
             np.array([n.is_fused for n in nodes], dtype=bool),
             np.array([n.hosts_fusion for n in nodes], dtype=bool),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +30,14 @@ class Liveness:
 
     Attributes:
       is_materialised: [ports], whether the value touches memory.
-      handed: see `Materialised`.
+      handed, stacked: see `Materialised`.
       kernels: the memory reads and the launches of its kernels.
       slack: which collectives something waits for.
       hoisted: converted copies of the stacks that loops scan over.
       masked, stay: copies of operands masked to ragged groups, and those that stay live
         from one product to another.
-      copied: ids of the slice and stack nodes of loops whose values are copied out of
-        and into the stack.
+      stack_passes: id of a slice or stack node of a loop → how often the whole stack is
+        read or written in addition to what the ops of the body read and write.
       first, last: [ports], when the value is live, both included.
       copy_last: [edges], until when a resharded copy of the value is live, from its
         read on.
@@ -44,12 +45,13 @@ class Liveness:
 
     is_materialised: list[bool]
     handed: frozenset[int]
+    stacked: frozenset[int]
     kernels: Kernels
     slack: Slack
     hoisted: tuple[Hoisted, ...]
     masked: tuple[Masked, ...]
     stay: tuple[Stays, ...]
-    copied: frozenset[int]
+    stack_passes: Mapping[int, int]
     first: list[int]
     last: list[int]
     copy_last: list[int]
@@ -58,9 +60,9 @@ class Liveness:
     def is_held(self) -> list[bool]:
         """[ports], whether a value is in memory and counted here. Values that separate
         programs send each other are not: whoever plans those programs knows how many
-        are live, and for how long."""
-        stored = enumerate(self.is_materialised)
-        return [is_it and port not in self.handed for port, is_it in stored]
+        are live, and for how long. Nor are those that are written into a stack."""
+        elsewhere, stored = self.handed | self.stacked, enumerate(self.is_materialised)
+        return [is_it and port not in elsewhere for port, is_it in stored]
 
 
 def analyse(graph: Graph, fusing: Fusing) -> Liveness:
@@ -77,11 +79,12 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     return Liveness(
         found.ports,
         found.handed,
+        found.stacked,
         find_kernels(graph, fused, found),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         *(find_masked(graph) if fusing.masks_groups else ((), ())),
-        _copied(graph),
+        _stack_passes(graph, found.stacked, fusing),
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],
         _copies_until(graph, read),
@@ -146,24 +149,38 @@ def _read_until(
     return last
 
 
-def _copied(graph: Graph) -> frozenset[int]:
-    """Return the ids of the slice and stack nodes whose value is a separate buffer.
+def _stack_passes(
+    graph: Graph, stacked: frozenset[int], fusing: Fusing
+) -> dict[int, int]:
+    """Return `Liveness.stack_passes`.
 
-    A slice with one reader is fused into it, and a value that only a stack reads is
-    written there in place; with more readers it is materialised.
+    A copy of a value into or out of a stack reads and writes it. A slice with one
+    reader is fused into that, and a value that only a stack reads, or that the others
+    recompute (`stacked`), is written there in place; with more readers there is a copy.
+    Where the compiler copies stacks (`Device.copies_stacks`), the zeros are written
+    too, a value in place is computed from what is read a second time, every other value
+    is copied, and so is a slice that some op cannot fuse.
     """
     is_view = are_views(graph)
-    found = {
-        node.id
-        for node in graph.nodes
-        if node.kind is NodeKind.SLICE
-        and sum(not is_view[e.target] for e in graph.outgoing[node.id]) > 1
-    }
+    found: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.kind is not NodeKind.SLICE:
+            continue
+        readers = [e.target for e in graph.outgoing[node.id] if not is_view[e.target]]
+        is_copied = len(readers) > 1
+        if fusing.copies_stacks:
+            is_copied = any(not graph.nodes[n].is_fusible for n in readers)
+        if is_copied:
+            found[node.id] = 2
     for edge in graph.edges:
-        is_stack = graph.nodes[edge.target].kind is NodeKind.STACK
-        if is_stack and len(graph.readers[edge.source.id]) > 1:
-            found.add(edge.target)
-    return frozenset(found)
+        if graph.nodes[edge.target].kind is not NodeKind.STACK:
+            continue
+        is_in_place = edge.source.id in stacked
+        if fusing.copies_stacks:
+            found[edge.target] = 2 if is_in_place else 3
+        elif len(graph.readers[edge.source.id]) > 1 and not is_in_place:
+            found[edge.target] = 2
+    return found
 
 
 def find_late(graph: Graph, slack: Slack) -> dict[int, int]:

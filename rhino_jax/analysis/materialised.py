@@ -17,6 +17,10 @@ Such a fusion holds whole rows of a softmax. Where they are longer than it can h
 (`Observed.longest_row`), the matmul's own result is stored, and everything between it
 and the next matmul is recomputed by each reader, expensive or not.
 
+An elementwise result that a loop stacks is computed where it is written, in the stack
+itself: it has no buffer of its own, unless another reader needs it in memory or would
+have to recompute something expensive.
+
 A constant's broadcast that a loop reads, such as what masks attention's scores (JAX
 moves it out of a scan's body), is sunk into the loop by some compilers
 (`Device.sinks_broadcasts`); others store it until the loop ends.
@@ -50,7 +54,7 @@ class Fusing:
       parts_columns: whether the readers of a reduction over other dims than the last
         run in another fusion (`Device.parts_columns`).
       masks_groups: see `temporaries.find_masked`.
-      sinks_broadcasts: as in `Device`.
+      sinks_broadcasts, copies_stacks: as in `Device`.
     """
 
     with_matmuls: bool = False
@@ -59,6 +63,7 @@ class Fusing:
     parts_columns: bool = False
     masks_groups: bool = False
     sinks_broadcasts: bool = False
+    copies_stacks: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -69,6 +74,7 @@ class Fusing:
             device.parts_columns,
             device.masks_groups,
             device.sinks_broadcasts,
+            device.copies_stacks,
         )
 
 
@@ -81,12 +87,14 @@ class Materialised:
         to be decided.
       handed: ids of the ports that are stored only because they enter or leave a
         separately compiled program.
+      stacked: ids of the ports that are stored in the stack of a loop only.
       matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or
         NOWHERE.
     """
 
     ports: list[bool]
     handed: frozenset[int]
+    stacked: frozenset[int]
     matmul_of: np.ndarray
 
 
@@ -111,7 +119,12 @@ def find_materialised(
     matmul_of = np.full(len(graph.nodes), NOWHERE)
     for found in (finder.before, finder.after):
         matmul_of[list(found)] = list(found.values())
-    return Materialised(finder.materialised, frozenset(finder.handed), matmul_of)
+    return Materialised(
+        finder.materialised,
+        frozenset(finder.handed),
+        frozenset(finder.stacked),
+        matmul_of,
+    )
 
 
 _NONE: frozenset[int] = frozenset()
@@ -134,7 +147,7 @@ class _MaterialisedFinder:
         op.
       unsettled: port id → the matmul whose fusion computes its value and has not stored
         one yet.
-      handed: ids of ports that are stored only because they enter or leave a program.
+      handed, stacked: as in `Materialised`.
       long_rows: ids of nodes of softmaxes whose rows no fusion can hold, and of the
         matmuls before them.
       reading: how every port is read.
@@ -152,6 +165,7 @@ class _MaterialisedFinder:
     dear: set[int] = field(default_factory=set)
     unsettled: dict[int, int] = field(default_factory=dict)
     handed: set[int] = field(default_factory=set)
+    stacked: set[int] = field(default_factory=set)
     long_rows: set[int] = field(init=False)
     reading: PortReads = field(init=False)
 
@@ -186,7 +200,11 @@ class _MaterialisedFinder:
             if not keep:
                 self.unsettled[here] = matmul
         else:
-            keep = self._is_kept(here, node, feeds)
+            is_shared = self._is_shared(here, node, feeds)
+            keep = not node.is_fusible or self.reading.is_needed[here] or is_shared
+            if keep and node.is_fusible and not is_shared:
+                if not self.reading.is_needed_unstacked[here]:
+                    self.stacked.add(here)
         if not keep and here in self.graph.crossing:
             self.unsettled.pop(here, None)
             self.handed.add(here)
@@ -245,9 +263,8 @@ class _MaterialisedFinder:
         shape = self.graph.program.values[node.op.results[0]].shape
         return shape[-1] if shape else 0
 
-    def _is_kept(self, port: int, node: Node, feeds: list[int]) -> bool:
-        if not node.is_fusible or self.reading.is_needed[port]:
-            return True
+    def _is_shared(self, port: int, node: Node, feeds: list[int]) -> bool:
+        """Whether a value is stored rather than recomputed by each of its readers."""
         if self.reading.count[port] < 2 or node.id in self.long_rows:
             return False
         read = sum(map(self._size_of, self._sources_of(feeds)))

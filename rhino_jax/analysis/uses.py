@@ -186,7 +186,8 @@ class PortReads:
     Attributes:
       count, num_matmuls: number of its reads, and of those by matmuls.
       deepest: the deepest level at which it is read.
-      is_needed: whether some reader needs it in memory.
+      is_needed, is_needed_unstacked: whether some reader needs it in memory; and some
+        reader that is no stack of a loop.
       ends_fusion: whether some reader needs it in memory, where a matmul's fusion
         computes it.
       feeds_matmul, is_parted: whether some reader fuses into the matmul that it is
@@ -197,6 +198,7 @@ class PortReads:
     num_matmuls: list[int]
     deepest: list[int]
     is_needed: list[bool]
+    is_needed_unstacked: list[bool]
     ends_fusion: list[bool]
     feeds_matmul: list[bool]
     is_parted: list[bool]
@@ -228,6 +230,7 @@ class PortReads:
             readers.count(columns.hosts_fusion).tolist(),
             readers.largest(np.array(depth.at)).tolist(),
             (readers.count(~computes) > 0).tolist(),
+            (readers.count(~computes & ~columns.is_stack) > 0).tolist(),
             (readers.count(~fuses) > 0).tolist(),
             (num_before > 0).tolist(),
             ((num_before > 0) & (num_else > 0)).tolist(),

@@ -64,6 +64,9 @@ class Device:
       sinks_broadcasts: whether the compiler broadcasts in a loop's body what the body
         reads broadcast, instead of before the loop: constants that mask attention's
         scores then use no memory.
+      copies_stacks: whether the compiler fills the stack that a loop writes with zeros
+        first, and writes it in a kernel of its own per trip, which reads the value or
+        what it is computed from; and copies a slice of a stack that a matmul reads.
       host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
         if it is unknown, or the compiler does not support host offload.
       recomputes: names of costly elementwise ops that the compiler recomputes in the
@@ -99,6 +102,7 @@ class Device:
     defers_gradients: bool = False
     masks_groups: bool = False
     sinks_broadcasts: bool = False
+    copies_stacks: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.analysis.equivalence import Alike, copied_bytes, work_of
+from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, work_of
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
@@ -204,7 +204,8 @@ class OptionBuilder:
         shape = value.shape
         if node.kind is NodeKind.STACK:
             shape = shape[1:]
-        copied = copied_bytes(self.graph, self.liveness, node)
+        passed = passed_bytes(self.graph, self.liveness, node)
+        launches = copied_slices(self.graph, self.liveness, node)
         padded: frozenset[int] = frozenset()
         if node.kind in (NodeKind.COPY, NodeKind.CARRY):
             dims = enumerate(shape)
@@ -213,17 +214,20 @@ class OptionBuilder:
         specs = list(every)
         for _, pin in self.pinned.get(node.id, ()):
             specs = _only(specs, self._below_stack(node, pin))
-        return self._border(node.kind, specs, copied)
+        return self._border(node.kind, specs, passed, launches)
 
-    def _border(self, kind: NodeKind, specs: list[Spec], copied: int) -> Options:
+    def _border(
+        self, kind: NodeKind, specs: list[Spec], passed: int, launches: int
+    ) -> Options:
         stacked: list[Spec] = [((), *spec) for spec in specs]
         ins = stacked if kind is NodeKind.SLICE else specs
         outs = stacked if kind is NodeKind.STACK else specs
         zeros = np.zeros(len(specs))
         taken = self.sizes.table.port(ins)
         made = self.sizes.table.port(outs)
-        traffic = 2 * copied * self.sizes.shares(taken)
+        traffic = passed * self.sizes.shares(taken)
         copy_s = op_s(self.target, zeros, traffic, "float32")
+        copy_s += self.target.device.launch_s * launches
         # A carry has two results: the one that the body reads, and the result of the
         # loop.
         copies = 2 if kind is NodeKind.CARRY else 1

@@ -311,22 +311,57 @@ def test_a_weights_gradient_before_a_loop_runs_after_it_though_it_is_converted()
     assert [late[n] for n in outside] == [max(graph.loop_end.values())]
 
 
-def test_slices_that_several_read_and_values_stacked_beside_other_use_are_copied() -> (
-    None
-):
-    def copied(fn: Callable[..., Any]) -> set[NodeKind]:
-        graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
-        return {graph.nodes[n].kind for n in analyse(graph, PLAIN).copied}
+COPIES = Fusing(copies_stacks=True)
 
-    def alone(weights: Any, x: Any) -> Any:
-        return jax.lax.scan(lambda y, w: (y, w + 1.0), x, weights)
 
-    def shared(weights: Any, x: Any) -> Any:
-        def body(y: Any, w: Any) -> Any:
-            z = jnp.sin(w)
-            return y @ w + z, z
-
+@pytest.mark.parametrize(
+    ("body", "passes", "passes_of_copies"),
+    [
+        (lambda y, w: (y, w + 1.0), {}, {NodeKind.STACK: 2}),
+        (lambda y, w: (y, y @ w), {}, {NodeKind.SLICE: 2, NodeKind.STACK: 3}),
+        (
+            lambda y, w: (y @ w + (z := jnp.sin(w)), z),
+            {NodeKind.SLICE: 2, NodeKind.STACK: 2},
+            {NodeKind.SLICE: 2, NodeKind.STACK: 3},
+        ),
+        # The second reader compares once more.
+        (
+            lambda y, w: (y + (z := jnp.where(w > 0, 1.0, 0.0)), z),
+            {},
+            {NodeKind.STACK: 2},
+        ),
+    ],
+    ids=["elementwise", "product", "read by an op of a later level", "recomputed"],
+)
+def test_slices_are_copied_out_of_stacks_and_into_them(
+    body: Callable[..., Any],
+    passes: dict[NodeKind, int],
+    passes_of_copies: dict[NodeKind, int],
+) -> None:
+    def fn(weights: Any, x: Any) -> Any:
         return jax.lax.scan(body, x, weights)
 
-    assert copied(alone) == set()
-    assert copied(shared) == {NodeKind.SLICE, NodeKind.STACK}
+    graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
+    for fusing, wanted in ((PLAIN, passes), (COPIES, passes_of_copies)):
+        found = analyse(graph, fusing).stack_passes
+        assert {graph.nodes[n].kind: k for n, k in found.items()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("stacked", "is_held"),
+    [(lambda y, w: jnp.where(w > 0, 1.0, 0.0), False), (lambda y, w: y @ w, True)],
+    ids=["elementwise", "product"],
+)
+def test_an_elementwise_value_that_is_stacked_has_no_buffer_of_its_own(
+    stacked: Callable[..., Any], is_held: bool
+) -> None:
+    def fn(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda y, w: (y, stacked(y, w)), x, weights)
+
+    graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
+    live = analyse(graph, PLAIN)
+    (port,) = (
+        e.source.id for e in graph.edges if graph.nodes[e.target].kind is NodeKind.STACK
+    )
+    assert live.is_materialised[port]
+    assert live.is_held[port] == is_held

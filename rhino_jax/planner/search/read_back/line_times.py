@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rhino_jax.analysis.equivalence import copied_slices
 from rhino_jax.analysis.graph import Node
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.lines import sent, summed
@@ -32,7 +33,7 @@ def line_times(
 
 
 def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
-    kernels = model.analysis.liveness.kernels
+    liveness = model.analysis.liveness
     launch_s = model.builder.target.device.launch_s
     for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
         options = model.options[node.id]
@@ -41,7 +42,10 @@ def _compute(model: MeshModel, labels: Labels) -> Iterator[LineTime]:
         seconds = node.count * float(options.compute_s[label])
         if not seconds:
             continue
-        starts_s = min(seconds, node.count * launch_s * kernels.launches[node.id])
+        launches = liveness.kernels.launches[node.id] + copied_slices(
+            model.graph, liveness, node
+        )
+        starts_s = min(seconds, node.count * launch_s * launches)
         flops = node.count * float(options.flops[label])
         busy_s = seconds - starts_s
         is_matrix = (
