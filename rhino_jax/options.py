@@ -73,6 +73,9 @@ class UserOptions(TypedDict, total=False):
         that does not fit so, or fits only with slower layouts, or is faster with less
         memory traffic, the values that pay are recomputed. Only with "auto" are values
         offloaded to host memory, if the hardware file has `host_bytes_per_s`.
+      loops: "auto": a loop over at most 32 layers is unrolled where the compiler copies
+        what it stacks for the backward pass, and that is faster; compiling takes
+        longer. "as written": loops stay.
       stages: number of submeshes into which devices are divided, each of which runs a
         part of the model, on one micro-batch after another. "auto": the size of the
         mesh axis named `stage`; without a mesh, the fastest number, if slow links or
@@ -125,6 +128,7 @@ class UserOptions(TypedDict, total=False):
     microbatches: int | str
     per_microbatch: str | Sequence[str]
     recompute: str
+    loops: str
     stages: int | str | Sequence[int]
     schedule: str
     storage: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
+UNROLL = "unroll"
 UN_REMAT = "un-remat"
 CHUNKS = "chunks"
 MICROBATCHES = "micro-batches"

@@ -19,6 +19,7 @@ from rhino_jax.passes import (
     interleaved,
     microbatch,
     spmd_pipeline,
+    unroll,
 )
 from rhino_jax.passes.program_pass import ProgramPass
 from rhino_jax.passes.remat import emit as remat, unremat
@@ -30,6 +31,7 @@ PASSES: Mapping[str, ProgramPass] = {
     for each in (
         interleaved.PASS,
         unremat.PASS,
+        unroll.PASS,
         chunks.PASS,
         remat.PASS,
         microbatch.PASS,

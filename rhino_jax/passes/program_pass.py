@@ -71,6 +71,8 @@ class Trial:
         where it is "auto"; None: the pass is always left to it.
       among: its part of the name of a variant with further passes; empty for none.
       for_memory: whether it is tried only where memory limits the program as it is.
+      for_stacks: whether it saves time alone, and at most that of copies into and out
+        of loops' stacks: it is tried where they take a share that is worth it.
     """
 
     kind: TrialKind
@@ -78,6 +80,7 @@ class Trial:
     option: str | None = None
     among: str = ""
     for_memory: bool = True
+    for_stacks: bool = False
 
 
 def _by_plan(traced: Traced, limits: ChoiceLimits) -> Iterable[Transform]:

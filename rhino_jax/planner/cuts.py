@@ -34,6 +34,7 @@ def best_cut(
     search: Search,
     microbatches: int | str,
     recompute: str,
+    loops: str,
     storage: str | Stored = "as written",
     places: tuple[str, ...] = (),
 ) -> PlanData:
@@ -41,8 +42,8 @@ def best_cut(
 
     Args:
       search: the search of the user's program.
-      microbatches, recompute, storage: see `auto_shard`; `storage` may also be the
-        inputs in interleaved storage.
+      microbatches, recompute, loops, storage: see `auto_shard`; `storage` may also be
+        the inputs in interleaved storage.
       places: `per_microbatch` of `auto_shard`.
     Raises:
       InfeasiblePlanError: nothing fits, whatever the passes.
@@ -60,11 +61,11 @@ def best_cut(
     # The recipes are those of the user's program, where that fits.
     typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
-    asked = {"microbatches": microbatches, "recompute": recompute}
+    asked = {"microbatches": microbatches, "recompute": recompute, "loops": loops}
     auto = frozenset(option for option, value in asked.items() if value == AUTO)
     allowed = AllowedPasses(auto, places)
     explorer = Explorer(search, first, allowed)
-    if not first.fits and auto:
+    if not first.fits and auto - {"loops"}:
         explorer.least = _least_memory(search, allowed).best
     if explorer.has_more:
         search, found = explorer.best()

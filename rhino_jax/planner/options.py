@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 LEVELS = ("fast", "best")
 AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
+LOOPS = (AUTO, "as written")
 SCHEDULES = (AUTO, *TABLE, IN_ONE_PROGRAM)
 CUTS = ("microbatches", "recompute", "stages", "schedule")
 """Keywords that say how a program is split; "auto" where the user gave no value."""
@@ -103,6 +104,7 @@ class PlanOptions:
     dump: Any = None
     microbatches: Any = AUTO
     recompute: str = AUTO
+    loops: str = AUTO
     stages: Any = AUTO
     schedule: str = AUTO
     storage: str = AS_WRITTEN
@@ -123,6 +125,7 @@ class PlanOptions:
             ("progress", read_progress(what, self.progress)),
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
+            ("loops", read_choice(what, "loops", self.loops, LOOPS)),
             ("storage", read_choice(what, "storage", self.storage, STORAGE)),
             ("microbatches", read_microbatches(what, self.microbatches)),
             ("stages", read_stages(what, self.stages)),
@@ -315,6 +318,7 @@ class PlanOptions:
             self.seed,
             self.microbatches,
             self.recompute,
+            self.loops,
             self.stages,
             self.schedule,
             self.per_microbatch,

@@ -48,6 +48,8 @@ class PlanOptionsLike(Protocol):
     @property
     def recompute(self) -> str: ...
     @property
+    def loops(self) -> str: ...
+    @property
     def stages(self) -> Any: ...
     @property
     def schedule(self) -> str: ...
@@ -212,6 +214,7 @@ def _on_one_mesh(
         search,
         plan_options.microbatches,
         plan_options.recompute,
+        plan_options.loops,
         storage,
         plan_options.per_microbatch,
     )

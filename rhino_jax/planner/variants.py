@@ -123,13 +123,25 @@ class Explorer:
     @property
     def has_more(self) -> bool:
         """Whether other variants may be faster, or fit."""
+        written = self.tried[0]
         return any(
-            self.tried[0].found.is_bound_by_memory
+            written.found.is_bound_by_memory
             if trial.for_memory
-            else self.allowed.choices(each.name, self.search)
+            else self._may_save(trial, written)
+            and self.allowed.choices(each.name, self.search)
             for each, trial in trials()
             if self.allowed.may(trial)
         )
+
+    def _may_save(self, trial: Trial, start: VariantCandidate) -> bool:
+        """Whether what a pass saves of a variant's step may be worth it; see
+        `Trial.for_stacks`."""
+        if not trial.for_stacks:
+            return True
+        found = start.found
+        if not found.fits or not found.target.device.copies_stacks:
+            return False
+        return self.variants.may_win(start.step_s - found.stack_copies_s)
 
     def best(self) -> tuple[Search, SearchResult]:
         """Return the best variant's search, with its result at the requested level.
@@ -196,6 +208,8 @@ class Explorer:
         start = self.tried[0]
         for other in self.tried[1:]:
             start = other if other.is_better(start) else start
+        if not self._may_save(trial, start):
+            return kept
         best = start
         for choice in self.allowed.choices(name, start.search, start.peak_bytes):
             label = [trial.label(choice), *among(start.done)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.plan import PlanData
@@ -65,6 +66,18 @@ class SearchResult:
         best = self.solved[0]
         assert best.solution.labels is not None, "nothing fits"
         return best.mesh_problem.overlap.compute.objective(best.solution.labels)
+
+    @property
+    def stack_copies_s(self) -> float:
+        """Seconds of copies into and out of stacks of loops; a plan must fit."""
+        best = self.solved[0]
+        assert best.solution.labels is not None, "nothing fits"
+        model = best.mesh_problem.model
+        return sum(
+            node.count * float(model.options[node.id].compute_s[label])
+            for node, label in zip(model.graph.nodes, best.solution.labels, strict=True)
+            if node.kind in (NodeKind.SLICE, NodeKind.STACK)
+        )
 
     @property
     def is_bound_by_memory(self) -> bool:
