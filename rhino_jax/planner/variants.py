@@ -205,14 +205,14 @@ class Explorer:
         return the best one of `kept`'s residuals; see `_try_basis`."""
         if trial.for_memory and not self.tried[0].found.is_bound_by_memory:
             return kept
-        start = self.tried[0]
-        for other in self.tried[1:]:
-            start = other if other.is_better(start) else start
+        start = kept if trial.for_stacks else self._nearest()
         if not self._may_save(trial, start):
             return kept
         best = start
         for choice in self.allowed.choices(name, start.search, start.peak_bytes):
             label = [trial.label(choice), *among(start.done)]
+            if trial.for_stacks and start.done:
+                label.insert(0, start.name)
             tried = self.variants.plan(", ".join(label), [*start.done, choice])
             if tried is None or not tried.is_better(best):
                 break
@@ -222,6 +222,13 @@ class Explorer:
         done = [*kept.done, *(t for t in best.done if t not in kept.done)]
         label = [kept.name, *among(best.done)]
         return self.variants.plan(", ".join(label), done) or kept
+
+    def _nearest(self) -> VariantCandidate:
+        """Return the fastest variant so far, or the nearest to fitting."""
+        best = self.tried[0]
+        for other in self.tried[1:]:
+            best = other if other.is_better(best) else best
+        return best
 
     def _try_selected(
         self, name: str, trial: Trial, kept: VariantCandidate

@@ -151,3 +151,14 @@ def test_loops_are_unrolled_where_the_compiler_copies_their_stacks() -> None:
     np.testing.assert_allclose(
         plan.jit(step)(*values), step(*values), rtol=1e-5, atol=1e-7
     )
+
+
+def test_layers_that_need_no_remat_are_unrolled() -> None:
+    w = jax.ShapeDtypeStruct((4, 512, 512), "float32")
+    x = jax.ShapeDtypeStruct((1024, 512), "float32")
+
+    def step(w: Any, x: Any) -> Any:
+        return w - jax.grad(from_checkpoint)(w, x)
+
+    plan = rhino.plan(step, w, x, mesh={"data": 8}, hardware="h100:8", progress=False)
+    assert [v.name for v in plan.variants if v.is_chosen] == ["no remat, unrolled"]
