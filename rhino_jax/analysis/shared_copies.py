@@ -15,15 +15,11 @@ from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 
 
-_READERS = (NodeKind.OP, NodeKind.SLICE, NodeKind.CONST)
-"""Kinds of the nodes that read values to compute with them: ops, and loops."""
-
-
 def share_copies(graph: Graph) -> None:
     """Insert the copy nodes through which values with several readers are read."""
     by_source: dict[tuple[Port, int, int], list[Edge]] = defaultdict(list)
     for edge in graph.edges:
-        if graph.nodes[edge.target].kind in _READERS:
+        if graph.nodes[edge.target].kind is NodeKind.OP:
             by_source[edge.source, edge.count, edge.part].append(edge)
     tied = {output.state_of for output in graph.program.outputs}
     for (port, _, _), edges in by_source.items():
@@ -40,10 +36,8 @@ def share_copies(graph: Graph) -> None:
 
 
 def _is_heavy(reader: Node) -> bool:
-    """Whether a reader does not fuse, such as a loop, or reverses a kernel for a
-    convolution's gradient."""
-    if reader.kind is not NodeKind.OP:
-        return True
+    """Whether a reader does not fuse, or reverses a kernel for a convolution's
+    gradient."""
     assert reader.op is not None
     return reader.op.traits.is_reversal or not reader.is_fusible
 

@@ -183,28 +183,22 @@ class _Views:
 def _stored(model: MeshModel, roles: Roles) -> frozenset[int]:
     """Return the border nodes through which loops read parameters.
 
-    These are constants, slices of stacked layers, and carries, and the copies of
-    parameters that several loops share.
+    These are constants, slices of stacked layers, and carries.
     """
-    graph, borders = model.graph, (NodeKind.CONST, NodeKind.SLICE, NodeKind.CARRY)
+    graph = model.graph
     own = {
         n.id
         for n in graph.nodes
         if n.kind is NodeKind.INPUT and n.slot in roles.params - roles.data
     }
     found: set[int] = set()
-    place = graph.columns.place.tolist()
-    for edge in sorted(graph.edges, key=lambda e: place[e.target]):
+    for edge in sorted(graph.edges, key=lambda e: e.target):
         node = graph.nodes[edge.target]
         if edge.source.node not in own or node.kind is NodeKind.INPUT:
             continue
         op = node.op
-        readers = (graph.nodes[e.target].kind for e in graph.outgoing[node.id])
-        if node.kind in borders:
+        if node.kind in (NodeKind.CONST, NodeKind.SLICE, NodeKind.CARRY):
             found.add(node.id)
-        elif node.kind is NodeKind.COPY:
-            if any(kind in borders for kind in readers):
-                found.add(node.id)
         elif node.kind is not NodeKind.OP or op is None:
             continue
         elif not (op.is_fusible and op.traits.keeps_data) or len(op.operands) > 1:

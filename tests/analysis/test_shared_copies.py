@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
-import rhino_jax as rhino
 from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.uses import read_ports
@@ -82,29 +80,3 @@ def test_branches_and_recomputed_regions_copy_for_themselves() -> None:
     # Forward twice and backward twice; recomputing reads it as often as forward.
     assert merged == [["dot_general"] * 4]
     assert apart == [["dot_general"] * 2, ["dot_general"] * 4]
-
-
-def scanned(weights: Any, x: Any) -> Any:
-    def layer(x: Any, w: Any) -> Any:
-        return jnp.tanh(x @ w), None
-
-    return lax.scan(layer, x, weights)[0].sum()
-
-
-def test_loops_share_what_they_read() -> None:
-    """Weights of layers are gathered once for the loops forward and backward."""
-    weights = jax.ShapeDtypeStruct((4, 128, 128), "float32")
-    graph = graph_of(jax.value_and_grad(scanned), weights, X)
-    assert ["scan", "scan"] in shared(graph)
-
-
-def test_reshards_of_shared_arguments_have_the_line_of_their_first_reader() -> None:
-    weights = jax.ShapeDtypeStruct((4, 512, 512), "float32")
-    x = jax.ShapeDtypeStruct((8192, 512), "float32")
-    pins = {"weights": P(None, "x"), "x": P("x")}
-    asked = {"mesh": {"x": 4}, "hardware": "h100:4", "pins": pins, "level": "fast"}
-    step = jax.value_and_grad(scanned)
-    plan = rhino.plan(step, weights, x, progress=False, **asked)
-    gathers = [c for c in plan.collectives if c.reason.startswith("gathers weights")]
-    assert [c.count for c in gathers] == [1]
-    assert "test_shared_copies.py" in gathers[0].source

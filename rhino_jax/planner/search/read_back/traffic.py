@@ -14,7 +14,7 @@ from rhino_jax.cost.reshard import ReshardStep, reshard_steps
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.ir.printer import format_type
-from rhino_jax.ir.program import Manual, Op
+from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.op_collectives import own_steps
@@ -208,7 +208,8 @@ class ChoiceTraffic:
             strategy = model.options[at.id].strategies[source]
             op, reason = at.op, self._reasons.of_op(at, strategy, step)
         else:
-            op = _op_of(model.graph, at)
+            nodes = model.graph.nodes
+            op = nodes[at.target].op or nodes[at.source.node].op
             have, want = model.spec(at.source, source), model.wanted(at, target)
             reason = self._reasons.of_edge(at, step, have, want)
         per_run = wire_bytes(
@@ -228,18 +229,6 @@ class ChoiceTraffic:
             source=line,
             reason=reason,
         )
-
-
-def _op_of(graph: Graph, edge: Edge) -> Op | None:
-    """Return the op that a value is resharded for: for an argument's shared copy, the
-    first op that reads the copy."""
-    node = graph.nodes[edge.target]
-    op = node.op or graph.nodes[edge.source.node].op
-    while op is None and node.kind is NodeKind.COPY:
-        first = min(graph.outgoing[node.id], key=lambda e: e.time)
-        node = graph.nodes[first.target]
-        op = node.op
-    return op
 
 
 def _line_by_hand(manual: Manual, step: ReshardStep) -> str:
