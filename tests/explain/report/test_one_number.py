@@ -41,8 +41,8 @@ def plan_of(**options: Any) -> rhino.Plan:
     "options",
     covering(
         [
-            {"memory_budget_bytes": "160MiB", "level": "fast"},
-            {"memory_budget_bytes": "160MiB"},
+            {"memory_budget_bytes": "260MiB", "level": "fast"},
+            {"memory_budget_bytes": "260MiB"},
             {},
             {"stages": 2, "schedule": "one-program", "level": "fast"},
             {"stages": 2, "schedule": "1f1b", "level": "fast"},

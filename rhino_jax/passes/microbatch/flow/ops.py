@@ -189,14 +189,12 @@ def _on_whole_batches(
     if len(spans) != 1 or any(isinstance(s, Partial) for s in states):
         return None
     (span,) = spans
-    is_joined = item.op.name == "concatenate"
-    if not is_joined and not isinstance(states[0], RowsState):
-        return None
     block = span.size * span.inner
     if not of_blocks(item.op.name, item.eqn.params, span.dim, block, block):
         return None
-    ends = (*(item.operands if is_joined else item.operands[:1]), *item.results)
-    lengths = [program.values[v].shape[span.dim] for v in ends]
+    # The value that a pad fills with is no array of rows.
+    joined = [v for v in item.operands if program.values[v].rank > span.dim]
+    lengths = [program.values[v].shape[span.dim] for v in (*joined, *item.results)]
     if not all(lengths) or any(n % block for n in lengths) or len({*lengths}) == 1:
         return None
     rows = [replace(span, outer=n // block) for n in lengths]
