@@ -150,13 +150,24 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often `while` loops that data may end are taken to run",
     )
+    _add_variants(parser)
+    parser.add_argument("--no-progress", action="store_true")
+
+
+def _add_variants(parser: argparse.ArgumentParser) -> None:
+    """Add the options on what may be rewritten."""
     parser.add_argument(
         "--recompute",
         choices=("auto", "as written", "none"),
         default="auto",
-        help="what the backward pass makes again",
+        help="what the backward pass recomputes",
     )
-    parser.add_argument("--no-progress", action="store_true")
+    parser.add_argument(
+        "--loops",
+        choices=("auto", "as written"),
+        default="auto",
+        help="whether loops over layers may be unrolled",
+    )
 
 
 def add_stages(parser: argparse.ArgumentParser) -> None:

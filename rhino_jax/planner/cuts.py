@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 from rhino_jax.ir.blocks import Stored
-from rhino_jax.ir.transform import UN_REMAT
+from rhino_jax.ir.transform import UN_REMAT, UNROLL
 from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
@@ -81,19 +81,30 @@ def best_cut(
     else:
         plan = replace(search.plan(found), recipes=typed.recipes())
     # Variants are planned on the mesh of the first plan, where that fits.
-    notes = (*plan.notes, *notes_of_microbatches(search.traced, plan.transforms))
+    meshes = plan.meshes or first.compared
+    notes = (*plan.notes, *_notes(search, plan, microbatches))
+    plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
+    if not written.refine:
+        solved = Solved(search, found, typed_search, typed)
+        plan = replace(plan, origin=solved.alone())
+    return with_storage_note(plan)
+
+
+def _notes(search: Search, plan: PlanData, microbatches: int | str) -> tuple[str, ...]:
+    """Return a plan's notes on its micro-batches and loops."""
+    notes = notes_of_microbatches(search.traced, plan.transforms)
+    if any(t.name == UNROLL for t in plan.transforms):
+        notes += (
+            "layers are unrolled, since the compiler would copy what their loops stack;"
+            " compiling takes longer, and loops='as written' leaves them.",
+        )
     if isinstance(microbatches, int) and plan.microbatches != microbatches:
         notes += (
             f"{plan.microbatches} micro-batches run instead of {microbatches}: each"
             f" has as many rows as the largest of {microbatches} would, and so many"
             " hold the batch.",
         )
-    meshes = plan.meshes or first.compared
-    plan = replace(plan, variants=variants, meshes=meshes, notes=notes)
-    if not written.refine:
-        solved = Solved(search, found, typed_search, typed)
-        plan = replace(plan, origin=solved.alone())
-    return with_storage_note(plan)
+    return notes
 
 
 def _least_memory(search: Search, allowed: AllowedPasses) -> LeastMemory:

@@ -146,6 +146,7 @@ def test_loops_are_unrolled_where_the_compiler_copies_their_stacks() -> None:
     plan, loops = planned("h100:8"), planned("h100:8", loops="as written")
     assert [v.name for v in plan.variants if v.is_chosen] == ["unrolled"]
     assert plan.predicted.step_time_s < 0.97 * loops.predicted.step_time_s
+    assert any("layers are unrolled" in note for note in plan.notes)
     assert not loops.variants and not planned("v5e:2x4").variants
     values = jnp.ones(w.shape) / 512, jnp.ones(x.shape)
     np.testing.assert_allclose(
