@@ -112,6 +112,12 @@ class Device:
     price_per_hour: float | None = field(default=None, repr=False)
 
     @property
+    def stack_passes(self) -> int:
+        """Number of writes and reads of a value because a loop stacks it: of the value
+        and, where stacks are copied, of the zeros and the copy."""
+        return 4 if self.copies_stacks else 2
+
+    @property
     def lowering(self) -> LoweringPolicy:
         """The compiler's lowering of shardings, with every waypoint annotated."""
         return LoweringPolicy(

@@ -311,7 +311,8 @@ def test_a_weights_gradient_before_a_loop_runs_after_it_though_it_is_converted()
     assert [late[n] for n in outside] == [max(graph.loop_end.values())]
 
 
-COPIES = Fusing(copies_stacks=True)
+IN_PLACE = Fusing(stacks_in_place=True)
+COPIES = Fusing(copies_stacks=True, stacks_in_place=True)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def test_slices_are_copied_out_of_stacks_and_into_them(
         return jax.lax.scan(body, x, weights)
 
     graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
-    for fusing, wanted in ((PLAIN, passes), (COPIES, passes_of_copies)):
+    for fusing, wanted in ((IN_PLACE, passes), (COPIES, passes_of_copies)):
         found = analyse(graph, fusing).stack_passes
         assert {graph.nodes[n].kind: k for n, k in found.items()} == wanted
 
@@ -359,9 +360,10 @@ def test_an_elementwise_value_that_is_stacked_has_no_buffer_of_its_own(
         return jax.lax.scan(lambda y, w: (y, stacked(y, w)), x, weights)
 
     graph = inline_regions(trace(fn, (STACK[0], X), {}).program)
-    live = analyse(graph, PLAIN)
+    live = analyse(graph, IN_PLACE)
     (port,) = (
         e.source.id for e in graph.edges if graph.nodes[e.target].kind is NodeKind.STACK
     )
     assert live.is_materialised[port]
     assert live.is_held[port] == is_held
+    assert analyse(graph, PLAIN).is_held[port]

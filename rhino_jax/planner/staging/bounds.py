@@ -8,8 +8,9 @@ micro-batch on a submesh, and mostly it proves that stages gain nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from rhino_jax.planner.staging.shapes import MAX_AXIS_GAIN, GroupMeshes
@@ -52,6 +53,19 @@ def check_any(
         else:
             return
     raise min(slower, key=lambda refused: refused.step_s)
+
+
+def bound_of_axes(
+    rounds: Sequence[Sequence[int]], enough_s: float
+) -> Callable[[GroupMeshes], float] | None:
+    """Return `bound_axes` of `shapes_of`; None where there is no plan to beat.
+
+    Args:
+      rounds, enough_s: as for `check_any`.
+    """
+    if math.isinf(enough_s):
+        return None
+    return partial(most_seconds, rounds=rounds, enough_s=enough_s)
 
 
 def most_seconds(

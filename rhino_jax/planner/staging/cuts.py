@@ -28,7 +28,7 @@ from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.bounds import check_enough
+from rhino_jax.planner.staging.bounds import bound_of_axes, check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import estimate_work, problem_of, twice
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
@@ -226,7 +226,8 @@ def cuts_of(
     in_slices = bool(sides.backward) and (count == 1 or schedule == TOKEN_SLICES)
     if in_slices and schedule != TOKEN_SLICES:
         _check_slices(asked, apart)
-    shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds)
+    bound = bound_of_axes([[count]], asked.enough_s)
+    shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds, bound)
     check_enough(shapes, count, count, asked.enough_s)
     pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
     found: list[CutStep] = []

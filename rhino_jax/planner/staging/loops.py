@@ -13,7 +13,6 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from rhino_jax.passes.staged.apart import Apart, take_apart
 from rhino_jax.passes.staged.layers import Layers, layers_of
@@ -21,7 +20,7 @@ from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.stacks import LayerStack
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import MeshAxes
-from rhino_jax.planner.staging.bounds import check_any, most_seconds
+from rhino_jax.planner.staging.bounds import bound_of_axes, check_any
 from rhino_jax.planner.staging.cuts import StagingRequest, data_of, worth_comparing
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 from rhino_jax.planner.staging.submesh_search import with_regions
@@ -222,9 +221,7 @@ def _shapes(
       NotFaster: they are not.
     """
     search, shares, finds = whole.search, whole.shares, whole.finds
-    bound = None
-    if math.isfinite(whole.enough_s):
-        bound = partial(most_seconds, rounds=rounds, enough_s=whole.enough_s)
+    bound = bound_of_axes(rounds, whole.enough_s)
     shapes = shapes_of(search, sides, shares, meshes, finds, bound)
     check_any(shapes, rounds, whole.enough_s)
     return shapes

@@ -363,7 +363,7 @@ def _may_be_recomputed(
     device = asked.search.target.device
     per_s = device.hbm_bytes_per_s * device.memory_efficiency
     left = max(c.costs[0].activation_bytes for c in cut_step.work.chunks)
-    gain_s = cut_step.work.micro_batches * 2 * left / per_s
+    gain_s = cut_step.work.micro_batches * device.stack_passes * left / per_s
     return candidate.step_time_s - gain_s < (1 - MIN_GAIN) * planned.step_time_s
 
 

@@ -251,7 +251,7 @@ class ResidualReader:
             remat_s if can else None,
             self._host_s(stack.value),
             self._bytes(stack.value) // max(call.trip_count, 1),
-            save_s=2 * pass_s,
+            save_s=self.model.analysis.target.device.stack_passes * pass_s,
             work=self._work(lines),
         )
 

@@ -82,7 +82,9 @@ class AskingTasks(ResidualReader):
         stay in registers but for the border between tasks."""
         stacks = [s for s in self.stacks.values() if self._may_go(s)]
         plain = (v for v in self._kept() if v in self.free and v not in self.stacks)
-        return 2 * (sum(map(self._pass_s, stacks)) + sum(map(self._border_s, plain)))
+        passes = self.model.analysis.target.device.stack_passes
+        stacks_s = passes * sum(map(self._pass_s, stacks))
+        return stacks_s + 2 * sum(map(self._border_s, plain))
 
     def _border_s(self, value: int) -> float:
         """Return the seconds of all writes of a value that could stay in registers."""
