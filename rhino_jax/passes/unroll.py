@@ -1,7 +1,7 @@
 """The pass "unroll": loops over layers are unrolled, layer by layer.
 
 XLA:GPU writes what a forward loop stacks for the backward loop to memory, and reads it
-back, in kernels of their own (`Device.copies_stacks`). Written out, each layer's
+back, in kernels of their own (`Device.copies_stacks`). Unrolled, each layer's
 residuals stay where they are computed. A GPT of 16 layers on one H200, all residuals
 saved, takes 412 ms in two loops and 279 ms unrolled; compiling takes 7.6 instead of
 4.4 s. Loops that recompute their layers have little to stack, and stay.
@@ -13,15 +13,10 @@ Stacks that only such loops read and write are never built.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
-
-from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr, scan_counts
+from rhino_jax._compat import bind_eqn, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import (
-    closed_region_jaxprs,
     evaluate,
     inline_call,
     inner_equations,
@@ -33,10 +28,11 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import UNROLL, Transform, chosen
 from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
 from rhino_jax.passes.remat.unremat import has_remat
-from rhino_jax.rewrite.emit import is_plain_call, run_inlined
+from rhino_jax.rewrite.emit import is_plain_call
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import retraced
+from rhino_jax.rewrite.trips import array_of, run_trips
 
 
 MAX_TRIPS = 32
@@ -48,7 +44,7 @@ def unrolled(closed: Any, program: Program, choice: str) -> Any:
 
     Args:
       closed, program: the function.
-      choice: `{"max_trips": n}`, of the loops to write out.
+      choice: `{"max_trips": n}`, of the loops to unroll.
     """
     max_trips = int(Transform(UNROLL, 0, 0, choice).chosen["max_trips"])
     loops = {id(each.eqn) for each in _pairs(program, closed, max_trips)}
@@ -57,15 +53,15 @@ def unrolled(closed: Any, program: Program, choice: str) -> Any:
 
     def run(*arrays: Any) -> list[Any]:
         found = evaluate(jaxpr, arrays[count:], arrays[:count], instead)
-        return [_array(x) for x in found]
+        return [array_of(x) for x in found]
 
     def instead(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         if id(eqn) in loops:
-            return _run_trips(eqn, operands)
+            return run_trips(eqn, operands, instead)
         if is_plain_call(eqn):
             return inline_call(eqn, operands, instead)
         eqn = with_bodies(eqn, rewritten)
-        return bind_eqn(eqn, [_array(x) for x in operands], eqn.params)
+        return bind_eqn(eqn, [array_of(x) for x in operands], eqn.params)
 
     def rewritten(body: Any) -> Any:
         if loops.isdisjoint(map(id, inner_equations(body))):
@@ -73,60 +69,11 @@ def unrolled(closed: Any, program: Program, choice: str) -> Any:
         inner, consts = open_jaxpr(body), jaxpr_consts(body)
 
         def run_body(*arrays: Any) -> list[Any]:
-            return [_array(x) for x in evaluate(inner, consts, arrays, instead)]
+            return [array_of(x) for x in evaluate(inner, consts, arrays, instead)]
 
         return rebuild_jaxpr(run_body, body)
 
     return retraced(closed, run)
-
-
-@dataclass(slots=True, eq=False)
-class UnrolledStack:
-    """The slices that an unrolled loop stacks.
-
-    Attributes:
-      slices: one of each trip.
-      array: the slices as one array, once an op needs it.
-    """
-
-    slices: list[Any]
-    array: Any = None
-
-
-def _array(value: Any) -> Any:
-    """Return the array of a value that may be a `UnrolledStack`."""
-    if not isinstance(value, UnrolledStack):
-        return value
-    if value.array is None:
-        value.array = jnp.stack(value.slices)
-    return value.array
-
-
-def _run_trips(eqn: Any, operands: list[Any]) -> list[Any]:
-    """Return the results of a scan, run trip by trip: carries, and what it stacks."""
-    (closed,) = closed_region_jaxprs(eqn)
-    body, body_consts = open_jaxpr(closed), jaxpr_consts(closed)
-    num_consts, num_carry = scan_counts(eqn.params)
-    first = num_consts + num_carry
-    consts = [_array(x) for x in operands[:num_consts]]
-    carry = [_array(x) for x in operands[num_consts:first]]
-    trips = range(int(eqn.params["length"]))
-    stacks: list[list[Any]] = [[None] * len(trips) for _ in eqn.outvars[num_carry:]]
-    for i in reversed(trips) if eqn.params["reverse"] else trips:
-        slices = [_slice(x, i) for x in operands[first:]]
-        results = run_inlined(
-            body, body_consts, [*consts, *carry, *slices], lambda *_: None
-        )
-        carry = results[:num_carry]
-        for stack, result in zip(stacks, results[num_carry:], strict=True):
-            stack[i] = result
-    return [*carry, *map(UnrolledStack, stacks)]
-
-
-def _slice(value: Any, i: int) -> Any:
-    if isinstance(value, UnrolledStack):
-        return value.slices[i]
-    return lax.index_in_dim(value, i, keepdims=False)
 
 
 def _pairs(program: Program, closed: Any, max_trips: int) -> Iterator[FlatOp]:

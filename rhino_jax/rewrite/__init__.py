@@ -4,7 +4,8 @@ In: a closed jaxpr and the `ir.program.Program` imported from it.
 Out: a closed jaxpr of the same arguments, constants and results.
 Order: `flatten` (calls inlined, regions kept, the equation of every op), `flat` (these
 regions and ops), `numbers` (value numbering: equal values have one number), `emit`
-(equations replaced), `retraced` (trace and import the new program).
+(equations replaced), `retraced` (trace and import the new program),
+`trips` (scans unrolled).
 
 To add a pass, write (closed jaxpr, program, choice) → closed jaxpr: flatten it, decide
 from `FlatRegion.ops`, `maker`, `readers` and the ops' rules and traits, and emit. Where

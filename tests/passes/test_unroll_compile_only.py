@@ -16,8 +16,9 @@ from tests.verify.extras import skipped_without_extra
 
 @pytest.mark.slow
 @pytest.mark.compile_only
-def test_unrolled_layers_are_compiled_as_fast_as_predicted() -> None:
-    workload = registry.get("gpt-small", layers="scan", num_layers=4)
+@pytest.mark.parametrize("num_layers", [4, 12])
+def test_unrolled_layers_are_compiled_as_fast_as_predicted(num_layers: int) -> None:
+    workload = registry.get("gpt-small", layers="scan", num_layers=num_layers)
     args = workload.abstract_args()
     found: dict[str, Any] = {}
     for loops in ("as written", "auto"):

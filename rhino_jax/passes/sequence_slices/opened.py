@@ -8,11 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jax import lax
 
 from rhino_jax._compat import (
     bind_eqn,
@@ -20,7 +18,6 @@ from rhino_jax._compat import (
     is_literal,
     jaxpr_consts,
     open_jaxpr,
-    scan_counts,
     tagged,
     untagged,
 )
@@ -39,6 +36,7 @@ from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.numbers import NumberTable, ValueNumbers
 from rhino_jax.rewrite.retraced import retraced
+from rhino_jax.rewrite.trips import array_of, run_trips
 
 
 hide_frames(__file__)
@@ -106,17 +104,6 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
     )
 
 
-@dataclass(eq=False)
-class _Stack:
-    """The slices that a scan stacks, until they are read as one array."""
-
-    parts: list[Any]
-
-    @cached_property
-    def whole(self) -> Any:
-        return lax.concatenate([lax.expand_dims(x, [0]) for x in self.parts], 0)
-
-
 @dataclass(frozen=True)
 class _OpeningWalk:
     lengths: frozenset[int]
@@ -134,15 +121,15 @@ class _OpeningWalk:
         results = []
         for v, x in zip(jaxpr.outvars, found, strict=True):
             with tagged(str(None if is_literal(v) else maker.get(v))):
-                results.append(_array(x))
+                results.append(array_of(x))
         return results
 
     def eqn(self, eqn: Any, operands: list[Any]) -> list[Any]:
         kind = region_kind(eqn) if self._is_open(eqn) else None
         if kind is RegionKind.SCAN:
             with call_scope(eqn):
-                return self.scan(eqn, operands)
-        arrays = [*map(_array, operands)]
+                return run_trips(eqn, operands, self.eqn)
+        arrays = [*map(array_of, operands)]
         if kind is RegionKind.CALL:
             return inline_call(eqn, arrays, self.eqn)
         return bind_eqn(eqn, arrays, eqn.params)
@@ -155,32 +142,6 @@ class _OpeningWalk:
             length = eqn.params["length"]
             return length <= MAX_LAYERS and length not in self.lengths
         return region_kind(eqn) is RegionKind.CALL
-
-    def scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        (closed,) = closed_region_jaxprs(eqn)
-        body, constants = open_jaxpr(closed), jaxpr_consts(closed)
-        num_consts, num_carry = scan_counts(eqn.params)
-        first = num_consts + num_carry
-        consts = [*map(_array, operands[:num_consts])]
-        carry = [*map(_array, operands[num_consts:first])]
-        order = range(eqn.params["length"])
-        made: dict[int, list[Any]] = {}
-        for i in reversed(order) if eqn.params["reverse"] else order:
-            inputs = [*consts, *carry, *(_at(x, i) for x in operands[first:])]
-            results = evaluate(body, constants, inputs, self.eqn)
-            carry, made[i] = results[:num_carry], results[num_carry:]
-        rows = zip(*(made[i] for i in order), strict=True)
-        return [*carry, *(_Stack([*parts]) for parts in rows)]
-
-
-def _array(x: Any) -> Any:
-    return x.whole if isinstance(x, _Stack) else x
-
-
-def _at(x: Any, i: int) -> Any:
-    if isinstance(x, _Stack):
-        return x.parts[i]
-    return lax.index_in_dim(x, i, 0, keepdims=False)
 
 
 def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
