@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rhino_jax.frontend.trace import Traced
@@ -140,3 +141,18 @@ def check(
         atol = 1e-4 * np.abs(a).max(initial=0) + 3e-7 * most
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=atol, err_msg=end.path)
     return step
+
+
+def step_with_dropout(params, key, x):
+    """A step of SGD on layers with dropout."""
+
+    def loss(params):
+        h = x
+        for i, w in enumerate(params):
+            h = jnp.tanh(h @ w)
+            keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, h.shape)
+            h = jnp.where(keep, h / 0.8, 0)
+        return jnp.mean((h - x) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value

@@ -14,31 +14,25 @@ from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.step import TaskKind, ValueKind
 from tests.cases import covering
-from tests.passes.staged.helpers_staged import check, of_zoo, taken_apart
+from tests.passes.staged.helpers_staged import (
+    check,
+    of_zoo,
+    step_with_dropout,
+    taken_apart,
+)
 from tests.passes.zoo import random_like, shape
 
 
 WIDTH, ROWS, LAYERS = 16, 16, 4
 
 
-def step(params, key, x):
-    def loss(params):
-        h = x
-        for i, w in enumerate(params):
-            h = jnp.tanh(h @ w)
-            keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, h.shape)
-            h = jnp.where(keep, h / 0.8, 0)
-        return jnp.mean((h - x) ** 2)
-
-    value, gradients = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
-
-
 @functools.cache
 def traced():
     params, x = random_like(([shape(WIDTH, WIDTH)] * LAYERS, shape(ROWS, WIDTH)))
     args = params, jax.random.key(0), x
-    return trace(step, args, {}, donate_argnums=(0,)), jax.tree.leaves(args)
+    return trace(step_with_dropout, args, {}, donate_argnums=(0,)), jax.tree.leaves(
+        args
+    )
 
 
 def made_forward(of: Sides) -> dict[int, int]:
