@@ -25,7 +25,7 @@ from rhino_jax.commands.words import (
     with_flags,
 )
 from rhino_jax.errors import InfeasiblePlanError, RhinoError
-from rhino_jax.solver.errors import UnsatisfiedError
+from rhino_jax.solver.problem import UnsatisfiedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

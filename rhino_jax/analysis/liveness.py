@@ -21,7 +21,7 @@ from rhino_jax.analysis.temporaries import (
     find_masked,
 )
 from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports
-from rhino_jax.solver.slack import Slack, Wait
+from rhino_jax.solver.overlap import Slack, Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)

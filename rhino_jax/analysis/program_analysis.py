@@ -20,7 +20,7 @@ from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.analysis.padding import uneven_dims
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.solver.slack import Slack
+from rhino_jax.solver.overlap import Slack
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.hardware.lowering import OBSERVED
-from rhino_jax.solver.slack import Slack, Wait
+from rhino_jax.solver.overlap import Slack, Wait
 
 
 COMBINED = (Wait.BACK, Wait.FREE)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rhino_jax.contest.instance import FORBIDDEN, Instance, InstanceError, read_instance
-from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.limited import Report
-from rhino_jax.solver.presolve.simplify import simplify
+from rhino_jax.solver.problem import UnsatisfiedError
+from rhino_jax.solver.simplify import simplify
 from rhino_jax.solver.solve_limited import solve_limited
 
 

@@ -15,7 +15,7 @@ from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.recipes.recipes import Kinds, NodeClass, NodeView, Recipe, Role
 from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.restriction import Restrictions
+from rhino_jax.solver.restricted import Restrictions
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ are the planner, whose collectives hide behind compute (`overlap`), and
 The parts, and why:
 
 - Presolve removes nodes and options exactly, and records how to restore them
-  (`presolve.reduction.Core`). Elimination minimises out nodes with at most two
-  neighbours: most of a jaxpr, if memory is relaxed or ignored. Consistency, following
-  and dominance (`presolve.simplify`) need forbidden pairs, and preserve memory.
+  (`reduction.Core`). Elimination minimises out nodes with at most two neighbours: most
+  of a jaxpr, if memory is relaxed or ignored. Consistency, following and dominance
+  (`simplify`) need forbidden pairs, and preserve memory.
 - Messages (`bounds.messages`) give lower bounds for relaxed memory, and assignments
   that take distant nodes into account; exact on trees, weak under a hard memory limit.
 - Moves (`moves.moves`) optimise a whole forest of nodes at once, and so improve any
@@ -21,17 +21,16 @@ The parts, and why:
 - Prices (`bounds.prices`) are the best Lagrange multipliers of memory, found from known
   assignments. They give bounds, and tell which options matter.
 - CP-SAT (`cpsat`) optimises exactly, with hard memory, over what the others left open
-  (`moves.kernels`, `moves.neighbourhoods`), combines assignments (`moves.fusion`), and
-  proves optimality of small problems.
+  (`moves.neighbourhoods`), combines assignments (`moves.fusion`), and proves optimality
+  of small problems.
 
 The constants of all of them, with units and measurements, are in `parameters`.
 
-Order of the planner, `solve`: for each weight of hidable time (`bounds.weights`),
+Order of the planner, `solve`: for each weight of hidable time (`solve.Weights`),
 `pairwise` without memory; if the limit binds, `memory_search` finds multipliers, and
 `moves.fusion` combines the assignments at the best ones. `restricted` solves many
 restrictions at once, for recipes; `least_peak` is for problems that do not fit.
 
-Order of the contest, `solve_limited`: `presolve.simplify`, `moves.interval_prices` for
-assignments that fit, `bounds.time_prices` for bounds, `moves.kernels`,
-`moves.neighbourhoods`, and CP-SAT on the whole.
+Order of the contest, `solve_limited`: `simplify`, `bounds.time_prices` for assignments
+that fit and for bounds, `moves.neighbourhoods`, and CP-SAT on the whole.
 """

@@ -24,6 +24,7 @@ from ortools.sat.python import cp_model
 
 from rhino_jax.solver.cpsat_memory import memory_rows
 from rhino_jax.solver.moves.moves import Moves
+from rhino_jax.solver.reduction import unique_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +169,8 @@ class _CpSatBuilder:
 
     def _add_edge(self, n: int, m: int, table: np.ndarray) -> None:
         table = table[self.options[n]][:, self.options[m]]
-        rows, of_row = _alike(table)
-        columns, of_column = _alike(rows.T)
-        cells = columns.T
+        rows, of_row = unique_columns(table.T)
+        cells, of_column = unique_columns(rows.T)
         hint = (
             of_row[int(np.searchsorted(self.options[n], self.labels[n]))],
             of_column[int(np.searchsorted(self.options[m], self.labels[m]))],
@@ -196,11 +196,3 @@ class _CpSatBuilder:
         if weight := round(cost):
             self.terms.append(x)
             self.weights.append(weight)
-
-
-def _alike(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Return the distinct rows in order of appearance, and the index of each row."""
-    numbers: dict[bytes, int] = {}
-    of = [numbers.setdefault(row.tobytes(), len(numbers)) for row in rows]
-    first = [of.index(k) for k in range(len(numbers))]
-    return rows[first], of

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from ortools.sat.python import cp_model
 
+from rhino_jax.solver.lookups import sum_live
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import CPSAT
 
@@ -48,12 +49,10 @@ class MemoryRows:
 
     def slack(self, taken: np.ndarray) -> np.ndarray:
         """Return the memory that an assignment leaves available in every row."""
-        change = np.zeros(len(self.room) + 1)
-        for start, stop, columns, amounts in self.held:
-            amount = amounts[taken[columns]].sum()
-            change[start] += amount
-            change[stop] -= amount
-        return self.room - np.cumsum(change)[:-1]
+        starts = np.array([h.start for h in self.held], dtype=int)
+        stops = np.array([h.stop for h in self.held], dtype=int)
+        amounts = [h.amounts[taken[h.columns]].sum() for h in self.held]
+        return self.room - sum_live(starts, stops, np.array(amounts), len(self.room))
 
     def likely(self) -> np.ndarray:
         """Return the rows to begin with: all if few, else the fullest in the hint."""
@@ -128,7 +127,7 @@ class _MemoryBuilder:
         now = np.zeros(len(spans.start))
         now[entries] = spans.lookups.entries(self.labels, entries)
         room = memory.room - memory.profile(self.labels)
-        room += _sums(spans.start, spans.stop, now, len(room))
+        room += sum_live(spans.start, spans.stop, now, len(room))
         held = [self._held(e) for e in entries]
         bounds = np.unique([b for h in held for b in (h.start, h.stop)])
         rows = bounds[bounds < len(room)].astype(int)
@@ -136,7 +135,7 @@ class _MemoryBuilder:
         starts = np.searchsorted(bounds, [h.start for h in held])
         stops = np.minimum(np.searchsorted(bounds, [h.stop for h in held]), len(rows))
         largest = np.array([h.amounts.max(initial=0) for h in held])
-        most = _sums(starts, stops, largest, len(rows))
+        most = sum_live(starts, stops, largest, len(rows))
         # The rows that could overflow.
         tight = most > least
         before = np.concatenate([[0], np.cumsum(tight)])
@@ -199,11 +198,3 @@ class _MemoryBuilder:
             self.hint.append(self.hint[column] and any(self.hint[c] for c in own))
             self.model.add_hint(var, int(self.hint[-1]))
         return self.pairs[key]
-
-
-def _sums(
-    starts: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length: int
-) -> np.ndarray:
-    change = np.bincount(starts, amounts, length + 1)
-    change -= np.bincount(stops, amounts, length + 1)
-    return np.cumsum(change)[:length]

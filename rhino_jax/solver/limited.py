@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from rhino_jax.solver.cpsat import CpSatLimits, count_cells, settle
-from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.fusion import fuse_moves
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.moves.repair import improve, repair
-from rhino_jax.solver.presolve.reduction import Core
+from rhino_jax.solver.problem import UnsatisfiedError
+from rhino_jax.solver.reduction import Core
 
 
 MAX_CELLS = 150_000

@@ -187,6 +187,21 @@ class Beside:
         return own + self.cells[cells].sum(axis=0)
 
 
+def sum_live(
+    start: np.ndarray, stop: np.ndarray, amounts: np.ndarray, end: int
+) -> np.ndarray:
+    """Return the sum of the live amounts at every time below `end`.
+
+    Args:
+      start, stop: each amount is live from `start` up to, not including, `stop`.
+      amounts: the amounts.
+      end: number of times.
+    """
+    change = np.bincount(start, amounts, end + 1)
+    change -= np.bincount(stop, amounts, end + 1)
+    return np.cumsum(change)[:end]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
     """Amounts that are live from `start` up to, not including, `stop`."""
@@ -210,10 +225,7 @@ class Spans:
 
     def profile(self, labels: np.ndarray, end: int) -> np.ndarray:
         """Return the live amount at every time below `end`."""
-        amounts = self.lookups.entries(labels)
-        change = np.bincount(self.start, amounts, end + 1)
-        change -= np.bincount(self.stop, amounts, end + 1)
-        return np.cumsum(change)[:end]
+        return sum_live(self.start, self.stop, self.lookups.entries(labels), end)
 
     def rates(self, prices: Mapping[int, float]) -> np.ndarray:
         """Return the cost of a unit of each amount over its lifetime.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.lookups import Beside, Spans
-from rhino_jax.solver.presolve.reduction import Core
+from rhino_jax.solver.problem import UnsatisfiedError
+from rhino_jax.solver.reduction import Core
 
 
 _Span = tuple[int, int, int, int]

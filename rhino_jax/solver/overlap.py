@@ -7,25 +7,70 @@ share s of compute behind which they can hide, a step takes
 
 For a fixed w the right side is an ordinary problem, whose bound is a bound on T. At
 w = 1 it is T itself if communication is exposed; if all is hidden, smaller weights
-trade collectives for compute.
+trade collectives for compute, and `descend` finds assignments that are optimal at none.
 
-A share of collectives with slack (see `slack`) can be hidden, and a larger share of
-those that are free up to one of the step's ends: compilers start only some collectives
-early, and concurrent collectives take memory bandwidth and cores from compute.
+A share of collectives with slack (the ops that wait for them leave time) can be hidden,
+and a larger share of those that are free up to one of the step's ends: compilers start
+only some collectives early, and concurrent collectives take memory bandwidth and cores
+from compute.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.solver.parameters import MOVES
 from rhino_jax.solver.problem import Labels, PairTable, Problem
-from rhino_jax.solver.slack import Slack, Wait
 from rhino_jax.utils.cache import Memo
 from rhino_jax.utils.union_find import for_each, number, number_objects, number_rows
+
+
+class Wait(enum.IntEnum):
+    """The first op that waits for a collective."""
+
+    NONE = 0
+    """The next matmul: it has no slack."""
+    BACK = 1
+    """The end of the step: an updated value is resharded before it is fed back."""
+    UPDATE = 2
+    """Its own update, concurrent with other updates: the last gradients."""
+    LATER = 3
+    """A later matmul."""
+    FREE = 4
+    """None: it can run from the step's start on, or until the step's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """Slack of all collectives of a problem.
+
+    Attributes:
+      nodes: by node, the `Wait` of the collectives after its compute.
+      edges: by edge, the `Wait` of its reshard.
+    """
+
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+    def where(self, hides_in_updates: bool) -> Slack:
+        """Return the slack in terms of NONE, BACK, LATER and FREE alone.
+
+        Args:
+          hides_in_updates: whether collectives can overlap with updates.
+        """
+        kinds = {w: w for w in Wait}
+        kinds[Wait.BACK] = Wait.BACK if hides_in_updates else Wait.NONE
+        kinds[Wait.UPDATE] = Wait.FREE if hides_in_updates else Wait.NONE
+        table = [int(kinds[w]) for w in Wait]
+        return Slack(
+            tuple([table[w] for w in self.nodes]),
+            tuple([table[w] for w in self.edges]),
+        )
 
 
 Shares = Mapping[int, float]
@@ -171,3 +216,62 @@ class Overlap:
                 for e, wait in zip(self.problem.edges, self.slack.edges, strict=True)
             ],
         )
+
+
+def descend(overlap: Overlap, start: Labels, rounds: int = MOVES.most_passes) -> Labels:
+    """Move single nodes to the option with the smallest T, within the memory limit.
+
+    Between two weights there are assignments that are optimal at no weight.
+    """
+    problem, share = overlap.problem, overlap.share
+    labels = np.array(start)
+    if not len(labels):
+        return labels
+    # Total, hidable and compute seconds of the assignment.
+    values = np.array(
+        [p.objective(labels) for p in (problem, overlap.hidable, overlap.compute)]
+    )
+    total, hidable = problem.beside(), overlap.hidable.beside()
+    total_own, hidable_own = total.own(), hidable.own()
+    compute, first = np.concatenate(overlap.compute.costs), total.first
+
+    def step_s(parts: np.ndarray) -> np.ndarray:
+        return parts[0] - np.minimum(parts[1], share * parts[2])
+
+    for _ in range(rounds):
+        moved = False
+        chosen = first[:-1] + labels
+        every = np.stack(
+            [
+                total_own + total.pairs(labels),
+                hidable_own + hidable.pairs(labels),
+                compute,
+            ]
+        )
+        now = np.repeat(every[:, chosen], np.diff(first), axis=1)
+        steps = step_s(values[:, None] + every - now)
+        least = np.minimum.reduceat(steps, first[:-1])
+        gains = least < steps[chosen] * (1 - MOVES.least_gain)
+        for i in np.flatnonzero(gains).tolist():
+            before = labels[i]
+            own = compute[first[i] : first[i + 1]]
+            mine = np.stack(
+                [
+                    total.one(i, total_own, labels),
+                    hidable.one(i, hidable_own, labels),
+                    own,
+                ]
+            )
+            mine += (values - mine[:, before])[:, None]
+            steps = step_s(mine)
+            option = int(steps.argmin())
+            if steps[option] >= steps[before] * (1 - MOVES.least_gain):
+                continue
+            labels[i] = option
+            if problem.peak(labels) > problem.limit:
+                labels[i] = before
+                continue
+            values, moved = mine[:, option], True
+        if not moved:
+            break
+    return labels

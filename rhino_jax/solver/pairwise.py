@@ -22,8 +22,8 @@ from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.fusion import eliminate, fuse_moves
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import CPSAT, FUSION, PAIRWISE
-from rhino_jax.solver.presolve.reduction import Core, reduce
 from rhino_jax.solver.problem import Labels, Problem
+from rhino_jax.solver.reduction import Core, reduce
 
 
 @dataclass(frozen=True, slots=True, eq=False)

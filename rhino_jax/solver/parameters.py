@@ -52,7 +52,7 @@ class MessageParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightParameters:
-    """Parameters of the weights of hidable time, from 0 to 1: see `bounds.weights`.
+    """Parameters of the weights of hidable time, from 0 to 1: see `solve.Weights`.
 
     Attributes:
       hidden: weight tried if all hidable time is hidden: the best of several such
@@ -228,7 +228,7 @@ class Neighbourhoods:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPrices:
-    """Parameters of multipliers per interval of a node: see `moves.interval_prices`.
+    """Parameters of multipliers per interval of a node: see `bounds.time_prices`.
 
     Attributes:
       first_sweeps: rounds of messages before there are multipliers.

@@ -15,7 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.errors import RhinoError
 from rhino_jax.solver.lookups import Beside, Lookups, Spans
+
+
+class UnsatisfiedError(RhinoError, RuntimeError):
+    """The problem is infeasible, or no feasible assignment was found in time."""
 
 
 Labels = np.ndarray

@@ -1,11 +1,11 @@
 """Solving a core under its memory limit: the order of the search.
 
-1. Memory gets a multiplier per interval of a node (`interval_prices`): the first
+1. Memory gets a multiplier per interval of a node (`price_intervals`): the first
    assignments that fit.
 2. If the core is not too large, memory gets the best multipliers per time
-   (`time_prices`): a bound, and the options that are worth searching.
-3. CP-SAT searches these options, more of them each time (`kernels`).
-4. CP-SAT improves one neighbourhood after the other (`neighbourhoods`).
+   (`price_times`): a bound, and the options that are worth searching.
+3. CP-SAT searches these options, more of them each time (`search_kernels`).
+4. CP-SAT improves one neighbourhood after the other (`search_neighbourhoods`).
 5. CP-SAT solves a core that is small enough whole, and proves optimality.
 """
 
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import time
 
-from rhino_jax.solver.bounds.time_prices import price_times
+from rhino_jax.solver.bounds.time_prices import price_intervals, price_times
 from rhino_jax.solver.limited import Limited, Report
-from rhino_jax.solver.moves.interval_prices import price_intervals
-from rhino_jax.solver.moves.kernels import search_kernels
-from rhino_jax.solver.moves.neighbourhoods import search_neighbourhoods
-from rhino_jax.solver.presolve.reduction import Core
+from rhino_jax.solver.moves.neighbourhoods import search_kernels, search_neighbourhoods
+from rhino_jax.solver.reduction import Core
 
 
 INTERVALS_SHARE = {True: 0.08, False: 0.75}

@@ -13,7 +13,7 @@ from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.frontend.trace import trace
-from rhino_jax.solver.slack import Slack, Wait
+from rhino_jax.solver.overlap import Slack, Wait
 
 
 X = jnp.ones((64, 64), jnp.float32)

@@ -12,15 +12,15 @@ from rhino_jax.contest.instance import parse_instance
 from rhino_jax.solver import cpsat_memory, limited
 from rhino_jax.solver.bounds.time_prices import price_times
 from rhino_jax.solver.cpsat import CpSatLimits
-from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.limited import Limited
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.fusion import fuse_moves
-from rhino_jax.solver.moves.kernels import search_kernels
 from rhino_jax.solver.moves.moves import Moves
+from rhino_jax.solver.moves.neighbourhoods import search_kernels
 from rhino_jax.solver.moves.repair import repair
 from rhino_jax.solver.parameters import CPSAT
-from rhino_jax.solver.presolve.simplify import simplify
+from rhino_jax.solver.problem import UnsatisfiedError
+from rhino_jax.solver.simplify import simplify
 from tests.cases import covering
 from tests.contest.instances import best_by_trying, random_instance
 

@@ -13,7 +13,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import MeshProblem, Request
-from rhino_jax.solver.slack import Wait
+from rhino_jax.solver.overlap import Wait
 
 
 AXES = (("data", 4), ("model", 2))

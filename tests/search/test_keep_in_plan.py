@@ -23,7 +23,7 @@ from rhino_jax.planner.search.remat.choice import SOME, recompute_choices
 from rhino_jax.planner.search.remat.policies import POLICIES, fitting
 from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.incumbents import EFFORTS
-from rhino_jax.solver.remat import choose as choosing
+from rhino_jax.solver.remat import model as choosing
 from rhino_jax.solver.remat.question import SAVE, RematAnswer, evaluate
 from tests.cases import covering
 

@@ -10,8 +10,8 @@ import pytest
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.solver.incumbents import Effort
-from rhino_jax.solver.presolve.reduction import reduce
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
+from rhino_jax.solver.reduction import reduce
 from rhino_jax.solver.solve import solve
 from tests.search.brute_force import (
     best_by_enumeration,

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rhino_jax.solver.remat.choose import choose
-from rhino_jax.solver.remat.coarse import coarse
+from rhino_jax.solver.remat.model import choose
 from rhino_jax.solver.remat.question import (
     OFFLOAD,
     REMAT,
@@ -17,6 +16,7 @@ from rhino_jax.solver.remat.question import (
     Question,
     RematAnswer,
     SavedValue,
+    coarse,
     evaluate,
 )
 

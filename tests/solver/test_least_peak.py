@@ -12,9 +12,8 @@ from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.records import MeshProblem
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.least_peak import least_possible, smallest_peak
-from rhino_jax.solver.overlap import NOTHING_HIDES, Overlap
+from rhino_jax.solver.overlap import NOTHING_HIDES, Overlap, Slack, Wait
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, Problem
-from rhino_jax.solver.slack import Slack, Wait
 from rhino_jax.solver.solve import solve_overlapped
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.moves import Moves
-from rhino_jax.solver.presolve.reduction import core_of
 from rhino_jax.solver.problem import NodeUsage, PairTable, Problem
+from rhino_jax.solver.reduction import core_of
 from rhino_jax.utils.cache import Memo
 from tests.solver.test_engine import random_problem
 

@@ -11,9 +11,8 @@ import pytest
 from rhino_jax.solver import solve
 from rhino_jax.solver.bounds.prices import Mixture
 from rhino_jax.solver.incumbents import EFFORTS, Effort
-from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.overlap import Overlap, Slack, Wait
 from rhino_jax.solver.problem import EdgeUsage, Labels, NodeUsage, PairTable, Problem
-from rhino_jax.solver.slack import Slack, Wait
 from rhino_jax.solver.solve import solve_overlapped
 
 

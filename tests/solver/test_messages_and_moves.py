@@ -14,7 +14,7 @@ from rhino_jax.solver.moves import forests
 from rhino_jax.solver.moves.fusion import eliminate
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import MOVES
-from rhino_jax.solver.presolve.reduction import Core
+from rhino_jax.solver.reduction import Core
 
 
 TREE = [(0, 1), (1, 2), (1, 3), (3, 4), (3, 5), (5, 6)]

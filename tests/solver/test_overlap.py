@@ -13,10 +13,9 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.solver import solve as solve_module
 from rhino_jax.solver.incumbents import EFFORTS, Effort
-from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.overlap import Overlap, Slack, Wait
 from rhino_jax.solver.parameters import WEIGHTS
 from rhino_jax.solver.problem import PairTable, Problem
-from rhino_jax.solver.slack import Slack, Wait
 from rhino_jax.solver.solve import solve_overlapped
 from tests.search.brute_force import model_of, objectives
 from tests.search.zoo import planned

@@ -13,9 +13,9 @@ from rhino_jax.solver import restricted
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
 from rhino_jax.solver.pairwise import PairwiseSolution, solve_reduced
 from rhino_jax.solver.parameters import PRESOLVE
-from rhino_jax.solver.presolve.reduction import Core
 from rhino_jax.solver.problem import Labels, PairTable, Problem
-from rhino_jax.solver.restriction import Restrictions
+from rhino_jax.solver.reduction import Core
+from rhino_jax.solver.restricted import Restrictions
 from tests.search.brute_force import best_by_enumeration
 from tests.solver.test_engine import random_problem
 

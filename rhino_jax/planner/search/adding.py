@@ -11,9 +11,8 @@ from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.shared import Slot, taken_with
 from rhino_jax.planner.search.records import MeshProblem, Request
-from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.overlap import Overlap, Slack, Wait
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
-from rhino_jax.solver.slack import Slack, Wait
 from rhino_jax.utils.cache import Memo
 
 

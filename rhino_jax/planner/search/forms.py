@@ -16,7 +16,7 @@ from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.records import MeshProblem, SolvedMesh
-from rhino_jax.solver.slack import Wait
+from rhino_jax.solver.overlap import Wait
 from rhino_jax.units import format_bytes, format_seconds
 
 

@@ -12,8 +12,7 @@ from rhino_jax.planner.search.records import MeshProblem
 from rhino_jax.recipes.recipes import Recipe, recipes_for
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.restricted import cheapest_restricted
-from rhino_jax.solver.restriction import Restrictions
+from rhino_jax.solver.restricted import Restrictions, cheapest_restricted
 
 
 def with_recipes(

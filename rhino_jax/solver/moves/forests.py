@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.solver.parameters import MOVES
-from rhino_jax.solver.presolve.reduction import unique_columns
+from rhino_jax.solver.reduction import unique_columns
 from rhino_jax.utils.union_find import DisjointSets
 
 

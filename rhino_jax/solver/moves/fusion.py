@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.solver.cpsat import CpSatLimits, count_cells, settle
-from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.memory import build_memory
 from rhino_jax.solver.moves.moves import Moves
 from rhino_jax.solver.parameters import CPSAT, FUSION
-from rhino_jax.solver.presolve.reduction import Core, core_of
-from rhino_jax.solver.problem import Labels, Problem
+from rhino_jax.solver.problem import Labels, Problem, UnsatisfiedError
+from rhino_jax.solver.reduction import Core, core_of
 from rhino_jax.utils.cache import Memo
 
 

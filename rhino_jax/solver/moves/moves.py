@@ -20,7 +20,7 @@ from rhino_jax.solver.lookups import Beside, Lookups
 from rhino_jax.solver.memory import Memory
 from rhino_jax.solver.moves.forests import Forest, Tables
 from rhino_jax.solver.parameters import MOVES
-from rhino_jax.solver.presolve.reduction import Core
+from rhino_jax.solver.reduction import Core
 from rhino_jax.utils.union_find import number_objects
 
 

@@ -1,4 +1,5 @@
-"""The CP-SAT model of a remat problem: see the package."""
+"""The CP-SAT model of a remat problem (see the package), and the cheapest choice that
+fits."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from rhino_jax.solver.remat.question import (
     REMAT,
     SAVE,
     Question,
+    RematAnswer,
     SavedValue,
     base_at,
+    evaluate,
 )
 
 
@@ -31,7 +34,7 @@ class RematModel:
         candidates = question.candidates
         self.points = sorted({p for c in candidates for p in c.uses})
         self.place = {p: n for n, p in enumerate(self.points)}
-        self.window = _windows(candidates, self.place)
+        self.window = _windows(candidates)
         new = self.model.new_bool_var
         self.kept = [new("") for _ in candidates]
         self.sent = [new("") for _ in candidates]
@@ -217,16 +220,13 @@ class RematModel:
 
 def num_variables(question: Question) -> int:
     """Return the number of (value, late time) pairs at which it may be live."""
-    points = sorted({p for c in question.candidates for p in c.uses})
-    place = {p: n for n, p in enumerate(points)}
-    windows = _windows(question.candidates, place)
-    return sum(w[1] - w[0] + 1 for w in windows if w)
+    return sum(w[1] - w[0] + 1 for w in _windows(question.candidates) if w)
 
 
-def _windows(
-    candidates: Sequence[SavedValue], place: dict[int, int]
-) -> list[tuple[int, int] | None]:
+def _windows(candidates: Sequence[SavedValue]) -> list[tuple[int, int] | None]:
     """Return the first and last late time, by position, at which each may be needed."""
+    points = sorted({p for c in candidates for p in c.uses})
+    place = {p: n for n, p in enumerate(points)}
     found: list[tuple[int, int] | None] = [
         (place[c.uses[0]], place[c.uses[-1]]) if c.uses else None for c in candidates
     ]
@@ -240,3 +240,40 @@ def _windows(
             latest = place[candidates[i].uses[0]] if candidates[i].uses else window[1]
             found[j] = min(mine[0], window[0]), max(mine[1], latest)
     return found
+
+
+MAX_VARIABLES = 20_000
+"""Largest number of (value, late time) pairs: with more, building the model takes
+longer than planning most programs."""
+
+
+def choose(
+    question: Question, budget_bytes: int, *, seconds: float = 30.0, seed: int = 0
+) -> RematAnswer | None:
+    """Return the cheapest choice that fits; None if there is none.
+
+    Args:
+      question: the values; None is returned if they are too many.
+      budget_bytes: memory budget at every time.
+      seconds: time limit, after which the best choice so far is returned.
+      seed: seed of the search.
+    """
+    all_kept = evaluate(question, (SAVE,) * len(question.candidates))
+    is_free = not any(c.save_s for c in question.candidates)
+    if all_kept is not None and all_kept.peak_bytes <= budget_bytes and is_free:
+        return all_kept
+    has_uses = any(c.uses for c in question.candidates)
+    if not has_uses or num_variables(question) > MAX_VARIABLES:
+        return None
+    model = RematModel(question, budget_bytes)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_time_in_seconds = seconds
+    status = solver.solve(model.model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    found = evaluate(question, model.choices(solver))
+    assert found is not None
+    bound = solver.best_objective_bound / PER_S
+    return RematAnswer(found.choices, found.added_s, found.peak_bytes, bound)

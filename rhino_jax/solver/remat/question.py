@@ -1,10 +1,11 @@
-"""A remat problem: candidate residuals, and cost and memory of a choice."""
+"""A remat problem: candidate residuals; cost and memory of a choice; coarser problems,
+with fewer late times."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 SAVE, REMAT, OFFLOAD, GONE = "save", "remat", "offload", "gone"
@@ -139,3 +140,31 @@ def evaluate(question: Question, choices: Sequence[str]) -> RematAnswer | None:
 
 def base_at(base: Sequence[tuple[int, int]], time: int) -> int:
     return max(((t, b) for t, b in base if t <= time), default=(0, 0))[1]
+
+
+def coarse(question: Question, most: int) -> Question:
+    """Merge late times into at most `most` groups, each treated as one time.
+
+    Values live at one time of a group count as live at all of it. No choice uses less
+    memory than before.
+    """
+    times = sorted({t for c in question.candidates for t in c.uses})
+    if len(times) <= most:
+        return question
+    size = -(-len(times) // most)
+    firsts = times[::size]
+    first = {t: firsts[k // size] for k, t in enumerate(times)}
+    base = [(t, amount) for t, amount in question.base if t < firsts[0]]
+    ends = [*firsts[1:], None]
+    for start, stop in zip(firsts, ends, strict=True):
+        inside = [
+            amount
+            for t, amount in question.base
+            if t >= start and (stop is None or t < stop)
+        ]
+        base.append((start, max([base_at(question.base, start), *inside])))
+    candidates = tuple(
+        replace(c, uses=tuple(sorted({first[t] for t in c.uses})))
+        for c in question.candidates
+    )
+    return replace(question, candidates=candidates, base=tuple(base))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.recipes.recipe_book import RecipeBook
-from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.overlap import Overlap, Slack
 from rhino_jax.solver.problem import (
     EdgeUsage,
     Labels,
@@ -34,7 +34,6 @@ from rhino_jax.solver.problem import (
     PairTable,
     Problem,
 )
-from rhino_jax.solver.slack import Slack
 from rhino_jax.utils.cache import Memo
 from rhino_jax.utils.union_find import groups, number, number_objects, number_rows
 

@@ -14,9 +14,8 @@ from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.solver.bounds.prices import TimePrices
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.memory_search import LONG_ROUNDS
-from rhino_jax.solver.moves.descent import descend
 from rhino_jax.solver.moves.fusion import fuse
-from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.overlap import Overlap, descend
 from rhino_jax.solver.pairwise import solve_pairwise
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution

@@ -20,9 +20,8 @@ from rhino_jax.planner.search.read_back.traffic import (
     name_of,
     read_backward,
 )
-from rhino_jax.solver.overlap import Overlap
+from rhino_jax.solver.overlap import Overlap, Wait
 from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.slack import Wait
 
 
 def decisions_of(model: MeshModel, labels: Labels) -> Decisions:

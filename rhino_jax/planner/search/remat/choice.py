@@ -10,7 +10,7 @@ from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.parts import parted
 from rhino_jax.planner.search.remat.policies import fitting, of_all
 from rhino_jax.planner.search.remat.rows import RematQuestion
-from rhino_jax.solver.remat.choose import choose
+from rhino_jax.solver.remat.model import choose
 from rhino_jax.solver.remat.question import (
     OFFLOAD,
     REMAT,

@@ -14,14 +14,14 @@ from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.choice import SOME, Chosen, choice_of
 from rhino_jax.planner.search.remat.policies import of_all
 from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
-from rhino_jax.solver.remat.choose import choose
-from rhino_jax.solver.remat.coarse import coarse
+from rhino_jax.solver.remat.model import choose
 from rhino_jax.solver.remat.question import (
     OFFLOAD,
     REMAT,
     SAVE,
     Question,
     RematAnswer,
+    coarse,
     evaluate,
 )
 

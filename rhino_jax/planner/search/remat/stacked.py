@@ -10,7 +10,7 @@ from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import SOME, Chosen, choice_of
 from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, whole
 from rhino_jax.planner.search.remat.rows import RematQuestion
-from rhino_jax.solver.remat.choose import choose
+from rhino_jax.solver.remat.model import choose
 from rhino_jax.solver.remat.question import SAVE, Question, RematAnswer, evaluate
 
 

@@ -18,10 +18,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rhino_jax.solver.errors import UnsatisfiedError
 from rhino_jax.solver.parameters import PRESOLVE
-from rhino_jax.solver.presolve.reduction import Core, Followed, KeptOptions, core_of
-from rhino_jax.solver.problem import NodeUsage, Problem
+from rhino_jax.solver.problem import NodeUsage, Problem, UnsatisfiedError
+from rhino_jax.solver.reduction import Core, Followed, KeptOptions, core_of
 from rhino_jax.utils.cache import Memo
 
 

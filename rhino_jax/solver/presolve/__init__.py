@@ -1,1 +1,0 @@
-"""Exact removal of nodes and options, and restoration of full assignments."""
