@@ -3,9 +3,7 @@
 Every figure is the time of one additional step of a loop, with all devices busy at
 once, so that the overhead of a call is not included. Links are measured over all
 devices and over groups of them; latency and bandwidth are those with which the cost
-model reproduces these times.
-
-Measured rates as a complete hardware file.
+model reproduces these times. `hardware_file` writes them all.
 """
 
 from __future__ import annotations

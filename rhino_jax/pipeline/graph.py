@@ -13,7 +13,6 @@ from rhino_jax.pipeline.tasks import (
     Task,
     TaskGraph,
     Transfer,
-    TransferLink,
 )
 from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.stages import StageCost
@@ -87,7 +86,15 @@ class _TaskGraphBuilder:
             if a == b or route is None:
                 local.setdefault(target, []).append(source)
                 continue
-            transfers.append(_transfer(source, target, route, size, work.links))
+            transfers.append(
+                Transfer(
+                    source=source,
+                    targets=(target,),
+                    link=route,
+                    bytes=size,
+                    seconds=work.links[route].seconds(size),
+                )
+            )
         return TaskGraph(
             groups=work.groups,
             tasks=tuple(
@@ -201,15 +208,3 @@ class _TaskGraphBuilder:
                 kind = PassKind.AHEAD if self.is_twice else PassKind.FORWARD
                 left = kind, work.chunks_of[source][-1], batches[-1], slices[-1]
                 yield at[left], at[PassKind.BETWEEN, firsts[group], 0, 0], size
-
-
-def _transfer(
-    source: int, target: int, link: int, size: int, links: tuple[TransferLink, ...]
-) -> Transfer:
-    return Transfer(
-        source=source,
-        targets=(target,),
-        link=link,
-        bytes=size,
-        seconds=links[link].seconds(size),
-    )

@@ -1,4 +1,5 @@
-"""Simulated steps with noise, slow devices, and one-off delays.
+"""Simulated steps with noise, slow devices, and one-off delays: a schedule as a network
+of dependencies, in many samples of its durations at once.
 
 As in MPI programs, groups of devices synchronise only through data that they send and
 receive: a delay of one group travels to others as a wave of idle time, and decays where
@@ -6,8 +7,6 @@ groups idle anyway.
 
 Source: Afzal, Hager and Wellein, "Propagation and decay of injected one-off delays on
 clusters" (CLUSTER 2019); on desynchronised programs, arXiv 2205.13963.
-
-A schedule as a dependency network: many samples of its durations at once.
 """
 
 from __future__ import annotations

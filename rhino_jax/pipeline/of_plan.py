@@ -1,7 +1,5 @@
-"""The pipeline of a plan: its costs, its schedule, and its simulated step.
-
-Orders of tasks as text, so that plans store searched schedules.
-"""
+"""The pipeline of a plan: its costs, its schedule, and its simulated step; orders of
+tasks as text, so that plans store searched schedules."""
 
 from __future__ import annotations
 

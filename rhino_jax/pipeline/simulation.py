@@ -1,10 +1,5 @@
-"""A simulated step, with its views: table, timeline, trace.
-
-Times of one step, and quantities derived from them: idle shares, memory, overlap.
-
-A simulated step as text.
-
-A simulated step in the format of Chrome's traces, which Perfetto reads.
+"""A simulated step: its times, and quantities derived from them (idle shares, memory,
+overlap); as text, and in the format of Chrome's traces, which Perfetto reads.
 
 Source: "Trace Event Format" (Google, 2016): complete events `X`, counters `C`, flows
 `s` and `f`, metadata `M`; times in microseconds.

@@ -17,7 +17,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.pipeline.schedules.searched import TABLE
+from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import cache_key, kept
@@ -76,7 +76,7 @@ LEVELS = ("fast", "best")
 AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
 LOOPS = (AUTO, "as written")
-SCHEDULES = (AUTO, *TABLE, IN_ONE_PROGRAM)
+SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
 CUTS = ("microbatches", "recompute", "stages", "schedule")
 """Keywords that say how a program is split; "auto" where the user gave no value."""
 AS_WRITTEN = "as written"

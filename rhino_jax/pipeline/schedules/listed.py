@@ -1,9 +1,9 @@
-"""List scheduling: whenever a group is idle it runs the most urgent task that fits.
+"""List scheduling, and a lower bound on the time of any order of a graph's tasks.
+
+Whenever a group is idle it runs the most urgent task that fits.
 
 Source: Graham, "Bounds on multiprocessing timing anomalies" (SIAM 1969); Rhino's
 scheduler of task graphs lists tasks in the same way, by kind and micro-batch.
-
-Lower bound on the time of any order of a graph's tasks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.tasks import PassKind, Schedule, Task, TaskGraph
-from rhino_jax.pipeline.work import StepWork
 
 
 def bound_s(graph: TaskGraph) -> float:
@@ -68,16 +67,8 @@ def ways_to_end(graph: TaskGraph) -> list[float]:
 
 def _in_order(graph: TaskGraph) -> list[int]:
     """Return the tasks in a topological order, whatever the schedule."""
-    missing = [len(t.after) + len(graph.incoming[i]) for i, t in enumerate(graph.tasks)]
-    order = [i for i, count in enumerate(missing) if not count]
-    for i in order:
-        readers = list(graph.readers[i])
-        readers += [r for t in graph.outgoing[i] for r in graph.transfers[t].targets]
-        for reader in readers:
-            missing[reader] -= 1
-            if not missing[reader]:
-                order.append(reader)
-    return order
+    before = {i: graph.sources(i) for i in range(len(graph.tasks))}
+    return [*TopologicalSorter(before).static_order()]
 
 
 _BACKWARD_FIRST = {
@@ -114,19 +105,12 @@ class PriorityRule:
     seed: int = 0
 
 
-def listed(
-    name: str, work: StepWork, rule: PriorityRule, *, is_split: bool = False
-) -> Schedule:
+def listed(name: str, graph: TaskGraph, rule: PriorityRule) -> Schedule:
     """Build a schedule by one rule.
 
     Raises:
       ScheduleError: memory, or the limit of micro-batches in flight, lets no task run.
     """
-    return listed_graph(name, graph_of(work, is_split=is_split), rule)
-
-
-def listed_graph(name: str, graph: TaskGraph, rule: PriorityRule) -> Schedule:
-    """Build a schedule of an existing graph by one rule; see `listed`."""
     run = _Lister(graph, urgency(graph, rule), rule)
     run.go()
     ended = sum(map(len, run.orders))
@@ -262,10 +246,8 @@ class _Budget:
                 for until in hold.until:
                     self.frees[until].append((i, h))
         kinds = {t.kind for t in graph.tasks}
-        self.last = (
-            PassKind.WEIGHT_GRADIENT if PassKind.WEIGHT_GRADIENT in kinds else None
-        )
-        self.last = self.last or PassKind.BACKWARD
+        is_split = PassKind.WEIGHT_GRADIENT in kinds
+        self.last = PassKind.WEIGHT_GRADIENT if is_split else PassKind.BACKWARD
         sets_aside = self._forwards() if rule.is_reserved else _each(graph)
         self.needs = [self._needs(i, sets_aside(i)) for i in range(len(graph.tasks))]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rhino_jax.errors import ScheduleError, nearest
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.schedules.family import FAMILIES, Family, Placement, family
-from rhino_jax.pipeline.schedules.listed import PriorityRule, bound_s, listed_graph
+from rhino_jax.pipeline.schedules.family import FAMILIES, Placement, family
+from rhino_jax.pipeline.schedules.listed import PriorityRule, bound_s, listed
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import check_complete, check_memory, checked, simulate
 from rhino_jax.pipeline.tasks import Schedule
@@ -142,7 +142,7 @@ def _candidates(
         graph = graph_of(work, is_split=is_split)
         for rule in _rules(work, samples, seed):
             text = f"listed, {'split' if is_split else 'whole'}, {_words(rule)}"
-            yield text, partial(listed_graph, "listed", graph, rule)
+            yield text, partial(listed, "listed", graph, rule)
 
 
 def _rules(work: StepWork, samples: int, seed: int) -> Iterator[PriorityRule]:
@@ -199,29 +199,25 @@ def _exact(
     return Searched(best, tuple(tried), bound)
 
 
-TABLE: Mapping[str, Family] = FAMILIES
-"""All families by name."""
-
-
 def make(name: str, work: StepWork, **options: Any) -> Schedule:
     """Build a schedule by name, and check it.
 
     Args:
-      name: a key of `TABLE`.
+      name: a key of `FAMILIES`.
       work: costs of the stages.
       **options: options of the family, as `k` of `kfkb`.
     Raises:
       ScheduleError: the name is unknown, or the family does not support these stages.
       ScheduleMemoryError: it does not fit in memory.
     """
-    if name not in TABLE:
+    if name not in FAMILIES:
         raise ScheduleError(
-            f"There is no schedule {name!r}.{nearest(name, TABLE)}",
+            f"There is no schedule {name!r}.{nearest(name, FAMILIES)}",
             where="`schedule=`",
-            numbers=f"known: {', '.join(TABLE)}",
+            numbers=f"known: {', '.join(FAMILIES)}",
             fix="take one of the known names.",
         )
-    return checked(TABLE[name].build(work, **options))
+    return checked(FAMILIES[name].build(work, **options))
 
 
 def fastest(work: StepWork, names: Iterable[str] | None = None) -> Simulation:
@@ -231,12 +227,12 @@ def fastest(work: StepWork, names: Iterable[str] | None = None) -> Simulation:
       ScheduleError: none does; the message tells why for each.
     """
     if names is None:
-        names = [n for n in TABLE if TABLE[n].has_backward and n != SEARCHED]
+        names = [n for n in FAMILIES if FAMILIES[n].has_backward and n != SEARCHED]
     found: list[Simulation] = []
     wrong: list[str] = []
     for name in names:
         try:
-            schedule = TABLE[name].build(work)
+            schedule = FAMILIES[name].build(work)
             check_complete(schedule)
             simulation = simulate(schedule)
             check_memory(simulation)

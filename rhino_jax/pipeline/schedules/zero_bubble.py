@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rhino_jax.errors import ScheduleError
+from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.family import (
     Placement,
     backward,
@@ -88,12 +89,12 @@ def zero_bubble_v(work: StepWork) -> Schedule:
     # If backward passes wait for all micro-batches, all of these are in flight.
     is_met = bool(work.between) and not work.is_twice
     limit = () if is_met else (2 * work.groups,) * work.groups
-    found = []
+    graph, found = graph_of(work, is_split=True), []
     # Without reservation gaps fill better, but it may deadlock if stages differ.
     for is_reserved in (False, True):
         rule = PriorityRule(most_in_flight=limit, is_reserved=is_reserved)
         try:
-            found.append(listed("zero-bubble-v", work, rule, is_split=True))
+            found.append(listed("zero-bubble-v", graph, rule))
         except ScheduleError:
             if is_reserved and not found:
                 raise

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.of_plan import written_orders
-from rhino_jax.pipeline.schedules.family import Placement
-from rhino_jax.pipeline.schedules.searched import SEARCHED, TABLE, fastest, searched
+from rhino_jax.pipeline.schedules.family import FAMILIES, Placement
+from rhino_jax.pipeline.schedules.searched import SEARCHED, fastest, searched
 from rhino_jax.pipeline.simulator import check_memory, simulate
 from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork, work_of
@@ -20,7 +20,7 @@ from rhino_jax.planner.variant_search import MIN_GAIN
 from rhino_jax.units import format_seconds
 
 
-WHOLE = tuple(name for name, family in TABLE.items() if family.is_whole)
+WHOLE = tuple(name for name, family in FAMILIES.items() if family.is_whole)
 """Schedules of one chunk per submesh, with whole backward passes."""
 
 USUAL = "1f1b"
@@ -30,7 +30,7 @@ COUPLED = "gpipe"
 """The default schedule of coupled micro-batches: backward passes wait for all forward
 passes, or else for those parts of them that run once more, ahead of them."""
 
-RUN = tuple(name for name, family in TABLE.items() if family.has_backward)
+RUN = tuple(name for name, family in FAMILIES.items() if family.has_backward)
 """Schedules that stages can run. "auto" considers `token-slices` only where
 micro-batches are fewer than stages: it needs causal sequences, and a submesh's program
 is longer by the number of slices, as is planning."""
@@ -116,17 +116,17 @@ def check_has_one(schedule: str) -> None:
 
 def may_split(schedule: str) -> bool:
     """Whether a schedule may split backward passes."""
-    return schedule == AUTO or TABLE[schedule].is_split
+    return schedule == AUTO or FAMILIES[schedule].is_split
 
 
 def has_several(schedule: str) -> bool:
     """Whether a schedule is of several chunks per submesh."""
-    return schedule != AUTO and Placement.ONE not in TABLE[schedule].placements
+    return schedule != AUTO and Placement.ONE not in FAMILIES[schedule].placements
 
 
 def placements(schedule: str, groups: int) -> list[tuple[int, ...]]:
     """Return the placements that suit a schedule: the submesh of each chunk."""
-    suited = Placement if schedule == AUTO else TABLE[schedule].placements
+    suited = Placement if schedule == AUTO else FAMILIES[schedule].placements
     return [placement.of(groups) for placement in suited]
 
 
@@ -142,7 +142,7 @@ def compare(works: Sequence[StepWork], schedule: str) -> list[EstimatedSchedule]
     found, wrong = [], []
     for at, work in enumerate(works):
         work = replace(work, dispatch_s=DISPATCH_S)
-        for name, family in TABLE.items():
+        for name, family in FAMILIES.items():
             if schedule not in (AUTO, name) or not family.suits(work):
                 continue
             try:
@@ -180,7 +180,7 @@ def _candidate(at: int, name: str, work: StepWork) -> EstimatedSchedule:
                 break
             except ScheduleError:
                 continue
-    schedule = schedule or TABLE[name].build(free)
+    schedule = schedule or FAMILIES[name].build(free)
     simulation = simulate(schedule)
     try:
         limited = replace(schedule.graph, limit_bytes=work.limit_bytes)
@@ -190,8 +190,8 @@ def _candidate(at: int, name: str, work: StepWork) -> EstimatedSchedule:
         fits = False
     flights = flights_of(schedule, len(work.chunks) * work.slices)
     again_s = math.inf
-    if not fits and name in TABLE and not schedule.is_split:
-        again_s = simulate(TABLE[name].build(_recomputed(free))).step_time_s
+    if not fits and name in FAMILIES and not schedule.is_split:
+        again_s = simulate(FAMILIES[name].build(_recomputed(free))).step_time_s
     time_s = simulation.step_time_s
     is_usual, is_split = name == _usual(work), schedule.is_split
     return EstimatedSchedule(
@@ -239,7 +239,7 @@ def settle(pipeline: Pipeline, schedule: str, limit_bytes: float) -> Pipeline:
         return replace(pipeline, orders=written_orders(found))
     if schedule != AUTO or pipeline.is_split or pipeline.group_of or pipeline.between:
         return pipeline
-    usual_s = simulate(TABLE[USUAL].build(work)).step_time_s
+    usual_s = simulate(FAMILIES[USUAL].build(work)).step_time_s
     try:
         best = fastest(work, WHOLE)
     except ScheduleError:
@@ -255,7 +255,7 @@ def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
     if pipeline.schedule in WHOLE or pipeline.group_of:
         return True
     work = work_of(pipeline)
-    usual = TABLE[_usual(work)].build(work)
+    usual = FAMILIES[_usual(work)].build(work)
     return step_time_s < (1 - MIN_GAIN) * simulate(usual).step_time_s
 
 

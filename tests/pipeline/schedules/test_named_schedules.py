@@ -9,7 +9,7 @@ import pytest
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.family import FAMILIES, family
-from rhino_jax.pipeline.schedules.searched import TABLE, fastest, make, search
+from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import checked, simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
 from rhino_jax.pipeline.work import StepWork, chain
@@ -139,7 +139,7 @@ def test_forward_only_has_no_backward_pass() -> None:
     assert round_trip.bubble == 3 / (16 + 3)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_runs_uneven_stages(name: str) -> None:
     rng = range(1, 9)
     costs = [StageCost(forward_s=k, backward_s=3 * k % 7 + 1) for k in rng]
@@ -194,7 +194,7 @@ def test_a_schedule_prints_its_orders() -> None:
 
 
 def test_families_say_what_they_are() -> None:
-    assert all(f.name == name and f.summary for name, f in TABLE.items())
+    assert all(f.name == name and f.summary for name, f in FAMILIES.items())
 
 
 def test_a_family_that_is_registered_is_compared(

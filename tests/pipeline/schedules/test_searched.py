@@ -124,7 +124,9 @@ def test_lists_keep_to_micro_batches_in_flight() -> None:
     cost = StageCost(forward_s=1, backward_s=2, activation_bytes=1)
     work = chain([cost] * 4, 8)
     for limit in ((4, 3, 2, 1), (2, 2, 2, 2)):
-        found = simulate(listed("mine", work, PriorityRule(most_in_flight=limit)))
+        found = simulate(
+            listed("mine", graph_of(work), PriorityRule(most_in_flight=limit))
+        )
         assert found.group_peak_bytes == (*limit[:3], found.group_peak_bytes[3])
         assert found.group_peak_bytes[3] <= limit[3]
 
