@@ -7,8 +7,13 @@ differs between them.
 from __future__ import annotations
 
 from rhino_jax._compat.compiling import (
+    JITTED as JITTED,
     CompiledInput as CompiledInput,
     compiler_input as compiler_input,
+    context_mesh as context_mesh,
+    is_outermost as is_outermost,
+    jit_options as jit_options,
+    jit_shardings as jit_shardings,
 )
 from rhino_jax._compat.devices import (
     at_cpu_client as at_cpu_client,
@@ -35,18 +40,11 @@ from rhino_jax._compat.jaxprs import (
     like_jaxpr as like_jaxpr,
     low_jaxpr as low_jaxpr,
     open_jaxpr as open_jaxpr,
+    pickled as pickled,
     scan_counts as scan_counts,
     with_eqns as with_eqns,
     without_dead_code as without_dead_code,
 )
-from rhino_jax._compat.jitted import (
-    JITTED as JITTED,
-    context_mesh as context_mesh,
-    is_outermost as is_outermost,
-    jit_options as jit_options,
-    jit_shardings as jit_shardings,
-)
-from rhino_jax._compat.pickled import pickled as pickled
 from rhino_jax._compat.references import (
     discharged as discharged,
     ref_value as ref_value,
@@ -61,16 +59,14 @@ from rhino_jax._compat.tracing import (
     eqn_context as eqn_context,
     hide_frames as hide_frames,
     in_current_mesh as in_current_mesh,
+    key_words as key_words,
     name_as as name_as,
     new_primitive as new_primitive,
     retrace as retrace,
     tagged as tagged,
+    threefry_words as threefry_words,
     untagged as untagged,
     user_frames as user_frames,
     user_spans as user_spans,
     without_mesh as without_mesh,
-)
-from rhino_jax._compat.words import (
-    key_words as key_words,
-    threefry_words as threefry_words,
 )

@@ -1,4 +1,5 @@
-"""Retrace jaxprs: bind equations again with their names and source lines."""
+"""Retrace jaxprs: bind equations again with their names and source lines; compute JAX's
+random words by position."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax._src import (
     api_util,
     core as jax_core,
@@ -17,7 +20,7 @@ from jax._src import (
     source_info_util,
 )
 from jax._src.interpreters import partial_eval
-from jax.extend import core as jex_core
+from jax.extend import core as jex_core, random as jex_random
 
 from rhino_jax._compat.jaxprs import is_jaxpr, open_jaxpr, with_eqns
 
@@ -240,3 +243,30 @@ def untagged(jaxpr: Any) -> tuple[Any, list[str | None]]:
         eqns.append(eqn.replace(source_info=info))
         tags.append(tag)
     return with_eqns(jaxpr, eqns, open_jaxpr(jaxpr).outvars), tags
+
+
+def key_words(key: Any) -> Any:
+    """Return the two words of a threefry key, uint32 [2]."""
+    return jax.random.key_data(key)
+
+
+def threefry_words(words: Any, at: Any, dtype: Any) -> Any:
+    """Return the words that `random_bits` draws at some positions of the whole array.
+
+    As `_threefry_random_bits_partitionable` does (jax/_src/random/threefry2x32.py,
+    before 0.10 in jax/_src/prng.py), for fewer than 2³² words. Same on both versions.
+
+    Args:
+      words: words of the key, uint32 [2].
+      at: flat positions, uint32, any shape.
+      dtype: unsigned dtype to draw.
+    """
+    high = lax.full_like(at, 0)
+    first, second = jex_random.threefry2x32_p.bind(
+        *(jnp.broadcast_to(words[i], at.shape) for i in (0, 1)), high, at
+    )
+    bits = jnp.dtype(dtype).itemsize * 8
+    if bits == 64:
+        first, second = (lax.convert_element_type(x, dtype) for x in (first, second))
+        return lax.shift_left(first, lax.full_like(first, 32)) | second
+    return lax.convert_element_type(first ^ second, dtype)

@@ -5,7 +5,7 @@ Out: saved results (`store`), tables of them, and fitted or measured hardware fi
 Order: `methods`, `checks` and `suite` (what to run), `planning` (a row's plans),
 `child` and `process` (separate processes; compiled and cached programs),
 `run` (cells one after the other), `records` and `versions` (results, and what they
-depend on), `progress`, `errors`; `rows` (suites that are timed instead), `tables`
+depend on), `progress`; `rows` (suites that are timed instead), `tables`
 (reports), `measure` and `fit` (rates of hardware), `command`; `holdout` and
 `newcomers` (models).
 """

@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.bench.errors import BenchError
-from rhino_jax.errors import check_keys, nearest
+from rhino_jax.errors import RhinoError, check_keys, nearest
 from rhino_jax.models.config import ModelConfigError
 from rhino_jax.models.workload import Workload
 from rhino_jax.units import parse_bytes
+
+
+class BenchError(RhinoError, ValueError):
+    """A suite is malformed, or a benchmark cannot run as requested."""
 
 
 @dataclass(frozen=True, slots=True)

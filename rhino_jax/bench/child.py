@@ -24,7 +24,7 @@ import jax
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, trace_workload, workload_of
 from rhino_jax.bench.records import CellOutcome, Measure, cell_key
-from rhino_jax.bench.rows.kinds import ROW_KINDS
+from rhino_jax.bench.rows import ROW_KINDS
 from rhino_jax.bench.store import Store
 from rhino_jax.bench.suite import BenchRow
 from rhino_jax.bench.versions import compiler_versions

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import ALPA, SCHEDULES, parse_method
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.records import Result
-from rhino_jax.bench.rows.kinds import ROW_KINDS
+from rhino_jax.bench.rows import ROW_KINDS
 from rhino_jax.bench.rows.row_run import run_rows
 from rhino_jax.bench.run import run_suite
 from rhino_jax.bench.store import Store, read_results, write_json

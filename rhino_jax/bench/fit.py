@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.records import Result
 from rhino_jax.hardware.files import configs_dir
 from rhino_jax.verify.hlo.records import Rates

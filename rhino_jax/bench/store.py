@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rhino_jax
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.records import Result
 from rhino_jax.utils.atomic_write import write_file
 from rhino_jax.utils.codec import from_json, to_json

@@ -41,6 +41,7 @@ from typing import Any
 
 from rhino_jax.bench import holdout, newcomers
 from rhino_jax.bench.checks import (
+    BenchError,
     FilePlace,
     PlanOutline,
     built,
@@ -48,7 +49,6 @@ from rhino_jax.bench.checks import (
     is_number,
     parse_solution,
 )
-from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import ALPA, ShardingMethod, parse_method
 from rhino_jax.errors import RhinoError, nearest
 from rhino_jax.hardware.files import configs_dir, load_target

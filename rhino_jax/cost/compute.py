@@ -6,15 +6,40 @@ An op takes the larger of arithmetic time and memory time. Source: the roofline 
 Model FLOPs utilisation (MFU) is the arithmetic that the model itself needs, without
 recomputation, over the peak arithmetic of the devices in the time of a step. Source:
 Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B.
+
+Padding of shapes: to tiles in memory, and to squares of a systolic array.
+
+On TPU two dims of an array are divided into tiles of 8 rows and 128 lanes, and padded
+to whole tiles: f32[8,16,16,32,16] takes 8 times its own bytes with its last dim minor.
+The compiler chooses which dims are tiled. The choice here is the one with the least
+padding: the compiler's layouts may be worse, none is better.
+
+Source: openxla.org/xla/tiled_layout. Seen in HLO of jax 0.12.0.1, libtpu 0.0.51: tiles
+have 1, 2, 4 or 8 rows, as few as hold the dim, and enough to fill 4 bytes of a column;
+tiles of vectors have 128, 256, 512 or 1,024 elements.
+
+A TPU's matrix unit multiplies by a square of weights that lies in it. The reduced dim
+runs down its side, a free factor of one operand along the other side, and rows of the
+other operand stream through. Sides are padded to whole squares; a square that few rows
+stream through takes as long as its loading does. Products of two vectors, and products
+that sum nothing, are multiplied on the vector units instead.
+
+Source: Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit"
+(ISCA 2017), section 2. Against XLA:TPU's estimates of convolutions (libtpu 0.0.52):
+`pytest -m compile_only tests/cost/test_systolic.py`.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
 
@@ -68,3 +93,111 @@ def model_flops(program: Program, target: Target) -> ModelFlops:
         flops += runs * op.flops
         at_peak_s += runs * op.flops / target.peak_flops_per_s(dtype)
     return ModelFlops(flops, at_peak_s)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def tile_padding(
+    shape: tuple[int, ...],
+    item_bytes: int,
+    tile: tuple[int, ...],
+    off_lanes: tuple[int, ...] = (),
+) -> float:
+    """Return the ratio of an array's padded size to its own size.
+
+    Args:
+      shape: shape of the shard on one device.
+      item_bytes: bytes of an element.
+      tile: rows and lanes of a tile; empty where memory has no tiles.
+      off_lanes: dims that may not be the minor one (on lanes), unless all dims are
+        listed.
+    """
+    if not tile or not shape or 0 in shape:
+        return 1.0
+    rows, lanes = tile
+    if len(shape) == 1:
+        # A vector fills a tile row by row.
+        needed = -(-shape[0] // lanes)
+        return padding(shape[0], lanes * min(rows, _power(needed)))
+    packed = max(1, 4 // item_bytes)
+    across = [padding(d, lanes) for d in shape]
+    down = [padding(d, max(packed, min(rows, _power(d)))) for d in shape]
+    minor = [i for i in range(len(shape)) if i not in off_lanes] or range(len(shape))
+    return min(across[i] * down[j] for i in minor for j in range(len(shape)) if i != j)
+
+
+def padding(size: Any, multiple: int) -> Any:
+    """Return the ratio of sizes padded to a multiple to the sizes themselves."""
+    return -(-size // multiple) * multiple / size
+
+
+def _power(size: int) -> int:
+    """Return the smallest power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """Roles of a product's factors, by position.
+
+    Attributes:
+      summed: reducing factors.
+      left: parallel factors of the first operand alone.
+      right: factors of the second operand alone.
+      positions: positions of convolution windows.
+    """
+
+    summed: tuple[int, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+def array_paddings(rule: Rule, pieces: np.ndarray, side: int) -> np.ndarray:
+    """Return by how much padding multiplies the arithmetic of a binary product.
+
+    Args:
+      rule: the op's rule.
+      pieces: [ways, factors], number of shards of each factor.
+      side: rows, and columns, of the systolic array; 0: there is none.
+    Returns:
+      [ways], at least 1.
+    """
+    sizes = np.array([f.size for f in rule.factors])
+    if not side or not sizes.all():
+        return np.ones(len(pieces))
+    shards = -(-sizes // pieces)
+    roles = _roles(rule)
+    left, right, summed, positions = (
+        shards[:, list(factors)].prod(1)
+        for factors in (roles.left, roles.right, roles.summed, roles.positions)
+    )
+    rows = OBSERVED.least_rows * side
+    # If the weights lie in the array, window positions stream past them as rows; if
+    # the images do, each position is a product of its own.
+    along_right = padding(right, side) * np.maximum(1.0, rows / (left * positions))
+    along_left = padding(left, side) * np.maximum(1.0, rows / right)
+    padded = padding(summed, side) * np.minimum(along_right, along_left)
+    is_vector = (positions == 1) & ((summed == 1) | (left * right == 1))
+    return np.where(is_vector, 1.0, padded)
+
+
+@functools.cache
+def _roles(rule: Rule) -> _Roles:
+    taken = [{f for dim in layout for f in dim} for layout in rule.operands[:2]]
+    made = {f for layout in rule.results for dim in layout for f in dim}
+    summed, left, right, positions = [], [], [], []
+    for f, factor in enumerate(rule.factors):
+        in_left, in_right = f in taken[0], f in taken[1]
+        if f not in made:
+            # A window's input positions have no role: its taps and results do.
+            if in_right:
+                summed.append(f)
+        elif in_left and in_right:
+            continue
+        elif in_right:
+            right.append(f)
+        elif in_left and factor.kind is FactorKind.PARALLEL:
+            left.append(f)
+        else:
+            positions.append(f)
+    return _Roles(tuple(summed), tuple(left), tuple(right), tuple(positions))

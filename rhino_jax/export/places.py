@@ -23,7 +23,7 @@ from typing import Any
 from rhino_jax._compat import open_jaxpr, user_spans
 from rhino_jax.frontend.provenance import is_library_file
 from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
-from rhino_jax.ir.crossings import crossings
+from rhino_jax.ir.axes import crossings
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 

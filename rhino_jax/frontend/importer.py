@@ -16,7 +16,12 @@ import numpy as np
 from rhino_jax import _compat
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend.found_rules import Borders, FoundRules, Type, type_of
-from rhino_jax.frontend.known_values import fold, known_value
+from rhino_jax.frontend.known_values import (
+    ASSUMED_TRIP_COUNT,
+    fold,
+    known_value,
+    while_trip_count,
+)
 from rhino_jax.frontend.manual import manual_of
 from rhino_jax.frontend.pallas import (
     PALLAS_CALL,
@@ -42,10 +47,6 @@ from rhino_jax.frontend.registry import (
     traits_of,
 )
 from rhino_jax.frontend.rules.opaque import unsharded_rule
-from rhino_jax.frontend.trip_count import (
-    ASSUMED_TRIP_COUNT,
-    while_trip_count,
-)
 from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.places import with_while_trips
 from rhino_jax.ir.printer import format_type

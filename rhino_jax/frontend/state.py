@@ -25,7 +25,7 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.objects.held import Written
 from rhino_jax.frontend.parameters import Parameters
-from rhino_jax.frontend.tracing.captured_references import CapturedReferences
+from rhino_jax.frontend.tracing.captured import CapturedReferences
 from rhino_jax.ir.program import Program
 
 

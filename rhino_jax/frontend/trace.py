@@ -26,8 +26,7 @@ from rhino_jax.frontend.objects.held import Written
 from rhino_jax.frontend.objects.lift import call_on_objects, shown
 from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.state import tie, with_captured
-from rhino_jax.frontend.tracing.captured import refuse_objects
-from rhino_jax.frontend.tracing.captured_references import CapturedReferences
+from rhino_jax.frontend.tracing.captured import CapturedReferences, refuse_objects
 from rhino_jax.frontend.tracing.in_context import trace_flat
 from rhino_jax.frontend.tracing.leaks import LeakWatch
 from rhino_jax.ir.program import Program

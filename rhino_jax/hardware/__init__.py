@@ -2,7 +2,7 @@
 
 In: `configs/hardware/*.toml`, or a file of the same format, or the devices present.
 Out: `target.Target`, and `mesh.LaidMesh`: mesh axes with latency and bandwidth.
-Order: `toml_table` and `schema` (a file → a target), `files` (by name, path or
+Order: `schema` (a file → a target), `files` (by name, path or
 devices), `target` (devices and tiers of links), `lowering` (behaviour of compilers),
 `topology` and `parts` (which links an axis lies on), `layout` (the mesh over them);
 `compile_only` makes JAX devices for hardware that is not present, `emulated` keeps CPU

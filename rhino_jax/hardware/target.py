@@ -73,9 +73,9 @@ class Device:
         backward pass instead of saving their results; "tanh.float32" for one element
         type alone.
       tile: rows and lanes of the tiles to which arrays in memory are padded (see
-        `rhino_jax.cost.padding`); empty: no tiles.
+        `rhino_jax.cost.compute`); empty: no tiles.
       systolic_array: rows, and columns, of the matrix unit's systolic array (see
-        `rhino_jax.cost.padding`); 0: none, or its padding is unknown.
+        `rhino_jax.cost.compute`); 0: none, or its padding is unknown.
       clock_hz: cycles per second, for compilers that estimate cycles; None for others.
       kinds: values of `jax.Device.device_kind` for this device.
       price_per_hour: price of one device for an hour, in US dollars or the currency

@@ -16,8 +16,7 @@ from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, w
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
-from rhino_jax.cost.compute import op_s
-from rhino_jax.cost.padding import array_paddings
+from rhino_jax.cost.compute import array_paddings, op_s
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target

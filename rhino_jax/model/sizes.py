@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.cost.padding import tile_padding
+from rhino_jax.cost.compute import tile_padding
 from rhino_jax.ir.program import Op, Value, item_bytes
 from rhino_jax.ir.spec import Spec, local_shape, padding_of, shards_per_dim
 from rhino_jax.model.constants import CONSTANTS

@@ -12,9 +12,9 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rhino_jax.ir.blocks import Stored, stored_in_blocks
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.transform import Stored, stored_in_blocks
 from rhino_jax.plan.plan import Leaf, PlanData
 
 

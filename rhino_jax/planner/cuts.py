@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rhino_jax.ir.blocks import Stored
-from rhino_jax.ir.transform import UN_REMAT, UNROLL
+from rhino_jax.ir.transform import UN_REMAT, UNROLL, Stored
 from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant

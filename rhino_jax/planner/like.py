@@ -12,9 +12,9 @@ from rhino_jax.errors import HardwareError, InfeasiblePlanError, MeshError, Rhin
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.blocks import Stored
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.kept import Part, reused_blocks, reused_specs, reused_stages
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import AnyPlan, PlanData

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.blocks import Stored
+from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.pins.resolve import ResolvedPins
 from rhino_jax.plan.plan import PlanData

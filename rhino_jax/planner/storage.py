@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from rhino_jax.ir.blocks import Stored, as_text, stored_in_blocks
-from rhino_jax.ir.transform import BLOCKS, Transform
+from rhino_jax.ir.transform import BLOCKS, Stored, Transform, as_text, stored_in_blocks
 from rhino_jax.passes.program_pass import ChoiceLimits
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.variant_search import (

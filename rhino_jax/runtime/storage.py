@@ -18,8 +18,8 @@ import jax
 from jax.sharding import AxisType
 
 from rhino_jax.errors import RhinoError
-from rhino_jax.ir.blocks import InterleavedOrder, stored_in_blocks
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import InterleavedOrder, stored_in_blocks
 from rhino_jax.passes.interleaved import all_stored, all_written
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.runtime.constraints import explicit_part

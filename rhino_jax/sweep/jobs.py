@@ -23,7 +23,7 @@ from rhino_jax.frontend.call import Signature
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.frontend.registry import has_user_rules
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.frontend.tracing.captured_references import CapturedReferences
+from rhino_jax.frontend.tracing.captured import CapturedReferences
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.planner.meshes import MeshAxes

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rhino_jax
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.records import Result
 from rhino_jax.bench.store import Store
 from tests.bench.samples import VERSIONS, result

@@ -7,7 +7,6 @@ import pytest
 from rhino_jax.bench.tables.figures import (
     fidelity_of,
     figures_of,
-    geometric_mean,
     relative_error,
     spearman,
 )
@@ -38,10 +37,6 @@ def test_relative_error() -> None:
     assert relative_error(90, 100) == pytest.approx(0.1)
     assert relative_error(0, 0) == 0
     assert relative_error(5, 0) == math.inf
-
-
-def test_geometric_mean() -> None:
-    assert geometric_mean([0.5, 2.0, 1.0]) == pytest.approx(1.0)
 
 
 def test_fidelity_counts_every_program_once_and_only_those_that_fit() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.fit import fit_results, to_text, write_fit
 from rhino_jax.bench.records import Measure, Result
 from rhino_jax.bench.store import read_results

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.command import Command, run_command
-from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import SCHEDULES, parse_method
 from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.pipeline_run import (

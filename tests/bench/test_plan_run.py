@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.process import Outcome

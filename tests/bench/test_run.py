@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rhino_jax.bench import run as cell_module, run as run_module
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.command import Command, narrow, run_command
-from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.process import Outcome
 from rhino_jax.bench.progress import Clock, format_duration

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.command import Command, run_command
-from rhino_jax.bench.errors import BenchError
 from rhino_jax.bench.records import row_key
 from rhino_jax.bench.rows.pipeline_run import plan_pipeline
 from rhino_jax.bench.suite import load_suite, parse_suite

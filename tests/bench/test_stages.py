@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.records import row_key
 from rhino_jax.bench.rows import stages_run as run
 from rhino_jax.bench.rows.row_run import RowResult

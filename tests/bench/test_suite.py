@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import RECIPES, parse_method
 from rhino_jax.bench.records import cell_key, row_key
 from rhino_jax.bench.suite import load_suite, parse_suite, suite_names

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.tables.figures import figures_of
 from rhino_jax.bench.tables.readme import (
     RESULTS as RESULTS_FILE,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rhino_jax.cost.padding import array_paddings
+from rhino_jax.cost.compute import array_paddings
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.factor import Rule, parse_rule
 from rhino_jax.verify.hlo.module import parse_module

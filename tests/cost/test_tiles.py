@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rhino_jax.cost.padding import tile_padding
+from rhino_jax.cost.compute import tile_padding
 from tests.verify.extras import mesh_of_target
 
 

@@ -10,7 +10,7 @@ import pytest
 from imported import program_of
 from jax import lax
 
-from rhino_jax.frontend.trip_count import ASSUMED_TRIP_COUNT
+from rhino_jax.frontend.known_values import ASSUMED_TRIP_COUNT
 
 
 def trips(fn: Any, *args: Any) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
-from rhino_jax.ir.blocks import stored_in_blocks
+from rhino_jax.ir.transform import stored_in_blocks
 from tests.passes.interleaved.fused import (
     OPTIMIZERS,
     Shape,

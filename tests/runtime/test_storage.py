@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.errors import RhinoError
-from rhino_jax.ir.blocks import stored_in_blocks
-from rhino_jax.ir.transform import BLOCKS
+from rhino_jax.ir.transform import BLOCKS, stored_in_blocks
 from rhino_jax.plan.plan import PlanData
 from tests.runtime.stand_in import assert_close
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 import rhino_jax as rhino
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, model_of
 from rhino_jax.hardware.files import load_target

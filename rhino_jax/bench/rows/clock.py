@@ -24,7 +24,7 @@ from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
 from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, method_names
-from rhino_jax.bench.tables.figures import format_ms, format_span, geometric_mean
+from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.with_plan import jit_with_plan
 from rhino_jax.units import format_seconds
@@ -197,7 +197,7 @@ def _worst(suite: str, results: Results[Clocked]) -> tuple[str, ...]:
     """Return the worst and the mean ratio of every method."""
     return tuple(
         f"`{name}`: worst ratio {max(ratios):.2f}, geometric mean"
-        f" {geometric_mean(ratios):.2f}"
+        f" {statistics.geometric_mean(ratios):.2f}"
         for name, ratios in _ratios(results).items()
     )
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.planning import Planner
 from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.rows.row_run import (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import correlation, geometric_mean
 
 import numpy as np
 
@@ -165,17 +167,9 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     Returns:
       In [-1, 1]; None for fewer than three pairs, or if one side is constant.
     """
-    if len(a) < 3:
+    if len(a) < 3 or len({*a}) == 1 or len({*b}) == 1:
         return None
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    scale = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum()) / scale if scale else None
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return exp of the mean of logarithms, of at least one positive number."""
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return correlation(_ranks(a), _ranks(b))
 
 
 def format_span(values: Sequence[float]) -> str:
@@ -189,11 +183,9 @@ def format_ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.3g}"
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    array = np.asarray(values, dtype=float)
-    below = (array[None, :] < array[:, None]).sum(1)
-    equal = (array[None, :] == array[:, None]).sum(1)
-    return below + (equal + 1) / 2
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [(bisect_left(ordered, x) + bisect_right(ordered, x)) / 2 for x in values]
 
 
 def _values(results: Sequence[Result], side: str) -> list[float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rhino_jax.bench.errors import BenchError
+from rhino_jax.bench.checks import BenchError
 
 
 RESULTS = "rhino_jax/bench/RESULTS.md"

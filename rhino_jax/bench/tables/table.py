@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,6 @@ from rhino_jax.bench.tables.figures import (
     best_recipe,
     by_row,
     format_span,
-    geometric_mean,
 )
 from rhino_jax.bench.versions import versions_line
 from rhino_jax.units import format_share
@@ -254,7 +254,7 @@ def changes_text(
     lines = [f"Compiled step times over those of {file}, where both fit:"]
     for method, found in ratios.items():
         low, high = min(found), max(found)
-        mean = geometric_mean([ratio for ratio, _ in found])
+        mean = statistics.geometric_mean([ratio for ratio, _ in found])
         lines.append(
             f"- `{method}`, {len(found)} rows: geometric mean {mean:.3f}, from"
             f" {low[0]:.3f} ({low[1]}) to {high[0]:.3f} ({high[1]})"

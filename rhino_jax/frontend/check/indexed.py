@@ -11,9 +11,8 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from rhino_jax.frontend.check.shards import Finish, LocalOp, Results
-from rhino_jax.frontend.rules.gather import window_dims
+from rhino_jax.frontend.rules.gather import REDUCERS, window_dims
 from rhino_jax.frontend.rules.reduce import identity
-from rhino_jax.frontend.rules.scatter import REDUCERS
 from rhino_jax.ir.factor import FactorKind
 
 

@@ -1,12 +1,15 @@
-"""An object as a pytree node, one child per variable; and its final state."""
+"""An object as a pytree node, one child per variable, and its final state; JAX's
+references (`jax.new_ref`), whose values go in and come out as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+
+from rhino_jax._compat import ref_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +195,67 @@ class Written:
         return tuple(
             (gone or i in replaced) and i not in kept for i, gone in enumerate(asked)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The number of a reference, in place of the structure of an object."""
+
+    number: int
+
+
+def is_reference(x: Any) -> bool:
+    return isinstance(x, jax.Ref)
+
+
+def has_references(tree: Any) -> bool:
+    return any(map(is_reference, jax.tree.leaves(tree)))
+
+
+def split_references(tree: Any, found: list[Any]) -> Any:
+    """Return the tree with every reference replaced by its value.
+
+    Args:
+      tree: any pytree, its other objects already split.
+      found: extended by the references; one that occurs again has no leaves.
+    """
+    numbers: dict[int, int] = {}
+
+    def one(x: Any) -> Any:
+        if is_held(x):
+            leaves = [jax.tree.map(one, leaf) for leaf in x.leaves]
+            return OpenedObject(x.graphdef, leaves, x.places)
+        if not is_reference(x):
+            return x
+        if id(x) in numbers:
+            return OpenedObject(Reference(numbers[id(x)]), [])
+        numbers[id(x)] = len(found)
+        found.append(x)
+        place = LeafPlace((), "", None)
+        return OpenedObject(Reference(numbers[id(x)]), [ref_value(x)], [place])
+
+    if not has_references(tree):
+        return tree
+    return jax.tree.map(one, tree, is_leaf=is_held)
+
+
+def merge_references(tree: Any, made: MutableMapping[int, Any]) -> Any:
+    """Return the tree with references built from their values.
+
+    Args:
+      tree: a tree that `split_references` returned.
+      made: filled: number → (value, reference).
+    """
+
+    def one(x: Any) -> Any:
+        if not is_held(x):
+            return x
+        if not isinstance(x.graphdef, Reference):
+            leaves = [jax.tree.map(one, leaf, is_leaf=is_held) for leaf in x.leaves]
+            return OpenedObject(x.graphdef, leaves, x.places)
+        number = x.graphdef.number
+        if number not in made:
+            made[number] = (x.leaves[0], jax.new_ref(x.leaves[0]))
+        return made[number][1]
+
+    return jax.tree.map(one, tree, is_leaf=is_held)

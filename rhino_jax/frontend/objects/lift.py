@@ -15,9 +15,19 @@ from typing import Any
 
 import jax
 
+from rhino_jax._compat import set_ref_value
 from rhino_jax.frontend.leaves import Leaves, is_array, is_python_scalar
-from rhino_jax.frontend.objects import nnx_graph, references
-from rhino_jax.frontend.objects.held import Cell, ChildKey, LeafPlace, Written, is_held
+from rhino_jax.frontend.objects import nnx_graph
+from rhino_jax.frontend.objects.held import (
+    Cell,
+    ChildKey,
+    LeafPlace,
+    Written,
+    has_references,
+    is_held,
+    merge_references,
+    split_references,
+)
 
 
 def call_on_objects(
@@ -44,7 +54,7 @@ def call_on_objects(
     """
     taken = (args, kwargs)
     made: dict[int, Any] = {}
-    args, kwargs = references.merge(taken, made)
+    args, kwargs = merge_references(taken, made)
     graphs = _graphs((args, kwargs))
     if not graphs:
         known = _Known(taken, arguments, {})
@@ -78,7 +88,7 @@ def _values_of(
     """Return the final values of the arguments' references, and their cells.
 
     Args:
-      made: number → (value before, reference), as `references.merge` fills it.
+      made: number → (value before, reference), as `merge_references` fills it.
       arguments: the leaves of the call.
       known: positions of the arrays.
       first: number of arrays that are written back before these.
@@ -200,7 +210,7 @@ def lift(
     """
     tree = (tuple(args), dict(kwargs))
     has_graph = nnx_graph.is_imported() and nnx_graph.has_objects(tree, has_states)
-    if not has_graph and not references.are_in(tree):
+    if not has_graph and not has_references(tree):
         return None
     return Lifted(tree, has_graph, has_states, named)
 
@@ -223,7 +233,7 @@ class Lifted:
                 tree, self._nodes, has_states=has_states, named=named
             )
         self.references: list[Any] = []
-        self.args, self.kwargs = references.split(tree, self.references)
+        self.args, self.kwargs = split_references(tree, self.references)
 
     def forget(self) -> None:
         """Drop the arrays, so that the objects alone hold them."""
@@ -243,7 +253,7 @@ class Lifted:
         for cell in written.cells:
             if cell.reference is not None:
                 value = cell.of(before, after)
-                references.set_value(self.references[cell.reference], value)
+                set_ref_value(self.references[cell.reference], value)
         if written.held is None:
             return result
         outer = nnx_graph.new_objects(self._nodes)

@@ -3,7 +3,8 @@
 In: `registry.OpContext`: one op's shapes, types and parameters.
 Out: `registry.OpRule`: its factors, FLOPs, whether it fuses, and its traits.
 Order: `factors` (rules built dim by dim), `opaque` (nothing is known, or the grid of a
-kernel), then a file for each family: `elementwise`, `reduce`, `dot`, `conv`, `gather`.
+kernel), then a file for each family: `elementwise`, `reduce`, `dot`, `conv`, `gather`
+and others.
 
 To add an op: a function decorated with `@register(name, traits=…, local=…)`, in the
 file of its family or in a new one, imported below. It returns an `OpRule`, whose
@@ -27,7 +28,5 @@ from rhino_jax.frontend.rules import (  # noqa: F401
     reduce,
     reshape,
     rotate,
-    scatter,
     shape,
-    window,
 )

@@ -2,7 +2,7 @@
 
 In: a function, possibly wrapped in `jax.jit`; the mesh in context.
 Out: its jaxpr, its captured values, and which results replace which arguments.
-Order: `captured` and `captured_references` (closures, `jax.new_ref`), `in_context` (the
-trace), `transforms` (jaxpr → jaxpr) with `open_moves` (`constant_windows`,
-`row_numbers`), `leaks` (tracers that the function stored).
+Order: `captured` (closures, `jax.new_ref`), `in_context` (the trace), `transforms`
+(jaxpr → jaxpr) with `open_moves` (`constant_windows`, `row_numbers`), `leaks` (tracers
+that the function stored).
 """

@@ -16,7 +16,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.errors import MeshError, RhinoWarning
 from rhino_jax.frontend.provenance import raised_at
-from rhino_jax.frontend.tracing.captured_references import CapturedReferences, as_values
+from rhino_jax.frontend.tracing.captured import CapturedReferences, as_values
 from rhino_jax.frontend.tracing.transforms import transformed
 from rhino_jax.ir.transform import Transform
 

@@ -1,7 +1,7 @@
 """Interleaved storage: contiguous shards of fused weights with a share of every part.
 
 In: a closed jaxpr with its program; the dims of inputs that are interleaved, and how
-(`rhino_jax.ir.blocks`).
+(`rhino_jax.ir.transform`).
 Out: a closed jaxpr of arguments and results of the same shapes, in which values
 computed from these inputs are interleaved as well, up to where they are split.
 Order: `order` (arrays in interleaved and logical order), `moves` (splits and reshapes

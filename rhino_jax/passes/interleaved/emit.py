@@ -19,8 +19,8 @@ from rhino_jax.frontend.regions import (
     rebuild_jaxpr,
     with_jaxprs,
 )
-from rhino_jax.ir.blocks import InterleavedOrder, from_text
 from rhino_jax.ir.program import Op, Program, Region
+from rhino_jax.ir.transform import InterleavedOrder, from_text
 from rhino_jax.passes.interleaved.moves import (
     DimRef,
     Marks,
@@ -43,7 +43,7 @@ def interleave(closed: Any, program: Program, choice: str) -> Any:
     Args:
       closed: a closed jaxpr.
       program: the program imported from it.
-      choice: interleaved dims of inputs; see `rhino_jax.ir.blocks.as_text`.
+      choice: interleaved dims of inputs; see `rhino_jax.ir.transform.as_text`.
     Returns:
       A closed jaxpr of arguments, constants and results of the same shapes.
     """

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax.frontend.rules.shape import starts_of
-from rhino_jax.ir.blocks import InterleavedOrder
 from rhino_jax.ir.program import Op
+from rhino_jax.ir.transform import InterleavedOrder
 from rhino_jax.passes.interleaved.order import split_shape
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rhino_jax.ir.blocks import InterleavedOrder
+from rhino_jax.ir.transform import InterleavedOrder
 
 
 def stored(x: Any, dim: int, blocks: InterleavedOrder) -> Any:

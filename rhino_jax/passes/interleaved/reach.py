@@ -15,12 +15,11 @@ from functools import cached_property
 from typing import Any
 
 from rhino_jax.frontend.regions import all_equations
-from rhino_jax.ir.axes import AxisEnd, ends_across, ends_of
-from rhino_jax.ir.blocks import InterleavedOrder
-from rhino_jax.ir.crossings import crossings
+from rhino_jax.ir.axes import AxisEnd, crossings, ends_across, ends_of
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.ir.transform import InterleavedOrder
 from rhino_jax.passes.interleaved.moves import (
     DimMove,
     DimRef,

@@ -8,11 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.ir.blocks import InterleavedOrder, Stored, as_text
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.transform import BLOCKS, Transform
+from rhino_jax.ir.transform import BLOCKS, InterleavedOrder, Stored, Transform, as_text
 from rhino_jax.passes.interleaved.moves import DimRef
 from rhino_jax.passes.interleaved.reach import DimOrders, reach
 from rhino_jax.passes.program_pass import ChoiceLimits

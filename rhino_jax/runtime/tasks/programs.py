@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rhino_jax.cost.padding import tile_padding
+from rhino_jax.cost.compute import tile_padding
 from rhino_jax.ir.spec import Spec, even_part, local_shape, replicated
 from rhino_jax.passes.staged.group import GroupProgram
 from rhino_jax.passes.staged.step import StagedStep, StagedTask, ValueKey, ValueKind

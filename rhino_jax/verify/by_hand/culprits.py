@@ -20,8 +20,8 @@ from typing import Any
 from rhino_jax._compat import user_frames
 from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.regions import all_equations
+from rhino_jax.ir.axes import crossings
 from rhino_jax.ir.collectives import KINDS
-from rhino_jax.ir.crossings import crossings
 from rhino_jax.ir.program import USERS_CONSTRAINT, Op, Program, Source
 from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.verify.matching.ledger import (

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from rhino_jax.frontend.trace import Traced, trace
-from rhino_jax.ir.blocks import (
+from rhino_jax.ir.transform import (
+    BLOCKS,
     InterleavedOrder,
     Stored,
+    Transform,
     as_text,
     from_text,
     stored_in_blocks,
 )
-from rhino_jax.ir.transform import BLOCKS, Transform
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.interleaved import all_stored, all_written, split_inputs
 from tests.cases import covering
