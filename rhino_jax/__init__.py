@@ -63,8 +63,8 @@ is minimal within memory, and proves a bound on the gap. (06_solve.txt)
 on the matmul's result, from which XLA's partitioner makes the local matmul of 16384
 rows; `verify` reads it back from the compiled program.
 
-Micro-batches. Passes rewrite the program before all of this: here a train step of two
-layers, in four micro-batches.
+Micro-batches. Passes (`passes` lists them, as remat and unrolled layers) rewrite the
+program before all of this: here a train step of two layers, in four micro-batches.
 
     def train(weights, x):
         def loss(weights):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -34,7 +35,7 @@ from rhino_jax.planner.joint.together import planned_together
 from rhino_jax.planner.like import hardware_of_like
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import read_mesh
-from rhino_jax.runtime.sharded import Planner, ShardedFunction
+from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.verify.by_hand.audit import audit as audited
 from rhino_jax.verify.results.audit import Audit
 
@@ -53,8 +54,8 @@ def auto_shard(
 
     Args:
       fn: the function; a `jax.jit` or `nnx.jit` object is unwrapped. If it is a result
-        of `auto_shard`, its hardware, budget, pins and time limit are the defaults
-        here; its mesh and `like` as well, if neither mesh nor hardware is given here.
+        of `auto_shard`, its options are the defaults here, but for `progress` and
+        `dump`; its mesh and `like` only if neither mesh nor hardware is given here.
       **options: options.
 
     Returns:
@@ -71,7 +72,17 @@ def auto_shard(
     said, _ = split_options(auto_shard, options)
     if fn is None:
         return lambda fn: auto_shard(fn, **options)
-    what = "`auto_shard`"
+    return _sharded(fn, said, "`auto_shard`")
+
+
+def _sharded(fn: Any, said: dict[str, Any], what: str) -> ShardedFunction[Plan]:
+    """Return a function under the options of `auto_shard`.
+
+    Args:
+      fn: the function, as in `auto_shard`.
+      said: the options; emptied of those that `PlanOptions` does not have.
+      what: name of the calling API, for messages.
+    """
     # A Mesh is callable, as it may be used as a decorator.
     if not callable(fn) or isinstance(fn, Mesh | AbstractMesh):
         raise RhinoError(
@@ -90,7 +101,7 @@ def auto_shard(
         plan_options = plan_options.beside(fn.plan_options, is_elsewhere)
     parameters = _parameters(fn, calling, what)
 
-    planner = _planner(plan_options)
+    planner = functools.partial(_planned, plan_options)
     sharded = ShardedFunction(parameters, planner, read_mesh(mesh, what), what)
     sharded.plan_options = plan_options
     sharded.shows_progress = plan_options.progress is True
@@ -100,11 +111,10 @@ def auto_shard(
     return sharded
 
 
-def _planner(options: PlanOptions) -> Planner[Plan]:
-    def plan(traced: Traced, mesh: Any, before: PlanData | None) -> Plan:
-        return Plan.of(options.plan(traced, mesh, before))
-
-    return plan
+def _planned(
+    options: PlanOptions, traced: Traced, mesh: Any, before: PlanData | None
+) -> Plan:
+    return Plan.of(options.plan(traced, mesh, before))
 
 
 def _parameters(
@@ -137,7 +147,7 @@ def plan(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
     """
     options, kwargs = split_options(plan, kwargs)
     check_misspelt("`rhino.plan`", fn, kwargs, options)
-    return auto_shard(fn, **options).plan(*args, **kwargs)
+    return _sharded(fn, options, "`rhino.plan`").plan(*args, **kwargs)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
@@ -255,7 +265,7 @@ def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit[Plan]:
         fn,
         args,
         kwargs,
-        _planner(plan_options),
+        functools.partial(_planned, plan_options),
         mesh=mesh,
         hardware=plan_options.hardware,
         memory_budget_bytes=plan_options.memory_budget_bytes,

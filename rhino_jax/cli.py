@@ -102,7 +102,7 @@ def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="plan and train a small GPT on 8 devices")
     demo.add_argument("--steps", type=positive_int, help="default: 30; 3 in stages")
     demo.add_argument(
-        "--stages", type=positive_int, help="a U-Net instead, in so many stages"
+        "--stages", type=positive_int, help="a U-Net instead, in this number of stages"
     )
     demo.set_defaults(run=_run_demo)
 
@@ -126,16 +126,18 @@ def _add_solve(commands: Any) -> None:
         epilog=EXIT_CODES,
     )
     solve.add_argument("file", metavar="FILE.json[.gz]")
-    solve.add_argument("--time-limit-s", type=positive, default=60.0, help="in all")
+    solve.add_argument(
+        "--time-limit-s", type=positive, default=60.0, help="time limit in seconds"
+    )
     solve.add_argument("--output", metavar="FILE", help="write the choices as JSON")
-    solve.add_argument("--workers", type=positive_int, help="of CP-SAT")
+    solve.add_argument("--workers", type=positive_int, help="threads of CP-SAT")
     solve.add_argument("--seed", type=int, default=0)
     solve.add_argument(
         "--limit-share",
         metavar="0.95[,0.92,…]",
         type=shares,
         default=[1.0],
-        help="of the file's memory limit, that choices must do with; several make a"
+        help="share of the file's memory limit that choices may use; several make a"
         " table of gaps, each with the time limit",
     )
     solve.add_argument("--no-progress", action="store_true")

@@ -84,6 +84,10 @@ class CoupledBatchError(MicrobatchError):
         self.places = tuple(places)
 
 
+class OptionError(RhinoError, TypeError):
+    """A keyword that is not an option of the function."""
+
+
 class PlanFileError(RhinoError, ValueError):
     """A plan file that is damaged, or belongs to another program or mesh."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
-from rhino_jax.errors import nearest
+from rhino_jax.errors import OptionError, nearest
 from rhino_jax.explain.plan import Plan
 from rhino_jax.hardware.target import Target
 from rhino_jax.planner.options import PlanOptions
@@ -224,16 +224,18 @@ def split_options(
       function: a function that `with_options` decorated.
       given: the keywords of a call.
     Raises:
-      TypeError: there are others, and the function takes no arguments of a user's
+      OptionError: there are others, and the function takes no arguments of a user's
         function.
     """
     options, takes_others = _options_of(function)
     others = {name: x for name, x in given.items() if name not in options}
     if others and not takes_others:
         name = next(iter(others))
-        raise TypeError(
-            f"{function.__name__}() got an unexpected keyword argument"
-            f" {name!r}{nearest(name, options)}"
+        raise OptionError(
+            f"`{function.__name__}` has no option {name!r}.{nearest(name, options)}",
+            where=f"{name}=",
+            numbers=f"options: {', '.join(options)}",
+            fix="write the option as it is spelt, or leave it out.",
         )
     return {name: given.get(name, x) for name, x in options.items()}, others
 

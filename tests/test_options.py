@@ -53,5 +53,5 @@ def test_every_option_is_described_where_it_is_asked_for() -> None:
 
 
 def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(TypeError, match="argument 'hardwares' Did you mean 'hardware'"):
+    with pytest.raises(TypeError, match="option 'hardwares'. Did you mean 'hardware'"):
         rhino.auto_shard(hardwares="v5e:2x2")  # type: ignore[call-arg]

@@ -19,18 +19,23 @@ def add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="compile recipes and rhino's plans, and compare",
-        description="Compile recipes and rhino's plans for hardware that is not there,"
-        " and compare what the compiler made of them. Stopped and started again, it"
-        " goes on where it was.",
+        description="Compile recipes and rhino's plans for hardware that need not be"
+        " present, and compare the compiled programs. A run that was stopped goes on"
+        " where it was.",
     )
     bench.add_argument("suite", nargs="?", help="as quick, or a TOML file")
     bench.add_argument(
-        "--list", action="store_true", dest="is_list", help="suites, or its cells"
+        "--list",
+        action="store_true",
+        dest="is_list",
+        help="list suites, or the rows of one",
     )
     bench.add_argument("--only", metavar="GLOB", default="", help="workloads to run")
     bench.add_argument("--methods", type=_names, metavar="fsdp,best", default=())
-    bench.add_argument("--timeout-s", type=positive, help="of one plan's compiling")
-    bench.add_argument("--jobs", type=positive_int, help="rows at a time")
+    bench.add_argument(
+        "--timeout-s", type=positive, help="time limit of compiling one plan"
+    )
+    bench.add_argument("--jobs", type=positive_int, help="rows that run at once")
     bench.add_argument("--out", metavar="FOLDER", default="rhino_bench")
     bench.add_argument(
         "--fresh", action="store_true", dest="is_fresh", help="forget earlier results"
@@ -39,7 +44,7 @@ def add_bench(commands: Any) -> None:
         "--require-extras",
         action="store_true",
         dest="requires_extras",
-        help="fail where what compiles for a target is not installed",
+        help="fail where the compiler of a target is not installed",
     )
     bench.add_argument(
         "--readme",
@@ -58,13 +63,15 @@ def add_bench(commands: Any) -> None:
 
     fit = commands.add_parser(
         "fit",
-        help="fit a target's efficiencies to what a benchmark compiled",
+        help="fit a target's efficiencies to a benchmark's compiled programs",
         description="Fit the efficiencies and the overlap of hardware to the compiled"
         " programs of a benchmark.",
     )
     fit.add_argument("results", metavar="rhino_bench/full.json")
     fit.add_argument(
-        "--write", action="store_true", help="into configs/hardware, with the error"
+        "--write",
+        action="store_true",
+        help="write them to configs/hardware, with the error",
     )
     fit.set_defaults(run=_run_fit)
 
@@ -72,9 +79,9 @@ def add_bench(commands: Any) -> None:
 def add_measure(commands: Any) -> None:
     measure = commands.add_parser(
         "measure",
-        help="measure the devices that are here",
-        description="Measure the rates of the devices that are here, as a hardware"
-        " file: --hardware my.toml, or hardware='my.toml', plans with it.",
+        help="measure the rates of the present devices",
+        description="Measure the rates of the present devices, as a hardware file:"
+        " --hardware my.toml, or hardware='my.toml', plans with it.",
     )
     measure.add_argument(
         "--emulate", type=positive_int, metavar="N", help="N devices on the CPU"

@@ -43,7 +43,7 @@ def add_verify(commands: Any) -> None:
     )
     verify.add_argument("--plan", metavar="FILE", help="a saved plan of the target")
     verify.add_argument(
-        "--compile-for", metavar="v5e:4x4", help="else the plan's hardware, or cpu"
+        "--compile-for", metavar="v5e:4x4", help="default: the plan's hardware, or cpu"
     )
     add_planning(verify)
     add_stages(verify)
@@ -55,7 +55,7 @@ def add_audit(commands: Any) -> None:
         commands,
         "audit",
         _run_audit,
-        help="what a program that is sharded by hand moves, and could",
+        help="compare a program that is sharded by hand with rhino's plan of it",
         description="Compile a program as its author sharded it and read it back; then"
         " plan the same function, and compare.",
     )
@@ -64,7 +64,7 @@ def add_audit(commands: Any) -> None:
         action="append",
         default=[],
         metavar="PATH=SPEC",
-        help="how arguments are sharded, where the program does not say so itself;"
+        help="how arguments are sharded, where the program does not specify it;"
         " written as --pins",
     )
     add_planning(audit)

@@ -62,7 +62,7 @@ def run_stages(*, stages: int, steps: int) -> None:
     emulate(NUM_DEVICES, "demo")
     if NUM_DEVICES % stages:
         raise StageError(
-            f"{NUM_DEVICES} emulated devices do not make {stages} equal groups.",
+            f"{NUM_DEVICES} emulated devices do not make {stages} equal stages.",
             where="`demo --stages`",
             numbers=f"{NUM_DEVICES} devices",
             fix="take 2, 4 or 8 stages.",

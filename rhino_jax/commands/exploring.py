@@ -42,9 +42,9 @@ def add_exploring(commands: Any) -> None:
         commands,
         "why",
         _run_why,
-        help="why a value has its spec",
-        description="Plan, then hold a value in each other layout and solve all else"
-        " again: what each costs, and who has a hand in it.",
+        help="explain why a value has its spec",
+        description="Plan, then fix a value to each other layout and solve everything"
+        " else again: the cost of each, and the constraints on it.",
     )
     why.add_argument(
         "key", help="a tree path, glob, source line, scope, op (#12) or value (%%34)"
@@ -57,8 +57,9 @@ def add_exploring(commands: Any) -> None:
         commands,
         "sweep",
         _run_sweep,
-        help="what a model costs on many machines",
-        description="Price every combination of what is listed; lists have commas.",
+        help="compare a model's step time and cost on many machines",
+        description="Estimate every combination of the listed options; lists have"
+        " commas.",
     )
     sweep.add_argument("--hardware", type=_list(str), metavar="v5e,h100")
     sweep.add_argument("--devices", type=_list(positive_int), metavar="16,64")
@@ -70,18 +71,20 @@ def add_exploring(commands: Any) -> None:
     sweep.add_argument("--batch", type=_list(positive_int), metavar="64,128")
     sweep.add_argument(
         "--stages", type=_list(_stages), metavar="1,2,4+2+2",
-        help="numbers, or the devices of every group",
+        help="numbers of stages, or 4+2+2: devices of each",
     )  # fmt: skip
     sweep.add_argument("--microbatches", type=_list(count_or_auto), metavar="1,4")
     sweep.add_argument(
         "--pins", action="append", default=[], metavar="PATH=SPEC", help=PINS_HELP
     )
     sweep.add_argument("--level", choices=("fast", "best"), default="fast")
-    sweep.add_argument("--csv", metavar="FILE", help="write every point")
-    sweep.add_argument("--full", action="store_true", help="leave nothing out")
+    sweep.add_argument(
+        "--csv", metavar="FILE", help="write every configuration to a file"
+    )
+    sweep.add_argument("--full", action="store_true", help="show every configuration")
     sweep.add_argument(
         "--workers", type=positive_int, metavar="N",
-        help="processes that search (default: one for each core, if worth it)",
+        help="processes that search (default: one for each core, if that saves time)",
     )  # fmt: skip
     sweep.add_argument("--no-progress", action="store_true")
 
@@ -144,7 +147,7 @@ def add_explore(commands: Any) -> None:
         _run_explore,
         help="plan, and open the plan's page in the browser",
         description="Plan a function, or a model of the zoo, and open its page: the"
-        " step by the clock, memory, layouts, the program; one file, no network.",
+        " step's timeline, memory, layouts, the program; one file, no network.",
     )
     add_planning(explore)
     add_stages(explore)
@@ -170,7 +173,7 @@ def add_saved(commands: Any) -> None:
     add_showing(show)
     show.set_defaults(run=_run_show)
 
-    diff = commands.add_parser("diff", help="what changes from plan A to plan B")
+    diff = commands.add_parser("diff", help="show the differences of two saved plans")
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
     diff.set_defaults(run=_run_diff)

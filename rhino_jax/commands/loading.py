@@ -82,13 +82,13 @@ def read_shapes(path: str | Path) -> ArgumentShapes:
         raise ShapesError(
             f"no such file of shapes: {path}.{nearest(path.name, names)}",
             where="--shapes",
-            fix="give a TOML file; its format: rhino_jax/commands/loading.py.",
+            fix="give a TOML file; its format: python -m rhino_jax plan --help.",
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ShapesError(
             f"the file of shapes cannot be read: {error}.",
             where=str(path),
-            fix="correct the file; its format: rhino_jax/commands/loading.py.",
+            fix="correct the file; its format: python -m rhino_jax plan --help.",
         ) from None
     return parse_shapes(data, str(path))
 
@@ -136,7 +136,7 @@ def _misfit(key: str, value: Any, expected: str, where: str) -> ShapesError:
         f"the file of shapes: `{key}` is not {expected}.",
         where=f"{where}, key `{key}`",
         numbers=f"got {value!r}",
-        fix=f"write {expected}; the format: rhino_jax/commands/loading.py.",
+        fix=f"write {expected}; the format: python -m rhino_jax plan --help.",
     )
 
 

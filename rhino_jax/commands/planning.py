@@ -121,13 +121,13 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--level", choices=("fast", "best"), default="best")
     parser.add_argument("--time-limit-s", type=positive)
-    parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search")
     parser.add_argument(
         "--refine",
         type=positive_int,
         default=0,
         metavar="N",
-        help="compile this many plans and keep the one that the compiler makes fastest",
+        help="compile this many plans and keep the one with the fastest compiled step",
     )
     parser.add_argument(
         "--microbatches",
@@ -141,14 +141,14 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a module, scope, function or line whose sums over the batch are of each"
-        " micro-batch, as BatchNorm",
+        help="a module, scope, function or line whose sums over the batch are taken of"
+        " each micro-batch, as BatchNorm",
     )
     parser.add_argument(
         "--while-trips",
         type=positive_int,
         metavar="N",
-        help="how often `while` loops that data may end are taken to run",
+        help="assumed trip count of `while` loops with a data-dependent end",
     )
     _add_variants(parser)
     parser.add_argument("--no-progress", action="store_true")
@@ -160,13 +160,13 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=("auto", "as written", "none"),
         default="auto",
-        help="what the backward pass recomputes",
+        help="which values the backward pass recomputes",
     )
     parser.add_argument(
         "--loops",
         choices=("auto", "as written"),
         default="auto",
-        help="whether loops over layers may be unrolled",
+        help="whether loops over layers may be unrolled, which compiles longer",
     )
 
 
@@ -176,27 +176,27 @@ def add_stages(parser: argparse.ArgumentParser) -> None:
         "--storage",
         choices=("as written", "blocks"),
         default="as written",
-        help="whether fused weights may be stored in blocks",
+        help="whether fused weights may be stored interleaved (block-cyclic)",
     )
     parser.add_argument(
         "--stages",
         type=stages_of,
         default="auto",
         metavar="N",
-        help="groups of devices that each run a part of the model; 4,2,2: their sizes",
+        help="number of pipeline stages; 4,2,2: devices of each",
     )
     parser.add_argument(
         "--schedule",
         default="auto",
         metavar="NAME",
-        help="in which order stages run: gpipe, 1f1b, …",
+        help="order in which stages run micro-batches: gpipe, 1f1b, …",
     )
 
 
 def add_showing(parser: argparse.ArgumentParser) -> None:
     """Add the options on how a result is shown."""
     parser.add_argument("--html", metavar="FILE", help="write it as a page")
-    parser.add_argument("--full", action="store_true", help="leave nothing out")
+    parser.add_argument("--full", action="store_true", help="show every row")
 
 
 def keywords(args: argparse.Namespace) -> dict[str, Any]:

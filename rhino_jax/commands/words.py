@@ -18,15 +18,15 @@ from rhino_jax.units import parse_bytes
 
 
 EXIT_CODES = (
-    "exit codes: 0 done; 1 nothing satisfies what is asked (of `solve`: or nothing that"
-    " does was found in time; of `verify`: the compiled program is not as planned), or"
-    " cells of a benchmark failed; 2 bad input"
+    "exit codes: 0 done; 1 no plan is feasible (`solve`: or none was found in time;"
+    " `verify`: the compiled program is not as planned; `bench`: rows failed); 2 bad"
+    " input"
 )
 
 PINS_HELP = (
-    'hold a layout: PATH=SPEC, as "params[\'w1\']=None,model", "batch*=(data,model)"'
-    " or \"model.py:61=P('data')\"; nothing after = leaves it whole; or a TOML or JSON"
-    " file of them; may be given several times"
+    'fix a layout: PATH=SPEC, as "params[\'w1\']=None,model", "batch*=(data,model)"'
+    " or \"model.py:61=P('data')\"; an empty SPEC replicates it; or a TOML or JSON file"
+    " of them; may be given several times"
 )
 
 

@@ -347,6 +347,7 @@ class Plan(data.PlanData):
         mesh: Any = None,
         microbatches: int | str | None = None,
         recompute: str | None = None,
+        loops: str | None = None,
         stages: int | str | None = None,
         schedule: str | None = None,
     ) -> Plan:
@@ -361,8 +362,8 @@ class Plan(data.PlanData):
         Args:
           pins: as in `auto_shard`; added to the pins of this plan, and replacing those
             with the same key.
-          memory_budget_bytes, mesh, microbatches, recompute, stages, schedule: as in
-            `auto_shard`; None: as in this plan's request. A mesh that rhino chose
+          memory_budget_bytes, mesh, microbatches, recompute, loops, stages, schedule:
+            as in `auto_shard`; None: as in this plan's request. A mesh that rhino chose
             stays, unless `stages` is given.
 
         Raises:
@@ -375,6 +376,7 @@ class Plan(data.PlanData):
             "mesh": mesh,
             "microbatches": microbatches,
             "recompute": recompute,
+            "loops": loops,
             "stages": stages,
             "schedule": schedule,
         }

@@ -146,7 +146,7 @@ def _tell_one(why: Why, full: bool) -> list[Section]:
     return [
         Section(f"why {why.name} is {why.spec}{at}", tuple(facts), lines=why.answer),
         *([Section(f"layouts{at}", table=table, lines=(took,))] if rows else []),
-        *([Section("who has a hand in it", lines=why.forces)] if why.forces else []),
+        *([Section("constraints on it", lines=why.forces)] if why.forces else []),
     ]
 
 

@@ -56,10 +56,11 @@ def check_no_shardings(fn: Any, what: str) -> None:
     if not has_any:
         return
     raise TraceError(
-        f"{what}: `{getattr(fn, '__name__', name)}` is wrapped in a `{name}` that says"
-        " shardings, which would be lost: the plan says where arrays lie.",
+        f"{what}: `{getattr(fn, '__name__', name)}` is wrapped in a `{name}` with"
+        " shardings, which would be lost: the plan has those of all arrays.",
         where=f"in_shardings= or out_shardings= of `{name}`",
-        fix=f"leave them out of `{name}`, and say what must be so by pins=.",
+        fix=f"leave them out of `{name}`; what must stay fixed goes to in_shardings=,"
+        " out_shardings= or pins= of `auto_shard` and `rhino.plan`.",
     )
 
 
@@ -173,7 +174,8 @@ def read_parameters(
     if both := static & donated:
         raise TraceError(
             f"{what}: an argument of `{name}` is both static and donated.",
-            where=", ".join(sorted(map(str, both))),
+            where=_listed(both),
+            numbers=f"static: {_listed(static)}; donated: {_listed(donated)}",
             fix="donate arrays only; drop it from one of the two.",
         )
     return Parameters(
@@ -346,6 +348,10 @@ def _read(what: str, option: str, value: Any) -> tuple[Any, ...]:
             fix=f"write {option}=" + ("('state',)." if is_names else "(0, 1)."),
         )
     return tuple(read)
+
+
+def _listed(keys: Iterable[str | int]) -> str:
+    return ", ".join(sorted(map(str, keys)))
 
 
 def _bad_argument(

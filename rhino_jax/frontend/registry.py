@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import RuleError
-from rhino_jax.ir.factor import Rule, parse_rule
+from rhino_jax.ir.factor import Rule, check_text, parse_rule
 from rhino_jax.ir.traits import Traits
 from rhino_jax.utils.keywords import brief
 
@@ -245,12 +245,14 @@ def register_rule(
         _RULES[name] = rule
         _USER_RULES.add(name)
         return
-    if "->" not in rule:
+    try:
+        check_text(rule)
+    except ValueError as error:
         raise RuleError(
-            f"`register_rule({name!r}, …)`: the rule has no '->'.",
+            f"`register_rule({name!r}, …)`: {error}.",
             where=repr(rule),
             fix="write operands '->' results, as 'b s d, d f -> b s f'.",
-        )
+        ) from None
     text = rule
 
     def from_text(ctx: OpContext) -> OpRule:

@@ -102,6 +102,7 @@ def tpu_devices(topology: str, slices: int = 1) -> tuple[Any, ...]:
                 raise
             raise HardwareError(
                 f"hardware {topology!r}: libtpu knows no such topology.",
+                where="hardware=",
                 numbers=str(error).strip().partition("\n")[0],
                 fix="of a slice's first two sides, each must be even or 1; as v5e:4x4"
                 " or v5p:2x2x4.",

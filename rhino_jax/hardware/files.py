@@ -109,6 +109,7 @@ def _named(name: str) -> Path:
         topology = " A topology is written v5p:4x4x4." if ":" in name else ""
         raise HardwareError(
             f"hardware {name!r} is not known.{nearest(name.lower(), names)}{topology}",
+            where="hardware=",
             numbers=f"known: {', '.join(names)}",
             fix="use one of these, the path of a TOML file, or a rhino.Target.",
         )
@@ -157,8 +158,9 @@ def detect_target(devices: Sequence[Any]) -> Target:
     if len(kinds) > 1:
         raise HardwareError(
             "the devices are of several kinds.",
+            where="hardware=",
             numbers=", ".join(kinds),
-            fix="use devices of one kind, or say hardware=… for what they share.",
+            fix="use devices of one kind, or give hardware=… for what they share.",
         )
     known: dict[str, str] = {}
     for name in hardware_names():
@@ -169,8 +171,9 @@ def detect_target(devices: Sequence[Any]) -> Target:
     close = nearest(kinds[0], known)
     raise HardwareError(
         f"no hardware file describes devices of kind {kinds[0]!r}.{close}",
+        where="hardware=",
         numbers="known: " + ", ".join(f"{k!r} ({n})" for k, n in known.items()),
-        fix="say which comes closest, as hardware='h100', or give a TOML file.",
+        fix="give the closest one, as hardware='h100', or a TOML file.",
     )
 
 

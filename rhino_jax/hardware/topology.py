@@ -83,6 +83,7 @@ def _sized(target: Target, num_devices: int, text: str) -> Target:
     if largest is not None and num_devices > largest:
         raise HardwareError(
             f"hardware {text!r}: it is larger than its links reach.",
+            where="hardware=",
             numbers=f"{num_devices} devices, at most {largest}",
             fix="ask for fewer devices.",
         )
@@ -95,6 +96,7 @@ def _misfit(
     got = "x".join(map(str, dims))
     return HardwareError(
         f"hardware {text!r}: the topology does not fit {target.name!r}.",
+        where="hardware=",
         numbers=f"expected {expected}, got {got}",
         fix="write it as v5e:4x4, v5p:4x4x4, v5e:2x16x16 (two slices) or h100:8x8"
         " (hosts x GPUs).",
@@ -108,6 +110,7 @@ def _not_built(
     example = "v5e:2x16x16" if torus.rank == 2 else "v5p:2x4x4x4"
     return HardwareError(
         f"hardware {text!r}: there is {what} of {target.name!r}.",
+        where="hardware=",
         numbers=f"a side of a slice is 1 or a multiple of {torus.side_step}{most}; got"
         f" {'x'.join(map(str, sides))}",
         fix=f"write the {torus.rank} sides of a slice; where there are several, their"

@@ -189,12 +189,21 @@ def _parse_layout(text: str) -> list[list[str]]:
 def _split_sides(text: str) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
     left, arrow, right = text.partition("->")
     if not arrow:
-        raise ValueError(f"no '->' in rule {text!r}")
+        raise ValueError("the rule has no '->'")
     sides = [
         [_parse_layout(part) for part in side.split(",")] if side.strip() else []
         for side in (left, right)
     ]
     return sides[0], sides[1]
+
+
+def check_text(text: str) -> None:
+    """Refuse the text of a rule that fits no op.
+
+    Raises:
+      ValueError: the text cannot be parsed; the message says where.
+    """
+    _split_sides(text)
 
 
 def parse_rule(

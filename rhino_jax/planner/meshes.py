@@ -34,7 +34,7 @@ def read_stages(what: str, value: Any) -> int | str | tuple[int, ...]:
         sizes = tuple(n for x in value if (n := whole(x)) is not None and n > 0)
         if len(sizes) == len(value):
             return sizes
-    also = "; or the devices of every group, as [4, 2, 2]"
+    also = "; or the devices of each, as [4, 2, 2]"
     return read_count_or(what, "stages", value, AUTO, also=also)
 
 
@@ -73,7 +73,7 @@ def places_of(
         where="`stages=` and `mesh=`",
         numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
         fix=f'give a mesh as {{"{STAGE_AXIS}": {asked}, "data": …}}, or none: rhino'
-        " forms the groups.",
+        " forms the submeshes.",
     )
 
 
@@ -83,18 +83,18 @@ def _check_sizes(sizes: tuple[int, ...], devices: int, on_torus: bool) -> None:
     instead = f", as stages={near}" if near else ""
     if sum(sizes) != devices:
         raise StageError(
-            f"groups of {asked} devices are not all devices.",
+            f"stages of {asked} devices do not use all devices.",
             where="`stages=`",
             numbers=f"{asked} = {sum(sizes)}, and there are {devices} devices",
             fix=f"give sizes that sum up to {devices}{instead}, or a number of equal"
-            " groups.",
+            " stages.",
         )
     # libtpu 0.0.52 does not compile a reduce-scatter over 3, 5 or 6 of 8 chips, nor an
     # all-reduce over 6: "total_device_count % num_participants_per_group == 0".
     wrong = [size for size in dict.fromkeys(sizes) if devices % size]
     if on_torus and wrong:
         raise StageError(
-            f"groups of {asked} devices do not tile the topology: TPUs have collectives"
+            f"stages of {asked} devices do not tile the topology: TPUs have collectives"
             " in groups whose size divides the number of all devices.",
             where="`stages=`",
             numbers=f"{devices} devices, which "
@@ -134,11 +134,11 @@ def _unequal(sizes: tuple[int, ...], axes: MeshAxes | None) -> tuple[int, ...]:
     if of_mesh % sum(places):
         asked = " + ".join(map(str, sizes))
         raise StageError(
-            f"groups of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
+            f"stages of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
             where="`stages=` and `mesh=`",
             numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
             fix=f'give a mesh as {{"{STAGE_AXIS}": {sum(places)}, "x": {unit}}}, or'
-            " none: rhino forms the groups.",
+            " none: rhino forms the submeshes.",
         )
     return tuple(n * of_mesh // sum(places) for n in places)
 
@@ -200,10 +200,10 @@ def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
 def _not_equal(devices: int, places: int) -> StageError:
     counts = _divisors(devices)[1:]
     return StageError(
-        f"{devices} devices do not make {brief(places)} equal groups.",
+        f"{devices} devices do not make {brief(places)} equal stages.",
         where="`stages=`",
         numbers=f"{devices} devices, {brief(places)} stages",
-        fix=f"take one of {counts} stages, or the devices of every group, as"
+        fix=f"take one of {counts} stages, or the devices of each, as"
         f" stages={_nearly_equal(devices, places)}."
         if devices >= places
         else "take fewer stages, or more devices.",

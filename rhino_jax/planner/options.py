@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +77,6 @@ AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
 LOOPS = (AUTO, "as written")
 SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
-CUTS = ("microbatches", "recompute", "stages", "schedule")
-"""Keywords that say how a program is split; "auto" where the user gave no value."""
 AS_WRITTEN = "as written"
 STORAGE = (AS_WRITTEN, "blocks")
 
@@ -143,22 +141,11 @@ class PlanOptions:
           is_elsewhere: this plan is for another mesh or hardware, which the other
             `like` would contradict.
         """
-        names = ["hardware", "memory_budget_bytes", "pins", "time_limit_s"]
-        names += [*CUTS, "storage", "per_microbatch", "while_trips"]
-        names += [] if is_elsewhere else ["like"]
-        return replace(
-            self,
-            **{n: getattr(said, n) for n in names if not self._says(n)},
-        )
-
-    def _says(self, name: str) -> bool:
-        value = getattr(self, name)
-        if name in CUTS:
-            return bool(value != AUTO)
-        if name == "storage":
-            return bool(value != AS_WRITTEN)
-        is_many = name in ("pins", "per_microbatch", "while_trips")
-        return bool(value) if is_many else value is not None
+        names = {f.name for f in fields(self)} - {"what", "progress", "dump"}
+        names -= {"like"} if is_elsewhere else set()
+        default = PlanOptions(what=self.what)
+        missing = [n for n in names if getattr(self, n) == getattr(default, n)]
+        return replace(self, **{n: getattr(said, n) for n in missing})
 
     def plan(
         self, traced: Traced, mesh: Any | None, before: data.PlanData | None = None

@@ -8,11 +8,13 @@ sharding constraints.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 import jax
+from jax.sharding import Mesh
 
 from rhino_jax._compat import context_mesh
 from rhino_jax.errors import (
@@ -312,11 +314,40 @@ class ShardedFunction(Generic[AnyPlan]):
         planned = {name: outline_of(plan) for (name, _), plan in self._plans.items()}
         return {**self._cleared, **planned}
 
+    def __reduce__(self) -> Any:
+        """Pickle by name where the function's module has this object, as functions are;
+        else as function, options and axes of the mesh, for the devices of the process
+        that reads it; without plans and compiled programs."""
+        found: Any = sys.modules.get(self.__module__)
+        qualified = getattr(self, "__qualname__", "")
+        for name in qualified.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return qualified
+        options = ("hardware", "plan_options", "shows_progress")
+        mesh, what = self._mesh, self._what
+        axes = dict(mesh.shape) if isinstance(mesh, Mesh) else mesh
+        call = self._parameters, self._planner, axes, what, self._plans_itself
+        return _unpickled, call, {name: getattr(self, name) for name in options}
+
+    def __copy__(self) -> ShardedFunction[AnyPlan]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ShardedFunction[AnyPlan]:
+        return self
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundMethod(self, instance)
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self.__name__}, {len(self._bounds)} signatures>"
+
+
+def _unpickled(
+    parameters: Parameters, planner: Planner[Any], mesh: Any, what: str, plans: bool
+) -> ShardedFunction[Any]:
+    mesh = read_mesh(mesh, what)
+    return ShardedFunction(parameters, planner, mesh, what, plans=plans)
 
 
 class BoundMethod(Generic[AnyPlan]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -46,15 +47,19 @@ def sharded_by(
 ) -> ShardedFunction[AnyPlan]:
     """Return the function of `parameters` under a plan; see `jit_with_plan`."""
     mesh = plan.mesh if plan.mesh is not None else make_mesh(plan.mesh_axes, what)
-
-    def planner(traced: Traced, mesh: Any, before: AnyPlan | None) -> AnyPlan:
-        axes = axes_of_mesh(mesh)
-        found = fingerprint(traced.program, axes)
-        check_fits(plan, found, axes, program=traced.program, what=what)
-        agreed(traced, processes_of_mesh(mesh), plan, what)
-        return with_trees(plan, traced, mesh)
-
+    planner = functools.partial(_fitted, plan, what)
     return ShardedFunction(parameters, planner, mesh, what, plans=False)
+
+
+def _fitted(
+    plan: AnyPlan, what: str, traced: Traced, mesh: Any, before: AnyPlan | None
+) -> AnyPlan:
+    """Return an existing plan, once checked, as a `Planner` does."""
+    axes = axes_of_mesh(mesh)
+    found = fingerprint(traced.program, axes)
+    check_fits(plan, found, axes, program=traced.program, what=what)
+    agreed(traced, processes_of_mesh(mesh), plan, what)
+    return with_trees(plan, traced, mesh)
 
 
 def with_trees(plan: AnyPlan, traced: Traced, mesh: Any) -> AnyPlan:

@@ -24,12 +24,12 @@ COLUMNS = (
     "peak_bytes", "price_per_step",
 )  # fmt: skip
 
-FRONT = "no other is better in time, price, memory and devices together"
+FRONT = "Pareto front of step time, cost, memory and devices"
 
 WORK = (
-    "groups: points that differ in their budgets alone; planned: points each planned by"
-    " itself; of the others, meshes priced and searches; each time within one budget,"
-    " meshes reused: known from a larger one, and ruled out by bounds"
+    "groups: configurations that differ only in their budgets; planned: each planned in"
+    " full; of the others, meshes modelled and searched; reused: meshes known from a"
+    " larger budget; ruled out: meshes excluded by bounds"
 )
 
 MAX_ROWS = 20
@@ -159,7 +159,7 @@ def _of_work(work: SweepWork) -> Table:
         "points": work.configurations,
         "groups": work.groups,
         "planned": work.planned,
-        "priced": counts.models,
+        "modelled": counts.models,
         "searches": counts.searches,
         "reused": counts.reused,
         "ruled out": counts.ruled_out,
@@ -178,7 +178,7 @@ def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
     time = PlotAxis(f"step time{per_row}", format_seconds)
     drawn = []
     for place, axis in (
-        (1, PlotAxis(f"price of 1M steps{per_row}", format_price)),
+        (1, PlotAxis(f"USD per 1M steps{per_row}", format_price)),
         (2, PlotAxis("peak memory", format_bytes)),
     ):
         dots = [
@@ -198,8 +198,8 @@ def _drawn(points: Sequence[Point], front: Sequence[Point]) -> str:
 def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
     marks = {id(p) for p in front}
     rows = tuple(_row(p, id(p) in marks) for p in points)
-    header = ("", "hardware", "mesh", "budget", "batch", "stages", "parts", "step",
-              "peak", "price of 1M steps")  # fmt: skip
+    header = ("", "hardware", "mesh", "budget", "batch", "stages", "micro-batches",
+              "step", "peak", "USD per 1M steps")  # fmt: skip
     # Leave out columns whose option has its default in all rows.
     kept = [
         i
@@ -214,7 +214,7 @@ def _table(points: Sequence[Point], front: Sequence[Point]) -> Table:
     )
 
 
-UNASKED = {"batch": "", "stages": "1", "parts": "1"}
+UNASKED = {"batch": "", "stages": "1", "micro-batches": "1"}
 """Columns of optional options, with the cell of their default."""
 
 

@@ -31,4 +31,4 @@ def test_a_unet_trains_in_two_stages_as_on_one_device():
 
 def test_stages_that_do_not_divide_the_devices_are_refused(capsys):
     assert main(["demo", "--stages", "3"]) == 2
-    assert "3 equal groups" in capsys.readouterr().err
+    assert "3 equal stages" in capsys.readouterr().err

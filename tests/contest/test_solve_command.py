@@ -111,7 +111,7 @@ def test_too_little_time_is_exit_code_1(tmp_path, capsys, monkeypatch):
 def test_help_states_the_exit_codes(words, capsys):
     with pytest.raises(SystemExit):
         main(words)
-    assert "exit codes: 0 done; 1 nothing satisfies" in capsys.readouterr().out
+    assert "exit codes: 0 done; 1 no plan is feasible" in capsys.readouterr().out
 
 
 def test_what_cannot_be_written_is_said(tmp_path, capsys):

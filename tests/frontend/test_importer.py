@@ -257,6 +257,8 @@ def test_pallas_kernel_has_the_rule_of_its_grid_whatever_it_is_called() -> None:
 def test_registered_rules_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     monkeypatch.setattr(registry, "_USER_RULES", set())
+    with pytest.raises(RuleError, match="unexpected '-' in 'a ->'"):
+        registry.register_rule("my_kernel", "a b -> a ->")
     registry.register_rule("my_kernel", "a b -> a b!")
     registry.register_rule("my_target", "a, a -> a", flops=lambda ctx: 7.0)
     program, _ = program_of(

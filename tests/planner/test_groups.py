@@ -83,7 +83,7 @@ def test_a_larger_group_gets_more_layers():
 @pytest.mark.parametrize(
     ("stages", "mesh", "told"),
     [
-        ([4, 2], None, "4 \\+ 2 devices are not all devices"),
+        ([4, 2], None, "4 \\+ 2 devices do not use all devices"),
         ([4, 2, 2], {"stage": 2, "x": 4}, "no parts of the mesh along `stage`"),
         ([4, 2, 2], {"x": 8}, "no parts of the mesh along `stage`"),
         (3, None, "stages=\\[3, 3, 2\\]"),

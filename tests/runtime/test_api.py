@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -31,6 +33,21 @@ def args() -> tuple[Any, Any]:
 
 def shapes() -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args())
+
+
+@rhino.auto_shard(mesh={"data": 2}, level="fast", loops="as written")
+def decorated(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_plan_of_a_sharded_function_has_its_options() -> None:
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    found = rhino.plan(decorated, x).origin.plan_options
+    assert (found.level, found.loops, found.recompute) == ("fast", "as written", "auto")
+    again = rhino.plan(decorated, x, microbatches=1).with_(loops="auto")
+    assert (again.origin.plan_options.loops, again.microbatches) == ("auto", 1)
+    with pytest.raises(rhino.MeshError, match="`rhino.plan`: a mesh needs axes"):
+        rhino.plan(train_step, *shapes(), mesh={})
 
 
 def test_bare_and_with_keywords() -> None:
@@ -150,6 +167,18 @@ def test_a_function_wrapped_twice() -> None:
     params, batch = args()
     rhino.auto_shard(once, mesh=mesh_of())(params, batch)
     assert params["w1"].is_deleted()
+
+
+def test_functions_are_pickled_by_name_or_as_function_and_options() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert copy.deepcopy(decorated) is decorated
+    sharded = rhino.auto_shard(train_step, mesh=mesh_of(), level="fast")
+    plan = sharded.plan(*shapes())
+    for fn in (sharded, plan.jit(train_step)):
+        again = pickle.loads(pickle.dumps(fn))
+        assert again.mesh.shape == fn.mesh.shape
+        assert again.plan_options == fn.plan_options
+        assert again.plan(*shapes()).in_specs == plan.in_specs
 
 
 def test_import_starts_no_backend() -> None:

@@ -233,7 +233,7 @@ def test_stages_may_be_of_unequal_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     of_stage = {p.stages: p for p in found if p.memory_budget_bytes == 2**26}
     unequal, wrong = of_stage[(4, 2, 2)], of_stage[(3, 3)]
     assert unequal.fits and of_stage[1].fits and of_stage[2].fits
-    assert "groups of 3 + 3 devices" in wrong.why and not wrong.fits
+    assert "stages of 3 + 3 devices" in wrong.why and not wrong.fits
     assert [p.fits for p in found if p.memory_budget_bytes == 1024] == [False] * 4
     small = next(p for p in found if p.stages == 2 and p.memory_budget_bytes == 1024)
     assert "fits in no 2 stages" in small.why and "KiB" in small.why

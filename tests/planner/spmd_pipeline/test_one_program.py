@@ -138,7 +138,7 @@ def test_pins_hold() -> None:
 @pytest.mark.parametrize(
     "options, error, said",
     [
-        ({"stages": [6, 2], "mesh": None}, StageError, "equal groups"),
+        ({"stages": [6, 2], "mesh": None}, StageError, "equal numbers of devices"),
         ({"stages": [4, 4], "mesh": {"stage": 4, "x": 2}}, StageError, "one place"),
         ({"mesh": {"data": 8}}, StageError, "nobody said how many"),
         ({"mesh": {"stage": 8}, "microbatches": 8}, StageError, "do not divide into 8"),

@@ -224,7 +224,7 @@ def test_what_cannot_be_is_refused(step):
     args = arguments()
     with pytest.raises(StageError, match="no axis `stage` of size 4"):
         rhino.plan(train_step, *args, stages=4, mesh={"stage": 2, "data": 4})
-    with pytest.raises(StageError, match="3 equal groups"):
+    with pytest.raises(StageError, match="3 equal stages"):
         rhino.plan(train_step, *args, stages=3)
     plan = rhino.plan(train_step, *args, mesh={"data": 8}, level="fast")
     with pytest.raises(ScheduleError, match="one stage"):

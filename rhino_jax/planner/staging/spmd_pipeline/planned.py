@@ -184,7 +184,7 @@ def plan_in_one_program(
     stages = len(places)
     if {*places} != {1}:
         raise StageError(
-            "stages of one program have equal groups of devices, each one place of the"
+            "stages of one program have equal numbers of devices, each one place of the"
             f" mesh along `{STAGE_AXIS}`.",
             where="`stages=`",
             numbers=f"{' + '.join(map(str, places))} places",
