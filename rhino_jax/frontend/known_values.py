@@ -20,6 +20,7 @@ import numpy as np
 
 from rhino_jax._compat import is_literal
 from rhino_jax.frontend.regions import region_jaxprs, region_kind
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.program import RegionKind
 
 
@@ -110,7 +111,7 @@ than straight-line code, few enough not to dominate the rest."""
 MAX_BOUND = 100_000
 """A bound above this (a guard against endless loops) is no estimate of the trips."""
 
-_COMPARISONS = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+_COMPARISONS = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 """Comparison → the equivalent one with swapped operands."""
 
 
@@ -119,8 +120,8 @@ class ScalarTerm:
     """A scalar of a jaxpr, as a term over the jaxpr's inputs.
 
     Attributes:
-      op: "input" (see `index`), "number" (see `value`), the name of a comparison, of
-        `and`, or of an arithmetic op; "?" where unknown.
+      op: "input" (see `index`), "number" (see `value`), a comparison, as "<", the name
+        of `and`, or of an arithmetic op; "?" where unknown.
     """
 
     op: str
@@ -173,8 +174,9 @@ def _results(eqn: Any, terms: list[ScalarTerm]) -> list[ScalarTerm]:
     number = fold(eqn, [term.known(v.aval) for term, v in pairs])
     if number is not None:
         return [ScalarTerm("number", value=number.item())]
-    if name in ARITHMETIC or name in _COMPARISONS or name == "and":
-        return [ScalarTerm(name, args=tuple(terms))]
+    op = traits_of(name).compares or name
+    if op in ARITHMETIC or op in _COMPARISONS or op == "and":
+        return [ScalarTerm(op, args=tuple(terms))]
     return []
 
 
@@ -286,12 +288,12 @@ class _WhileLoop:
 
 
 def _trips(op: str, init: float, limit: float, step: float) -> tuple[int, bool] | None:
-    if op in ("gt", "ge"):
+    if op in (">", ">="):
         init, limit, step = -init, -limit, -step
     distance = limit - init
     if not math.isfinite(distance) or not math.isfinite(step):
         return None
-    holds_at_limit = op in ("le", "ge")
+    holds_at_limit = op in ("<=", ">=")
     if distance < 0 or (distance == 0 and not holds_at_limit):
         return 0, True
     if step <= 0:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rhino_jax._compat import user_frames
+from rhino_jax.frontend import registry
 from rhino_jax.ir.program import Source
 
 
@@ -97,63 +98,20 @@ def raised_at(error: BaseException) -> str:
 def label_of(name: str, params: Mapping[str, Any]) -> str:
     """Return a short description of an equation's parameters; empty where there is
     none."""
-    describe = _LABELS.get(name)
-    return describe(params) if describe else ""
+    describe = _WITHOUT_RULES.get(name)
+    return describe(params) if describe else registry.label_of(name, params)
 
 
-def _dot(params: Mapping[str, Any]) -> str:
-    (lhs, rhs), (lhs_batch, rhs_batch) = params["dimension_numbers"]
-    text = f"contract {_dims(lhs, ',')} with {_dims(rhs, ',')}"
-    if lhs_batch:
-        text += f", batch {_dims(lhs_batch, ',')} with {_dims(rhs_batch, ',')}"
-    return text
+def _name(params: Mapping[str, Any]) -> str:
+    name = params.get("name")
+    return "" if name is None else str(name)
 
 
-def _conv(params: Mapping[str, Any]) -> str:
-    parts = [f"stride {_dims(params['window_strides'])}"]
-    for key, word in (("lhs_dilation", "in dilation"), ("rhs_dilation", "dilation")):
-        if any(d != 1 for d in params[key]):
-            parts.append(f"{word} {_dims(params[key])}")
-    for key, word in (("feature_group_count", "groups"), ("batch_group_count",) * 2):
-        if params[key] != 1:
-            parts.append(f"{word} {params[key]}")
-    return ", ".join(parts)
-
-
-def _dims(dims: Any, mark: str = "x") -> str:
-    return mark.join(str(int(d)) for d in dims)
-
-
-def _show(key: str) -> Callable[[Mapping[str, Any]], str]:
-    def show(params: Mapping[str, Any]) -> str:
-        value = params.get(key)
-        return "" if value is None else str(value)
-
-    return show
-
-
-def _constraint(params: Mapping[str, Any]) -> str:
-    spec = getattr(params["sharding"], "spec", None)
-    return "" if spec is None else str(spec).replace("PartitionSpec", "P", 1)
-
-
-def _axes(params: Mapping[str, Any]) -> str:
-    return f"over {_dims(params['axes'], ',')}"
-
-
-_LABELS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "dot_general": _dot,
-    "conv_general_dilated": _conv,
-    "sharding_constraint": _constraint,
+_WITHOUT_RULES: Mapping[str, registry.Label] = {
     "scan": lambda p: f"length {p['length']}",
     "cond": lambda p: f"{len(p['branches'])} branches",
-    "convert_element_type": _show("new_dtype"),
-    "integer_pow": lambda p: f"power {p['y']}",
-    "transpose": lambda p: f"to {_dims(p['permutation'], ',')}",
-    "ppermute": lambda p: ", ".join(f"{a} → {b}" for a, b in p["perm"]),
-    "ffi_call": _show("target_name"),
+    "ffi_call": lambda p: str(p.get("target_name") or ""),
     "call_hi_primitive": lambda p: type(p["_prim"]).__name__,
-    **{n: _axes for n in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")},
-    **{n: _axes for n in ("reduce_and", "reduce_or", "argmax", "argmin")},
-    **{n: _show("name") for n in ("jit", "pjit", "name", "composite", "pallas_call")},
+    **dict.fromkeys(("jit", "pjit", "composite"), _name),
 }
+"""Op with regions, or with a body that is not imported → its label."""

@@ -7,7 +7,7 @@ theirs with `register_rule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,11 @@ _LOCAL: dict[str, LocalParams] = {}
 
 _PARTS: dict[str, Callable[[Any], PartFn | None]] = {}
 
+Label = Callable[[Mapping[str, Any]], str]
+"""Function from the parameters of an op to a short description of them."""
+
+_LABELS: dict[str, Label] = {}
+
 _BUILT_IN: set[str] = set()
 """Primitives that have, or had, a built-in rule."""
 
@@ -98,6 +103,7 @@ def register(
     traits: Traits | Callable[[str], Traits],
     local: LocalParams | None = None,
     part: Callable[[Any], PartFn | None] | None = None,
+    label: Label | None = None,
 ) -> Callable[[RuleFn], RuleFn]:
     """Return a decorator that registers a function as the rule of the named primitives.
 
@@ -108,6 +114,7 @@ def register(
       local: their parameters on a part of the dims; None: as on the whole.
       part: for ops whose elements depend on their positions: function from an equation
         to how a part of its result is generated.
+      label: short description of their parameters, for people; None: there is none.
     """
 
     def wrap(fn: RuleFn) -> RuleFn:
@@ -119,6 +126,8 @@ def register(
                 _LOCAL[name] = local
             if part is not None:
                 _PARTS[name] = part
+            if label is not None:
+                _LABELS[name] = label
         return fn
 
     return wrap
@@ -137,6 +146,17 @@ def result_shape(key: str) -> LocalParams:
     """Return the local parameters of an op whose parameter `key` is its result's
     shape."""
     return lambda params, ins, outs: {key: tuple(outs[0])}
+
+
+def label_of(name: str, params: Mapping[str, Any]) -> str:
+    """Return a short description of an op's parameters; empty where there is none."""
+    describe = _LABELS.get(name)
+    return describe(params) if describe else ""
+
+
+def numbers(found: Iterable[Any], mark: str = ",") -> str:
+    """Format dims or sizes for a label, as `1,2`."""
+    return mark.join(str(int(n)) for n in found)
 
 
 def register_traits(*names: str, traits: Traits) -> None:

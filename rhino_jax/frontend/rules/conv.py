@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.ir.factor import parse_rule
 from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
@@ -82,9 +84,21 @@ def _taps(window: _Window) -> int:
     return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
 
 
+def _label(params: Mapping[str, Any]) -> str:
+    parts = [f"stride {numbers(params['window_strides'], 'x')}"]
+    for key, word in (("lhs_dilation", "in dilation"), ("rhs_dilation", "dilation")):
+        if any(d != 1 for d in params[key]):
+            parts.append(f"{word} {numbers(params[key], 'x')}")
+    for key, word in (("feature_group_count", "groups"), ("batch_group_count",) * 2):
+        if params[key] != 1:
+            parts.append(f"{word} {params[key]}")
+    return ", ".join(parts)
+
+
 @register(
     "conv_general_dilated",
     traits=Traits(OpKind.CONVOLUTION, hosts_fusion=True, linear=EITHER),
+    label=_label,
 )
 def conv_general_dilated(ctx: OpContext) -> OpRule:
     """Return the rule of a convolution, with two FLOPs per multiply-add.
@@ -95,8 +109,8 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     Factors: `n` batch, `i` input features (summed), `o` output features, `g` feature or
     batch groups, `y0 y1 …` output and `t0 t1 …` kernel positions.
     """
-    numbers = ctx.params["dimension_numbers"]
-    lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    dims = ctx.params["dimension_numbers"]
+    lhs_spec, rhs_spec, out_spec = dims.lhs_spec, dims.rhs_spec, dims.out_spec
     lhs_shape, rhs_shape = ctx.in_shapes
     (out_shape,) = ctx.out_shapes
     feature_groups = ctx.params["feature_group_count"]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.factor import Factor, FactorKind, Rule, parse_rule
 from rhino_jax.ir.traits import EITHER, OpKind, Traits
+
+
+def _label(params: Mapping[str, Any]) -> str:
+    (lhs, rhs), (lhs_batch, rhs_batch) = params["dimension_numbers"]
+    text = f"contract {numbers(lhs)} with {numbers(rhs)}"
+    if lhs_batch:
+        text += f", batch {numbers(lhs_batch)} with {numbers(rhs_batch)}"
+    return text
 
 
 @register(
@@ -16,6 +25,7 @@ from rhino_jax.ir.traits import EITHER, OpKind, Traits
     traits=Traits(
         OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True, linear=EITHER
     ),
+    label=_label,
 )
 def dot_general(ctx: OpContext) -> OpRule:
     """Return the rule: batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per
@@ -90,10 +100,10 @@ def ragged_dot(ctx: OpContext) -> OpRule:
     matrix; the work that some compilers add is described by the traits. Group sizes
     that differ along batch dims are not covered (not sharded).
     """
-    numbers = ctx.params["ragged_dot_dimension_numbers"]
-    contract, batch = numbers.dot_dimension_numbers
-    (ragged,) = numbers.lhs_ragged_dimensions
-    groups = tuple(numbers.rhs_group_dimensions)
+    dims = ctx.params["ragged_dot_dimension_numbers"]
+    contract, batch = dims.dot_dimension_numbers
+    (ragged,) = dims.lhs_ragged_dimensions
+    groups = tuple(dims.rhs_group_dimensions)
     has_offset = len(ctx.in_shapes) != 3
     if has_offset or len(ctx.in_shapes[2]) != 1 or ragged in batch[0]:
         return unsharded(ctx)

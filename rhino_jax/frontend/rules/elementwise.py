@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -126,7 +128,14 @@ def _traits(name: str) -> Traits:
     )
 
 
-@register(*UNARY, *BINARY, *NARY, traits=_traits)
+def _label(params: Mapping[str, Any]) -> str:
+    """Return the element type of a conversion, or the exponent of a power."""
+    if "new_dtype" in params:
+        return str(params["new_dtype"])
+    return f"power {params['y']}" if "y" in params else ""
+
+
+@register(*UNARY, *BINARY, *NARY, traits=_traits, label=_label)
 def elementwise(ctx: OpContext) -> OpRule:
     """Return the rule, with one FLOP per element and result; scalars and dims of size
     one are broadcast."""
@@ -167,11 +176,21 @@ def tie(ctx: OpContext) -> OpRule:
     return OpRule(factors.rule([[()] * len(first), layout], [layout]), is_fusible=True)
 
 
+def _label_of_annotation(params: Mapping[str, Any]) -> str:
+    """Return the spec of a sharding constraint, or the name that a value is given."""
+    spec = getattr(params.get("sharding"), "spec", None)
+    if spec is not None:
+        return str(spec).replace("PartitionSpec", "P", 1)
+    name = params.get("name")
+    return "" if name is None else str(name)
+
+
 @register(
     *PASSING,
     traits=lambda name: Traits(
         OpKind.IDENTITY, moves=FROM_ALL, states_placement=name in PLACING
     ),
+    label=_label_of_annotation,
 )
 def passing(ctx: OpContext) -> OpRule:
     """Return the rule of ops whose results are their operands: constraints, copies,
@@ -233,7 +252,11 @@ def axis_index(ctx: OpContext) -> OpRule:
     return unsharded(ctx)
 
 
-@register("ppermute", traits=Traits(OpKind.MOVEMENT))
+@register(
+    "ppermute",
+    traits=Traits(OpKind.MOVEMENT),
+    label=lambda params: ", ".join(f"{a} → {b}" for a, b in params["perm"]),
+)
 @register("psum", "psum_invariant", "pmax", "pmin", traits=Traits(OpKind.OTHER))
 def in_place(ctx: OpContext) -> OpRule:
     """Return the rule of ops that combine, or move, elements at the same position on

@@ -53,7 +53,11 @@ def bookkeeping(ctx: OpContext) -> OpRule:
     return unsharded(ctx)
 
 
-@register(PALLAS_CALL, traits=Traits(OpKind.KERNEL))
+@register(
+    PALLAS_CALL,
+    traits=Traits(OpKind.KERNEL),
+    label=lambda params: str(params.get("name") or ""),
+)
 def pallas_call(ctx: OpContext) -> OpRule:
     """Return the rule: one factor for every parallel axis of the grid; blocks
     themselves are whole."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from rhino_jax.frontend.registry import OpContext, OpRule, register
+from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
 from rhino_jax.ir.traits import OpKind, Traits
@@ -73,7 +73,13 @@ def _traits(name: str) -> Traits:
     )
 
 
-@register(*REDUCERS, *POSITIONS, "reduce_xor", traits=_traits)
+@register(
+    *REDUCERS,
+    *POSITIONS,
+    "reduce_xor",
+    traits=_traits,
+    label=lambda params: f"over {numbers(params['axes'])}",
+)
 def reduce_dims(ctx: OpContext) -> OpRule:
     """Return the rule of a reduction: reduced dims leave partial results, which a
     collective combines.

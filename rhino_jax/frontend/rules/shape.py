@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from rhino_jax.frontend.registry import (
     OpRule,
     PartFn,
     Shape,
+    numbers,
     register,
     result_shape,
 )
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.frontend.rules.opaque import unsharded
 from rhino_jax.ir.factor import Dim
+from rhino_jax.ir.op import Op
 from rhino_jax.ir.traits import FROM_ALL, OpKind, Traits
 
 
@@ -71,7 +74,11 @@ def made_of_nothing(ctx: OpContext) -> OpRule:
     return OpRule(rule, is_fusible=True)
 
 
-@register("transpose", traits=FROM_FIRST)
+@register(
+    "transpose",
+    traits=FROM_FIRST,
+    label=lambda params: f"to {numbers(params['permutation'])}",
+)
 def transpose(ctx: OpContext) -> OpRule:
     """Return the rule of a permutation of dims."""
     factors = FactorList()
@@ -201,6 +208,76 @@ def starts_of(primitive: str, params: Mapping[str, Any]) -> list[int | None]:
     starts = params["start_indices"]
     strides = params["strides"] or (1,) * len(starts)
     return [s if step == 1 else None for s, step in zip(starts, strides, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class DimMove:
+    """A slice, pad, split or concatenation, which reads or writes parts of one dim.
+
+    Attributes:
+      dim: position of the dim, in operands and results alike.
+      whole: id of the value with the whole dim.
+      pieces: (value id, start, stop) of each other value: its range in the whole dim.
+      is_split: whether the op reads the whole dim; else it writes it.
+    """
+
+    dim: int
+    whole: int
+    pieces: tuple[tuple[int, int, int], ...]
+    is_split: bool
+
+
+def move_of(op: Op, eqn: Any) -> DimMove | None:
+    """Return the parts of one dim that an op reads or writes.
+
+    Args:
+      op: the op.
+      eqn: its equation.
+    Returns:
+      None where it is no slice, pad, split or concatenation, or one along several dims.
+    """
+    name, params = op.name, eqn.params
+    if name in ("slice", "pad"):
+        return _window(op, eqn)
+    if name == "split":
+        pieces = _following(op.results, params["sizes"])
+        return DimMove(params["axis"], op.operands[0], pieces, True)
+    if name == "concatenate":
+        dim = params["dimension"]
+        pieces = _following(op.operands, [v.aval.shape[dim] for v in eqn.invars])
+        return DimMove(dim, op.results[0], pieces, False)
+    return None
+
+
+def _following(
+    values: Sequence[int], sizes: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return (value id, start, stop) of adjacent parts."""
+    sizes = [int(size) for size in sizes]
+    stops = list(accumulate(sizes))
+    return tuple(
+        (v, stop - size, stop)
+        for v, size, stop in zip(values, sizes, stops, strict=True)
+    )
+
+
+def _window(op: Op, eqn: Any) -> DimMove | None:
+    """Return the part of one dim that a slice takes, or that a pad puts elsewhere."""
+    starts = starts_of(op.name, eqn.params)
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    cut = [d for d, start in enumerate(starts) if start or before[d] != after[d]]
+    if len(cut) != 1 or None in starts:
+        return None
+    (d,) = cut
+    start = int(starts[d] or 0)
+    if op.name == "slice":
+        piece = op.results[0], start, start + after[d]
+        return DimMove(d, op.operands[0], (piece,), True)
+    if start > 0 or before[d] - start > after[d]:
+        return None  # negative padding
+    return DimMove(
+        d, op.results[0], ((op.operands[0], -start, before[d] - start),), False
+    )
 
 
 def _resized(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
-from rhino_jax.frontend.rules.shape import starts_of
+from rhino_jax.frontend.rules.shape import DimMove
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.transform import InterleavedOrder
 from rhino_jax.passes.interleaved.order import split_shape
@@ -34,76 +33,6 @@ class DimRef(NamedTuple):
 
 Marks = Mapping[DimRef, InterleavedOrder]
 """Interleaved dims → their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class DimMove:
-    """A slice, pad, split or concatenation, which reads or writes parts of one dim.
-
-    Attributes:
-      dim: position of the dim, in operands and results alike.
-      whole: id of the value with the whole dim.
-      pieces: (value id, start, stop) of each other value: its range in the whole dim.
-      is_split: whether the op reads the whole dim; else it writes it.
-    """
-
-    dim: int
-    whole: int
-    pieces: tuple[tuple[int, int, int], ...]
-    is_split: bool
-
-
-def move_of(op: Op, eqn: Any) -> DimMove | None:
-    """Return the parts of one dim that an op reads or writes.
-
-    Args:
-      op: the op.
-      eqn: its equation.
-    Returns:
-      None where it is no slice, pad, split or concatenation, or one along several dims.
-    """
-    name, params = op.name, eqn.params
-    if name in ("slice", "pad"):
-        return _window(op, eqn)
-    if name == "split":
-        pieces = _following(op.results, params["sizes"])
-        return DimMove(params["axis"], op.operands[0], pieces, True)
-    if name == "concatenate":
-        dim = params["dimension"]
-        pieces = _following(op.operands, [v.aval.shape[dim] for v in eqn.invars])
-        return DimMove(dim, op.results[0], pieces, False)
-    return None
-
-
-def _following(
-    values: Sequence[int], sizes: Sequence[int]
-) -> tuple[tuple[int, int, int], ...]:
-    """Return (value id, start, stop) of adjacent parts."""
-    sizes = [int(size) for size in sizes]
-    stops = list(accumulate(sizes))
-    return tuple(
-        (v, stop - size, stop)
-        for v, size, stop in zip(values, sizes, stops, strict=True)
-    )
-
-
-def _window(op: Op, eqn: Any) -> DimMove | None:
-    """Return the part of one dim that a slice takes, or that a pad puts elsewhere."""
-    starts = starts_of(op.name, eqn.params)
-    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    cut = [d for d, start in enumerate(starts) if start or before[d] != after[d]]
-    if len(cut) != 1 or None in starts:
-        return None
-    (d,) = cut
-    start = int(starts[d] or 0)
-    if op.name == "slice":
-        piece = op.results[0], start, start + after[d]
-        return DimMove(d, op.operands[0], (piece,), True)
-    if start > 0 or before[d] - start > after[d]:
-        return None  # negative padding
-    return DimMove(
-        d, op.results[0], ((op.operands[0], -start, before[d] - start),), False
-    )
 
 
 def pieces_in_blocks(

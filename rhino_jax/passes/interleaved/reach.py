@@ -15,16 +15,15 @@ from functools import cached_property
 from typing import Any
 
 from rhino_jax.frontend.regions import all_equations
+from rhino_jax.frontend.rules.shape import DimMove, move_of
 from rhino_jax.ir.axes import AxisEnd, crossings, ends_across, ends_of
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import InterleavedOrder
 from rhino_jax.passes.interleaved.moves import (
-    DimMove,
     DimRef,
     Marks,
-    move_of,
     pieces_in_blocks,
     regroup_of,
 )
@@ -102,7 +101,7 @@ class DimOrders:
         return self._links[op.id]
 
     def move(self, op: Op) -> DimMove | None:
-        """Return the parts of a dim that an op reads or writes; see `moves.move_of`."""
+        """Return the parts of a dim that an op reads or writes; see `shape.move_of`."""
         return move_of(op, self.eqns[op.id]) if op.call is None else None
 
     @cached_property
