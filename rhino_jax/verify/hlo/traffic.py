@@ -1,9 +1,9 @@
 """Count the bytes that one instruction reads from and writes to memory.
 
 Operands and results count once each, but only the part that is accessed: a slice or a
-gather reads its result's size, in a fusion too, also behind elementwise ops; an
-in-place update reads and writes the updated part. Bytes count in whatever memory space
-the compiler places the array, slow or fast.
+gather reads its result's size, in a fusion too, also behind elementwise ops, pads,
+concatenations and other slices; an in-place update reads and writes the updated part.
+Bytes count in whatever memory space the compiler places the array, slow or fast.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module, arrays
 
 
 _TAKES = frozenset(("slice", "dynamic-slice", "gather"))
-# Computed only where their result is read.
+# Computed only where their result is read, of each operand the share that is read of
+# the result.
 _LAZY = frozenset(
-    "bitcast reshape copy transpose reverse"
+    "bitcast reshape copy transpose reverse broadcast pad concatenate"
     " abs add and atan2 cbrt ceil clamp compare complex convert bitcast-convert cosine"
     " divide erf exponential exponential-minus-one floor imag is-finite log"
     " log-plus-one logistic maximum minimum multiply negate not or popcnt power real"

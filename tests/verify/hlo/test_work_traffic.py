@@ -68,6 +68,29 @@ def test_a_slice_reads_what_it_takes(between: str) -> None:
     assert found == 2 * ROW_BYTES + INDEX_BYTES
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        "pad(%p0, %zero), padding=0_64x0_0",
+        "concatenate(%p0, %p0), dimensions={0}",
+        "broadcast(%p0), dimensions={0,1}",
+    ],
+)
+def test_a_slice_of_what_a_fusion_lengthens_reads_its_share(between: str) -> None:
+    """XLA:GPU computes only the elements of the result, however long the chain of pads
+    and slices before them: a scan by halves prices tens of times too long otherwise."""
+    found = _bytes(
+        "  %zero = f32[] constant(0)\n"
+        f"  %w = f32[128,32]{{1,0}} {between}\n"
+        "  %n = f32[128,32]{1,0} negate(%w)\n"
+        "  %d = f32[2,32]{1,0} slice(%n), slice={[0:2], [0:32]}\n"
+        f"  ROOT %r = {SLICE} slice(%d), slice={{[1:2], [0:32]}}",
+        BIG,
+        result=SLICE,
+    )
+    assert found <= 3 * ROW_BYTES
+
+
 def test_a_value_that_is_used_whole_besides_is_read_whole() -> None:
     found = _bytes(
         f"  %d = {SLICE} slice(%p0), slice={{[0:1], [0:32]}}\n"
