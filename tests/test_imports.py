@@ -15,8 +15,8 @@ from tests.helpers_source import PACKAGE as ROOT, TESTS, parsed
 
 ORDER = (
     "errors", "units", "version", "utils", "_compat",
-    "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite", "passes",
-    "analysis", "model", "recipes", "plan", "pipeline", "planner.search",
+    "ir", "solver", "contest", "hardware", "cost", "frontend", "rewrite", "analysis",
+    "passes", "model", "recipes", "plan", "pipeline", "planner.search",
     "runtime.processes", "runtime", "export", "explain.report", "verify", "planner",
     "explain", "options", "sweep", "api", "rhino_jax", "models", "bench",
     "commands", "cli", "__main__",
@@ -32,7 +32,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "cost": "ir hardware",
     "frontend": "errors utils _compat ir",
     "rewrite": "errors utils _compat ir frontend",
-    "passes": "errors utils _compat ir frontend rewrite",
+    "passes": "errors utils _compat ir frontend rewrite analysis",
     "plan": "errors units version utils ir cost hardware",
     "pipeline": "errors units utils ir cost plan",
     "export": "errors _compat ir frontend passes analysis plan runtime",
@@ -65,6 +65,7 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planner.joint.layout", "solver"): AT_START,
     ("export.logical", "analysis.dim_classes"): ALONG,
     ("export.logical", "analysis.inline_regions"): ALONG,
+    ("export.logical", "analysis.roles"): ALONG,
     ("cli", "contest"): AT_START,
     ("cli", "commands.demo"): OPTAX,
     ("commands.benching", "bench"): OPTAX,

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from rhino_jax.analysis.dim_classes import (
     DimClasses,
-    Roles,
     dims_off_lanes,
     find_dim_classes,
-    find_roles,
 )
 from rhino_jax.analysis.equivalence import Alike, find_equivalent
 from rhino_jax.analysis.graph import Graph
@@ -18,6 +16,7 @@ from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.analysis.padding import uneven_dims
+from rhino_jax.analysis.roles import Roles, find_roles
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.solver.overlap import Slack

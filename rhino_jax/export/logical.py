@@ -85,8 +85,9 @@ class DimNames:
 def names_of(plan: PlanData, traced: Traced) -> DimNames:
     """Return the names for the dims of a plan's program."""
     # The search has imported these; code that only reads plans need not import them.
-    from rhino_jax.analysis.dim_classes import find_dim_classes, find_roles
+    from rhino_jax.analysis.dim_classes import find_dim_classes
     from rhino_jax.analysis.inline_regions import inline_regions
+    from rhino_jax.analysis.roles import find_roles
 
     graph = inline_regions(traced.program)
     found = find_dim_classes(graph)

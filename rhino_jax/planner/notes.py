@@ -8,11 +8,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
 from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.flow.batch import data_inputs
 from rhino_jax.plan.kept import keys_of
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.units import format_bytes, format_share
@@ -125,10 +125,13 @@ def _uneven(program: Program, plan: PlanData) -> Iterator[str]:
     """Yield a note on batch arguments that are replicated because their rows do not
     divide: arguments are sharded evenly or not at all."""
     axes = [(name, size) for name, size in plan.mesh_axes if size > 1]
-    data = [plan.inputs[i] for i in data_inputs(program)]
+    if not axes or plan.num_stages > 1:
+        return
+    dims = data_inputs(program)
+    data = [plan.inputs[i] for i, at in dims.items() if at and not at.dim]
     counts = Counter(leaf.shape[0] for leaf in data)
     has_state = any(o.state_of is not None for o in program.outputs)
-    if not axes or not counts or plan.num_stages > 1:
+    if not counts:
         return
     if len(counts) > 1 and not has_state:
         return  # These inputs may be parameters.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhino_jax.analysis.dim_classes import DimClasses, Element, Roles
+from rhino_jax.analysis.dim_classes import DimClasses, Element
 from rhino_jax.analysis.graph import Node, NodeKind
+from rhino_jax.analysis.roles import Roles
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.axis_assignment import AxisPlaces
 from rhino_jax.model.build import MeshModel

@@ -24,6 +24,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.frontend.provenance import is_library_file
 from rhino_jax.frontend.regions import call_scope
+from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.program import Op, Program, Region, RegionCall, RegionKind
 
 
@@ -337,13 +338,24 @@ class FlatProgram:
             and not holds_arrays(self.program, each.call.regions[0])
         )
 
-    def is_parameter(self, value: int) -> bool:
-        """Whether a value is an input, possibly moved or converted."""
+    def is_parameter(self, value: int, span: AxisSpan | None = None) -> bool:
+        """Whether a value is an input, possibly moved or converted.
+
+        Args:
+          value: its id.
+          span: a dim that the input has to have as well: not one that it is broadcast
+            along, as queries are along a batch.
+        """
         while value in self.maker:
             made = self.maker[value]
             is_moved = made.op.traits.keeps_data and not made.regions
             if not is_moved or len(made.operands) != 1:
                 return False
+            rule = made.op.rule
+            if span is not None and rule is not None:
+                span = follow(rule, rule.results[0], span, rule.operands[0])
+                if span is None:
+                    return False
             (value,) = made.operands
         return value in self.top.inputs
 

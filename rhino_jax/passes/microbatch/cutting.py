@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.places import at_place
@@ -29,7 +30,6 @@ from rhino_jax.passes.microbatch.flow.analysis import (
 from rhino_jax.passes.microbatch.flow.batch import (
     Inputs,
     candidates,
-    data_inputs,
     moved,
 )
 from rhino_jax.passes.microbatch.flow.ops import DimSizes
@@ -257,8 +257,9 @@ def _check_batch(program: Program, found: FlowResult) -> None:
         uses = found.flow.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
-            is_sliced = isinstance(use, RowsState) and isinstance(state, WholeState)
-            if is_sliced and found.flat.is_parameter(value):
+            if not (isinstance(use, RowsState) and isinstance(state, WholeState)):
+                continue
+            if found.flat.is_parameter(value, use.span):
                 raise MicrobatchError(
                     f"`{program.name}` has no batch of {rows}: a dim of its data of"
                     " that size is contracted with a parameter.",

@@ -258,50 +258,6 @@ def test_sums_of_narrow_floats_are_kept_in_float32():
     check(step, args, (0, 1), (2, 4), rtol=2e-2)
 
 
-def test_the_batch_of_arguments_before_the_last():
-    """The last one is no data: a step that feeds nothing back has weights of classes
-    there."""
-
-    def step(w, x, labels, of_classes):
-        def loss(w):
-            picked = jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], 1)
-            return -jnp.mean(picked[:, 0] * of_classes[labels])
-
-        return jax.value_and_grad(loss)(w)
-
-    labels = jnp.arange(12) % 4
-    args = jnp.eye(4) / 2, jnp.sin(jnp.arange(48.0)).reshape(12, 4), labels, jnp.ones(4)
-    check(step, args, (), (3,))
-    assert cut_of(step, args).rows == 12
-
-
-def test_the_batch_of_several_arguments_after_the_first():
-    """All of them are computed in micro-batches, the last one too."""
-
-    def step(w, x, others):
-        def loss(w):
-            first, second = jnp.tanh(x @ w) @ w, jnp.tanh(others @ w) @ w
-            return jnp.mean(jnp.sum(first * second, 1))
-
-        return jax.value_and_grad(loss)(w)
-
-    x = jnp.sin(jnp.arange(48.0)).reshape(12, 4)
-    args = jnp.eye(4) / 2, x, jnp.cos(x)
-    check(step, args, (), (3,))
-    (loop,) = cut_of(step, args).loops
-    program = trace(step, args, {}).program
-    products = [op for op in program.ops if op.traits.is_contraction]
-    assert {op.id for op in products} <= set(loop.ops)
-
-
-def test_weights_of_as_many_rows_as_the_batch():
-    def step(w, a, x):
-        return jax.value_and_grad(lambda w: jnp.mean((x @ w) @ (a @ w).T))(w)
-
-    x = jnp.sin(jnp.arange(48.0)).reshape(12, 4)
-    check(step, (jnp.eye(4) / 2, jnp.cos(x), x), (), (3,))
-
-
 def test_partial_sums_are_not_rounded_by_a_type_of_the_same_size():
     """bfloat16 has fewer digits than float16: 1000.5 is 1000 in it."""
 
@@ -422,32 +378,6 @@ def test_a_mean_that_a_loop_prints_is_refused_with_its_line():
     assert "`debug_print`" in error.what
     line = printed.__code__.co_firstlineno + 3
     assert f"test_microbatch_programs.py:{line}" in error.where
-
-
-def test_frozen_layers_may_be_as_many_as_the_rows():
-    """The layers of a reference model, stacked and scanned over, are no batch."""
-
-    def net(w, x):
-        layers = w["in"], w["out"]
-        return lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[
-            0
-        ]
-
-    def step(w, reference, x):
-        def loss(w):
-            return jnp.mean((net(w, x) * w["head"] - net(reference, x)) ** 2)
-
-        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
-
-    rows = 4
-    keys = jax.random.split(jax.random.key(0), 3)
-    w = {
-        "in": jax.random.normal(keys[0], (rows, 6, 5)),
-        "out": jax.random.normal(keys[1], (rows, 5, 6)),
-        "head": jnp.ones(6),
-    }
-    frozen = jax.tree.map(lambda x: 0.9 * x, w)
-    check(step, (w, frozen, jax.random.normal(keys[2], (rows, 6))), (0,), (2,))
 
 
 def by_split(z, rows):
