@@ -24,7 +24,6 @@ from rhino_jax.frontend.known_values import (
 )
 from rhino_jax.frontend.manual import manual_of
 from rhino_jax.frontend.pallas import (
-    PALLAS_CALL,
     estimated_flops,
     hidden_body,
     kernel_name,
@@ -353,7 +352,8 @@ def rule_of(eqn: Any) -> tuple[OpRule, bool]:
         )
     if found.traits is None:
         found = replace(found, traits=traits_of(ctx.primitive, kernel))
-    if ctx.primitive == PALLAS_CALL and rule_fn is lookup(PALLAS_CALL):
+    is_kernel = traits_of(ctx.primitive).kind is OpKind.KERNEL
+    if is_kernel and rule_fn is lookup(ctx.primitive):
         return replace(found, flops=_body_flops(eqn)), bool(found.rule.factors)
     return found, True
 

@@ -39,6 +39,7 @@ from rhino_jax.frontend.importer import rule_of
 from rhino_jax.frontend.pallas import kernel_name
 from rhino_jax.frontend.parameters import check_callable
 from rhino_jax.frontend.registry import lookup_user
+from rhino_jax.frontend.rules.opaque import CUSTOM_PARTITIONING
 from rhino_jax.ir.factor import FactorKind, Rule
 
 
@@ -122,6 +123,8 @@ def check_rule(
         if not rule_of(eqn)[1]:
             unknown[name] = None
             continue
+        if eqn.primitive.name == CUSTOM_PARTITIONING:
+            continue  # its body is traced for whole shapes, and does not run on shards
         is_alone = len(visited) == 1 and [*map(jax.typeof, operands)] == [
             *map(jax.typeof, leaves)
         ]

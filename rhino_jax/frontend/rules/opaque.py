@@ -1,18 +1,20 @@
-"""Opaque ops, and kernels whose grids alone are known.
+"""Opaque ops, and kernels whose grids alone are known, or that bring their own rule.
 
 Every device computes the whole of an opaque op. A Pallas kernel is sharded along the
-parallel axes of its grid.
+parallel axes of its grid, a function under `custom_partitioning` as it states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rhino_jax.frontend.pallas import PALLAS_CALL, Moves, grid_of
 from rhino_jax.frontend.registry import OpContext, OpRule, register, register_traits
 from rhino_jax.frontend.rules.factors import FactorList
-from rhino_jax.ir.factor import Dim, Layout, Rule
+from rhino_jax.ir.factor import Dim, Factor, FactorKind, Layout, Rule
 from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.verifier import rule_fault
 
 
 def unsharded_rule(
@@ -78,3 +80,51 @@ def pallas_call(ctx: OpContext) -> OpRule:
     ins = [layout(*x) for x in zip(grid.operands, ctx.in_shapes, strict=True)]
     outs = [layout(*x) for x in zip(grid.results, ctx.out_shapes, strict=True)]
     return OpRule(factors.rule(ins, outs))
+
+
+CUSTOM_PARTITIONING = "custom_partitioning"
+
+
+@register(CUSTOM_PARTITIONING, traits=Traits(OpKind.KERNEL))
+def custom_partitioning(ctx: OpContext) -> OpRule:
+    """Return the rule that a function brings: `def_partition(sharding_rule=…)`.
+
+    It is Shardy's: its factors are parallel, but for those that it lists as reduced, as
+    replicated or as permuted. A factor of operands alone that it does not list is
+    whole. Rules that are functions of MLIR types, or that do not fit, are not read.
+    """
+    brought: Any = ctx.params.get("sharding_rule")
+    count = len(ctx.in_shapes)
+    if not hasattr(brought, "operand_mappings"):
+        return unsharded(ctx)
+    shapes = (*ctx.in_shapes, *ctx.out_shapes)
+    mappings = (*brought.operand_mappings, *brought.result_mappings)
+    layouts = [_names(*x) for x in zip(mappings, shapes, strict=False)]
+    sizes = dict(brought.factor_sizes)
+    for layout, shape in zip(layouts, shapes, strict=False):
+        alone = zip(layout, shape, strict=False)
+        sizes.update((dim[0], size) for dim, size in alone if len(dim) == 1)
+    made = {name for layout in layouts[count:] for dim in layout for name in dim}
+    whole = {*brought.need_replication_factors, *brought.permutation_factors}
+    factors = []
+    for name, size in sizes.items():
+        is_reduced = name in brought.reduction_factors
+        kind = FactorKind.REDUCE if is_reduced else FactorKind.PARALLEL
+        if name in whole or not (is_reduced or name in made):
+            kind = FactorKind.WHOLE
+        factors.append(Factor(name, size, kind, "sum" if is_reduced else None))
+    at = {name: i for i, name in enumerate(sizes)}
+    found = [tuple(tuple(at[n] for n in d) for d in layout) for layout in layouts]
+    rule = Rule(tuple(factors), tuple(found[:count]), tuple(found[count:]))
+    does_fit = rule_fault(rule, ctx.in_shapes, ctx.out_shapes) is None
+    return OpRule(rule) if does_fit else unsharded(ctx)
+
+
+def _names(mapping: Sequence[Any], shape: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return the names of each dim's factors; leading dims are written as one entry,
+    which begins with an ellipsis."""
+    dims = [(dim,) if isinstance(dim, str) else tuple(dim) for dim in mapping]
+    if mapping and isinstance(mapping[0], str) and mapping[0].startswith("…"):
+        leading = range(len(shape) - len(dims) + 1)
+        dims[:1] = [(f"{mapping[0]}.{i}",) for i in leading]
+    return dims
