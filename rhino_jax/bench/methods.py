@@ -31,17 +31,10 @@ from typing import Any
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.errors import nearest
+from rhino_jax.recipes.table import EXPERTS
 
 
-RECIPES = (
-    "dp",
-    "zero1",
-    "fsdp",
-    "megatron",
-    "megatron+sp",
-    "megatron+fsdp",
-    "megatron+fsdp+sp",
-)
+RECIPES = tuple(expert.name for expert in EXPERTS)
 PLAIN = ("dp", "zero1", "fsdp")
 RHINO = ("fast", "best", "auto", "refined")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "token-slices")

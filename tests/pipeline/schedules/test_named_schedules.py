@@ -207,7 +207,7 @@ def test_a_family_that_is_registered_is_compared(
     mine = FAMILIES.pop("test-lifo")
     monkeypatch.setitem(FAMILIES, "test-lifo", mine)
     names = {candidate.name for candidate in compare([equal(2, 4)], "auto")}
-    assert names == {"gpipe", "1f1b", "kfkb", "zero-bubble", "searched", "test-lifo"}
+    assert names >= {"gpipe", "1f1b", "kfkb", "zero-bubble", "searched", "test-lifo"}
     assert placements("test-lifo", 2) == [(0, 1)]
     assert not may_split("test-lifo")
     assert "test-lifo" in {c.name for c in search(equal(2, 4), effort=0).tried}
