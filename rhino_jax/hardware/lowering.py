@@ -26,6 +26,9 @@ class LoweringPolicy:
         with the same fallback.
       combines: whether independent collectives are combined into fewer, larger ones,
         with kernels that pack and unpack them (`rhino_jax.model.packing`).
+      rounds_products: whether float32 operands of products at JAX's default precision
+        are rounded to bfloat16 before they are sent: gathered, permuted or exchanged
+        (`rhino_jax.model.op_collectives`).
       annotates_waypoints: whether the program is annotated with every spec on the way
         from one to another, or only with the last.
     """
@@ -33,6 +36,7 @@ class LoweringPolicy:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
+    rounds_products: bool = False
     annotates_waypoints: bool = True
 
     @property
@@ -48,7 +52,9 @@ class LoweringPolicy:
     @property
     def routes(self) -> LoweringPolicy:
         """This policy reduced to what routes between specs depend on; for plans."""
-        return replace(self, scatters_by_axis=False, combines=False)
+        return replace(
+            self, scatters_by_axis=False, combines=False, rounds_products=False
+        )
 
     def without_waypoints(self) -> LoweringPolicy:
         """Return the same policy for programs with final specs alone annotated."""

@@ -45,7 +45,8 @@ class Device:
         use no memory.
       hoists_conversions: whether the compiler hoists dtype conversions of a loop's
         stacked inputs out of the loop, and converts all slices at once.
-      gathers_by_axis, scatters_by_axis, combines: see `LoweringPolicy`.
+      gathers_by_axis, scatters_by_axis, combines, rounds_products: see
+        `LoweringPolicy`.
       calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
         them: also gradients by the input if the kernel is reversed right before them
         (see `rhino_jax.model.gpu_kernels`), and values with channels last (see
@@ -97,6 +98,7 @@ class Device:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
+    rounds_products: bool = False
     calls_cudnn: bool = False
     parts_columns: bool = False
     defers_gradients: bool = False
@@ -124,6 +126,7 @@ class Device:
             gathers_by_axis=self.gathers_by_axis,
             scatters_by_axis=self.scatters_by_axis,
             combines=self.combines,
+            rounds_products=self.rounds_products,
         )
 
 

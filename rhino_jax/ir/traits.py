@@ -90,6 +90,8 @@ class Traits:
       is_gathered: XLA gathers its operands where each device could work on its shard
         alone, or partitions it wrongly, as convolutions of several groups; a plan runs
         it under `shard_map` (`rhino_jax.runtime.on_shards`).
+      is_rounded: its float32 operands may be rounded, as those of products at JAX's
+        default precision.
       is_reversal: it reverses dims of its operand, as the gradient of a convolution
         does with the kernel.
       groups: number of matrices of a grouped matmul (ragged groups of rows); 1 for all
@@ -131,6 +133,7 @@ class Traits:
     hosts_fusion: bool = False
     masks_padding: bool = False
     is_gathered: bool = False
+    is_rounded: bool = False
     is_reversal: bool = False
     input_dilation: int = 1
     kernel_dilation: float = 1.0

@@ -21,6 +21,7 @@ from rhino_jax.model.gpu_kernels import (
     with_reversals,
     with_second_passes,
 )
+from rhino_jax.model.op_collectives import sent_value
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import is_combined, with_packing
 from rhino_jax.model.resharding import ReshardTables
@@ -141,7 +142,8 @@ class _Pricing:
     def add_edges(self, problem: Problem) -> None:
         """Add the reshard costs of all edges, and the memory of resharded copies."""
         graph, columns = self.analysis.graph, self.analysis.graph.columns
-        values, tables = graph.program.values, ReshardTables.of(self.builder)
+        tables, lowering = ReshardTables.of(self.builder), self.builder.mesh.lowering
+        sent = [sent_value(graph, edge, lowering) for edge in graph.edges]
         small = CONSTANTS.small_share * problem.limit
         combined = is_combined(self.analysis)[1]
         sizes, target = self.builder.sizes, self.analysis.target
@@ -153,7 +155,7 @@ class _Pricing:
             edge = graph.edges[at]
             source = self.options[edge.source.node].outs[edge.source.result]
             wanted = self.options[edge.target].ins[edge.operand]
-            whole = values[edge.value]
+            whole = sent[at]
             count, latencies = _times_sent(graph, edge)
             if combined[at]:
                 latencies *= OBSERVED.combined_latency
@@ -178,6 +180,7 @@ class _Pricing:
             columns.count,
             _slices(graph)[columns.target],
             np.array(combined, dtype=bool),
+            np.array([value.bytes for value in sent]),
             convolves[:, 0],
             convolves[:, 1],
         )

@@ -1,22 +1,25 @@
 """Collectives inside an op: halo exchanges before it, merges of shards' results, and
-reductions of partial results after it."""
+reductions of partial results after it; and values in the type in which they are sent.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from rhino_jax.analysis.graph import Edge, Graph, NodeKind
 from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.reshard import ReshardStep
+from rhino_jax.hardware.lowering import LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.collectives import ALL_GATHER, PERMUTE
 from rhino_jax.ir.factor import FactorKind, Rule
-from rhino_jax.ir.program import Manual, Op, Program, item_bytes
+from rhino_jax.ir.program import Manual, Op, Program, Value, item_bytes
 from rhino_jax.ir.spec import Spec, share_of
 from rhino_jax.model.strategies import Strategy
 
@@ -112,6 +115,43 @@ class OpCollectives:
         return step.runs * collective_s(step.kind, step.local_bytes, axes)
 
 
+def as_read(op: Op | None, value: Value, lowering: LoweringPolicy) -> Value:
+    """Return an operand of an op in the element type in which it is sent to the op.
+
+    XLA:TPU multiplies float32 at JAX's default precision in one pass of bfloat16. It
+    rounds the operands on the devices that have them, and gathers, permutes and
+    exchanges bfloat16: half of the bytes of an MLP's weights under FSDP, and of the
+    halos of a ConvNeXt (HLO of v5e:2x4 and v5e:4x4, libtpu 0.0.52). Sums of partial
+    results stay in float32.
+    """
+    is_rounded = op is not None and op.traits.is_rounded and lowering.rounds_products
+    if not is_rounded or value.dtype != "float32":
+        return value
+    return replace(value, dtype="bfloat16")
+
+
+def is_rounded_halo(
+    program: Program, op: Op, step: ReshardStep, mesh: LaidMesh
+) -> bool:
+    """Whether a collective of an op is a halo exchange of a rounded operand."""
+    if step.kind != PERMUTE or not op.traits.is_rounded:
+        return False
+    value = program.values[op.operands[0]]
+    return as_read(op, value, mesh.lowering) != value
+
+
+def sent_value(graph: Graph, edge: Edge, lowering: LoweringPolicy) -> Value:
+    """Return the value that an edge carries, in the element type in which it is sent.
+
+    A copy for several readers is rounded if all of them are products.
+    """
+    value, node = graph.program.values[edge.value], graph.nodes[edge.target]
+    if node.kind is not NodeKind.COPY:
+        return as_read(node.op if node.kind is NodeKind.OP else None, value, lowering)
+    read = [sent_value(graph, e, lowering) for e in graph.outgoing[node.id]]
+    return max(read, key=lambda v: v.bytes, default=value)
+
+
 def by_hand_steps(op: Op, mesh: LaidMesh) -> Iterator[ReshardStep]:
     """Yield the collectives of an op that its user partitioned manually over this very
     mesh."""
@@ -141,7 +181,7 @@ def _halo_steps(
             dim = next((d for d, factors in enumerate(layout) if f in factors), None)
             if dim is None:
                 continue
-            value = program.values[op.operands[o]]
+            value = as_read(op, program.values[op.operands[o]], mesh.lowering)
             cut = math.prod(mesh.sizes[a] for a in axes)
             held = share_of(strategy.operands[o], value.shape, mesh.sizes)
             width = value.shape[dim] / cut

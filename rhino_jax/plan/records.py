@@ -131,6 +131,8 @@ class Collective:
       op: the op that requires it, as `dot_general %123`.
       source: the source line.
       reason: explanation, as "gradient of params['w']: sum over the batch".
+      is_rounded: whether it moves bfloat16 in place of float32, as compilers do with
+        operands of products (`LoweringPolicy.rounds_products`).
     """
 
     kind: str
@@ -141,6 +143,7 @@ class Collective:
     op: str
     source: str
     reason: str = ""
+    is_rounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

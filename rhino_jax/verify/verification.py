@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from rhino_jax.frontend.parameters import Parameters, read_parameters
+from rhino_jax.hardware.target import Target
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Collective, Predicted
@@ -124,7 +125,8 @@ def verification_of(
 
 def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verification:
     """Compare a plan with its compiled form, of one program or of several tasks."""
-    planned = with_seconds(plan.collectives, plan.mesh_axes, place.target)
+    sent = [_sent_on(place.target, c) for c in plan.collectives]
+    planned = with_seconds(sent, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
     if made.out_of_memory is None:
         differences = differences_of(
@@ -169,6 +171,13 @@ def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verifica
             )
         ),
     )
+
+
+def _sent_on(target: Target, planned: Collective) -> Collective:
+    """Return a planned collective in the type that a target's compiler sends."""
+    if not planned.is_rounded or target.device.rounds_products:
+        return planned
+    return replace(planned, bytes=2 * planned.bytes, is_rounded=False)
 
 
 def differences_of(

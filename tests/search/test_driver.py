@@ -38,7 +38,7 @@ def test_garbage_is_collected_again_after_planning() -> None:
         gc.enable()
 
 
-WORTH_LITTLE = 1.005
+WORTH_LITTLE = 1.0005
 """The recipes of tiny models are close together."""
 
 

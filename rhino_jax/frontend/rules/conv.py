@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
+from rhino_jax.frontend.rules.dot import is_rounded
 from rhino_jax.ir.factor import parse_rule
 from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
@@ -156,6 +157,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         OpKind.CONVOLUTION,
         linear=EITHER,
         is_gathered=is_grouped,
+        is_rounded=is_rounded(ctx),
         input_dilation=math.prod(ctx.params["lhs_dilation"]),
         kernel_dilation=zeros,
     )

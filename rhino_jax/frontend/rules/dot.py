@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from jax import lax
 
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.frontend.rules.opaque import unsharded
@@ -20,13 +23,12 @@ def _label(params: Mapping[str, Any]) -> str:
     return text
 
 
-@register(
-    "dot_general",
-    traits=Traits(
-        OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True, linear=EITHER
-    ),
-    label=_label,
+_PRODUCT = Traits(
+    OpKind.CONTRACTION, hosts_fusion=True, masks_padding=True, linear=EITHER
 )
+
+
+@register("dot_general", traits=_PRODUCT, label=_label)
 def dot_general(ctx: OpContext) -> OpRule:
     """Return the rule: batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per
     multiply-add.
@@ -50,7 +52,15 @@ def dot_general(ctx: OpContext) -> OpRule:
     if not contract[0]:
         traits = Traits(linear=EITHER)
         return OpRule(rule, products, is_fusible=True, traits=traits)
-    return OpRule(rule, 2.0 * products)
+    traits = replace(_PRODUCT, is_rounded=is_rounded(ctx))
+    return OpRule(rule, 2.0 * products, traits=traits)
+
+
+def is_rounded(ctx: OpContext) -> bool:
+    """Whether a product is at JAX's default precision (`jax.lax.Precision`)."""
+    precision = ctx.params["precision"]
+    each = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, lax.Precision.DEFAULT) for p in each)
 
 
 def dot_names(

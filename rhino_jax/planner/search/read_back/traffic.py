@@ -17,7 +17,11 @@ from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
 from rhino_jax.model.build import MeshModel
-from rhino_jax.model.op_collectives import own_steps
+from rhino_jax.model.op_collectives import (
+    is_rounded_halo,
+    own_steps,
+    sent_value,
+)
 from rhino_jax.model.packing import is_combined
 from rhino_jax.plan.records import Collective
 from rhino_jax.planner.search.folding.symmetry import Symmetry
@@ -167,7 +171,7 @@ class ChoiceTraffic:
 
     def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[CostedStep, ...]:
         model, mesh = self.model, self.model.mesh
-        value = model.graph.program.values[edge.value]
+        value = sent_value(model.graph, edge, mesh.lowering)
         padding = 1.0
         if not model.builder.sizes.padded_dims.isdisjoint(value.shape):
             padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
@@ -206,12 +210,17 @@ class ChoiceTraffic:
         model, step = self.model, priced.step
         if isinstance(at, Node):
             strategy = model.options[at.id].strategies[source]
+            is_rounded = at.op is not None and is_rounded_halo(
+                model.graph.program, at.op, step, model.mesh
+            )
             op, reason = at.op, self._reasons.of_op(at, strategy, step)
         else:
             nodes = model.graph.nodes
             op = nodes[at.target].op or nodes[at.source.node].op
             have, want = model.spec(at.source, source), model.wanted(at, target)
             reason = self._reasons.of_edge(at, step, have, want)
+            sent = sent_value(model.graph, at, model.mesh.lowering)
+            is_rounded = sent != model.graph.program.values[at.value]
         per_run = wire_bytes(
             step.kind, step.local_bytes, size_of(model.mesh, step.axes)
         )
@@ -228,6 +237,7 @@ class ChoiceTraffic:
             op="" if op is None else f"{op.name} #{op.id}",
             source=line,
             reason=reason,
+            is_rounded=is_rounded,
         )
 
 
