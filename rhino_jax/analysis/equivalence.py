@@ -90,15 +90,19 @@ def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
 
 
 def passed_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
-    """Return the bytes that a loop reads and writes to copy a stack slice by slice."""
+    """Return the bytes that a loop reads and writes to copy a stack slice by slice, or
+    a carry in every trip."""
     passes = liveness.stack_passes.get(node.id, 0)
     if not passes or node.op is None:
         return 0
+    if node.kind is NodeKind.CARRY:
+        trips = copied_slices(graph, liveness, node)
+        return passes * trips * graph.program.values[node.value].bytes
     stack = node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]
     return passes * graph.program.values[stack].bytes
 
 
 def copied_slices(graph: Graph, liveness: Liveness, node: Node) -> int:
-    """Return how many copies of slices a loop launches for a stack."""
+    """Return how many copies a loop launches for a stack's slices or a carry."""
     call = None if node.op is None else node.op.call
     return call.trip_count if call and node.id in liveness.stack_passes else 0

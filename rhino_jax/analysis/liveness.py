@@ -10,7 +10,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.kernels import Kernels, find_kernels
-from rhino_jax.analysis.materialised import Fusing, find_materialised
+from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.temporaries import (
@@ -36,8 +36,9 @@ class Liveness:
       hoisted: converted copies of the stacks that loops scan over.
       masked, stay: copies of operands masked to ragged groups, and those that stay live
         from one product to another.
-      stack_passes: id of a slice or stack node of a loop → how often the whole stack is
-        read or written in addition to what the ops of the body read and write.
+      stack_passes: id of a slice, stack or carry node of a loop → how often the whole
+        stack, or the carry in every trip, is read or written in addition to what the
+        ops of the body read and write.
       first, last: [ports], when the value is live, both included.
       copy_last: [edges], until when a resharded copy of the value is live, from its
         read on.
@@ -76,6 +77,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)
     read = _read_until(graph, ports, found.ports, find_late(graph, slack))
+    _hold_donated(graph, read)
     return Liveness(
         found.ports,
         found.handed,
@@ -84,7 +86,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         *(find_masked(graph) if fusing.masks_groups else ((), ())),
-        _stack_passes(graph, found.stacked, fusing),
+        _stack_passes(graph, found, fusing) | _carry_passes(graph, found.ports),
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],
         _copies_until(graph, read),
@@ -149,10 +151,26 @@ def _read_until(
     return last
 
 
+def _hold_donated(graph: Graph, read: list[int]) -> None:
+    """Keep donated inputs in `read` until the output that is written in their place
+    starts: no other value is put there (buffers of a stencil that is applied four times
+    to donated grids, XLA:GPU of jax 0.11.2)."""
+    of_slot = {n.slot: n.ports[0].id for n in graph.nodes if n.kind is NodeKind.INPUT}
+    for output, port in zip(graph.program.outputs, graph.output_ports, strict=True):
+        held = None if output.state_of is None else of_slot.get(output.state_of)
+        if held is None or port is None:
+            continue
+        written = graph.nodes[port.node]
+        readers = {graph.nodes[e.target].kind for e in graph.readers[held]}
+        # A loop's carry is in the input's place itself.
+        if written.kind is NodeKind.OP and NodeKind.CARRY not in readers:
+            read[held] = max(read[held], written.time - 1)
+
+
 def _stack_passes(
-    graph: Graph, stacked: frozenset[int], fusing: Fusing
+    graph: Graph, materialised: Materialised, fusing: Fusing
 ) -> dict[int, int]:
-    """Return `Liveness.stack_passes`.
+    """Return `Liveness.stack_passes` of slices and stacks.
 
     A copy of a value into or out of a stack reads and writes it. A slice with one
     reader is fused into that, and a value that only a stack reads, or that the others
@@ -175,11 +193,34 @@ def _stack_passes(
     for edge in graph.edges:
         if graph.nodes[edge.target].kind is not NodeKind.STACK:
             continue
-        is_in_place = edge.source.id in stacked
+        is_in_place = edge.source.id in materialised.stacked
         if fusing.copies_stacks:
             found[edge.target] = 2 if is_in_place else 3
         elif len(graph.readers[edge.source.id]) > 1 and not is_in_place:
             found[edge.target] = 2
+    return found
+
+
+def _carry_passes(graph: Graph, materialised: list[bool]) -> dict[int, int]:
+    """Return `Liveness.stack_passes` of carries that a concatenation or a rotation
+    reads in the fusion that computes them anew: that writes another buffer, which is
+    copied at the end of each trip (a weather code in a scan, XLA:GPU of jax 0.11.2)."""
+    if not graph.fuses_joins:
+        return {}
+    # The nodes whose result a join reads at other positions, in the same fusion.
+    moved = [False] * len(graph.nodes)
+    for node in reversed(graph.run_order):
+        for edge in graph.outgoing[node.id]:
+            reader = graph.nodes[edge.target]
+            if reader.is_fusible and not materialised[reader.ports[0].id]:
+                joins = reader.op is not None and reader.op.traits.joins
+                moved[node.id] |= joins or moved[reader.id]
+    found = {}
+    for node in graph.nodes:
+        if node.kind is NodeKind.CARRY and moved[node.id]:
+            makers = [graph.nodes[e.source.node] for e in graph.incoming[node.id]]
+            if makers[-1].is_fusible:
+                found[node.id] = 2
     return found
 
 

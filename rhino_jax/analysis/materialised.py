@@ -6,6 +6,9 @@ loop or the program. Read by several ops of another depth (see `matmul_depth`), 
 recomputed in each reader's fusion where that is cheap and reads no more bytes than the
 value has itself (a convert, a mask, a normalisation); otherwise it is stored.
 
+Where concatenations and rotations are fused, too (`Device.fuses_joins`), a value that
+is computed through one and that several ops read ends a fusion.
+
 Some compilers fuse elementwise ops into matmuls (`Device.fuses_matmuls`). Operands are
 then computed on the fly. A value that several matmuls read is stored, unless computing
 it reads no more bytes than it has; one that is expensive, and read by a matmul's fusion
@@ -271,6 +274,8 @@ class _MaterialisedFinder:
 
     def _is_shared(self, port: int, node: Node, feeds: list[int]) -> bool:
         """Whether a value is stored rather than recomputed by each of its readers."""
+        if node.id in self.depth.joined:
+            return True
         if self.reading.count[port] < 2 or node.id in self.long_rows:
             return False
         read = sum(map(self._size_of, self._sources_of(feeds)))

@@ -51,7 +51,8 @@ class ProgramAnalysis:
     @classmethod
     def of(cls, program: Program, target: Target) -> ProgramAnalysis:
         """Analyse a program."""
-        return cls.of_graph(inline_regions(program), target)
+        fuses_joins = target.device.fuses_joins
+        return cls.of_graph(inline_regions(program, fuses_joins=fuses_joins), target)
 
     @classmethod
     def of_graph(cls, graph: Graph, target: Target) -> ProgramAnalysis:

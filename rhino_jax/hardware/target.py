@@ -68,6 +68,8 @@ class Device:
       copies_stacks: whether the compiler fills the stack that a loop writes with zeros
         first, and writes it in a kernel of its own per trip, which reads the value or
         what it is computed from; and copies a slice of a stack that a matmul reads.
+      fuses_joins: whether the compiler computes concatenations and rotations in the
+        fusions of their readers, instead of storing them.
       host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
         if it is unknown, or the compiler does not support host offload.
       recomputes: names of costly elementwise ops that the compiler recomputes in the
@@ -105,6 +107,7 @@ class Device:
     masks_groups: bool = False
     sinks_broadcasts: bool = False
     copies_stacks: bool = False
+    fuses_joins: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import pytest
 
 from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.inline_regions import inline_regions
@@ -18,8 +19,11 @@ from rhino_jax.frontend.trace import trace
 X = jnp.ones((64, 64), jnp.float32)
 
 
-def analysed(fn: Callable[..., Any], *args: Any) -> tuple[Graph, Liveness]:
-    graph = inline_regions(trace(fn, args, {}).program)
+def analysed(
+    fn: Callable[..., Any], *args: Any, fuses_joins: bool = False
+) -> tuple[Graph, Liveness]:
+    program = trace(fn, args, {}).program
+    graph = inline_regions(program, fuses_joins=fuses_joins)
     return graph, analyse(graph, Fusing())
 
 
@@ -77,3 +81,26 @@ def test_a_normalisation_is_one_kernel() -> None:
     graph, live = analysed(norm, X)
     assert reads(graph, live) == {"x": 1}
     assert len(launched(graph, live)) == 1
+
+
+def smoothed(x: Any) -> Any:
+    return x + 0.1 * (jnp.roll(x, 1, 0) + jnp.roll(x, -1, 1) - 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "fused", "stored"),
+    [
+        (smoothed, 1, 2),
+        (lambda x: smoothed(2.0 * x), 1, 2),
+        # The inner stencil is needed at several positions.
+        (lambda x: smoothed(smoothed(x)), 2, 3),
+        (lambda x: jnp.concatenate([x, x + 1.0]) * 2.0, 1, 2),
+        (lambda x: jnp.concatenate([x, x + 1.0]) @ x, 2, 2),
+    ],
+    ids=["one", "computed operand", "two", "joined", "read by a product"],
+)
+def test_joins_are_fused_where_the_compiler_fuses_them(
+    fn: Callable[[Any], Any], fused: int, stored: int
+) -> None:
+    assert len(launched(*analysed(fn, X, fuses_joins=True))) == fused
+    assert len(launched(*analysed(fn, X))) == stored

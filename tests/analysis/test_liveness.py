@@ -367,3 +367,38 @@ def test_an_elementwise_value_that_is_stacked_has_no_buffer_of_its_own(
     assert live.is_materialised[port]
     assert live.is_held[port] == is_held
     assert analyse(graph, PLAIN).is_held[port]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_copied"),
+    [
+        (lambda y: y + jnp.roll(y, 1, 0), True),
+        (lambda y: 2.0 * y, False),
+        # The product has read all of it before the carry is written.
+        (lambda y: jnp.roll(y, 1, 0) @ y, False),
+    ],
+    ids=["shifted", "elementwise", "product"],
+)
+def test_a_carry_that_its_own_fusion_reads_shifted_is_copied(
+    body: Callable[[Any], Any], is_copied: bool
+) -> None:
+    def fn(x: Any) -> Any:
+        return jax.lax.scan(lambda y, _: (body(y), None), x, None, length=3)[0]
+
+    program = trace(fn, (X,), {}).program
+    for fuses_joins in (False, True):
+        graph = inline_regions(program, fuses_joins=fuses_joins)
+        passes = analyse(graph, PLAIN).stack_passes
+        assert list(passes.values()) == [2] * (is_copied and fuses_joins)
+
+
+def test_nothing_but_its_output_is_put_in_the_place_of_a_donated_input() -> None:
+    def step(x: Any) -> Any:
+        return jnp.sin(jnp.cos(x @ x) @ x)
+
+    traced = trace(step, (X,), {}, donate_argnums=(0,))
+    graph = inline_regions(traced.program)
+    live = analyse(graph, PLAIN)
+    (output,), entry = graph.output_ports, graph.nodes[0].ports[0]
+    assert output is not None
+    assert live.last[entry.id] == live.first[output.id] - 1

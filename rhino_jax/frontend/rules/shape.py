@@ -313,6 +313,7 @@ def _resized(
     traits=Traits(
         OpKind.MOVEMENT,
         fuses_operands=True,
+        joins=True,
         masks_padding=True,
         moves=FROM_ALL,
         dims_param="dimension",

@@ -260,7 +260,8 @@ def _search(
         notes.
     """
     begun, watch = time.monotonic(), request.watch
-    analysis = ANALYSE.run(watch, INLINE.run(watch, program), target)
+    graph = INLINE.run(watch, program, fuses_joins=target.device.fuses_joins)
+    analysis = ANALYSE.run(watch, graph, target)
     # Reading the plan back takes about as long as the analysis.
     analysis_s = time.monotonic() - begun
     request = replace(request, deadline=request.deadline - analysis_s)

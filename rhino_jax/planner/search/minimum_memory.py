@@ -40,7 +40,8 @@ def find_minimum_memory(
       Choices of all nodes with their peaks, under no memory limit.
     """
     started = time.monotonic()
-    analysis = ANALYSE.run(None, INLINE.run(None, program), target)
+    graph = INLINE.run(None, program, fuses_joins=target.device.fuses_joins)
+    analysis = ANALYSE.run(None, graph, target)
     # Which values are too small to be counted depends on the budget; one above the
     # device's memory must not raise that threshold.
     budget = min(request.memory_budget_bytes, target.device.hbm_bytes)

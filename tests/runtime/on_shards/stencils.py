@@ -20,6 +20,20 @@ def heat(u: Any) -> Any:
     return u + 0.1 * (sum(rolls) - 4 * u)
 
 
+def wave(u: Any, v: Any) -> tuple[Any, Any]:
+    """One step of two grids, of which one is read at shifted positions."""
+    v = v + (heat(u) - u)
+    return u + 0.1 * v, v
+
+
+def wave_twice(u: Any, v: Any) -> tuple[Any, Any]:
+    return wave(*wave(u, v))
+
+
+def wave_in_scan(u: Any, v: Any) -> Any:
+    return lax.scan(lambda c, _: (wave(*c), None), (u, v), None, length=20)[0]
+
+
 def inside(u: Any) -> Any:
     around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
     return around - 4 * u[1:-1, 1:-1]
