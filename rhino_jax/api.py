@@ -28,7 +28,7 @@ from rhino_jax.options import (
     with_options_of_call,
 )
 from rhino_jax.plan.files.store import load_plan as load
-from rhino_jax.plan.pins.trees import check_pins
+from rhino_jax.plan.pin_trees import check_pins
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans
 from rhino_jax.planner.joint.together import planned_together
@@ -36,7 +36,7 @@ from rhino_jax.planner.like import hardware_of_like
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import read_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
-from rhino_jax.verify.by_hand.audit import audit as audited
+from rhino_jax.verify.audit import audit as audited
 from rhino_jax.verify.results.audit import Audit
 
 

@@ -30,7 +30,7 @@ from rhino_jax.planner.search.driver import (
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search
-from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.solver.least_peak import smallest_peak
 from rhino_jax.units import parse_bytes
 from rhino_jax.utils.codec import to_json

@@ -1,6 +1,6 @@
 """Functions to plan: loaded by name, with abstract arguments.
 
-Abstract arguments from a TOML file, for planning without writing Python.
+Abstract arguments come from a TOML file, for planning without writing Python:
 
     init = "train:init"            # optional: what this function returns (run on
                                    # shapes only) comes first among the arguments

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.errors import PlanFileError
-from rhino_jax.explain.report.displayed import Displayed
+from rhino_jax.explain.report.html import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.tables import STATE_PREFIX, fold, format_axes

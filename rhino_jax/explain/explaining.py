@@ -1,6 +1,7 @@
 """Explanation of a value's layout: alternatives fixed, and the rest solved again.
 
-Constraints that shape a layout: pins, divisibility, memory, neighbours, recipes.
+`forces` lists the constraints that shape a layout: pins, divisibility, memory,
+neighbours, recipes.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from typing import Any, Protocol
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import PinError
-from rhino_jax.explain.holding import (
+from rhino_jax.explain.place import (
     HeldLayout,
+    PlacedValues,
+    find_place,
     held_in,
     nodes_of,
     solve_most_promising,
     specs_now,
     specs_without_pins,
 )
-from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.why import LayoutAlternative, Why
 from rhino_jax.explain.words import CostTerms, added, answer, cost_of
 from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.model.build import MeshModel
-from rhino_jax.plan.pins.resolve import to_spec
+from rhino_jax.plan.pins import to_spec
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import partition_spec
 from rhino_jax.planner.search.driver import search_again

@@ -16,13 +16,14 @@ from jax.sharding import PartitionSpec
 
 from rhino_jax.errors import PinError
 from rhino_jax.explain.explaining import explanation, forces, laid_out_nowhere, read
-from rhino_jax.explain.holding import (
+from rhino_jax.explain.place import (
     HeldLayout,
+    PlacedValues,
+    find_place,
     solve_most_promising,
     specs_now,
     specs_without_pins,
 )
-from rhino_jax.explain.place import PlacedValues, find_place
 from rhino_jax.explain.where import Where
 from rhino_jax.explain.why import Why
 from rhino_jax.explain.words import (
@@ -36,7 +37,7 @@ from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, entry_axes, format_spec
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
-from rhino_jax.plan.pins.interior import ValuePin
+from rhino_jax.plan.pins import ValuePin
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.search.found import SearchResult

@@ -26,7 +26,7 @@ from rhino_jax.plan import plan as data, trees
 from rhino_jax.plan.files.schema import plan_from_dict, plan_to_dict
 from rhino_jax.plan.files.store import save_plan
 from rhino_jax.runtime import placing
-from rhino_jax.runtime.with_plan import jit_with_plan
+from rhino_jax.runtime.sharded import jit_with_plan
 from rhino_jax.verify.check import check
 from rhino_jax.verify.results.check import Check
 from rhino_jax.verify.results.verification import Verification
@@ -266,7 +266,7 @@ class Plan(data.PlanData):
           args, kwargs: its arguments, with arrays.
           tolerance: maximum relative difference of floats; None: by element type, 1e-4
             for float32, and the error of the program's own roundings to 16 bits
-            (`rhino_jax.verify.comparison`).
+            (`rhino_jax.verify.results.check`).
           static_argnums, static_argnames: as in `jax.jit`.
 
         Returns:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rhino_jax.errors import RhinoError, StageError, nearest
 from rhino_jax.explain.explaining import explain
-from rhino_jax.explain.holding import steps_held
 from rhino_jax.explain.in_stages import PipelineView, StagedQuestion, moved
+from rhino_jax.explain.place import steps_held
 from rhino_jax.explain.why import Why
 from rhino_jax.ir.spec import Spec
 from rhino_jax.plan.plan import PlanData

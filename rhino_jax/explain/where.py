@@ -10,8 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from rhino_jax.analysis.graph import NodeKind
-from rhino_jax.explain.holding import nodes_of
-from rhino_jax.explain.place import PlacedValues
+from rhino_jax.explain.place import PlacedValues, nodes_of
 from rhino_jax.ir.op import Source
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Program

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rhino_jax.explain.report.displayed import Displayed
+from rhino_jax.explain.report.html import Displayed
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.units import format_bytes, format_seconds, format_share
 

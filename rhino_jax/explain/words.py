@@ -1,6 +1,6 @@
 """The explanation in sentences: for each mesh axis, what the plan gains by its use.
 
-Cost of a solution, by mesh axes and by the user's source lines.
+`cost_of` has the cost of a solution, by mesh axes and by the user's source lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Entry points of `plan.code` and `audit.patch`.
+"""Plans as Python source: `plan.code`, and `audit.patch`.
 
-The styles of `plan.code`: one function each, from a plan to a module's text.
+Each style of `plan.code` is one function, from a plan to a module's text.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ JAX stores with every equation the expression that emitted it, with its columns.
 equations of one expression (`jax.nn.gelu(x)` has nine) produce one value that others
 read: the expression's value. A person would write a sharding constraint there.
 
-Values of the backward pass that belong to a user's expression.
-
+`Cotangents` has the values of the backward pass that belong to a user's expression.
 Reverse differentiation emits the transposed equations of an expression, which keep its
 source location. Values that they read from elsewhere in the backward pass are the
 cotangent of the expression's value; values that others read from them are contributions

@@ -4,7 +4,7 @@ A train step returns its new parameters and optimizer state; they must keep the 
 that the next call expects. Results are matched with donated arguments first. Ties with
 other arguments need another reason: the result has the argument's name (or key), or its
 structure. A single array of the same shape is no reason: `tanh(x @ w)` replaces no `x`,
-unless calls show that it does (see `rhino_jax.runtime.feedback`).
+unless calls show that it does (see `rhino_jax.runtime.buffers`).
 """
 
 from __future__ import annotations

@@ -1,24 +1,22 @@
 """Decisions in terms of the IR: a spec for every value and every use of a value.
 
-Arrays that are views of others with a dim split in two: not annotated on TPU.
-
-Normalisation over groups of channels reshapes [n, h, w, 64] to [n, h, w, 32, 2],
-computes elementwise ops and sums there, and merges the dims again. XLA:TPU eliminates
-such reshapes and computes on [n, h, w, 64], unless a sharding is annotated on a value
-in between: then two channels are a dim of their own, and other dims lie on the 128
-lanes.
+Arrays that are views of others with a dim split in two are not annotated on TPU
+(`without_split_views`). Normalisation over groups of channels reshapes [n, h, w, 64] to
+[n, h, w, 32, 2], computes elementwise ops and sums there, and merges the dims again.
+XLA:TPU eliminates such reshapes and computes on [n, h, w, 64], unless a sharding is
+annotated on a value in between: then two channels are a dim of their own, and other
+dims lie on the 128 lanes.
 
 Source: a group norm between two 3x3 convolutions, f32[16,32,32,64], forward and
 backward, compiled for v5e (libtpu 0.0.52): 88 us in addition to the convolutions, with
 annotations 321; f32[16,16,16,128] 41 and 310, f32[64,32,32,64] 356 and 915 (XLA's
 estimates).
 
-Annotation density: the values of a program on which a plan sets shardings.
-
-By default ("all") a plan annotates every value. "matmul" annotates the operands and
-results of every matmul, as people do by hand at best; values in between are left to the
-compiler's propagation. "batch" annotates parameters, optimizer state, and the batch dim
-of activations, as most people do.
+The annotation density says on which values a plan sets shardings. By default ("all") a
+plan annotates every value. "matmul" annotates the operands and results of every matmul,
+as people do by hand at best; values in between are left to the compiler's propagation.
+"batch" annotates parameters, optimizer state, and the batch dim of activations, as most
+people do.
 """
 
 from __future__ import annotations

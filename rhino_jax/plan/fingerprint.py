@@ -1,10 +1,9 @@
 """The fingerprint of a program: a plan is applied only to its own program.
 
-The ops of a program as a short text, so that a plan file can tell which one changed.
-
-One line per op: name, operands as distances in the list of values, result types, a
-digest of what else the fingerprint covers, and the source line. Compressed, since
-layers repeat: 4 to 8 bytes per op (models of the zoo).
+The outline of a program has its ops as a short text, so that a plan file can tell which
+one changed. One line per op: name, operands as distances in the list of values, result
+types, a digest of what else the fingerprint covers, and the source line. Compressed,
+since layers repeat: 4 to 8 bytes per op (models of the zoo).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stored with an op of the program, and is rewritten from the program as it was tr
 last. Collectives know their op; if other ops shared a line and no longer do, the line
 of the first one is shown.
 
-Predicted seconds of a step by source line.
+`LineTime`s, the predicted seconds of a step by source line, are summed and scaled here.
 """
 
 from __future__ import annotations

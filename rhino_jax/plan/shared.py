@@ -1,6 +1,7 @@
-"""Arrays that several programs share, and state that stays while other programs run.
+"""Plans of several programs that share state.
 
-Plans of several programs that share state.
+Arrays that several programs have are shared; the state that one program needs later
+stays allocated while others run.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import cache_key, kept
 from rhino_jax.plan.fingerprint import fingerprint
-from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
-from rhino_jax.plan.pins.trees import check_devices, check_pins, expand_pins
+from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
+from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planner.like import (
@@ -56,7 +56,7 @@ from rhino_jax.planner.per_microbatch import (
 from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import axes_of_mesh, devices_here, make_mesh
 from rhino_jax.runtime.processes.agree import is_alone, made_by_first, processes_of_mesh
-from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.utils.keywords import (
     LARGEST_SEED,
     read_bytes,

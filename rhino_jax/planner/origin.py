@@ -18,14 +18,14 @@ from typing import Any
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.plan import plan as data
-from rhino_jax.plan.pins.resolve import ResolvedPins, resolve_pins
-from rhino_jax.plan.pins.trees import check_pins, expand_pins
+from rhino_jax.plan.pin_trees import check_pins, expand_pins
+from rhino_jax.plan.pins import ResolvedPins, resolve_pins
 from rhino_jax.planner.like import ReusedSpecs
 from rhino_jax.planner.notes import notes_of_arguments, notes_of_rules
 from rhino_jax.planner.per_microbatch import notes_of_microbatches
 from rhino_jax.planner.staging.pins import without_stages
 from rhino_jax.runtime.meshes import read_mesh
-from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.utils.progress import shown
 
 

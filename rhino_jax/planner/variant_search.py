@@ -16,7 +16,7 @@ from rhino_jax.passes.apply import PASSES, apply_passes
 from rhino_jax.passes.program_pass import NO_LIMITS, ChoiceLimits
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
-from rhino_jax.plan.pins.resolve import resolve_pins
+from rhino_jax.plan.pins import resolve_pins
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.plan.trees import on_mesh

@@ -4,9 +4,9 @@ In: a `plan.PlanData`, the user's function and its arguments.
 Out: `sharded.ShardedFunction`, and JAX's `Lowered` and `Compiled` of it.
 Order: `sharded` (the decorator's object) → `bound` (one signature: traced, planned) →
 `spmd` (one SPMD program) or `tasks` (pipeline stages) → `interpret` (evaluates its
-jaxpr with `constraints`; `on_shards` runs ops that XLA would gather, or partition
-wrongly, `indexing` clamps starts that it would drop) → `lowering`. Next to them:
-`meshes` (which mesh), `donation` and `feedback` (buffers), `placing` and `belonging`
-(state in the plan's shardings), `storage` (element order), `with_plan` (a function
-under an existing plan), `processes` (several that agree on one plan).
+jaxpr with `constraints`; `on_shards` and `windows` run ops on shards that XLA
+would gather, or partition wrongly, `indexing` clamps starts that it would drop). Next
+to them: `meshes` (which mesh), `buffers` (donated, or fed back), `placing` and
+`belonging` (state in the plan's shardings), `storage` (element order), `processes`
+(several that agree on one plan).
 """

@@ -1,10 +1,13 @@
-"""One signature of a sharded function: traced, planned, on a mesh, ready to run."""
+"""One signature of a sharded function: traced, planned, on a mesh, ready to run.
+
+`lower` gives it the interface of `jax.stages`: `Lowered` and `Compiled`.
+"""
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic
@@ -12,14 +15,15 @@ from typing import Any, Generic
 import jax
 
 from rhino_jax._compat import coordination_client
+from rhino_jax.errors import TraceError
 from rhino_jax.frontend.call import Signature, array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
 from rhino_jax.frontend.objects.lift import Lifted, lift, merge_result
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.hardware.compile_only import compiler_options as needed_options
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.runtime.donation import Donations, copied, unshared
-from rhino_jax.runtime.feedback import Feedback
+from rhino_jax.runtime.buffers import Donations, Feedback, copied, unshared
 from rhino_jax.runtime.meshes import not_runnable
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.processes.agree import processes_of_mesh
@@ -335,3 +339,69 @@ class Arguments:
     def __init__(self, arrays: list[Any], to_move: list[int]) -> None:
         self.arrays, self.to_move = arrays, to_move
         self.lifted: Lifted | None = None
+
+
+class Lowered:
+    """A sharded function, lowered for one signature.
+
+    Everything that `jax.stages.Lowered` has is here too (`as_text`,
+    `compiler_ir`, `cost_analysis`, …).
+    """
+
+    def __init__(self, bound: Bound, lowered: jax.stages.Lowered) -> None:
+        self.bound, self.lowered = bound, lowered
+
+    @property
+    def plan(self) -> Any:
+        return self.bound.plan
+
+    def compile(
+        self, compiler_options: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> CompiledFunction:
+        """Compile; arguments as for `jax.stages.Lowered.compile`.
+
+        For compile-only GPUs, the XLA options that they need are added.
+        """
+        options = {**needed_options(self.bound.mesh), **(compiler_options or {})}
+        compiled = self.lowered.compile(compiler_options=options or None, **kwargs)
+        return CompiledFunction(self.bound, compiled)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lowered, name)
+
+
+class CompiledFunction:
+    """A sharded function, compiled for one signature; called as the function is.
+
+    Everything that `jax.stages.Compiled` has is here too (`as_text`,
+    `memory_analysis`, `cost_analysis`, …).
+    """
+
+    def __init__(self, bound: Bound, compiled: jax.stages.Compiled) -> None:
+        self.bound, self.compiled = bound, compiled
+
+    @property
+    def plan(self) -> Any:
+        return self.bound.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run; static arguments are omitted or None, since they were compiled in."""
+        arguments: Arguments | None = self.bound.read(args, kwargs)
+        if arguments is None:
+            tree = jax.tree.structure((args, kwargs))
+            name = self.bound.traced.name
+            raise TraceError(
+                f"`{name}` was compiled for other arguments.",
+                numbers=f"got {tree}, compiled for {self.bound.traced.arguments.tree};"
+                " or shapes, types or static leaves differ",
+                fix=f"lower and compile `{name}` for these, or call it itself.",
+            )
+        return self.bound.run(arguments, self.compiled)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+
+def lower(bound: Bound) -> Lowered:
+    """Lower for the bound's signature and mesh; nothing is allocated."""
+    return Lowered(bound, bound.executable.lower(bound.abstract_arrays()))

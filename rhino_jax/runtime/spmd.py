@@ -1,6 +1,7 @@
 """Run a plan of one stage as one SPMD program with sharding constraints.
 
-The interface of executables: run a plan on flat arrays, as one program or many.
+`Executable` is the interface that it shares with plans of several stages: run a plan on
+flat arrays, as one program or many.
 """
 
 from __future__ import annotations

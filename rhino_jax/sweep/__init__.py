@@ -2,9 +2,8 @@
 
 In: a function with example arguments, and a list of values for each varied option.
 Out: `table.Sweep`: a `point.Point` for every configuration, with its plan on request.
-Order: `point` (lists → configurations, and what each costs), `evaluate`
-(configurations that share a model), `meshes` (the best mesh, within every budget),
-`jobs` (passes chosen, too; the same in other processes), `running` (here or in
-processes), `table` (text), `sweep` (the call; another batch size: the function traced
-on other shapes).
+Order: `point` (lists → configurations, and what each costs), `evaluate` (configurations
+that share a model), `jobs` (the best mesh within every budget; passes chosen, too; the
+same in other processes), `running` (here or in processes), `table` (text), `sweep` (the
+call; another batch size: the function traced on other shapes).
 """

@@ -1,6 +1,7 @@
 """Cost of configurations; those that share a model are evaluated together.
 
-Configurations that differ in their budgets alone, until they are searched.
+`Pending` has configurations that differ in their budgets alone, until they are
+searched.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch import cut_in
-from rhino_jax.plan.pins.resolve import resolve_pins
-from rhino_jax.plan.pins.trees import expand_pins
+from rhino_jax.plan.pin_trees import expand_pins
+from rhino_jax.plan.pins import resolve_pins
 from rhino_jax.planner.cuts import as_requested
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
 from rhino_jax.planner.options import PlanOptions
@@ -31,9 +32,8 @@ from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.solve_on_mesh import as_solution
 from rhino_jax.planner.variant_search import Search, tell_nobody
 from rhino_jax.runtime.meshes import devices_here, make_mesh
-from rhino_jax.runtime.with_plan import with_trees
-from rhino_jax.sweep.jobs import BudgetSweep, SearchOutcome
-from rhino_jax.sweep.meshes import Best, BudgetJobs, Meshes
+from rhino_jax.runtime.sharded import with_trees
+from rhino_jax.sweep.jobs import Best, BudgetJobs, BudgetSweep, Meshes, SearchOutcome
 from rhino_jax.sweep.point import (
     WHAT,
     Point,

@@ -1,6 +1,7 @@
 """Cost of one configuration, with its plan on request.
 
-Configurations: one value of every varied option. Counts and seconds of a sweep.
+`SweepConfig` has one value of every varied option, `SweepWork` counts and seconds of a
+sweep.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run of all configurations of a sweep, group by group, with progress.
 
-Scheduling of searches: in this process, or in several others.
+Searches are scheduled in this process, or in several others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from rhino_jax.errors import ProcessError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.sweep.evaluate import Evaluator, Pending, refused
-from rhino_jax.sweep.jobs import BudgetSweep, SearchOutcome, run_search, to_bytes
-from rhino_jax.sweep.meshes import BudgetJobs, Meshes
+from rhino_jax.sweep.jobs import (
+    BudgetJobs,
+    BudgetSweep,
+    Meshes,
+    SearchOutcome,
+    run_search,
+    to_bytes,
+)
 from rhino_jax.sweep.point import (
     WHAT,
     Counts,

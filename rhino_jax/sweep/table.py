@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import RhinoError
-from rhino_jax.explain.report.displayed import Displayed
-from rhino_jax.explain.report.html import sections_to_html
+from rhino_jax.explain.report.html import Displayed, sections_to_html
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.views.scatter import Dot, PlotAxis, scatter

@@ -29,14 +29,12 @@ from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import with_mesh
 from rhino_jax.runtime.bound import Bound
-from rhino_jax.runtime.donation import copied
+from rhino_jax.runtime.buffers import copied
 from rhino_jax.runtime.meshes import can_run
-from rhino_jax.runtime.sharded import unbound
+from rhino_jax.runtime.sharded import sharded_by, unbound
 from rhino_jax.runtime.storage import dims_of, in_order
-from rhino_jax.runtime.with_plan import sharded_by
-from rhino_jax.verify.comparison import ComparedLeaf, compare
 from rhino_jax.verify.places import emulated_mesh
-from rhino_jax.verify.results.check import Check
+from rhino_jax.verify.results.check import Check, ComparedLeaf, compare
 from rhino_jax.verify.verification import planned_parameters
 
 

@@ -30,7 +30,7 @@ from rhino_jax.hardware.compile_only import (
     compiler_options,
     origin_of,
 )
-from rhino_jax.runtime.lowering import Lowered
+from rhino_jax.runtime.bound import Lowered
 from rhino_jax.utils.keywords import read_seconds
 from rhino_jax.utils.progress import Progress
 from rhino_jax.utils.stderr import captured_stderr, real_stderr, write_stderr

@@ -1,7 +1,5 @@
 """Choose what a plan is compiled for: real, compile-only or emulated devices.
 
-Make meshes of more CPU devices than this process has, for compiling.
-
 XLA:CPU makes as many devices as requested, also while JAX runs on others: a second CPU
 client in this process, next to JAX's own and invisible to everything else. Programs
 compile for it as in a process that was started with as many emulated devices: to the
@@ -31,7 +29,7 @@ from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.trees import check_mesh_axes
-from rhino_jax.runtime.lowering import Lowered
+from rhino_jax.runtime.bound import Lowered
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.compile import NO_LIMIT, CompileLimit, compile_lowered
 from rhino_jax.verify.hlo.records import Compilation

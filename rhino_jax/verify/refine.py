@@ -18,9 +18,8 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import CUT_BY_CLOCK, CompiledCandidate
 from rhino_jax.planner.search.candidates import PlanCandidate
-from rhino_jax.runtime.bound import Bound
-from rhino_jax.runtime.lowering import lower
-from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.runtime.bound import Bound, lower
+from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.verify.hlo.reading import read_compiled
 from rhino_jax.verify.hlo.records import Compilation, Reading
 from rhino_jax.verify.places import CompilePlace, place_of

@@ -1,6 +1,6 @@
 """Compile the tasks of a plan of several stages, one by one.
 
-The compiled form of a plan, of one program or of several tasks.
+`CompiledPlan` is the compiled form of any plan, of one program or of several tasks.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ mesh that plans, lowers and compiles as one of real devices would: with the real
 compiler, for the real topology.
 
 Devices are ordered as `jax.make_mesh` orders real ones: the minor mesh axis runs over
-neighbours. Several TPU slices are split along the major axes.
-
-Choose the usual topology for a number of devices.
+neighbours. Several TPU slices are split along the major axes. Where a name has no
+topology, `topology_for` takes the usual one for the number of devices.
 """
 
 from __future__ import annotations

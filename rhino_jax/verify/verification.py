@@ -21,9 +21,8 @@ from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.plan.trees import donated_arguments, with_mesh
-from rhino_jax.runtime.lowering import Lowered
-from rhino_jax.runtime.sharded import ShardedFunction, unbound
-from rhino_jax.runtime.with_plan import sharded_by
+from rhino_jax.runtime.bound import Lowered
+from rhino_jax.runtime.sharded import ShardedFunction, sharded_by, unbound
 from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.compile import CompileLimit
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum, by_compiler

@@ -11,7 +11,7 @@ import pytest
 
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.decisions import only_around_matmuls
-from rhino_jax.runtime.with_plan import jit_with_plan
+from rhino_jax.runtime.sharded import jit_with_plan
 from tests.cases import covering
 from tests.runtime.programs import PROGRAMS, arguments
 from tests.runtime.stand_in import assert_close, mesh_of, plan_of, random_decisions

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from rhino_jax.plan.files.tree_json import tree_from_json, tree_to_json
+from rhino_jax.plan.files.schema import tree_from_json, tree_to_json
 
 
 class Point(NamedTuple):

@@ -22,8 +22,7 @@ from rhino_jax.plan.plan import Leaf
 from rhino_jax.plan.records import Coverage, Predicted, SearchReport
 from rhino_jax.plan.stages import StagePlan
 from rhino_jax.runtime.meshes import axes_of_mesh
-from rhino_jax.runtime.sharded import ShardedFunction
-from rhino_jax.runtime.with_plan import with_trees
+from rhino_jax.runtime.sharded import ShardedFunction, with_trees
 
 
 SIZES = (2, 4)

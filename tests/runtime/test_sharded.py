@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
-from rhino_jax.runtime.with_plan import jit_with_plan
+from rhino_jax.runtime.sharded import jit_with_plan
 from tests.cases import covering
 from tests.runtime.stand_in import assert_close, mesh_of, normal, shard
 from tests.runtime.training import PROGRAMS, steps_of_one_device

@@ -14,8 +14,7 @@ from rhino_jax.errors import InfeasiblePlanError, RhinoError
 from rhino_jax.hardware.files import hardware_names, load_target
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.planner.search.compare import COMPARED
-from rhino_jax.sweep.jobs import BudgetSweep
-from rhino_jax.sweep.meshes import BudgetJobs, Meshes
+from rhino_jax.sweep.jobs import BudgetJobs, BudgetSweep, Meshes
 from rhino_jax.sweep.point import format_price
 
 

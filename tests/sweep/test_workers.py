@@ -26,8 +26,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry as models
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.rewrite.retraced import reimported
-from rhino_jax.sweep.jobs import of_bytes, to_bytes
-from rhino_jax.sweep.meshes import Meshes
+from rhino_jax.sweep.jobs import Meshes, of_bytes, to_bytes
 from rhino_jax.sweep.running import Searching
 from rhino_jax.utils.worker import Worker, environment_of_worker
 from tests.cases import covering

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.runtime.spmd import SpmdExecutable
-from rhino_jax.verify.comparison import ComparedLeaf, compare
+from rhino_jax.verify.results.check import ComparedLeaf, compare
 from tests.cases import covering
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from rhino_jax.verify.by_hand.hand_sharded import without_constraints
+from rhino_jax.verify.audit import without_constraints
 
 
 MESH = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)

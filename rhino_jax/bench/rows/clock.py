@@ -26,7 +26,7 @@ from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, method_names
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.models.workload import Workload
-from rhino_jax.runtime.with_plan import jit_with_plan
+from rhino_jax.runtime.sharded import jit_with_plan
 from rhino_jax.units import format_seconds
 
 

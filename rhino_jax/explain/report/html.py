@@ -5,6 +5,7 @@ a report reads well in any notebook theme. Notebooks have their own style sheets
 rules such as `.rendered_html td {text-align: right}` and `table-layout: fixed`; ours
 take precedence by the specificity of an id. Alignment of cells and length of bars are
 inline styles, which survive viewers that drop the style sheet. Every text is escaped.
+`Displayed` is what all results share: text, and HTML for notebooks.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING
 from rhino_jax.explain.report.line import one_line
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.story import tell
+from rhino_jax.explain.report.text import sections_to_text
 from rhino_jax.explain.report.views.views import views_of
 
 
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
+
 
 # `:is(#id, .class)` has the specificity of an id, whichever of them matches.
 _ROOT = ":is(#rhino-report,.rhino-report)"
@@ -234,3 +237,33 @@ def _breakable(code: str) -> str:
     """Escape code: a long path may break before keys, a spec between dims."""
     parts = re.split(r"(?<=.{8})(?=[\[.])|(?<=, )|(?<=.{20},)", code)
     return "<wbr>".join(escape(part) for part in parts if part)
+
+
+class Displayed:
+    """A result that shows itself; `print` it to read it."""
+
+    __slots__ = ()
+
+    def _line(self) -> str:
+        """Return the result in one line; empty for none."""
+        return ""
+
+    def _sections(self, *, full: bool) -> tuple[Section, ...]:
+        raise NotImplementedError
+
+    def table(self, *, full: bool = False) -> str:
+        """Return the whole report as text, at most 100 columns wide.
+
+        Args:
+          full: show every row, not only the first ones of long tables.
+        """
+        return sections_to_text(self._sections(full=full))
+
+    def __repr__(self) -> str:
+        return self._line()
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return sections_to_html(self._sections(full=False), line=self._line())

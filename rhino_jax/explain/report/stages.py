@@ -1,6 +1,6 @@
-"""Stages of a plan, and one step of its pipeline.
+"""Sections on the stages of a plan, and a step of its pipeline as a timeline.
 
-A step of a pipeline as a timeline: the tasks of every stage over time.
+The timeline has the tasks of every stage over time.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ hidden behind the preceding compute. Memory is that of the live values, by their
 scaled to the predicted peak. The step's end and its totals are therefore the plan's;
 the order in between is an illustration.
 
-The predicted step in the format of Chrome's traces, which Perfetto reads.
+`save_trace` writes the step in the format of Chrome's traces, which Perfetto reads.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Folding of repeated layers: one row for values that differ only in a number.
+"""Tables of a plan: values by path, collectives, and seconds by source line.
 
+Repeated layers are folded into one row for values that differ only in a number:
 `params['h'][0]['w']` … `params['h'][11]['w']` with the same shape, dtype and spec
 become `params['h'][0..11]['w']`, 12 times.
 
-The collectives of a plan: by kind and axes, then by the user's line.
-
-The values of a plan by tree path: shape, spec and bytes on a device.
-
-A step's seconds by the user's source lines, and the devices' utilisation (MFU).
+Collectives are listed by kind and axes, then by the user's line; values by tree path,
+with shape, spec and bytes on a device; a step's seconds by the user's source lines,
+with the devices' utilisation (MFU).
 """
 
 from __future__ import annotations

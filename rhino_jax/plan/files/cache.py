@@ -13,13 +13,11 @@ Environment variables:
   RHINO_CACHE_BYTES: size limit, 268,435,456 (256 MiB) if unset; least recently used
     plans are evicted first.
 
-The cache key of a plan: equal keys, equal plans.
-
-It covers more than the fingerprint: names that a plan reports (paths, scopes, labels),
-inputs of cost estimates (FLOPs, donation, ties), the whole target, the whole request,
-and the software that makes the plan: versions, and rhino's own source, since a checkout
-changes without its version. Source lines are not part of it: a cached plan gets those
-of the program (`rhino_jax.plan.lines`).
+Equal cache keys mean equal plans. A key covers more than the fingerprint: names that a
+plan reports (paths, scopes, labels), inputs of cost estimates (FLOPs, donation, ties),
+the whole target, the whole request, and the software that makes the plan: versions, and
+rhino's own source, since a checkout changes without its version. Source lines are not
+part of it: a cached plan gets those of the program (`rhino_jax.plan.lines`).
 """
 
 from __future__ import annotations

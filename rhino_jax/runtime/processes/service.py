@@ -1,14 +1,13 @@
 """JAX's coordination service: a key-value store that all processes share.
 
-Process 0 holds it. Where that process is stopped, JAX's own calls block for ever: here
+Process 0 runs it. Where that process is stopped, JAX's own calls block for ever: here
 each has a timeout after which the service counts as lost.
 
-Exit soon after another process is lost, with this process's own exit status.
-
-At exit JAX waits for all processes: where one is lost, until its heartbeat has been
-missing for 100 s, and then it aborts (SIGABRT). A process that knows of a loss skips
-that, as there is nothing to wait for. Process 0, which holds the coordination service,
-exits last, since JAX ends all others with it.
+A process exits soon after another one is lost, with its own exit status. At exit JAX
+waits for all processes: where one is lost, until its heartbeat has been missing for 100
+s, and then it aborts (SIGABRT). A process that knows of a loss skips that, as there is
+nothing to wait for. Process 0, which holds the coordination service, exits last, since
+JAX ends all others with it.
 
 A process that fails with an error of its own while the others wait for it in a
 collective of one program does not wait either: its exit is how they learn of it.

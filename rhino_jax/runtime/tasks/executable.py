@@ -1,8 +1,7 @@
 """Run a plan of several stages as an executable.
 
-Split a step into the tasks of its plan.
-
-Convert layer stacks between one array over all stages and parts, without copies.
+`step_of` splits a step into the tasks of its plan. `Stacks` converts layer stacks
+between one array over all stages and the stages' parts, without copies.
 """
 
 from __future__ import annotations

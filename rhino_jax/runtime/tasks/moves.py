@@ -1,8 +1,7 @@
 """Move a value from one submesh to another: which part of which shard goes where.
 
-Offload residuals to host memory between forward and backward tasks.
-
-Tasks are compiled as if all were on their devices: offloaded residuals are copied out
+Residuals may be offloaded to host memory between forward and backward tasks. Tasks are
+compiled as if all were on their devices: offloaded residuals are copied out
 after the forward task and copied in ahead of the backward task, overlapping with
 compute. For offload inside of one program, see `passes.remat.frame`.
 

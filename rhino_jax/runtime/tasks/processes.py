@@ -4,7 +4,7 @@ Every process iterates over all tasks in one order, runs those of the submeshes 
 it has devices, and takes part in the transfers that these need. A step is atomic: state
 is donated only after all processes have run all tasks before.
 
-Prepare the processes of a plan of several stages to run it together.
+`join` prepares the processes of a plan of several stages to run it together.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from rhino_jax.runtime.processes.listing import AgreedItem
 from rhino_jax.runtime.processes.meeting import Meeting
 from rhino_jax.runtime.processes.running import Running
 from rhino_jax.runtime.tasks.controller import Controller, Place
-from rhino_jax.runtime.tasks.exchange import HEARD_S, Exchange
-from rhino_jax.runtime.tasks.transfers import TransferPort, server_of
+from rhino_jax.runtime.tasks.transfers import HEARD_S, Exchange, TransferPort, server_of
 
 
 AHEAD = 4

@@ -1,8 +1,8 @@
 """The programs of one submesh: each task with the plan's constraints, jitted.
 
-Choose the arrays that a task donates, and the results that take their buffers.
-
-Shardings and sizes of the values that a submesh holds between its tasks.
+`donated` chooses the arrays that a task donates, and the results that take their
+buffers; `held_specs` and `held_bytes` are the shardings and sizes of the values that
+stay live on a submesh between its tasks.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 Reads what `compiled.as_text()` prints for CPU, TPU and GPU, and no more of it than
 verification needs: names, opcodes, types, operands and the text of attributes.
 
-The user's source lines in HLO text.
-
-An instruction names its file and line itself (`source_file`, `source_line`), or, in
-newer texts, a stack frame in the tables at the head of the module.
+An instruction names the user's file and line itself (`source_file`, `source_line`), or,
+in newer texts, a stack frame in the tables at the head of the module.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Plain records of what is read from a compiled program.
+"""Records of a compiled program: memory, work, collectives, and attained rates.
 
-Measure how near a compiled program comes to the hardware's peak rates.
-
-Where the compiler estimates cycles (XLA:TPU), compute-bound and memory-bound work are
-summed separately, at peak rates and as estimated without kernel launch time; their
-ratios are the efficiencies of the roofline (Williams, Waterman, Patterson, CACM 2009).
-For any compiler: the share of the collectives' time that overlaps with compute.
+Attained rates say how near the program comes to the hardware's peak. Where the compiler
+estimates cycles (XLA:TPU), compute-bound and memory-bound work are summed separately,
+at peak rates and as estimated without kernel launch time; their ratios are the
+efficiencies of the roofline (Williams, Waterman, Patterson, CACM 2009). For any
+compiler: the share of the collectives' time that overlaps with compute.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
-from rhino_jax.verify.hlo.flops import (
+from rhino_jax.verify.hlo.instruction_cost import (
     Arithmetic,
+    MemoryTraffic,
     arithmetic_of,
     custom_call_target,
     dtype_name,
@@ -37,7 +38,6 @@ from rhino_jax.verify.hlo.module import (
     called_names,
     contains,
 )
-from rhino_jax.verify.hlo.traffic import MemoryTraffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

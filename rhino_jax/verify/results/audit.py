@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from rhino_jax.explain.report.displayed import Displayed
+from rhino_jax.explain.report.html import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.explain.report.tables import format_axes, value_sections
@@ -21,7 +21,7 @@ from rhino_jax.units import (
     format_seconds,
     format_share,
 )
-from rhino_jax.verify.by_hand.culprits import SourceCost
+from rhino_jax.verify.culprits import SourceCost
 from rhino_jax.verify.hlo.records import CompiledStep
 from rhino_jax.verify.results.verification import (
     Verification,

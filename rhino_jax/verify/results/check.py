@@ -1,15 +1,210 @@
-"""The result of `plan.check`: differences of two runs."""
+"""The result of `plan.check`: two runs of one program, compared leaf by leaf."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rhino_jax.explain.report.displayed import Displayed
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rhino_jax.explain.report.html import Displayed
 from rhino_jax.explain.report.line import format_mesh
 from rhino_jax.explain.report.section import Section, Table
 from rhino_jax.ir.printer import format_array
 from rhino_jax.units import format_count, format_seconds
-from rhino_jax.verify.comparison import ROUNDINGS, ComparedLeaf
+
+
+TOLERANCES = {
+    "float64": 1e-8,
+    "complex128": 1e-8,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""Largest `ComparedLeaf.relative` that another order of summation may cause, by dtype.
+
+Integers, bools and random keys must be equal.
+"""
+
+COARSE = 0.3
+"""Tolerance of floats of eight bits and fewer."""
+
+MIN_OF_LEAF = 0.1
+"""Share of a leaf's largest magnitude that is added to the base of `relative`."""
+
+NOISE = 1e-8
+"""Absolute differences up to this are rounding errors of a zero."""
+
+ROUNDINGS = 8.0
+"""Multiple of one device's rounding noise by which a planned run may differ.
+
+The noise is the difference of two runs on one device, one of which rounds to 16 bits
+between all ops. The planned run rounds the partial sums of devices, too.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLeaf:
+    """One array of the result: the planned run compared with one device.
+
+    Attributes:
+      path: tree path of the leaf.
+      shape, dtype: global shape and element type of the array.
+      absolute: largest |planned - one device|; NaN where only one of the two is NaN, or
+        the other infinite.
+      relative: largest |planned - one device| ÷ (|one device| + a tenth of the leaf's
+        largest magnitude).
+      tolerance: largest `relative` that is accepted; 0: elements must be equal.
+      worst: index of the element with the largest relative difference.
+      differing: number of elements that differ beyond the tolerance.
+      share: share of the elements that were compared: those in this process's shards.
+      rounding: largest difference of the array between two runs on one device that
+        round at different places; 0 where only one was run.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    absolute: float
+    relative: float
+    tolerance: float
+    worst: tuple[int, ...]
+    differing: int
+    share: float = 1.0
+    rounding: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no element differs beyond the tolerance."""
+        return self.differing == 0
+
+
+def tolerance_of(dtype: Any) -> float:
+    """Return the default tolerance of an element type; see `TOLERANCES`."""
+    kind = np.dtype(dtype)
+    if kind.kind in "biu":
+        return 0.0
+    return TOLERANCES.get(kind.name, COARSE)
+
+
+def compare(
+    path: str,
+    planned: Any,
+    single: Any,
+    tolerance: float | None = None,
+    rounded: Any = None,
+) -> ComparedLeaf:
+    """Compare one leaf of the planned run with the same leaf on one device.
+
+    Args:
+      path: tree path of the leaf.
+      planned: a JAX array of the planned run, of which this process may have only some
+        shards.
+      single: the array of the run on one device.
+      tolerance: tolerance of floats; None: by element type.
+      rounded: the array of a run on one device that rounds at other places, or None;
+        its difference from `single` is the noise of the program's own types.
+    """
+    name = str(planned.dtype)
+    if jnp.issubdtype(planned.dtype, jax.dtypes.prng_key):
+        planned, single = jax.random.key_data(planned), jax.random.key_data(single)
+    whole = np.asarray(single)
+    allowed = tolerance_of(whole.dtype)
+    if tolerance is not None and allowed:
+        allowed = tolerance
+    scale = _scale(whole)
+    rounding = 0.0 if rounded is None or not allowed else _rounding(whole, rounded)
+    worst, differing, absolute, seen = (-1.0, (0,) * whole.ndim), 0, 0.0, 0
+    for index, part in _parts(planned):
+        found = _differences(np.asarray(part), whole[index], scale, allowed)
+        # NaN against a number is an infinite relative difference.
+        is_within = found.absolute <= ROUNDINGS * rounding
+        is_other = (found.relative > allowed) & ~is_within
+        seen += part.size
+        if not part.size:
+            continue
+        differing += int(is_other.sum())
+        absolute = float(np.maximum(absolute, np.nan_to_num(found.absolute).max()))
+        if np.isnan(found.absolute).any():
+            absolute = float("nan")
+        at = int(found.relative.argmax())
+        if found.relative.flat[at] > worst[0]:
+            place = np.unravel_index(at, found.relative.shape)
+            first = [s.start or 0 for s in index]
+            where = tuple(int(p) + f for p, f in zip(place, first, strict=True))
+            worst = (float(found.relative.flat[at]), where)
+    return ComparedLeaf(
+        path=path,
+        shape=tuple(whole.shape),
+        dtype=name,
+        absolute=absolute,
+        relative=max(0.0, worst[0]),
+        tolerance=allowed,
+        worst=worst[1],
+        differing=differing,
+        share=seen / whole.size if whole.size else 1.0,
+        rounding=rounding,
+    )
+
+
+def _rounding(single: np.ndarray, rounded: Any) -> float:
+    """Return the largest finite difference of two runs on one device."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(_wide(single) - _wide(np.asarray(rounded)))
+    return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))
+
+
+def _parts(planned: Any) -> Sequence[tuple[tuple[slice, ...], Any]]:
+    """Return this process's shards of an array with indices, every element once."""
+    if planned.is_fully_addressable:
+        return [((slice(None),) * planned.ndim, planned)]
+    seen: dict[str, tuple[tuple[slice, ...], Any]] = {}
+    for shard in planned.addressable_shards:
+        seen.setdefault(repr(shard.index), (shard.index, shard.data))
+    return list(seen.values())
+
+
+def _scale(whole: np.ndarray) -> float:
+    """Return an array's largest finite magnitude; 0 for integers and bools."""
+    if whole.dtype.kind in "biu" or not whole.size:
+        return 0.0
+    size = np.abs(_wide(whole))
+    return float(np.where(np.isfinite(size), size, 0.0).max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    absolute: np.ndarray
+    relative: np.ndarray
+
+
+def _differences(
+    planned: np.ndarray, single: np.ndarray, scale: float, allowed: float
+) -> _Differences:
+    if not allowed:
+        differs = planned != single
+        size = np.zeros(planned.shape)
+        if differs.any():
+            size = np.abs(planned.astype(np.float64) - single.astype(np.float64))
+        return _Differences(size, np.where(differs, np.maximum(size, 1.0), 0.0))
+    a, b = _wide(planned), _wide(single)
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(a - b)
+        base = np.abs(b) + MIN_OF_LEAF * scale
+        relative = np.where(size <= NOISE, 0.0, size / np.where(base > 0, base, 1.0))
+    # NaN equals NaN, and an infinity equals itself.
+    same = (np.isnan(a) & np.isnan(b)) | (a == b)
+    size = np.where(same, 0.0, np.where(np.isfinite(size), size, np.nan))
+    relative = np.where(same, 0.0, np.where(np.isnan(size), np.inf, relative))
+    return _Differences(size, relative)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
 
 
 TOP_LEAVES = 10

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec as P
 
-from rhino_jax.runtime.on_shards.windows import with_halo
+from rhino_jax.runtime.windows import with_halo
 
 
 # (lower, upper), of shards of three elements: up to two neighbours on a side.

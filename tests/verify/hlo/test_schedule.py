@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
-from rhino_jax.verify.hlo.timing import simulated_s
+from rhino_jax.verify.hlo.reading import simulated_s
 from rhino_jax.verify.hlo.work import InstructionWork, WorkReader
 
 

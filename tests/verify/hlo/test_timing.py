@@ -7,8 +7,8 @@ import pytest
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import AxisLink, Device, Target
 from rhino_jax.verify.hlo.module import Computation, Instruction, parse_module
+from rhino_jax.verify.hlo.reading import step_time, work_s
 from rhino_jax.verify.hlo.records import CompiledCollective
-from rhino_jax.verify.hlo.timing import step_time, work_s
 from rhino_jax.verify.hlo.work import InstructionWork
 
 

@@ -1,8 +1,7 @@
 """A plan as one HTML file: its report, with sorting and filtering by a script.
 
-The script of a standalone page: sorts and filters tables, copies paths.
-
-Notebooks get none: they store outputs of others for years, and show them untrusted.
+The script sorts and filters tables, and copies paths. Notebooks get none: they store
+outputs of others for years, and show them untrusted.
 """
 
 from __future__ import annotations

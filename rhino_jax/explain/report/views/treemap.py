@@ -1,6 +1,7 @@
 """State and activations as areas, coloured by the mesh axes that shard them.
 
-The program as nested regions: source lines that unfold to ops with their specs.
+`regions` shows the program as nested regions: source lines that unfold to ops with
+their specs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """All drawings of a plan, as sections of its report.
 
-Memory over the step.
-
-The step as a timeline: compute, and collectives by the mesh axes they run over.
-
-The device mesh, and the bytes that each device sends over every axis.
+`memory` draws the live bytes over the step; `timeline` its compute, and collectives by
+the mesh axes that they run over; `network` the device mesh, and the bytes that each
+device sends over every axis.
 """
 
 from __future__ import annotations

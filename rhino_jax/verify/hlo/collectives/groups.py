@@ -9,7 +9,8 @@ HLO writes replica groups in three ways, all of them read here:
 The ids are positions in the device order of the program, which for a program of
 `jax.jit` is the order of the mesh's devices.
 
-States of the replication analysis: the mesh axes along which a value is replicated.
+`Known` is a state of the replication analysis (`repeated_sums`): the mesh axes along
+which a value is replicated.
 
 The state of an array is a set of axes; of a tuple, a state of every element; of an
 integer that is computed from the device's id, its value on every device.

@@ -1,9 +1,8 @@
 """Classify a collective instruction, and compute the bytes that one device sends.
 
-Read transfers between TPU slices, which go through the hosts.
-
-A program for several slices is compiled for one of them; a transfer between slices is a
-`send` and a `recv` that name its kind and its participants, in one of these ways:
+Transfers between TPU slices go through the hosts: a program for several slices is
+compiled for one of them; a transfer between slices is a `send` and a `recv` that name
+its kind and its participants, in one of these ways:
 
     "{1,2}x{0:7}"                           slices 1 and 2, each device with its peer
     {{100000,200000},{100001,200001}}       groups of ids, 100000 × slice + device
@@ -11,9 +10,8 @@ A program for several slices is compiled for one of them; a transfer between sli
 
 Source: compiled programs (libtpu 0.0.51, two slices of v5e:2x4).
 
-Analyse asynchronous transfers: started in one place and finished in another.
-
-The three compilers write them in these ways:
+Asynchronous transfers start in one place and finish in another. The three compilers
+write them in these ways:
 
     a-start, a-done                 a pair of instructions
     async-start, async-done         likewise around a computation that contains `a`

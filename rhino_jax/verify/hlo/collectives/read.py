@@ -15,11 +15,9 @@ branches of a conditional, the one with the most bytes counts. Permutes of a win
 einsum (`windowed`) count as the all-gather or reduce-scatter that they implement, with
 their own bytes.
 
-Find the user's operation that a collective belongs to.
-
-Most collectives carry its name. Some that the compiler combined, moved or wrapped do
-not; then their callers, the definition of their operand or the users of their result
-tell.
+Most collectives carry the name of the user's operation that they belong to (`name_of`).
+Some that the compiler combined, moved or wrapped do not; then their callers, the
+definition of their operand or the users of their result tell.
 """
 
 from __future__ import annotations

@@ -9,14 +9,11 @@ and leaves the permutes alone (`unrolled`).
 
 Source: XLA, xla/service/spmd/dot_handler.cc.
 
-Recognise collective-permutes in which every device sends along a ring.
-
-Recognise unrolled windowed einsums by the dataflow of their permutes.
-
-Of an unrolled "windowed dot general" only the permutes are left, all of the same
-operation. If they pass one value on unchanged until every device has seen that of every
-other one, they are an all-gather. If something is added to a value before it is sent
-on, they are a reduce-scatter.
+Its permutes send along a ring of devices (`ring_permute`); unrolled ones are recognised
+by their dataflow: of an unrolled "windowed dot general" only the permutes are left, all
+of the same operation. If they pass one value on unchanged until every device has seen
+that of every other one, they are an all-gather. If something is added to a value before
+it is sent on, they are a reduce-scatter.
 """
 
 from __future__ import annotations

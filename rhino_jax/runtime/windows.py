@@ -10,14 +10,13 @@ Elements that negative padding leaves out are sliced off: where the padding of e
 sums to zero, as (-1, 1) does, XLA:CPU convolves as without any (JAX 0.10.2, on one
 device too).
 
-Exchange halos between neighbouring shards of a dim, as stencils and windows read.
-
 A halo has the elements beyond its own shard that a stencil, window, pad or roll reads.
 Inside `shard_map`. A dim of `n · width` elements has `n` shards along one or several
 mesh axes. A shard receives as many elements of the shards before and after it as it
 reads, with one `ppermute` per neighbour, and no more than that is sent.
 
-Find the mesh axes that shard the factors of an op, from its operands' specs.
+`find_cuts` returns the mesh axes that shard the factors of an op, from its operands'
+specs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Find the mesh of a hand-sharded program and lower the program unchanged.
+"""Audit a program that its user sharded by hand, and compare it with rhino's plan.
 
-Strip a user's function of the shardings that its user wrote into it.
+The program is compiled unchanged, on the mesh of its arguments or constraints, and its
+HLO is read. Then rhino plans the same function, without its user's shardings, on the
+same mesh; both are judged by their compiled programs.
 
 `with_sharding_constraint` (and `reshard` on Auto axes) are removed everywhere: in
 loops, branches and nested calls. Inner `jax.jit` calls are inlined, since they may have
@@ -12,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax._compat import (
     bind_eqn,
@@ -26,10 +28,10 @@ from rhino_jax._compat import (
     low_jaxpr,
     open_jaxpr,
 )
-from rhino_jax.errors import MeshError
-from rhino_jax.frontend.call import array_type
+from rhino_jax.errors import InfeasiblePlanError, MeshError, RhinoError
+from rhino_jax.frontend.call import array_type, split_call
 from rhino_jax.frontend.leaves import is_array, split_result
-from rhino_jax.frontend.parameters import Parameters
+from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.frontend.regions import (
     PLAIN_CALLS,
     closed_region_jaxprs,
@@ -39,11 +41,25 @@ from rhino_jax.frontend.regions import (
     with_jaxprs,
 )
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
+from rhino_jax.frontend.trace import trace_call
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import entry_axes
+from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.placing import on_arrays
+from rhino_jax.runtime.sharded import BoundMethod, Planner, ShardedFunction, sharded_by
+from rhino_jax.verify.culprits import (
+    Culprits,
+    costs_of,
+    culprits_of,
+)
+from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum, by_compiler
+from rhino_jax.verify.hlo.reading import read_compiled
+from rhino_jax.verify.places import CompilePlace, place_on
+from rhino_jax.verify.results.audit import Audit
+from rhino_jax.verify.results.verification import Verification
+from rhino_jax.verify.verification import verification_of
 
 
 def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,3 +245,133 @@ def _no_mesh(name: str, what: str, abstract: Any) -> MeshError:
         numbers=f"an AbstractMesh with {axes}",
         fix=f"pass mesh=rhino.compile_target('v5e', {sizes}), or a mesh of devices.",
     )
+
+
+def audit(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    planner: Planner[AnyPlan],
+    *,
+    mesh: Any,
+    hardware: Any,
+    memory_budget_bytes: int | None,
+    **calling: Any,
+) -> Audit[AnyPlan]:
+    """Compile a hand-sharded program unchanged and compare it with rhino's plan.
+
+    See `rhino.audit`, which documents the arguments.
+
+    Args:
+      fn: the function, or its `jax.jit` object.
+      args: positional arguments: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
+      kwargs: keyword arguments, likewise.
+      planner: plans the function without its user's shardings.
+      mesh: mesh to compile for; None: the mesh that the arguments or `jax.jit` name.
+      hardware: target, or its name, whose rates turn work into seconds; None: detected
+        from the devices.
+      memory_budget_bytes: bytes per device; None: the target's HBM.
+      calling: donated and static arguments, as for `read_parameters`.
+    """
+    what = "`rhino.audit`"
+    if isinstance(fn, ShardedFunction | BoundMethod):
+        raise RhinoError(
+            f"{what}: this function is sharded by rhino, not by hand.",
+            where=f"`{getattr(fn, '__name__', type(fn).__name__)}`",
+            fix="call fn.plan(*args).verify(fn, *args); or audit the plain function.",
+        )
+    parameters = read_parameters(fn, what=what, **calling)
+    program = read_by_hand(fn, parameters, args, kwargs, mesh=mesh, what=what)
+    axes = axes_of_mesh(program.mesh)
+    place = place_on(program.mesh, hardware)
+    compilation = place.compile(program.lowered)
+    found, verified, notes = _with_rhino(program, parameters, planner, place)
+    loops = () if found is None else found.while_loops
+    reading = read_compiled(compilation, axes, place.target, while_loops=loops)
+    collectives = tuple(
+        sorted(reading.collectives, key=lambda c: (-c.seconds, -c.bytes))
+    )
+    budget = place.target.device.hbm_bytes
+    return Audit(
+        **reading.facts()
+        | {
+            "collectives": collectives,
+            "notes": (
+                *map(_wrong_numbers, by_compiler(reading.repeated_sums)),
+                *reading.notes,
+                *notes,
+            ),
+        },
+        program_name=parameters.name,
+        mesh_axes=axes,
+        hardware=place.target.name,
+        memory_budget_bytes=budget
+        if memory_budget_bytes is None
+        else memory_budget_bytes,
+        costs=costs_of(
+            collectives,
+            reading.rematerialised,
+            _culprits(program, parameters, what),
+        ),
+        plan=found,
+        rhino=verified,
+    )
+
+
+def _wrong_numbers(found: RepeatedSum) -> str:
+    return (
+        f"wrong numbers: {found} Another sharding of this op, by"
+        " `with_sharding_constraint` on its operands and result, avoids it."
+    )
+
+
+def _culprits(program: HandSharded, parameters: Parameters, what: str) -> Culprits:
+    """Index the user's own shardings, to find those that cause collectives."""
+    call = split_call(parameters, program.args, program.kwargs, what)
+    traced = trace_call(parameters, call, mesh=program.mesh, what=what)
+    leaves = call.leaves
+    return culprits_of(
+        traced.program,
+        traced.closed_jaxpr,
+        {
+            path: axes_in(x.sharding.spec)
+            for path, x in zip(leaves.array_paths, leaves.arrays, strict=True)
+            if getattr(x, "sharding", None) is not None
+        },
+    )
+
+
+def _with_rhino(
+    program: HandSharded,
+    parameters: Parameters,
+    planner: Planner[AnyPlan],
+    place: CompilePlace,
+) -> tuple[AnyPlan | None, Verification | None, list[str]]:
+    """Plan the same function on the same mesh and compile it.
+
+    Returns rhino's plan, its verification (both None where there is no plan), and
+    notes.
+    """
+    free = replace(parameters, fn=without_constraints(parameters.fn))
+    sharded = ShardedFunction(free, planner, program.mesh, "`rhino.audit`")
+    try:
+        plan = sharded.plan(*program.args, **program.kwargs)
+    except InfeasiblePlanError as error:
+        return None, None, [f"rhino has no plan that fits: {error.what}"]
+    except ValueError as error:
+        # A function that names Explicit axes cannot be traced on Auto ones.
+        if AxisType.Explicit not in program.mesh.axis_types:
+            raise
+        first = str(error).splitlines()[0]
+        return None, None, [f"rhino plans on Auto axes, where JAX says: {first}"]
+    as_planned = sharded_by(free, plan, "`rhino.audit`")
+    lowered = as_planned.lower(*program.args, **program.kwargs)
+    notes = []
+    manual = sharded_ops(lowered.bound.traced.program).get("shard_map", 0)
+    if manual:
+        notes.append(
+            f"{manual} shard_map calls stay as their user wrote them; rhino plans"
+            " around them."
+        )
+    compilation = place.compile(lowered.lowered)
+    return plan, verification_of(plan, lowered, compilation, place), notes

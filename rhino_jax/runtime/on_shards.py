@@ -6,17 +6,13 @@ For a convolution whose window is sharded it sums the kernel's gradient over all
 devices, replicas included; with channels on another axis, results and all gradients are
 wrong; for some grouped ones its checks abort the process (jaxlib 0.10.2 to 0.12.0.1;
 the same replica groups are compiled for v5e:2x4 and 8 H100). So `shard_map` runs these,
-with halos from neighbours, and all-reduces or reduce-scatters partial sums.
+with halos from neighbours, and all-reduces or reduce-scatters partial sums. It also
+runs Pallas kernels, which XLA does not partition.
 
-Reduce-scatter and all-reduce partial sums of shards, inside `shard_map`.
-
-Merge top-k, arg-max and cumulative results of shards along a dim, in `shard_map`.
-
-Each shard computes a few results of its own, all-gathers those of the others, and
-merges them. XLA gathers the whole dim for most of these ops.
-
-Shards are merged in the order of their positions, so that of equal elements the first
-counts, as on one device.
+Of a top-k, arg-max or cumulative op, each shard computes a few results of its own,
+all-gathers those of the others, and merges them in the order of the shards, so that of
+equal elements the first counts, as on one device. XLA gathers the whole dim for most of
+these ops.
 """
 
 from __future__ import annotations
@@ -28,15 +24,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from rhino_jax._compat import bind_eqn
+from rhino_jax.frontend.pallas import (
+    PALLAS_CALL,
+    Grid,
+    Moves,
+    everywhere_params,
+    grid_of,
+    local_params,
+)
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.runtime.constraints import spec_on_mesh
-from rhino_jax.runtime.on_shards.windows import (
+from rhino_jax.runtime.windows import (
     Cuts,
     Shards,
     find_cuts,
@@ -303,3 +307,81 @@ def _auto_axes(mesh: Any) -> set[str]:
 
 def _unchanged(*parts: Any) -> list[Any]:
     return list(parts)
+
+
+def run_on_shards(
+    eqn: Any, specs: Sequence[Spec | None], args: Sequence[Any], mesh: Any
+) -> list[Any] | None:
+    """Run a kernel on every device's shard of its grid.
+
+    Args:
+      eqn: the equation.
+      specs: specs of operands, then of results.
+      args: the operands.
+      mesh: a mesh whose axes are all Auto.
+    Returns:
+      Its results; None where this is no kernel, or XLA can partition it.
+    """
+    if eqn.primitive.name != PALLAS_CALL or math.prod(mesh.axis_sizes) == 1:
+        return None
+    grid = grid_of(eqn.params)
+    cuts = None if grid is None else cuts_of(grid, specs, mesh.axis_sizes)
+    if grid is None or cuts is None:
+        # Interpreted kernels are plain ops, which XLA does partition.
+        return None if eqn.params.get("interpret") else _everywhere(eqn, args, mesh)
+    if not cuts and eqn.params.get("interpret"):
+        return None
+    pieces = [
+        math.prod(mesh.axis_sizes[a] for a in cuts.get(axis, ()))
+        for axis in range(len(grid.sizes))
+    ]
+
+    def local(*shards: Any) -> list[Any]:
+        return bind_eqn(eqn, shards, local_params(eqn.params, grid, pieces))
+
+    def spec_of(moves: Moves, shape: Sequence[int]) -> PartitionSpec:
+        spec = tuple(() if a is None else cuts.get(a, ()) for a in moves)
+        return spec_on_mesh(spec, shape, mesh)
+
+    shapes = [v.aval.shape for v in eqn.outvars]
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=tuple(map(spec_of, grid.operands, [x.shape for x in args])),
+        out_specs=list(map(spec_of, grid.results, shapes)),
+        check_vma=False,
+    )(*args)
+
+
+def cuts_of(
+    grid: Grid, specs: Sequence[Spec | None], sizes: Sequence[int]
+) -> Cuts | None:
+    """Return how a plan shards the grid: by the specs of the results.
+
+    None where the specs do not determine one sharding of it.
+    """
+    cuts: Cuts = {}
+    results = specs[len(grid.operands) :]
+    for moves, spec in zip(grid.results, results, strict=True):
+        if spec is None:
+            return None
+        for axis, by in zip(moves, spec, strict=True):
+            if axis is None and by:
+                return None
+            if axis is not None and cuts.setdefault(axis, by) != by:
+                return None
+    for axis, by in cuts.items():
+        if grid.sizes[axis] % math.prod(sizes[a] for a in by):
+            return None
+    return {axis: by for axis, by in cuts.items() if by}
+
+
+def _everywhere(eqn: Any, args: Sequence[Any], mesh: Any) -> list[Any]:
+    """Run the whole kernel on every device."""
+    return jax.shard_map(
+        lambda *whole: bind_eqn(eqn, whole, everywhere_params(eqn.params)),
+        mesh=mesh,
+        in_specs=(PartitionSpec(),) * len(args),
+        out_specs=[PartitionSpec()] * len(eqn.outvars),
+        check_vma=False,
+    )(*args)

@@ -4,9 +4,8 @@ The compiler names the operation around a collective, not the sharding that caus
 That sharding is near in the program: a constraint that leaves an axis out, or an
 argument sharded over the axis. Both are searched from the operation's line, backwards
 and forwards through operations that preserve the sharding (elementwise ones, loops and
-calls).
-
-Communication cost of each source line, and the shardings that cause it.
+calls). `SourceCost` is the communication cost of a source line, with the shardings that
+cause it.
 """
 
 from __future__ import annotations

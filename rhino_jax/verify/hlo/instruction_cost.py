@@ -1,0 +1,373 @@
+"""Count the FLOPs of one instruction, and the bytes that it reads and writes.
+
+FLOPs are those of dots and convolutions, two per multiply-add. A tap of a convolution
+that falls on padding, or between the elements of a dilated input, multiplies nothing
+and does not count. So the gradients of a convolution without padding count as much as
+the convolution, and the convolutions that XLA:TPU emits for batched dots (batch dims as
+windows over a dilated input) as much as the dots. Redundant work of the compiler does
+count: an input that XLA:TPU split into overlapping, padded tiles, dots that XLA:GPU
+merged by padding one of them. A ragged dot whose kernel skips the tiles of other groups
+(XLA:TPU) counts every row once.
+
+Source: `HloCostAnalysis::GetConvolutionFlops` of XLA, which counts the same way.
+
+Bytes of operands and results count once each, but only the part that is accessed: a
+slice or a gather reads its result's size, in a fusion too, also behind elementwise ops,
+pads, concatenations and other slices; an in-place update reads and writes the updated
+part. Bytes count in whatever memory space the compiler places the array, slow or fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhino_jax.verify.hlo.module import (
+    Computation,
+    HloArray,
+    Instruction,
+    Module,
+    arrays_of,
+)
+
+
+_NAMES = {
+    "pred": "bool", "f64": "float64", "f32": "float32", "f16": "float16",
+    "bf16": "bfloat16", "c64": "complex64", "c128": "complex128",
+}  # fmt: skip
+
+
+def dtype_name(element: str) -> str:
+    """Return JAX's name of an element type: `float8_e4m3fn` for `f8e4m3fn`."""
+    if element in _NAMES:
+        return _NAMES[element]
+    family, rest = element[0], element[1:]
+    if family == "f":
+        return f"float{rest[0]}_{rest[1:]}"
+    return {"s": "int", "u": "uint"}.get(family, element) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """FLOPs of one run of an instruction.
+
+    Attributes:
+      flops: floating-point operations.
+      element: element type of the operands, as `bf16`; the wider of the two.
+    """
+
+    flops: int
+    element: str
+
+
+def arithmetic_of(
+    computation: Computation, instruction: Instruction
+) -> Arithmetic | None:
+    """Return the FLOPs of a dot, a convolution or a library call of one.
+
+    None for every other instruction; bodies of fusions and loops are not counted.
+    """
+    operands = [
+        arrays_of(computation.instructions[x].type)
+        for x in instruction.operands
+        if x in computation.instructions
+    ]
+    if len(operands) < 2 or not all(operands[:2]):
+        return _stated(instruction, operands)
+    lhs, rhs = operands[0][0], operands[1][0]
+    (result, *_) = arrays_of(instruction.type)
+    flops = _flops(instruction, lhs, rhs, result)
+    if flops is None:
+        return _stated(instruction, operands)
+    wider = max(lhs, rhs, key=lambda a: HloArray(a.element, ()).bytes)
+    return Arithmetic(flops, wider.element)
+
+
+def _flops(
+    instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
+) -> int | None:
+    match instruction.opcode:
+        case "dot":
+            contracted = _numbers(_CONTRACTED, instruction)
+            return 2 * result.size * math.prod(lhs.dims[d] for d in contracted)
+        case "convolution":
+            return _convolution_flops(instruction, lhs, rhs, result)
+        case "custom-call":
+            return _library_flops(instruction, lhs, rhs, result)
+    return None
+
+
+_CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
+_LIBRARY_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_STATED = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)')
+
+
+def custom_call_target(instruction: Instruction) -> str:
+    """Return the target of a custom call; empty for other opcodes."""
+    return instruction.find(_TARGET)
+
+
+def _numbers(pattern: re.Pattern[str], instruction: Instruction) -> tuple[int, ...]:
+    text = instruction.find(pattern).replace('"', "")
+    return tuple(int(x) for x in text.split(",") if x)
+
+
+def _library_flops(
+    instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
+) -> int | None:
+    """Return the FLOPs of a cuBLAS or cuDNN call."""
+    target = custom_call_target(instruction)
+    if target.startswith("__cublas$"):
+        contracted = _numbers(_LIBRARY_CONTRACTED, instruction)
+        return 2 * result.size * math.prod(lhs.dims[d] for d in contracted)
+    if not target.startswith("__cudnn$conv"):
+        return None
+    # The dim labels are those of the forward convolution.
+    if target == "__cudnn$convBackwardInput":
+        lhs, result = result, lhs
+    elif target == "__cudnn$convBackwardFilter":
+        rhs, result = result, rhs
+    return _convolution_flops(instruction, lhs, rhs, result)
+
+
+def _stated(
+    instruction: Instruction, operands: list[tuple[HloArray, ...]]
+) -> Arithmetic | None:
+    """Return the FLOPs that a kernel declares (`pallas.CostEstimate`), or None."""
+    stated = instruction.find(_STATED)
+    if instruction.opcode != "custom-call" or not stated:
+        return None
+    largest = max((a for x in operands for a in x), key=lambda a: a.bytes, default=None)
+    return Arithmetic(int(stated), largest.element if largest else "f32")
+
+
+_RAGGED = re.compile(
+    r'"is_ragged_dot":true,"num_groups_in_ragged_dot":"(\d+)".*'
+    r'"iteration_skipper_mode":"ITERATION_SKIPPER_MODE_GROUP_STARTS"'
+)
+
+
+def skipped_groups(instruction: Instruction) -> int:
+    """Return the number of groups of a ragged dot with group skipping; 1 for others.
+
+    libtpu's estimate of cycles counts all groups, and the zeros between the elements of
+    the dilated input that it writes them as: it grows with the square of their number.
+    """
+    return int(instruction.find(_RAGGED) or 1)
+
+
+_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+_GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
+
+
+def _convolution_flops(
+    instruction: Instruction, lhs: HloArray, rhs: HloArray, result: HloArray
+) -> int:
+    labels = _LABELS.search(instruction.attributes)
+    if labels is None:
+        raise ValueError(f"no dim_labels in {instruction.attributes[:200]!r}")
+    of_lhs, of_rhs, of_result = labels.groups()
+    groups = {kind: int(n) for kind, n in _GROUPS.findall(instruction.attributes)}
+    window = dict(x.split("=") for x in instruction.find(_WINDOW).split())
+    taps = 1
+    for i, label in enumerate(x for x in sorted(of_rhs) if x.isdigit()):
+        taps *= _taps(
+            lhs.dims[of_lhs.index(label)],
+            rhs.dims[of_rhs.index(label)],
+            result.dims[of_result.index(label)],
+            _of_dim(window, "stride", i),
+            _of_dim(window, "lhs_dilate", i),
+            _of_dim(window, "rhs_dilate", i),
+            int(window["pad"].split("x")[i].split("_")[0]) if "pad" in window else 0,
+        )
+    batch = lhs.dims[of_lhs.index("b")] // groups.get("batch", 1)
+    features = lhs.dims[of_lhs.index("f")] // groups.get("feature", 1)
+    return 2 * taps * batch * features * result.dims[of_result.index("f")]
+
+
+def _of_dim(window: dict[str, str], name: str, dim: int) -> int:
+    return int(window[name].split("x")[dim]) if name in window else 1
+
+
+@functools.cache
+def _taps(
+    inputs: int,
+    kernel: int,
+    outputs: int,
+    stride: int,
+    input_step: int,
+    kernel_step: int,
+    pad_low: int,
+) -> int:
+    """Count the pairs of output and kernel positions that meet an input element."""
+    starts = np.arange(outputs, dtype=np.int64) * stride - pad_low
+    total = 0
+    for tap in range(kernel):
+        at = starts + tap * kernel_step
+        met = (at >= 0) & (at % input_step == 0) & (at < inputs * input_step)
+        total += int(np.count_nonzero(met))
+    return total
+
+
+_TAKES = frozenset(("slice", "dynamic-slice", "gather"))
+# Computed only where their result is read, of each operand the share that is read of
+# the result.
+_LAZY = frozenset(
+    "bitcast reshape copy transpose reverse broadcast pad concatenate"
+    " abs add and atan2 cbrt ceil clamp compare complex convert bitcast-convert cosine"
+    " divide erf exponential exponential-minus-one floor imag is-finite log"
+    " log-plus-one logistic maximum minimum multiply negate not or popcnt power real"
+    " reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select"
+    " shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract"
+    " tan tanh xor".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraffic:
+    """Counts the memory traffic of the instructions of one module.
+
+    Attributes:
+      module: the program.
+      shares: cache: computation → instruction → share of its elements that are read.
+    """
+
+    module: Module
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def bytes_of(self, computation: Computation, instruction: Instruction) -> int:
+        """Return the bytes that one run of an instruction reads and writes."""
+        read = sum(
+            computation.instructions[name].bytes
+            * self._operand_share(computation, instruction, i)
+            for i, name in enumerate(instruction.operands)
+            if name in computation.instructions
+        )
+        return round(read) + self._written(computation, instruction)
+
+    def _operand_share(
+        self, computation: Computation, user: Instruction, operand: int
+    ) -> float:
+        """Return the share of an operand that is read, if the result is used whole."""
+        name = user.operands[operand]
+        if user.opcode == "fusion":
+            called = self.module.computations[user.called]
+            return self._shares(called)[_parameter(called, operand)]
+        of = arrays_of(computation.instructions[name].type)
+        size = sum(a.size for a in of)
+        if user.opcode in _TAKES and operand == 0 and size:
+            return min(1.0, arrays_of(user.type)[0].size / size)
+        if user.opcode == "dynamic-update-slice" and operand == 0:
+            return 0.0
+        if user.opcode == "scatter" and operand < _scattered(user):
+            update = user.operands[operand + _scattered(user) + 1]
+            arrays = arrays_of(computation.instructions[update].type)
+            return min(1.0, sum(a.size for a in arrays) / max(1, size))
+        return 1.0
+
+    def _shares(self, computation: Computation) -> Mapping[str, float]:
+        """Return the share of each value inside a fusion that is read there."""
+        if computation.name in self.shares:
+            return self.shares[computation.name]
+        users = computation.users()
+        shares = self.shares[computation.name] = {computation.root: 1.0}
+        # In printed order, users come after their operands.
+        for name in reversed(tuple(computation.instructions)):
+            if name != computation.root:
+                shares[name] = min(
+                    1.0, sum(self._taken(computation, name, u) for u in users[name])
+                )
+        return shares
+
+    def _taken(self, computation: Computation, name: str, user: Instruction) -> float:
+        """Return the share of a value inside a fusion that one of its users reads."""
+        if user.opcode == "tuple":
+            # A result of the fusion. A parameter there is only forwarded.
+            return float(computation.instructions[name].opcode != "parameter")
+        of_user = self.shares[computation.name][user.name]
+        if user.opcode in _LAZY or (
+            _updates(user) and not _is_in_place(computation, user)
+        ):
+            return of_user
+        taken = sum(
+            self._operand_share(computation, user, i)
+            for i, operand in enumerate(user.operands)
+            if operand == name
+        )
+        return taken * of_user if user.opcode in _TAKES else taken
+
+    def _written(self, computation: Computation, instruction: Instruction) -> int:
+        """Return the bytes that an instruction of the control flow writes."""
+        if instruction.opcode == "fusion":
+            called = self.module.computations[instruction.called]
+            return sum(self._written_in(called, name) for name in _results(called))
+        if _updates(instruction):
+            return _update_bytes(computation, instruction)
+        if custom_call_target(instruction).startswith(("__cublas$", "__cudnn$")):
+            # The rest of the tuple is scratch.
+            return arrays_of(instruction.type)[0].bytes
+        return instruction.bytes
+
+    def _written_in(self, computation: Computation, name: str) -> int:
+        """Return the bytes that a fusion writes for one of its results."""
+        result = _behind(computation, name)
+        if result.opcode == "parameter":
+            return 0
+        if _updates(result) and _comes_from_parameter(computation, result):
+            return _update_bytes(computation, result)
+        if result.opcode == "fusion" and not result.type.startswith("("):
+            called = self.module.computations[result.called]
+            return sum(self._written_in(called, x) for x in _results(called))
+        return computation.instructions[name].bytes
+
+
+def _parameter(computation: Computation, number: int) -> str:
+    return next(
+        i.name
+        for i in computation
+        if i.opcode == "parameter" and i.operands == (str(number),)
+    )
+
+
+def _results(computation: Computation) -> tuple[str, ...]:
+    root = computation.instructions[computation.root]
+    return root.operands if root.opcode == "tuple" else (root.name,)
+
+
+def _behind(computation: Computation, name: str) -> Instruction:
+    return computation.origin(name, ("bitcast",))
+
+
+def _updates(instruction: Instruction) -> bool:
+    return instruction.opcode in ("dynamic-update-slice", "scatter")
+
+
+def _is_in_place(computation: Computation, update: Instruction) -> bool:
+    """Whether an update inside a fusion writes into an argument's buffer."""
+    return _comes_from_parameter(computation, update) and any(
+        _behind(computation, name).name == update.name for name in _results(computation)
+    )
+
+
+def _comes_from_parameter(computation: Computation, update: Instruction) -> bool:
+    return _behind(computation, update.operands[0]).opcode == "parameter"
+
+
+def _scattered(scatter: Instruction) -> int:
+    """Return the number of arrays that a scatter updates."""
+    return (len(scatter.operands) - 1) // 2
+
+
+def _update_bytes(computation: Computation, update: Instruction) -> int:
+    """Return the bytes of the updates of a dynamic-update-slice or a scatter."""
+    if update.opcode == "dynamic-update-slice":
+        return computation.instructions[update.operands[1]].bytes
+    names = update.operands[_scattered(update) + 1 :]
+    return sum(computation.instructions[x].bytes for x in names)
