@@ -32,6 +32,7 @@ from rhino_jax._compat.jaxprs import (
     captured_as_inputs as captured_as_inputs,
     close_jaxpr as close_jaxpr,
     consts_as_inputs as consts_as_inputs,
+    discharged as discharged,
     is_drop_var as is_drop_var,
     is_jaxpr as is_jaxpr,
     is_literal as is_literal,
@@ -41,15 +42,12 @@ from rhino_jax._compat.jaxprs import (
     low_jaxpr as low_jaxpr,
     open_jaxpr as open_jaxpr,
     pickled as pickled,
-    scan_counts as scan_counts,
-    with_eqns as with_eqns,
-    without_dead_code as without_dead_code,
-)
-from rhino_jax._compat.references import (
-    discharged as discharged,
     ref_value as ref_value,
     references_as_arguments as references_as_arguments,
+    scan_counts as scan_counts,
     set_ref_value as set_ref_value,
+    with_eqns as with_eqns,
+    without_dead_code as without_dead_code,
     without_refs as without_refs,
 )
 from rhino_jax._compat.tracing import (

@@ -24,6 +24,7 @@ from typing import Any
 
 from rhino_jax._compat import in_current_mesh, is_literal, open_jaxpr
 from rhino_jax.frontend.regions import body_jaxpr, inner_equations, sub_jaxprs
+from rhino_jax.ir.coverage import KERNELS
 
 
 PALLAS_CALL = "pallas_call"
@@ -217,17 +218,8 @@ def _declared_parallel(params: Any, rank: int) -> frozenset[int]:
 def kernel_name(eqn: Any) -> str | None:
     """Return the name under which a user registers a rule for this kernel; None for
     other ops."""
-    params = eqn.params
-    match eqn.primitive.name:
-        case "pallas_call":
-            name = params.get("name")
-        case "ffi_call":
-            name = params.get("target_name")
-        case "call_hi_primitive":
-            name = type(params["_prim"]).__name__
-        case _:
-            name = None
-    return None if name is None else str(name)
+    named = eqn.params.get(KERNELS.get(eqn.primitive.name))
+    return named if named is None or isinstance(named, str) else type(named).__name__
 
 
 def estimated_flops(eqn: Any) -> float | None:

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from rhino_jax.ir.program import Op, Program, Source
 
 
-KERNELS = frozenset({"pallas_call", "ffi_call", "call_hi_primitive"})
-"""Primitives that run arbitrary kernels; each kernel has a name of its own."""
+KERNELS = {
+    "pallas_call": "name",
+    "ffi_call": "target_name",
+    "call_hi_primitive": "_prim",
+}
+"""Primitives that run arbitrary kernels → the parameter that names the kernel, or whose
+type does."""
 
 
 @dataclass(frozen=True, slots=True)

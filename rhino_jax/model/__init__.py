@@ -10,5 +10,4 @@ borders of shifts), `resharding` (a table for every edge), `packing`, `gpu_kerne
 `channels_last` (kernels and memory traffic that compilers add or save), `constants`
 (constants), `neighbourhood` (fewer options, where all are too many), `build` (the
 model).
-`axis_assignment` is a view of the options for `rhino_jax.recipes`.
 """

@@ -11,10 +11,16 @@ from rhino_jax.analysis.dim_classes import DimClasses, Element
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.roles import Roles
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.model.axis_assignment import AxisPlaces
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
-from rhino_jax.recipes.recipes import Kinds, NodeClass, NodeView, Recipe, Role
+from rhino_jax.recipes.recipes import (
+    AxisPlaces,
+    Kinds,
+    NodeClass,
+    NodeView,
+    Recipe,
+    Role,
+)
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.restricted import Restrictions
 

@@ -12,8 +12,8 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.factor import parse_rule
 from rhino_jax.ir.spec import axes_of
-from rhino_jax.model.axis_assignment import NOWHERE, AxisPlaces
 from rhino_jax.model.strategies import enumerate_strategies, strategies
+from rhino_jax.recipes.recipes import NOWHERE, AxisPlaces
 
 
 def test_a_partial_sum_is_not_scattered_onto_a_batch_dim_that_is_cut() -> None:
