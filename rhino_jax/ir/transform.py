@@ -24,6 +24,7 @@ MICROBATCHES = "micro-batches"
 RECOMPUTE = "recompute"
 DEFERRED_REDUCTIONS = "deferred reductions"
 BLOCKS = "stored in blocks"
+JOINED = "interleaved batches"
 ONE_PROGRAM = "one program"
 
 

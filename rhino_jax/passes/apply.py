@@ -30,6 +30,7 @@ PASSES: Mapping[str, ProgramPass] = {
     each.name: each
     for each in (
         interleaved.PASS,
+        interleaved.BATCHES,
         unremat.PASS,
         unroll.PASS,
         chunks.PASS,

@@ -20,7 +20,7 @@ from rhino_jax.frontend.regions import (
     with_jaxprs,
 )
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.ir.transform import InterleavedOrder, from_text
+from rhino_jax.ir.transform import InterleavedOrder, Stored, from_text
 from rhino_jax.passes.interleaved.moves import (
     DimRef,
     Marks,
@@ -31,6 +31,7 @@ from rhino_jax.passes.interleaved.moves import (
 )
 from rhino_jax.passes.interleaved.order import all_stored, all_written
 from rhino_jax.passes.interleaved.reach import DimOrders, handled, reach
+from rhino_jax.passes.interleaved.sites import joined_batches
 from rhino_jax.rewrite.retraced import retraced
 
 
@@ -54,7 +55,27 @@ def interleave(closed: Any, program: Program, choice: str) -> Any:
     }
     marks = reach(ops, seeds)
     assert marks is not None, "inputs are stored in blocks of two kinds"
-    emitter = InterleavedEmitter(ops, marks)
+    return _interleaved(closed, InterleavedEmitter(ops, marks), stored)
+
+
+def interleave_batches(closed: Any, program: Program, choice: str) -> Any:
+    """Rewrite a program to interleave the batches that it concatenates.
+
+    Args:
+      closed: a closed jaxpr.
+      program: the program imported from it.
+      choice: an empty table.
+    Returns:
+      A closed jaxpr of the same arguments, constants and results.
+    """
+    marks = joined_batches(closed, program)
+    ops = DimOrders.of(closed, program)
+    return _interleaved(closed, InterleavedEmitter(ops, marks), {})
+
+
+def _interleaved(closed: Any, emitter: InterleavedEmitter, stored: Stored) -> Any:
+    """Retrace a program with some of its inputs in interleaved storage."""
+    program = emitter.ops.program
     opened = open_jaxpr(closed)
     held: list[list[tuple[int, InterleavedOrder]]] = [[] for _ in program.inputs]
     for (slot, dim), blocks in sorted(stored.items()):

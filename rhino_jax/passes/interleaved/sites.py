@@ -1,17 +1,30 @@
-"""Inputs worth interleaving: fused weights that the program splits into parts."""
+"""Dims worth interleaving: of fused weights that the program splits into parts, and of
+batches that it concatenates."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from rhino_jax.analysis.dim_classes import find_dim_classes
+from rhino_jax.analysis.inline_regions import inline_regions
+from rhino_jax.analysis.roles import find_roles
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.op import Op
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.transform import BLOCKS, InterleavedOrder, Stored, Transform, as_text
+from rhino_jax.ir.transform import (
+    BLOCKS,
+    JOINED,
+    InterleavedOrder,
+    Stored,
+    Transform,
+    as_text,
+    chosen,
+)
 from rhino_jax.passes.interleaved.moves import DimRef
 from rhino_jax.passes.interleaved.reach import DimOrders, reach
 from rhino_jax.passes.program_pass import ChoiceLimits
@@ -64,6 +77,54 @@ def storage_choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]
     for choice in dict.fromkeys(found):
         if choice:
             yield Transform(BLOCKS, 0, 0, choice)
+
+
+def joined_batches(closed: Any, program: Program) -> dict[DimRef, InterleavedOrder]:
+    """Return the dims that hold concatenated batches, as [cond; uncond] of guidance,
+    with rows of all batches in turn; empty where there are none.
+
+    Each device then has its rows of every batch, as where they were not concatenated:
+    neither concatenating nor taking them apart again moves any. Batches that an input
+    or output of the program holds concatenated stay as they are.
+
+    Args:
+      closed: a closed jaxpr.
+      program: the program imported from it.
+    """
+    ops = DimOrders.of(closed, program)
+    joins = [m for m in map(ops.move, program.ops) if m is not None and not m.is_split]
+    joins = [m for m in joins if not m.dim and 1 < len(m.pieces) <= MAX_PARTS]
+    if not joins:
+        return {}
+    graph = inline_regions(program)
+    classes = find_dim_classes(graph)
+    batch = find_roles(graph, classes).batch
+    ends = {each.value for each in program.inputs}
+    ends |= {each.value for each in program.outputs}
+    found: dict[DimRef, InterleavedOrder] = {}
+    for move in joins:
+        ports = [graph.held.get(value) for value, _, _ in move.pieces]
+        rows = [
+            classes.results(graph.nodes[p.node], p.result)[0] in batch
+            for p in ports
+            if p is not None
+        ]
+        parts = tuple(stop - start for _, start, stop in move.pieces)
+        if len(rows) < len(parts) or not all(rows):
+            continue
+        marks = reach(
+            ops, {DimRef(move.whole, 0): InterleavedOrder(parts, math.gcd(*parts))}
+        )
+        if marks and ends.isdisjoint(place.value for place in marks):
+            if not found.keys() & marks.keys():
+                found |= marks
+    return found
+
+
+def batch_choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
+    """Yield the pass that interleaves concatenated batches, where there are any."""
+    if joined_batches(traced.closed_jaxpr, traced.program):
+        yield chosen(JOINED, {})
 
 
 def _split_dims(ops: DimOrders) -> Iterator[tuple[DimRef, tuple[int, ...]]]:
