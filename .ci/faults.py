@@ -68,7 +68,9 @@ FAULTS = {
         "",
     ),
     # A pin that does not divide is answered with an axis that does not divide either.
-    "message-pin": Fault("plan/pins.py", "size % count == 0]", "size % count != 0]"),
+    "message-pin": Fault(
+        "plan/resolved_pins.py", "size % count == 0]", "size % count != 0]"
+    ),
     # Transposed replica groups are read as if they were not.
     "verify-groups": Fault(
         "verify/hlo/collectives/groups.py",

@@ -25,7 +25,7 @@ from rhino_jax.frontend.call import split_call
 from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.pins import resolve_pins
+from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.meshes import axes_of_mesh
 from rhino_jax.verify.places import emulated_mesh

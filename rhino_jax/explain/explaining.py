@@ -31,8 +31,8 @@ from rhino_jax.explain.words import CostTerms, added, answer, cost_of
 from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.model.build import MeshModel
-from rhino_jax.plan.pins import to_spec
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.resolved_pins import to_spec
 from rhino_jax.plan.trees import partition_spec
 from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult

@@ -37,8 +37,8 @@ from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, entry_axes, format_spec
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
-from rhino_jax.plan.pins import ValuePin
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.staging.groups import GroupLayouts

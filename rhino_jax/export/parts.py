@@ -28,7 +28,7 @@ from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.plan.trees import axes_text, donated_arguments
 from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.indexing import writes_one_index
-from rhino_jax.runtime.on_shards import needs_shards
+from rhino_jax.runtime.ops_on_shards import needs_shards
 
 
 FUNCTIONS = '''

@@ -11,7 +11,7 @@ in parentheses is a product of factors, major to minor, so a reshape is
                 into it, and contributes zero (or leaves alone) for the others
     ^   merge   each shard sends a few of its own results to all others, which
                 merge them (top-k, positions of maxima, running sums); of rules
-                built in, as `runtime.on_shards` does it
+                built in, as `runtime.ops_on_shards` does it
 
 and `_` is a dim that has no factor (size one, or never worth a name).
 

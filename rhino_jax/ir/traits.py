@@ -92,7 +92,7 @@ class Traits:
         padding masked; so it does for all ops that fuse.
       is_gathered: XLA gathers its operands where each device could work on its shard
         alone, or partitions it wrongly, as convolutions of several groups; a plan runs
-        it under `shard_map` (`rhino_jax.runtime.on_shards`).
+        it under `shard_map` (`rhino_jax.runtime.ops_on_shards`).
       is_rounded: its float32 operands may be rounded, as those of products at JAX's
         default precision.
       is_reversal: it reverses dims of its operand, as the gradient of a convolution

@@ -16,8 +16,8 @@ from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.kept import Part, reused_blocks, reused_specs, reused_stages
-from rhino_jax.plan.pins import ResolvedPins
 from rhino_jax.plan.plan import AnyPlan, PlanData
+from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.plan.trees import axes_text
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.runtime.sharded import ShardedFunction

@@ -18,7 +18,7 @@ from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import Stored
-from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.utils.keywords import brief, read_count_or, whole
 

@@ -23,7 +23,7 @@ from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import cache_key, kept
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
-from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
 from rhino_jax.planner.like import (

@@ -19,7 +19,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.pin_trees import check_pins, expand_pins
-from rhino_jax.plan.pins import ResolvedPins, resolve_pins
+from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.planner.like import ReusedSpecs
 from rhino_jax.planner.notes import notes_of_arguments, notes_of_rules
 from rhino_jax.planner.per_microbatch import notes_of_microbatches

@@ -13,8 +13,8 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.kept import Part
-from rhino_jax.plan.pins import ResolvedPins
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages

@@ -16,9 +16,9 @@ from rhino_jax.passes.apply import PASSES, apply_passes
 from rhino_jax.passes.program_pass import NO_LIMITS, ChoiceLimits
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import with_lines
-from rhino_jax.plan.pins import resolve_pins
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
+from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.driver import find, make_candidates, search_again

@@ -38,7 +38,7 @@ from rhino_jax.runtime.indexing import (
     with_shards_made,
 )
 from rhino_jax.runtime.meshes import check_devices_of
-from rhino_jax.runtime.on_shards import run_each_part, run_on_shards
+from rhino_jax.runtime.ops_on_shards import run_each_part, run_on_shards
 
 
 Copies = dict[tuple[int, Spec], tuple[Any, Any]]

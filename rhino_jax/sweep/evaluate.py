@@ -21,7 +21,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch import cut_in
 from rhino_jax.plan.pin_trees import expand_pins
-from rhino_jax.plan.pins import resolve_pins
+from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.planner.cuts import as_requested
 from rhino_jax.planner.meshes import MeshAxes, candidates, where_pins_hold
 from rhino_jax.planner.options import PlanOptions

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.plan.pins import resolve_pins
+from rhino_jax.plan.resolved_pins import resolve_pins
 
 
 MODELS = (

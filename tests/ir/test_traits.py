@@ -34,7 +34,7 @@ TOLD_APART = {
     "frontend/check/indexed.py": "how an op that moves elements runs on one shard",
     "frontend/pallas.py": "in which parameter a kernel's name stands",
     "ir/collectives.py": "which kind of collective a primitive is",
-    "runtime/on_shards.py": "how what shards find of each is merged",
+    "runtime/ops_on_shards.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
     "frontend/tracing/open_moves.py": "the ops that a rotation is made of",

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from rhino_jax.errors import PinError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.program import Program
-from rhino_jax.plan.pins import resolve_pins
+from rhino_jax.plan.resolved_pins import resolve_pins
 
 
 AXES = (("data", 4), ("model", 2))

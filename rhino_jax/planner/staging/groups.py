@@ -14,7 +14,7 @@ from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.stacks import End, Unstacked
 from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
-from rhino_jax.plan.pins import ValuePin
+from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.planned import (
     MAX_TRIES,

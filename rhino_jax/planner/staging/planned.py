@@ -14,8 +14,8 @@ from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.staging import NOTHING
 from rhino_jax.passes.staged.step import StagedStep, ValueKey
 from rhino_jax.pipeline.offload import MOVING
-from rhino_jax.plan.pins import ValuePin
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import KEPT, StageRemat
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.driver import search_again

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.trace import Traced, trace
 from rhino_jax.hardware.files import load_target
-from rhino_jax.plan.pins import resolve_pins
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.variant_search import Search
