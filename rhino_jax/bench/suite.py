@@ -1,6 +1,7 @@
 """Suites, and the format of `configs/bench/*.toml`.
 
     kind = "compile"          # or "clock": run on emulated CPU devices, and time steps;
+                              # or "device": run on the devices that are here;
                               # or "plan": plan only, and time it; "pipelines": plan
                               # stages; "scale": plan with nothing specified, and time
                               # every pass; "stages": run them, simulated and measured;
@@ -56,7 +57,7 @@ from rhino_jax.models import registry
 from rhino_jax.models.workload import Workload
 
 
-KINDS = ("compile", "clock", "plan", "pipelines", "scale", "stages", "calls")
+KINDS = ("compile", "clock", "device", "plan", "pipelines", "scale", "stages", "calls")
 REGIMES = ("plenty", "little")
 
 
