@@ -38,14 +38,19 @@ from typing import Any
 import numpy as np
 
 from rhino_jax.hardware.lowering import OBSERVED
-from rhino_jax.hardware.target import Target
+from rhino_jax.hardware.target import KernelRates, Target
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.traits import OpKind
+from rhino_jax.ir.traits import OWN_KERNEL, Library, OpKind
 
 
 def op_s(
-    target: Target, flops: np.ndarray, traffic_bytes: np.ndarray, dtype: str
+    target: Target,
+    flops: np.ndarray,
+    traffic_bytes: np.ndarray,
+    dtype: str,
+    vector_ops: np.ndarray | float = 0.0,
+    library: Library = OWN_KERNEL,
 ) -> np.ndarray:
     """Return the seconds of one op, for each of its strategies.
 
@@ -54,14 +59,53 @@ def op_s(
       flops: floating-point operations on this device, [strategies].
       traffic_bytes: bytes read from and written to memory on this device, [strategies].
       dtype: element type of the arithmetic's operands.
+      vector_ops: operations on vector units, [strategies], of 4-byte elements; of a
+        factorisation all its operations.
+      library: the algorithm of a device library that the op calls.
     """
-    arithmetic_s = flops / (
-        target.peak_flops_per_s(dtype) * target.device.matmul_efficiency
-    )
-    traffic_s = traffic_bytes / (
-        target.device.hbm_bytes_per_s * target.device.memory_efficiency
-    )
-    return np.maximum(arithmetic_s, traffic_s)
+    device, kernels = target.device, target.device.kernels
+    arithmetic_s = flops / (target.peak_flops_per_s(dtype) * device.matmul_efficiency)
+    passes = {"sorting": kernels.sort_passes, "fourier": kernels.fft_passes}
+    traffic_s = traffic_bytes / (device.hbm_bytes_per_s * device.memory_efficiency)
+    traffic_s *= max(1.0, passes.get(library.name, 1.0) * library.passes)
+    is_factor = library.name == "factoring"
+    rate = kernels.factor_flops_per_s if is_factor else kernels.vector_ops_per_s
+    return np.maximum(np.maximum(arithmetic_s, traffic_s), vector_ops / rate)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def convolution_work(
+    kernels: KernelRates,
+    inputs: int,
+    outputs: int,
+    groups: int,
+    dtype: str,
+    is_gradient: bool,
+) -> float:
+    """Return how many times its own arithmetic a convolution of a library takes.
+
+    The matrices that it multiplies have the input channels of a group along the summed
+    dim, the output channels along the other, and are padded to whole tiles; as many
+    groups as are best share one, with zeros off the diagonal.
+
+    Args:
+      kernels: the library's rates.
+      inputs, outputs: channels of a group.
+      groups: number of groups.
+      dtype: element type of the operands.
+      is_gradient: whether it is the gradient of a convolution by its kernel.
+    """
+    slower = kernels.conv_gradient_share if is_gradient and dtype == "float32" else 1.0
+    if not kernels.conv_tile or not inputs * outputs * groups:
+        return 1.0 / slower
+    summed, free = kernels.conv_tile
+    joined = [1 << i for i in range(groups.bit_length())]
+    paddings = [
+        m * padding(groups, m) * padding(m * inputs, summed)
+        * padding(m * outputs, free)
+        for m in joined
+    ]  # fmt: skip
+    return min(paddings) / slower
 
 
 PRODUCTS = (OpKind.CONTRACTION, OpKind.CONVOLUTION)

@@ -31,6 +31,15 @@ systolic_array = 128                # optional, 0; see `Device`
 [peak_flops_per_s]                  # by type; at least one; `inf` is allowed
 float32 = 4e14
 
+[kernels]                           # optional; see `KernelRates`
+vector_ops_per_s = 3e13             # optional, inf
+factor_flops_per_s = 6e12           # optional, inf
+sort_passes = 2                     # optional, 0: one read and write
+fft_passes = 1.4                    # optional, 0: one read and write
+conv_tile = [32, 128]               # optional, []
+conv_s = 1e-5                       # optional, 0
+conv_gradient_share = 0.5           # optional, 1
+
 [memory]
 hbm_bytes = 64_000_000_000
 hbm_bytes_per_s = 2e12
@@ -70,7 +79,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.errors import HardwareError, nearest
-from rhino_jax.hardware.target import AxisLink, Device, Target, Tier
+from rhino_jax.hardware.target import AxisLink, Device, KernelRates, Target, Tier
 
 
 MISSING = object()
@@ -203,7 +212,8 @@ _FLAGS = tuple(f.name for f in dataclasses.fields(Device) if f.default is False)
 _TOP = (
     "name", "device_kinds", "matmul_efficiency", "memory_efficiency", "launch_s",
     "overlap_share", "hidable_share", "free_share", *_FLAGS, "recomputes", "clock_hz",
-    "systolic_array", "price_per_hour", "peak_flops_per_s", "memory", "tiers", "links",
+    "systolic_array", "price_per_hour", "peak_flops_per_s", "kernels", "memory",
+    "tiers", "links",
 )  # fmt: skip
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
@@ -274,8 +284,11 @@ def _parse_device(top: TomlTable) -> Device:
         reserve_share=memory.share("reserve_share", 0.0, most=0.9),
         host_bytes_per_s=_rate(memory, "host_bytes_per_s", "bytes"),
         recomputes=top.texts("recomputes"),
-        tile=_parse_tile(memory),
+        tile=_parse_pair(memory, "tile", "rows and lanes, as [8, 128]"),
         systolic_array=top.whole("systolic_array", least=0, default=0) or 0,
+        kernels=_parse_kernels(top.table("kernels"))
+        if "kernels" in top.entries
+        else (KernelRates()),
         kinds=top.texts("device_kinds"),
         price_per_hour=(
             top.number("price_per_hour", "a price, at least 0", may_be_zero=True)
@@ -285,11 +298,37 @@ def _parse_device(top: TomlTable) -> Device:
     )
 
 
-def _parse_tile(memory: TomlTable) -> tuple[int, ...]:
-    tile = memory.sizes("tile")
-    if tile and len(tile) != 2:
-        raise memory.fail("tile", "rows and lanes, as [8, 128]", list(tile))
-    return tile
+def _parse_kernels(table: TomlTable) -> KernelRates:
+    table.refuse_unknown(tuple(f.name for f in dataclasses.fields(KernelRates)))
+    pair = "input and output channels, as [32, 128]"
+    return KernelRates(
+        vector_ops_per_s=table.number(
+            "vector_ops_per_s", "operations per second, above 0", default=math.inf
+        ),
+        factor_flops_per_s=table.number(
+            "factor_flops_per_s", "operations per second, above 0", default=math.inf
+        ),
+        sort_passes=table.number(
+            "sort_passes", "passes, at least 0", may_be_zero=True, default=0.0
+        ),
+        fft_passes=table.number(
+            "fft_passes", "passes, at least 0", may_be_zero=True, default=0.0
+        ),
+        conv_tile=_parse_pair(table, "conv_tile", pair),
+        conv_s=table.number(
+            "conv_s", "seconds, at least 0", may_be_zero=True, default=0.0
+        ),
+        conv_gradient_share=table.number(
+            "conv_gradient_share", "a number above 0 and at most 1", most=1, default=1.0
+        ),
+    )
+
+
+def _parse_pair(table: TomlTable, name: str, meaning: str) -> tuple[int, ...]:
+    pair = table.sizes(name)
+    if pair and len(pair) != 2:
+        raise table.fail(name, meaning, list(pair))
+    return pair
 
 
 def _rate(table: TomlTable, name: str, unit: str) -> float | None:

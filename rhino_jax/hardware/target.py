@@ -21,6 +21,34 @@ UNLIMITED_BYTES = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRates:
+    """Rates of kernels that are neither large matmuls nor one pass over memory.
+
+    Attributes:
+      vector_ops_per_s: operations per second on vector units, of 4-byte elements; `inf`
+        where their time is not modelled.
+      factor_flops_per_s: operations per second of the library's factorisations and
+        triangular solves; `inf` where they are not modelled.
+      sort_passes: reads and writes of a sort, per byte of its keys.
+      fft_passes: reads and writes of a Fourier transform, per dim.
+      conv_tile: input and output channels to whose multiples the library's convolutions
+        pad theirs; empty: they do not.
+      conv_s: seconds that a convolution of the library takes besides, for its other
+        kernels and because its last tiles leave the device idle.
+      conv_gradient_share: rate of the gradient of a float32 convolution by its kernel,
+        as a share of that of others.
+    """
+
+    vector_ops_per_s: float = math.inf
+    factor_flops_per_s: float = math.inf
+    sort_passes: float = 0.0
+    fft_passes: float = 0.0
+    conv_tile: tuple[int, ...] = ()
+    conv_s: float = 0.0
+    conv_gradient_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One device, as JAX counts them.
 
@@ -79,6 +107,7 @@ class Device:
         `rhino_jax.cost.compute`); empty: no tiles.
       systolic_array: rows, and columns, of the matrix unit's systolic array (see
         `rhino_jax.cost.compute`); 0: none, or its padding is unknown.
+      kernels: rates of other kernels than large matmuls and streaming.
       clock_hz: cycles per second, for compilers that estimate cycles; None for others.
       kinds: values of `jax.Device.device_kind` for this device.
       price_per_hour: price of one device for an hour, in US dollars or the currency
@@ -112,6 +141,7 @@ class Device:
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
     systolic_array: int = 0
+    kernels: KernelRates = KernelRates()
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
     price_per_hour: float | None = field(default=None, repr=False)

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType
+from typing import NamedTuple
 
 
 class OpKind(enum.Enum):
@@ -69,6 +70,24 @@ FROM_ALL: Groups = ((0, ...),)
 """All operands, in one set."""
 
 
+class Library(NamedTuple):
+    """The algorithm of a device library that an op calls, on GPUs.
+
+    Attributes:
+      name: "sorting", "fourier", "factoring" (of matrices, and triangular solves);
+        empty: none.
+      passes: what its reads and writes of operands and results are a multiple of: bytes
+        of a sort's keys, dims of a Fourier transform.
+    """
+
+    name: str = ""
+    passes: float = 1.0
+
+
+OWN_KERNEL = Library()
+"""Of an op that the compiler makes a kernel for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """The properties of an op that do not depend on its shapes.
@@ -109,6 +128,11 @@ class Traits:
         convolution.
       kernel_dilation: for a convolution, number of taps over those that its kernel has,
         where zeros take the places between the elements of a dilated kernel.
+      channels: for a convolution, positions in its rule of the factors of a group's
+        input and output channels.
+      is_kernel_gradient: for a convolution, whether it is the gradient of one by its
+        kernel.
+      library: the algorithm of a device library that it calls.
       moves: sets of operands of whose elements its results consist, moved, repeated or
         left out, with all others fixed: the op commutes with sums, maxima and any other
         elementwise reduction of all operands of one set.
@@ -144,6 +168,9 @@ class Traits:
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False
+    channels: tuple[int, int] | None = None
+    is_kernel_gradient: bool = False
+    library: Library = OWN_KERNEL
     moves: Groups = ()
     linear: Groups = ()
     zeros: Groups = ()

@@ -1,4 +1,4 @@
-"""Count the FLOPs of one instruction, and the bytes that it reads and writes.
+"""Count the arithmetic of one instruction, and the bytes that it reads and writes.
 
 FLOPs are those of dots and convolutions, two per multiply-add. A tap of a convolution
 that falls on padding, or between the elements of a dilated input, multiplies nothing
@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhino_jax.ir.traits import OWN_KERNEL, Library
 from rhino_jax.verify.hlo.module import (
     Computation,
     HloArray,
@@ -162,9 +163,75 @@ def skipped_groups(instruction: Instruction) -> int:
     return int(instruction.find(_RAGGED) or 1)
 
 
+# Targets of XLA:GPU's calls of cuSOLVER and CUB, and the primitive or algorithm.
+_FACTORS = {
+    "potrf": 1 / 3, "getrf": 2 / 3, "geqrf": 4 / 3, "orgqr": 4 / 3, "ungqr": 4 / 3,
+    "sytrd": 4 / 3, "syevd": 9.0, "gesvd": 21.0,
+}  # fmt: skip
+_SORTS = ("cub_sort", "TopK")
+
+
+def library_of(instruction: Instruction) -> Library:
+    """Return the algorithm of a device library that an instruction calls."""
+    target = custom_call_target(instruction)
+    if instruction.opcode == "fft":
+        dims = instruction.find(_FFT_LENGTH).count(",") + 1
+        # The inverse real transform destroys its operand: XLA copies it first.
+        return Library("fourier", dims + (instruction.attribute("fft_type") == "IRFFT"))
+    if instruction.opcode == "sort" or any(name in target for name in _SORTS):
+        return Library("sorting", arrays_of(instruction.type)[0].item_bytes)
+    if "triangularSolve" in target or any(name in target for name in _FACTORS):
+        return Library("factoring")
+    return OWN_KERNEL
+
+
+def factor_flops(computation: Computation, instruction: Instruction) -> float:
+    """Return the operations of a factorisation, or of a triangular solve."""
+    operands = [computation.instructions[x] for x in instruction.operands]
+    *batch, rows, columns = arrays_of(operands[0].type)[0].dims
+    if len(operands) > 1 and "triangular" in custom_call_target(instruction):
+        return float(columns * arrays_of(operands[1].type)[0].size)
+    share = next(n for x, n in _FACTORS.items() if x in custom_call_target(instruction))
+    return share * math.prod(batch) * rows * columns * min(rows, columns)
+
+
+_FFT_LENGTH = re.compile(r"\bfft_length=\{([\d,]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Channels of a convolution that a library computes.
+
+    Attributes:
+      inputs, outputs: summed channels, and channels of the result, of a group.
+      groups: number of groups.
+      is_kernel_gradient: whether it is the gradient of a convolution by its kernel.
+    """
+
+    inputs: int
+    outputs: int
+    groups: int
+    is_kernel_gradient: bool
+
+
+def channels_of(computation: Computation, instruction: Instruction) -> Channels | None:
+    """Return the channels of a call of cuDNN; None for other instructions."""
+    target = custom_call_target(instruction)
+    labels = _LABELS.search(instruction.attributes)
+    if not target.startswith("__cudnn$conv") or labels is None:
+        return None
+    is_gradient = target == "__cudnn$convBackwardFilter"
+    kernel = computation.instructions[instruction.operands[1]].type
+    dims = arrays_of(instruction.type if is_gradient else kernel)[0].dims
+    groups = int(instruction.find(r"\bfeature_group_count=(\d+)") or 1)
+    inputs = dims[labels.group(2).index("i")]
+    outputs = dims[labels.group(2).index("o")] // groups
+    if target == "__cudnn$convBackwardInput":
+        inputs, outputs = outputs, inputs
+    return Channels(inputs, outputs, groups, is_gradient)
 
 
 def _convolution_flops(
@@ -230,6 +297,30 @@ _LAZY = frozenset(
 )
 
 
+# Operations of the vector units for one element of an HLO op, in multiply-adds of
+# float32: one of the special function units (an eighth of the rate) counts 8. Source:
+# CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions"; the others
+# from the length of the code that XLA:GPU emits, within a factor of two. Measured on an
+# H100: `pow` (0.94 of the time of a step that it bounds), and integer ops as those of
+# threefry, where three of five compile to one (1.02).
+_OPS_OF = {
+    **dict.fromkeys(
+        (
+            "abs add and clamp compare maximum minimum multiply negate not or select"
+            " shift-left shift-right-arithmetic shift-right-logical sign subtract xor"
+            " reduce floor ceil popcnt"
+        ).split(),
+        1.0,
+    ),
+    **dict.fromkeys(("convert", "round-nearest-even"), 2.0),
+    **dict.fromkeys(("divide", "rsqrt", "sqrt", "exponential"), 10.0),
+    **dict.fromkeys(("log", "cbrt", "exponential-minus-one", "log-plus-one"), 20.0),
+    **dict.fromkeys(("logistic", "remainder"), 20.0),
+    **dict.fromkeys(("tanh", "erf", "cosine", "sine", "tan", "atan2"), 40.0),
+    "power": 90.0,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:
     """Counts the memory traffic of the instructions of one module.
@@ -251,6 +342,16 @@ class MemoryTraffic:
             if name in computation.instructions
         )
         return round(read) + self._written(computation, instruction)
+
+    def vector_ops(self, computation: Computation, instruction: Instruction) -> float:
+        """Return the operations of one run of an instruction on vector units: of each
+        elementwise op as many as its function takes, for the elements that
+        are needed; operations on 8 bytes count twice."""
+        if instruction.opcode != "fusion":
+            return _ops_of_one(computation, instruction)
+        called = self.module.computations[instruction.called]
+        shares = self._shares(called)
+        return sum(shares[i.name] * self.vector_ops(called, i) for i in called)
 
     def _operand_share(
         self, computation: Computation, user: Instruction, operand: int
@@ -326,6 +427,17 @@ class MemoryTraffic:
             called = self.module.computations[result.called]
             return sum(self._written_in(called, x) for x in _results(called))
         return computation.instructions[name].bytes
+
+
+def _ops_of_one(computation: Computation, instruction: Instruction) -> float:
+    """Return the vector operations of an elementwise op or a reduction."""
+    ops = _OPS_OF.get(instruction.opcode, 0.0)
+    if not ops:
+        return 0.0
+    is_sum = instruction.opcode == "reduce"
+    of = computation.instructions[instruction.operands[0]] if is_sum else instruction
+    array = arrays_of(of.type)[0]
+    return ops * array.size * max(1.0, array.item_bytes / 4)
 
 
 def _parameter(computation: Computation, number: int) -> str:

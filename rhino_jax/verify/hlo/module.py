@@ -226,6 +226,11 @@ class HloArray:
         return math.prod(self.dims)
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of an element, at least 1."""
+        return HloArray(self.element, ()).bytes
+
+    @property
     def bytes(self) -> int:
         bits = _ITEM_BITS.get(self.element)
         if bits is None:

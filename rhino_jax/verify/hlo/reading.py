@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
-from rhino_jax.cost.compute import op_s
+from rhino_jax.cost.compute import convolution_work, op_s
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.mesh import size_of
 from rhino_jax.hardware.target import Target
@@ -163,8 +163,21 @@ def work_s(target: Target, work: InstructionWork) -> float:
     """Return the seconds of one run of an instruction on a target."""
     if work.cycles is not None and target.device.clock_hz is not None:
         return work.cycles / target.device.clock_hz
-    flops, traffic = np.asarray(work.flops), np.asarray(work.bytes)
-    roofline_s = float(op_s(target, flops, traffic, work.dtype))
+    flops, fixed_s, kernels = float(work.flops), 0.0, target.device.kernels
+    if work.channels is not None:
+        of = work.channels
+        flops *= convolution_work(
+            kernels, of.inputs, of.outputs, of.groups, work.dtype, of.is_kernel_gradient
+        )
+        fixed_s = kernels.conv_s
+    roofline_s = fixed_s + float(op_s(
+        target,
+        np.asarray(flops),
+        np.asarray(work.bytes),
+        work.dtype,
+        work.vector_ops,
+        work.library,
+    ))  # fmt: skip
     # A compiler that estimates cycles gives none to copies, which are no kernels.
     return roofline_s + (
         target.device.launch_s if target.device.clock_hz is None else 0.0

@@ -20,13 +20,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from rhino_jax.ir.traits import OWN_KERNEL, Library
 from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
 from rhino_jax.verify.hlo.instruction_cost import (
     Arithmetic,
+    Channels,
     MemoryTraffic,
     arithmetic_of,
+    channels_of,
     custom_call_target,
     dtype_name,
+    factor_flops,
+    library_of,
     skipped_groups,
 )
 from rhino_jax.verify.hlo.loops import control_flow
@@ -52,6 +57,10 @@ class InstructionWork:
       dtype: dtype of the operands of the largest dot or convolution, as `bfloat16`;
         without any, of the result.
       bytes: bytes read and written, per run.
+      vector_ops: operations on vector units, per run, of 4-byte elements; of a
+        factorisation all its operations.
+      library: the algorithm of a device library that it calls.
+      channels: channels of a convolution of cuDNN; else None.
       cycles: the compiler's estimate of cycles, per run; None where it makes none.
       op: JAX's name of the operation.
       source: the user's source line.
@@ -66,6 +75,9 @@ class InstructionWork:
     cycles: int | None
     op: str
     source: str
+    vector_ops: float = 0.0
+    library: Library = OWN_KERNEL
+    channels: Channels | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +234,10 @@ class WorkReader:
             return
         arithmetic = tuple(self._arithmetic(computation, instruction))
         target = custom_call_target(instruction)
-        if target and not arithmetic:
+        library = self._library(instruction)
+        is_factoring = library.name == "factoring"
+        count_ops = factor_flops if is_factoring else self.traffic.vector_ops
+        if target and not arithmetic and library is OWN_KERNEL:
             self.opaque[target] += 1
         largest = max(arithmetic, key=lambda a: a.flops, default=None)
         arrays = arrays_of(instruction.type)
@@ -237,7 +252,18 @@ class WorkReader:
             cycles=cycles,
             op=instruction.op_name,
             source=instruction.source,
+            vector_ops=count_ops(computation, instruction),
+            library=library,
+            channels=channels_of(computation, instruction),
         )
+
+    def _library(self, instruction: Instruction) -> Library:
+        """Return the algorithm that an instruction calls, or a fusion of a sort."""
+        if instruction.opcode == "fusion":
+            called = self.module.computations[instruction.called]
+            found = (library_of(x) for x in called if x.opcode == "sort")
+            return next(found, OWN_KERNEL)
+        return library_of(instruction)
 
     def _arithmetic(
         self, computation: Computation, instruction: Instruction

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rhino_jax.verify.hlo.instruction_cost import Channels
 from rhino_jax.verify.hlo.module import parse_module
 from rhino_jax.verify.hlo.work import InstructionWork, ProgramWork, WorkReader
 
@@ -46,6 +47,47 @@ def test_what_has_no_cycles_on_tpu_is_still_work() -> None:
 def test_collectives_are_not_work() -> None:
     work = _recorded("work_tpu_embedding")
     assert not [w for w in work.items if w.opcode.startswith("all-")]
+
+
+LIBRARIES = """HloModule m, is_scheduled=true
+%bits (p: u32[64]) -> u32[64] {
+  %p0 = u32[64]{0} parameter(0)
+  %a = u32[64]{0} xor(%p0, %p0)
+  ROOT %r = u32[64]{0} add(%a, %p0)
+}
+
+ENTRY %main (k: u32[64]) -> u32[64] {
+  %k = u32[64]{0} parameter(0)
+  %a = f32[8,8]{1,0} parameter(1)
+  %b = f32[8,2]{1,0} parameter(2)
+  %x = bf16[2,4,4,6]{3,2,1,0} parameter(3)
+  %w = bf16[12,3,3,2]{3,2,1,0} parameter(4)
+  %sorted = (u32[64]{0}, u8[9]{0}) custom-call(%k), custom_call_target="xla.gpu.ext.cub_sort_keys"
+  %freq = c64[8,5]{1,0} fft(%a), fft_type=RFFT, fft_length={8,8}
+  %back = f32[8,8]{1,0} fft(%freq), fft_type=IRFFT, fft_length={8,8}
+  %l = (f32[8,8]{0,1}, s32[]) custom-call(%a), custom_call_target="cusolver_potrf_ffi"
+  %s = (f32[8,2]{0,1}, s8[0]{0}) custom-call(%a, %b), custom_call_target="__cublas$triangularSolve"
+  %c = (bf16[2,4,4,12]{3,2,1,0}, u8[0]{0}) custom-call(%x, %w), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f, feature_group_count=3, custom_call_target="__cudnn$convForward"
+  ROOT %r = u32[64]{0} fusion(%k), kind=kLoop, calls=%bits
+}
+"""  # noqa: E501
+
+
+def test_calls_of_libraries() -> None:
+    work = {w.name: w for w in _read(LIBRARIES).items}
+    assert _read(LIBRARIES).notes == ()
+    libraries = {name: w.library for name, w in work.items() if w.library.name}
+    assert libraries == {
+        "sorted": ("sorting", 4),  # bytes of a key
+        "freq": ("fourier", 2),
+        "back": ("fourier", 3),  # its operand is copied first
+        "l": ("factoring", 1),
+        "s": ("factoring", 1),
+    }
+    assert work["l"].vector_ops == pytest.approx(8**3 / 3)
+    assert work["s"].vector_ops == 8 * 8 * 2
+    assert work["r"].vector_ops == 2 * 64
+    assert work["c"].channels == Channels(2, 4, 3, is_kernel_gradient=False)
 
 
 def test_a_kernel_that_says_nothing_is_noted() -> None:
