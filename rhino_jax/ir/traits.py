@@ -128,8 +128,8 @@ class Traits:
         convolution.
       kernel_dilation: for a convolution, number of taps over those that its kernel has,
         where zeros take the places between the elements of a dilated kernel.
-      channels: for a convolution, positions in its rule of the factors of a group's
-        input and output channels.
+      channels: for a convolution, positions in its rule of the factors of input
+        channels of a group, output channels of a group, and groups; None: of size one.
       is_kernel_gradient: for a convolution, whether it is the gradient of one by its
         kernel.
       library: the algorithm of a device library that it calls.
@@ -168,7 +168,7 @@ class Traits:
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False
-    channels: tuple[int, int] | None = None
+    channels: tuple[int | None, ...] = ()
     is_kernel_gradient: bool = False
     library: Library = OWN_KERNEL
     moves: Groups = ()

@@ -16,7 +16,7 @@ from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, w
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
-from rhino_jax.cost.compute import array_paddings, op_s
+from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
@@ -30,6 +30,7 @@ from rhino_jax.ir.spec import (
     shards_per_dim,
     share_of,
 )
+from rhino_jax.ir.traits import OWN_KERNEL, OpKind
 from rhino_jax.model.op_collectives import OpCollectives, is_over
 from rhino_jax.model.sizes import LocalSizes, PortSpecs, shift_bytes
 from rhino_jax.model.strategies import (
@@ -85,6 +86,8 @@ class _Draft(NamedTuple):
       ports: the specs under the strategies.
       arithmetic: [strategies], operations that take time, including the idle parts of
         systolic arrays.
+      on_vectors: [strategies], operations on vector units that take time, where the
+        target models them.
       steps_s: [strategies], seconds of collectives.
     """
 
@@ -92,6 +95,7 @@ class _Draft(NamedTuple):
     flops: np.ndarray
     ports: _Ports
     arithmetic: np.ndarray
+    on_vectors: np.ndarray
     steps_s: np.ndarray
 
 
@@ -299,11 +303,21 @@ class OptionBuilder:
         if self.target.device.calls_cudnn:
             flops = flops * op.traits.kernel_dilation
         # Elementwise arithmetic overlaps with its memory traffic.
-        arithmetic = 0.0 * flops if node.is_fusible else flops
+        arithmetic, on_vectors = (
+            (0.0 * flops if node.is_fusible else flops),
+            0.0 * flops,
+        )
+        traits = op.traits
         if node.is_matmul:
             arithmetic = flops * self.array_paddings(rule, found)
+            if traits.channels:
+                arithmetic = arithmetic * self._convolution_works(op, rule, found)
+        elif math.isfinite(self.target.device.kernels.vector_ops_per_s) and (
+            traits.kind is OpKind.GENERATOR or traits.library != OWN_KERNEL
+        ):
+            arithmetic, on_vectors = 0.0 * flops, flops
         steps_s = self._sends.seconds(op, rule, found)
-        return _Draft(found, flops, ports, arithmetic, steps_s)
+        return _Draft(found, flops, ports, arithmetic, on_vectors, steps_s)
 
     def _ports_of(self, found: tuple[Strategy, ...]) -> _Ports:
         port = self.sizes.table.port
@@ -332,7 +346,16 @@ class OptionBuilder:
         if self.target.device.masks_groups and op.traits.groups > 1:
             written, more = self._masking(node, draft)
             traffic += more
-        compute_s = op_s(self.target, draft.arithmetic, traffic, dtype)
+        compute_s = op_s(
+            self.target,
+            draft.arithmetic,
+            traffic,
+            dtype,
+            draft.on_vectors,
+            op.traits.library,
+        )
+        if op.traits.channels:
+            compute_s += self.target.device.kernels.conv_s
         compute_s += op_s(self.target, 0.0 * written, written, dtype)
         compute_s += self.target.device.launch_s * kernels.launches[node.id]
         return Options(
@@ -365,6 +388,25 @@ class OptionBuilder:
         each."""
         pieces = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
         return array_paddings(rule, pieces, self.target.device.systolic_array)
+
+    def _convolution_works(
+        self, op: Op, rule: Rule, found: tuple[Strategy, ...]
+    ) -> np.ndarray:
+        """Return [strategies], how many times its own arithmetic a convolution takes,
+        with the channels of each shard."""
+        kernels = self.target.device.kernels
+        dtype = self.graph.program.values[op.operands[0]].dtype
+        cut = np.array([shards_per_dim(s.cut, self.mesh.sizes) for s in found])
+        shards = -(-np.array([f.size for f in rule.factors]) // cut)
+        found_work = []
+        for row in shards:
+            inputs, outputs, groups = (
+                1 if c is None else int(row[c]) for c in op.traits.channels
+            )
+            found_work.append(convolution_work(
+                kernels, inputs, outputs, groups, dtype, op.traits.is_kernel_gradient
+            ))  # fmt: skip
+        return np.array(found_work)
 
     def restricted(self, options: Options, allowed: np.ndarray) -> Options:
         """Return the options at the positions `allowed`, which are ascending."""

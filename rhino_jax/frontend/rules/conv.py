@@ -126,7 +126,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     out[out_spec[1]] = "(g o)" if is_grouped else "o"
     halos: dict[str, tuple[int, int]] = {}
     reducers: dict[str, str] = {}
-    taps, zeros = 1, 1.0
+    taps, zeros, windows = 1, 1.0, list[_Window]()
     places = zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
     for i, (a, b, c) in enumerate(places):
         window = _Window(
@@ -135,6 +135,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
             ctx.params["lhs_dilation"][i], ctx.params["padding"][i][0],
         )  # fmt: skip
         taps, zeros = taps * window.taps(), zeros * window.zeros()
+        windows.append(window)
         lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
         if (halo := window.halo_of_output()) is not None:
             lhs[a] = out[c] = f"y{i}~"
@@ -152,6 +153,10 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         halos=halos,
         reducers=reducers,
     )
+    # The gradient by the kernel sums over its "kernel", as large as the input.
+    is_gradient = bool(windows) and all(w.kernel >= w.output for w in windows)
+    positions = {f.name: i for i, f in enumerate(rule.factors)}
+    names = ("n" if is_gradient else "i", "o", "g")
     products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
     traits = Traits(
         OpKind.CONVOLUTION,
@@ -160,5 +165,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         is_rounded=is_rounded(ctx),
         input_dilation=math.prod(ctx.params["lhs_dilation"]),
         kernel_dilation=zeros,
+        channels=tuple(positions.get(name) for name in names),
+        is_kernel_gradient=is_gradient,
     )
     return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from jax import lax
+
 from rhino_jax.frontend.registry import OpContext, OpRule, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim, Rule
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.traits import Library, OpKind, Traits
 
 
 # XLA's partitioner gathers the batch of LU, eigh, SVD and of solves by them for TPU,
 # and the right-hand sides of a triangular solve everywhere (jax 0.12.0.1, libtpu
 # 0.0.52, v5e:2x4 and 8 H100): each device runs its own part under `shard_map`.
 _ON_SHARDS = Traits(OpKind.OTHER, is_gathered=True)
+_FACTORING = replace(_ON_SHARDS, library=Library("factoring"))
 
 CUBIC_COEFFICIENTS = {
     "cholesky": 1 / 3,
@@ -55,10 +58,13 @@ def fft(ctx: OpContext) -> OpRule:
     points = math.prod(lengths)
     batch_rank = len(shape) - len(lengths)
     flops = math.prod(shape[:batch_rank]) * 5.0 * points * math.log2(max(points, 2))
-    return OpRule(_batched(ctx, batch_rank), flops)
+    # The inverse real transform destroys its operand: XLA:GPU copies it first.
+    passes = len(lengths) + (ctx.params["fft_type"] == lax.FftType.IRFFT)
+    traits = replace(_ON_SHARDS, library=Library("fourier", passes))
+    return OpRule(_batched(ctx, batch_rank), flops, traits=traits)
 
 
-@register(*CUBIC_COEFFICIENTS, traits=_ON_SHARDS)
+@register(*CUBIC_COEFFICIENTS, traits=_FACTORING)
 def factorisation(ctx: OpContext) -> OpRule:
     """Return the rule of a factorisation of the matrices in the last two dims of the
     first operand."""
@@ -70,7 +76,7 @@ def factorisation(ctx: OpContext) -> OpRule:
 @register(
     *PRODUCT_COEFFICIENTS,
     traits=lambda name: replace(
-        _ON_SHARDS, linear=((1,),) if name == "triangular_solve" else ()
+        _FACTORING, linear=((1,),) if name == "triangular_solve" else ()
     ),
 )
 def matrix_product(ctx: OpContext) -> OpRule:

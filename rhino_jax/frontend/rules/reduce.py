@@ -16,7 +16,8 @@ from jax import lax
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.frontend.rules.factors import FactorList
 from rhino_jax.ir.factor import Dim
-from rhino_jax.ir.traits import OpKind, Traits
+from rhino_jax.ir.op import item_bytes
+from rhino_jax.ir.traits import Library, OpKind, Traits
 
 
 REDUCERS = {
@@ -158,7 +159,18 @@ def sort(ctx: OpContext) -> OpRule:
     factors = FactorList()
     layout = factors.dims(shape, (axis,))
     rule = factors.rule([layout] * len(ctx.in_shapes), [layout] * len(ctx.out_shapes))
-    return OpRule(rule, math.prod(shape) * math.log2(max(shape[axis], 2)))
+    flops = math.prod(shape) * math.log2(max(shape[axis], 2))
+    return OpRule(rule, flops, traits=_sorting(ctx))
+
+
+def _sorting(ctx: OpContext) -> Traits:
+    """Return the traits of an op that sorts its first operand."""
+    return Traits(
+        OpKind.OTHER,
+        is_gathered=ctx.primitive == "top_k",
+        dims_param={"sort": "dimension", "top_k": "axis"}.get(ctx.primitive, ""),
+        library=Library("sorting", item_bytes(ctx.in_dtypes[0])),
+    )
 
 
 @register("approx_top_k", traits=Traits(OpKind.OTHER))
@@ -182,7 +194,7 @@ def top_k(ctx: OpContext) -> OpRule:
             operand.append(factors.whole(size))
         result.append(() if d == axis else operand[-1])
     rule = factors.rule([operand], [result] * len(ctx.out_shapes))
-    return OpRule(rule, math.prod(shape) * math.log2(max(k, 2)))
+    return OpRule(rule, math.prod(shape) * math.log2(max(k, 2)), traits=_sorting(ctx))
 
 
 def _window_traits(name: str) -> Traits:
