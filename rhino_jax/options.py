@@ -82,18 +82,19 @@ class UserOptions(TypedDict, total=False):
         too little memory suggest several. `[4, 2, 2]`: submeshes of these numbers of
         devices, which together are all.
       schedule: order in which stages run their micro-batches: "gpipe", "1f1b", "kfkb";
-        "zero-bubble": gradients of weights fill the bubbles; "interleaved" and
-        "zero-bubble-v": two chunks of the model on each stage; "searched"; "auto": the
-        fastest of these that fits; "one-program" if none does or if it is clearly
-        faster. "one-program" is an SPMD pipeline: layers are a scan over stacks
-        [layers, …], of which stages have equal parts, and all stages are one compiled
-        program on one mesh, for `lower` and TPU pods; in the order of "gpipe", with ops
-        outside of the layers shared by the stages. "token-slices": sequence slices of
-        causal sequences pass through the stages one after the other (TeraPipe), forward
-        from the first one and backward from the last: for few long sequences, and a
-        batch of one ("auto" compares it if micro-batches are fewer than stages). Their
-        number and lengths are chosen; "token-slices:4": four;
-        "token-slices:768,640,640": slices of these numbers of tokens.
+        "forward-only": programs without gradients; "zero-bubble": gradients of weights
+        fill the bubbles; "interleaved" and "zero-bubble-v": two chunks of the model on
+        each stage; "searched"; "auto": the fastest of these that fits; "one-program" if
+        none does or if it is clearly faster. "one-program" is an SPMD pipeline: layers
+        are a scan over stacks [layers, …], of which stages have equal parts, and all
+        stages are one compiled program on one mesh, for `lower` and TPU pods; in the
+        order of "gpipe", with ops outside of the layers shared by the stages.
+        "token-slices": sequence slices of causal sequences pass through the stages one
+        after the other (TeraPipe), forward from the first one and backward from the
+        last: for few long sequences, and a batch of one ("auto" compares it if
+        micro-batches are fewer than stages). Their number and lengths are chosen;
+        "token-slices:4": four; "token-slices:768,640,640": slices of these numbers of
+        tokens.
       storage: "blocks": interleaved storage: state may be stored with columns of fused
         weights `(d, 3·h·k)`, `(d, 2·f)` in another order, if steps are faster so;
         shapes stay. Arrays come from `plan.init` and `plan.put`, and `plan.as_written`

@@ -73,11 +73,12 @@ def _advice(name: str) -> str:
     """Return how to give an op a rule; many kernels share a primitive's name."""
     if name in KERNELS:
         return (
-            "Give the kernel a name, and say under it how it may be cut:"
+            "Give the kernel a name, and register how it may be sharded:"
             " rhino.register_rule('my_kernel', 'b s d, d f -> b s f')."
         )
     return (
-        f"Say how it may be cut: rhino.register_rule({name!r}, 'b s d, d f -> b s f')."
+        f"Register how it may be sharded: rhino.register_rule({name!r},"
+        " 'b s d, d f -> b s f')."
     )
 
 

@@ -144,8 +144,8 @@ class Donations:
             f"`{self._name}`: one array is {ways[0]} as `{one}` and {ways[1]} as"
             f" `{other}`.",
             where=f"{one} and {other}",
-            numbers=f"{x.dtype}{list(x.shape)}, {x.nbytes:,} bytes, held once; nothing"
-            " was run and nothing is lost",
+            numbers=f"{x.dtype}{list(x.shape)}, {x.nbytes:,} bytes, allocated once;"
+            " nothing was run and nothing is lost",
             fix=f"copy one of them first: jax.tree.map(jnp.copy, …) of `{other}`; or"
             " do not donate it.",
         )

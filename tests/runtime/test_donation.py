@@ -42,7 +42,7 @@ def test_two_arrays_with_one_memory() -> None:
     shards = [shard.data for shard in array.addressable_shards]
     other = jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
     assert other is not array
-    with pytest.raises(rhino.TraceError, match="held once"):
+    with pytest.raises(rhino.TraceError, match="allocated once"):
         step(array, other, jnp.ones((64, 64)))
     assert not array.is_deleted()
 
