@@ -32,7 +32,7 @@ WORDS = frozenset({
 
 TOLD_APART = {
     "frontend/check/indexed.py": "how an op that moves elements runs on one shard",
-    "frontend/pallas.py": "in which parameter a kernel's name stands",
+    "frontend/pallas.py": "how often the bodies of kernels run",
     "ir/collectives.py": "which kind of collective a primitive is",
     "runtime/ops_on_shards.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
@@ -40,7 +40,7 @@ TOLD_APART = {
     "frontend/tracing/open_moves.py": "the ops that a rotation is made of",
     "frontend/tracing/row_numbers.py": "which ops keep row numbers and join indices",
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
-    "ir/coverage.py": "primitives under whose name many kernels run",
+    "ir/coverage.py": "in which parameter the names of kernels stand",
     "passes/microbatch/flow/single.py": "sums that only differentiation makes",
     "passes/sequence_slices/bounds.py": "NumPy's functions on bounds of masks",
     "passes/sequence_slices/later.py": "bounds of quotients",
