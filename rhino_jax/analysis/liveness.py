@@ -20,7 +20,13 @@ from rhino_jax.analysis.temporaries import (
     find_hoisted,
     find_masked,
 )
-from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports
+from rhino_jax.analysis.uses import (
+    NOWHERE,
+    are_views,
+    copied_ports,
+    find_scattered_onto,
+    looks_up,
+)
 from rhino_jax.solver.overlap import Slack, Wait
 
 
@@ -121,6 +127,7 @@ def _read_until(
     # Node id → when it runs, for nodes that fuse into their readers.
     runs: dict[int, int] = {}
     copied = copied_ports(graph).tolist()
+    onto = find_scattered_onto(graph)
     order = np.argsort(-columns.place[columns.maker[ports]], kind="stable")
     for port in ports[order].tolist():
         edges = graph.readers[port]
@@ -132,7 +139,9 @@ def _read_until(
             until = -1
             for edge in edges:
                 target = nodes[edge.target]
-                if target.is_fusible:
+                if (scatter := onto.get((edge.target, port))) is not None:
+                    time = max(last[port], nodes[scatter].time)
+                elif target.is_fusible or edge.target in runs:
                     time = runs.get(edge.target, edge.time - owned)
                 elif target.kind is NodeKind.OP:
                     time = late.get(edge.target, edge.time)
@@ -146,7 +155,8 @@ def _read_until(
                     until = time
             last[port] = until
         maker = nodes[graph.ports[port].node]
-        if maker.is_fusible and not materialised[port]:
+        fuses = maker.is_fusible or looks_up(maker)
+        if fuses and not materialised[port]:
             runs[maker.id] = max(runs.get(maker.id, -1), last[port])
     return last
 

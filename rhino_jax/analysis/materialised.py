@@ -20,6 +20,12 @@ Such a fusion holds whole rows of a softmax. Where they are longer than it can h
 (`Observed.longest_row`), the matmul's own result is stored, and everything between it
 and the next matmul is recomputed by each reader, expensive or not.
 
+Some compilers fuse by the bytes that this saves (`Device.fuses_by_bytes`). A look-up is
+then fusible, and computes of what it reads the elements that it picks: logits that
+only a softmax and its labels' look-up convert to float32 stay in bfloat16. And of a
+chain of elementwise ops with readers in several kernels, the narrowest value is stored:
+a residual sum in bfloat16 rather than its difference from the mean in float32.
+
 Some compilers compute an elementwise result that a loop stacks where it is written, in
 the stack itself (`Fusing.stacks_in_place`): it has no buffer of its own, unless another
 reader needs it in memory or would have to recompute something expensive.
@@ -38,9 +44,17 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, PortReads, Readers, read_ports
+from rhino_jax.analysis.uses import (
+    NOWHERE,
+    PortReads,
+    Readers,
+    find_scattered_onto,
+    looks_up,
+    read_ports,
+)
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.target import Device
+from rhino_jax.ir.program import Value
 from rhino_jax.ir.traits import OpKind
 
 
@@ -61,6 +75,7 @@ class Fusing:
       stacks_in_place: whether an elementwise value that is stacked is computed in the
         stack. XLA:CPU gives it a buffer: peaks of gpt-tiny in loops are predicted 7 %
         too low to 6 % too high with it, and 4 to 10 % too low without.
+      by_bytes: as `Device.fuses_by_bytes`.
     """
 
     with_matmuls: bool = False
@@ -71,6 +86,7 @@ class Fusing:
     sinks_broadcasts: bool = False
     copies_stacks: bool = False
     stacks_in_place: bool = False
+    by_bytes: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -83,6 +99,7 @@ class Fusing:
             device.sinks_broadcasts,
             device.copies_stacks,
             device.fuses_matmuls or device.copies_stacks,
+            device.fuses_by_bytes,
         )
 
 
@@ -159,6 +176,7 @@ class _MaterialisedFinder:
       long_rows: ids of nodes of softmaxes whose rows no fusion can hold, and of the
         matmuls before them.
       reading: how every port is read.
+      looks_up: [nodes], look-ups that fuse with elementwise ops.
     """
 
     graph: Graph
@@ -176,20 +194,32 @@ class _MaterialisedFinder:
     stacked: set[int] = field(default_factory=set)
     long_rows: set[int] = field(init=False)
     reading: PortReads = field(init=False)
+    looks_up: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         graph = self.graph
         self.readers = Readers.of(graph)
         self.feeds = [[] for _ in graph.nodes]
+        onto = find_scattered_onto(graph)
         for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
-            self.feeds[edge.target].append(port)
+            if (edge.target, edge.source.id) not in onto:
+                self.feeds[edge.target].append(port)
         self.materialised = [False] * len(graph.ports)
         self.sources = [frozenset((p,)) for p in range(len(graph.ports))]
+        by_bytes = self.fusing.by_bytes
+        self.looks_up = np.array(
+            [by_bytes and looks_up(n) for n in graph.nodes], dtype=bool
+        )
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = self._find_long_rows() if with_matmuls else set()
         self.reading = PortReads.of(
-            self.readers, graph.columns, self.depth, self.before, with_matmuls
+            self.readers,
+            graph.columns,
+            self.depth,
+            self.before,
+            with_matmuls,
+            self.looks_up,
         )
 
     def decide(self, port: Port) -> None:
@@ -209,7 +239,11 @@ class _MaterialisedFinder:
                 self.unsettled[here] = matmul
         else:
             is_shared = self._is_shared(here, node, feeds)
-            keep = not node.is_fusible or self.reading.is_needed[here] or is_shared
+            may_narrow = self.fusing.by_bytes and node.id not in self.depth.joined
+            if is_shared and may_narrow:
+                is_shared = not self._stores_narrower(here)
+            fuses = node.is_fusible or self.looks_up[node.id]
+            keep = not fuses or self.reading.is_needed[here] or is_shared
             in_place = self.fusing.stacks_in_place
             if keep and in_place and node.is_fusible and not is_shared:
                 if not self.reading.is_needed_unstacked[here]:
@@ -219,8 +253,49 @@ class _MaterialisedFinder:
             self.handed.add(here)
             keep = True
         self.materialised[here] = keep
-        if not keep:
+        # A look-up reads as many elements as it has, wherever they are.
+        if not keep and not self.looks_up[node.id]:
             self.sources[here] = self._sources_of(feeds)
+
+    def _stores_narrower(self, port: int) -> bool:
+        """Store, in place of a shared value, the last one with fewer bytes that each of
+        its readers can compute it from; return whether there is one.
+
+        Between the two all is cheap, and nothing else of this size is read.
+        """
+        size, at = self._size_of(port), port
+        spare = (OBSERVED.recompute_share - 1) * size
+        while self.graph.nodes[self.graph.ports[at].node].is_fusible:
+            node = self.graph.nodes[self.graph.ports[at].node]
+            if self._is_expensive(node):
+                return False
+            feeds = self.feeds[node.id]
+            large = [p for p in dict.fromkeys(feeds) if self._size_of(p) > spare]
+            if len(large) != 1 or self.materialised[large[0]]:
+                return False
+            beside = self._sources_of([p for p in feeds if p != large[0]])
+            if sum(map(self._size_of, beside)) > spare:
+                return False
+            (at,) = large
+            if self._value_of(at).bytes < self._value_of(port).bytes:
+                self._store(at)
+                return True
+        return False
+
+    def _store(self, port: int) -> None:
+        """Store a port for which something else was decided."""
+        self.materialised[port] = True
+        self.sources[port] = frozenset((port,))
+        todo = [port]
+        while todo:
+            readers = self.readers.of_port(todo.pop())
+            for node in (self.graph.nodes[n] for n in readers):
+                here, feeds = node.ports[0].id, self.feeds[node.id]
+                if node.is_fusible and not self.materialised[here]:
+                    found = self._sources_of(feeds)
+                    if found != self.sources[here]:
+                        self.sources[here] = found
+                        todo.append(here)
 
     def _sources_of(self, feeds: list[int]) -> frozenset[int]:
         return _NONE.union(*[self.sources[p] for p in feeds])
@@ -277,6 +352,8 @@ class _MaterialisedFinder:
         if node.id in self.depth.joined:
             return True
         if self.reading.count[port] < 2 or node.id in self.long_rows:
+            return False
+        if self.looks_up[node.id]:
             return False
         read = sum(map(self._size_of, self._sources_of(feeds)))
         reads_more = read > OBSERVED.recompute_share * self._size_of(port)
@@ -360,12 +437,15 @@ class _MaterialisedFinder:
         return found
 
     def _size_of(self, port: int) -> int:
+        return math.prod(self._value_of(port).shape)
+
+    def _value_of(self, port: int) -> Value:
         node = self.graph.nodes[self.graph.ports[port].node]
         value = node.value
         if node.kind is NodeKind.OP:
             assert node.op is not None
             value = node.op.results[self.graph.ports[port].result]
-        return math.prod(self.graph.program.values[value].shape)
+        return self.graph.program.values[value]
 
 
 def _kind(node: Node) -> OpKind | None:

@@ -103,6 +103,46 @@ NOWHERE = -1
 """Stands for no node and no port."""
 
 
+def looks_up(node: Node) -> bool:
+    """Whether a node is a look-up of rows."""
+    return node.op is not None and node.op.traits.kind is OpKind.LOOKUP
+
+
+def find_scattered_onto(graph: Graph) -> dict[tuple[int, int], int]:
+    """Return (addition, id of a port that it adds) → the scatter that combines its
+    updates with that value in place of zeros, and whose result the sum then is.
+
+    XLA's algebraic simplifier makes `scatter(a, updates)` of `a + scatter(zeros,
+    updates)`, as in the gradient of a cross entropy with integer labels. A constant
+    that is broadcast is taken to be zeros.
+    """
+    found = {}
+    for node in graph.nodes:
+        op = node.op
+        if op is None or op.traits.kind is not OpKind.SCATTER:
+            continue
+        readers = graph.readers[node.ports[0].id]
+        if op.traits.reducer != "sum" or not op.traits.accumulates or len(readers) != 1:
+            continue
+        bases = [e.source.node for e in graph.incoming[node.id] if e.operand == 0]
+        reader = graph.nodes[readers[0].target]
+        if reader.op is None or not all(_is_constant(graph, b) for b in bases):
+            continue
+        traits = reader.op.traits
+        if traits.reducer == "sum" and traits.accumulates == (0, 1):
+            added = graph.incoming[reader.id]
+            others = [e.source.id for e in added if e.source.node != node.id]
+            found.update({(reader.id, port): node.id for port in others})
+    return found
+
+
+def _is_constant(graph: Graph, node: int) -> bool:
+    """Whether a node broadcasts a constant of the program."""
+    op = graph.nodes[node].op
+    is_broadcast = op is not None and op.traits.kind is OpKind.BROADCAST
+    return is_broadcast and not graph.incoming[node]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Readers:
     """Pairs of a port and a node that reads it, in the order of ports.
@@ -211,6 +251,7 @@ class PortReads:
         depth: MatmulDepth,
         before: Mapping[int, int],
         with_matmuls: bool,
+        looks_up: np.ndarray | None = None,
     ) -> PortReads:
         """Count the reads of every port.
 
@@ -219,9 +260,12 @@ class PortReads:
           columns, depth: of the graph.
           before: node id → the only matmul that it is computed for.
           with_matmuls: whether elementwise producers fuse into matmuls.
+          looks_up: [nodes], look-ups that such producers fuse into; None: into none.
         """
         fuses = columns.is_op & columns.is_fused
         computes = fuses | columns.hosts_fusion if with_matmuls else fuses
+        if looks_up is not None:
+            computes = computes | looks_up
         runs_before = np.zeros(len(fuses), dtype=bool)
         runs_before[list(before)] = True
         num_before, num_else = readers.count(runs_before), readers.count(~runs_before)

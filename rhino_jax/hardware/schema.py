@@ -24,6 +24,7 @@ masks_groups = false                # optional, false; see `Device`
 sinks_broadcasts = true             # optional, false; see `Device`
 copies_stacks = false               # optional, false; see `Device`
 fuses_joins = false                 # optional, false; see `Device`
+fuses_by_bytes = false              # optional, false; see `Device`
 price_per_hour = 1.2                # optional, none: of one device; see `Device`
 recomputes = ["exp", "tanh.float32"] # optional, []; see `Device`
 systolic_array = 128                # optional, 0; see `Device`

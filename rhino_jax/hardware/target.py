@@ -98,6 +98,9 @@ class Device:
         what it is computed from; and copies a slice of a stack that a matmul reads.
       fuses_joins: whether the compiler computes concatenations and rotations in the
         fusions of their readers, instead of storing them.
+      fuses_by_bytes: whether the compiler fuses by the bytes that this saves: look-ups
+        compute the elements that they read, and of a chain of elementwise ops with
+        readers in several kernels the narrowest value is stored.
       host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
         if it is unknown, or the compiler does not support host offload.
       recomputes: names of costly elementwise ops that the compiler recomputes in the
@@ -137,6 +140,7 @@ class Device:
     sinks_broadcasts: bool = False
     copies_stacks: bool = False
     fuses_joins: bool = False
+    fuses_by_bytes: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()

@@ -93,6 +93,72 @@ def test_gpus_store_the_tanh_of_a_gelu_that_is_not_made_in_its_own_type(
     assert found.count("tanh") == is_stored
 
 
+def test_gpus_recompute_the_sigmoid_of_a_gate() -> None:
+    def step(x: Any, w: Any) -> Any:
+        return jax.grad(lambda x: jnp.square(jax.nn.silu(x @ w) @ w).sum())(x)
+
+    assert "logistic" in materialised(step, X, X)
+    assert "logistic" not in materialised(step, X, X, fusing=GPU)
+
+
+def test_gpus_store_the_narrowest_value_that_a_norm_and_its_gradient_read() -> None:
+    def norm(x: Any, y: Any) -> Any:
+        wide = (x + y).astype(jnp.float32)
+        centred = wide - wide.mean(-1, keepdims=True)
+        scale = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True))
+        return (centred * scale).astype(x.dtype)
+
+    def step(x: Any, y: Any, w: Any) -> Any:
+        return jax.grad(lambda x, y: (norm(x, y) @ w).sum(), (0, 1))(x, y)
+
+    x = X.astype(jnp.bfloat16)
+    graph = inline_regions(trace(step, (x, x, x), {}).program)
+
+    def kept(fusing: Fusing) -> set[str]:
+        live = analyse(graph, fusing)
+        every = zip(graph.ports, live.is_materialised, strict=True)
+        ops = [graph.nodes[p.node].op for p, is_it in every if is_it]
+        values = [graph.program.values[op.results[0]] for op in ops if op is not None]
+        return {v.dtype for v in values if v.shape == X.shape}
+
+    assert kept(GPU) == {"bfloat16"}
+    assert kept(PLAIN) == {"bfloat16", "float32"}
+
+
+def test_a_look_up_on_gpus_converts_what_it_picks() -> None:
+    def loss(x: Any, w: Any, labels: Any) -> Any:
+        logits = (x @ w).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, labels[:, None], -1)
+        return (jax.nn.logsumexp(logits, -1) - picked[:, 0]).sum()
+
+    x = X.astype(jnp.bfloat16)
+    args = x, x, jnp.zeros(64, jnp.int32)
+    assert "convert_element_type" in materialised(loss, *args)
+    assert "convert_element_type" not in materialised(loss, *args, fusing=GPU)
+    # Embeddings are looked up where they are added up.
+    summed = materialised(lambda t, i: t[i] + t[i + 1], X, args[2], fusing=GPU)
+    assert "gather" not in summed and summed[-1] == "add"
+
+
+def test_updates_are_scattered_onto_what_their_sum_is_added_to() -> None:
+    def step(x: Any, i: Any, u: Any) -> Any:
+        added = jnp.tanh(x @ x) + jnp.zeros_like(x).at[i].add(u)
+        return added @ x
+
+    program = trace(step, (X, jnp.zeros(8, jnp.int32), X[:8]), {}).program
+    graph = inline_regions(program)
+    live = analyse(graph, GPU)
+    product, scatter, last = (
+        next(n for n in nodes if n.op is not None and n.op.name == name)
+        for name, nodes in (
+            ("dot_general", graph.nodes),
+            ("scatter-add", graph.nodes),
+            ("dot_general", graph.nodes[::-1]),
+        )
+    )
+    assert live.last[product.ports[0].id] == scatter.time < last.time
+
+
 def test_what_follows_a_matmul_is_stored_in_its_place() -> None:
     def relu_and_square(x: Any, w: Any, b: Any) -> Any:
         y = jnp.maximum(x @ w + b, 0.0)
