@@ -19,6 +19,7 @@ from rhino_jax.analysis.temporaries import (
     Stays,
     find_hoisted,
     find_masked,
+    find_padded,
 )
 from rhino_jax.analysis.uses import (
     NOWHERE,
@@ -40,8 +41,8 @@ class Liveness:
       kernels: the memory reads and the launches of its kernels.
       slack: which collectives something waits for.
       hoisted: converted copies of the stacks that loops scan over.
-      masked, stay: copies of operands masked to ragged groups, and those that stay live
-        from one product to another.
+      masked, stay: copies of operands that are padded, or masked to ragged groups, and
+        those that stay live from one product to another.
       stack_passes: id of a slice, stack or carry node of a loop → how often the whole
         stack, or the carry in every trip, is read or written in addition to what the
         ops of the body read and write.
@@ -82,8 +83,13 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         fused = find_matmul_depth(graph, after_columns=True)
     found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)
-    read = _read_until(graph, ports, found.ports, find_late(graph, slack))
+    padded = find_padded(graph) if fusing.pads_evenly else []
+    first = {node.id: nodes[0].time for nodes in padded for node in nodes}
+    read = _read_until(graph, ports, found.ports, find_late(graph, slack), first)
     _hold_donated(graph, read)
+    masked, stay = find_masked(graph) if fusing.masks_groups else ((), ())
+    ends = [(nodes[0], nodes[-1].time) for nodes in padded]
+    masked += tuple(Masked(node.id, 0, 1, node.time, end) for node, end in ends)
     return Liveness(
         found.ports,
         found.handed,
@@ -91,7 +97,8 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         find_kernels(graph, fused, found),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
-        *(find_masked(graph) if fusing.masks_groups else ((), ())),
+        masked,
+        stay,
         _stack_passes(graph, found, fusing) | _carry_passes(graph, found.ports),
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],
@@ -111,7 +118,11 @@ def _holding(graph: Graph) -> np.ndarray:
 
 
 def _read_until(
-    graph: Graph, ports: np.ndarray, materialised: list[bool], late: dict[int, int]
+    graph: Graph,
+    ports: np.ndarray,
+    materialised: list[bool],
+    late: dict[int, int],
+    padded: dict[int, int],
 ) -> list[int]:
     """Return [ports], when the last reader needs the value; where nothing reads it,
     when it is computed.
@@ -121,6 +132,7 @@ def _read_until(
       ports: ids of the ports that hold a value.
       materialised: [ports], whether it touches memory.
       late: node id → when a postponed node runs, see `find_late`.
+      padded: id of a convolution that reads a padded copy → when that is written.
     """
     nodes, columns = graph.nodes, graph.columns
     last = columns.time[columns.maker].tolist()
@@ -143,6 +155,8 @@ def _read_until(
                     time = max(last[port], nodes[scatter].time)
                 elif target.is_fusible or edge.target in runs:
                     time = runs.get(edge.target, edge.time - owned)
+                elif edge.operand == 0 and edge.target in padded:
+                    time = padded[edge.target]
                 elif target.kind is NodeKind.OP:
                     time = late.get(edge.target, edge.time)
                 elif target.kind is NodeKind.COPY:

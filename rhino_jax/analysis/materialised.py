@@ -76,6 +76,7 @@ class Fusing:
         stack. XLA:CPU gives it a buffer: peaks of gpt-tiny in loops are predicted 7 %
         too low to 6 % too high with it, and 4 to 10 % too low without.
       by_bytes: as `Device.fuses_by_bytes`.
+      pads_evenly: whether its convolutions pad both ends of a dim alike (cuDNN).
     """
 
     with_matmuls: bool = False
@@ -87,6 +88,7 @@ class Fusing:
     copies_stacks: bool = False
     stacks_in_place: bool = False
     by_bytes: bool = False
+    pads_evenly: bool = False
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
@@ -100,6 +102,7 @@ class Fusing:
             device.copies_stacks,
             device.fuses_matmuls or device.copies_stacks,
             device.fuses_by_bytes,
+            device.calls_cudnn,
         )
 
 

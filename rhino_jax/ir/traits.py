@@ -126,6 +126,8 @@ class Traits:
       input_dilation: for a convolution, number of positions that each element of its
         first operand takes, all but one of them zeros, as in the gradient of a strided
         convolution.
+      pads_unevenly: for a convolution, whether its window pads some dim of its first
+        operand by more at one end than at the other, as "SAME" does with a stride of 2.
       kernel_dilation: for a convolution, number of taps over those that its kernel has,
         where zeros take the places between the elements of a dilated kernel.
       channels: for a convolution, positions in its rule of the factors of input
@@ -164,6 +166,7 @@ class Traits:
     is_rounded: bool = False
     is_reversal: bool = False
     input_dilation: int = 1
+    pads_unevenly: bool = False
     kernel_dilation: float = 1.0
     groups: int = 1
     masked: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Products of ragged groups on a compiler that masks and multiplies every group."""
+"""Temporaries: operands of ragged products, masked, and of convolutions, padded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.analysis.inline_regions import inline_regions
+from rhino_jax.analysis.liveness import analyse
+from rhino_jax.analysis.materialised import Fusing
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.ir.traits import OpKind
 
 
 ROWS, WIDTH, HIDDEN, GROUPS = 1024, 256, 512, 4
@@ -50,3 +56,31 @@ def test_a_kernel_that_skips_other_groups_multiplies_every_row_once() -> None:
     found = planned(forward, "v5e:1x1")
     assert found.flops_per_device == 2.0 * ROWS * WIDTH * HIDDEN
     assert found.peak_bytes == pytest.approx(X + W + Y, rel=0.01)
+
+
+@pytest.mark.parametrize(("stride", "copies"), [(1, 0), (2, 1)])
+def test_cudnn_reads_a_padded_copy_where_a_window_pads_one_end_more(
+    stride: int, copies: int
+) -> None:
+    def conv(x: Any, w: Any) -> Any:
+        numbers = "NHWC", "HWIO", "NHWC"
+        strides = stride, stride
+        return jax.lax.conv_general_dilated(
+            x, w, strides, "SAME", dimension_numbers=numbers
+        )
+
+    def step(x: Any, w: Any) -> Any:
+        y, pull = jax.vjp(lambda w: conv(x, w), w)
+        return pull(jnp.tanh(y))
+
+    x, w = jnp.ones((8, 32, 32, 16)), jnp.ones((3, 3, 16, 16))
+    graph = inline_regions(trace(step, (x, w), {}).program)
+    forward, gradient = (
+        node.time
+        for node in graph.nodes
+        if node.op is not None and node.op.traits.kind is OpKind.CONVOLUTION
+    )
+    for hardware, found in (("h100", copies), ("v5e", 0)):
+        live = analyse(graph, Fusing.of(load_target(hardware).device))
+        spans = [(m.operand, m.start, m.stop) for m in live.masked]
+        assert spans == [(0, forward, gradient)] * found

@@ -112,8 +112,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     """
     dims = ctx.params["dimension_numbers"]
     lhs_spec, rhs_spec, out_spec = dims.lhs_spec, dims.rhs_spec, dims.out_spec
-    lhs_shape, rhs_shape = ctx.in_shapes
-    (out_shape,) = ctx.out_shapes
+    (lhs_shape, rhs_shape), (out_shape,) = ctx.in_shapes, ctx.out_shapes
     feature_groups = ctx.params["feature_group_count"]
     batch_groups = ctx.params["batch_group_count"]
     is_grouped = feature_groups > 1 or batch_groups > 1
@@ -164,6 +163,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         is_gathered=is_grouped,
         is_rounded=is_rounded(ctx),
         input_dilation=math.prod(ctx.params["lhs_dilation"]),
+        pads_unevenly=any(max(a, 0) != max(b, 0) for a, b in ctx.params["padding"]),
         kernel_dilation=zeros,
         channels=tuple(positions.get(name) for name in names),
         is_kernel_gradient=is_gradient,
