@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -40,6 +41,12 @@ def test_what_is_held_is_named_by_line_and_scope() -> None:
             recompute="as written",
             progress=False,
         )
+    numbers = re.search(
+        r"found (\S+) KiB of (\S+) KiB, (\S+) KiB more;", str(caught.value)
+    )
+    assert numbers is not None
+    peak, limit, more = map(float, numbers.groups())
+    assert peak - limit == pytest.approx(more, abs=0.2)
     found = caught.value.numbers.partition("largest at that peak: ")[2].split("; ")
     assert len(found) == 3
     assert all("test_infeasible.py:" in one and "(loss)" in one for one in found)

@@ -48,7 +48,8 @@ def explain(
         where="; ".join([*culprits, budget]),
         numbers=(
             f"smallest peak found {format_bytes(peak)} of"
-            f" {format_bytes(problem.limit)}; largest at that peak: {holdings}"
+            f" {format_bytes(problem.limit)}, {format_bytes(peak - problem.limit)}"
+            f" more; largest at that peak: {holdings}"
         ),
         fix="; or ".join(fixes) + ".",
         smallest_peak_bytes=least,
