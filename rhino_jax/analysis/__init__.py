@@ -7,8 +7,9 @@ Order: `inline_regions` (program → `graph`), `shared_copies`, `uses` and `matm
 (readers and views, and levels between matmuls), `materialised` (values in memory),
 `temporaries` (converted and masked copies), `liveness` (live ranges), `kernels`
 (fusions), `slack` (what can overlap), `dim_classes` (dims that are one index range, and
-those off the lanes), `roles` (data, parameters, state; batch and sequence), `padding`
-(uneven shards), `equivalence` (nodes with equal options), `program_analysis`.
+those off the lanes), `roles` (data, parameters, state; batch and sequence),
+`reduction_levels` (what one all-reduce may combine), `padding` (uneven shards),
+`equivalence` (nodes with equal options), `program_analysis`.
 `roles.data_inputs` is for passes, too; the others are for models of programs on meshes.
 Nothing here depends on sizes of mesh axes; what does is in `rhino_jax.model`.
 """

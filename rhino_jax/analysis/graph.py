@@ -232,6 +232,11 @@ class Graph:
     outgoing: list[list[Edge]] = field(default_factory=list)
     columns: Columns = field(init=False)
 
+    @property
+    def loops(self) -> list[tuple[int, int]]:
+        """Times when loops start and end, outer before inner ones."""
+        return sorted({(self.loop_start[n], self.loop_end[n]) for n in self.loop_end})
+
     def add(
         self,
         kind: NodeKind,

@@ -259,7 +259,7 @@ def find_late(graph: Graph, slack: Slack) -> dict[int, int]:
     Returns:
       Node id → time, for matmuls that run later than their position in the program.
     """
-    loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
+    loops = graph.loops
     needed, found = _needed_at(graph), dict[int, int]()
     for node in graph.nodes:
         if not node.is_matmul or slack.nodes[node.id] < Wait.LATER:

@@ -16,6 +16,7 @@ from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.materialised import Fusing
 from rhino_jax.analysis.padding import uneven_dims
+from rhino_jax.analysis.reduction_levels import find_latency_shares
 from rhino_jax.analysis.roles import Roles, find_roles
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
@@ -35,6 +36,8 @@ class ProgramAnalysis:
       dim_classes, roles: the dim classes and the roles of its inputs.
       padded_dims: sizes of dims that may be sharded unevenly.
       off_lanes: value id → its dims that never lie on lanes (see `dims_off_lanes`).
+      latency_shares: as `find_latency_shares` returns them, for compilers that combine
+        reductions by level; else empty.
       alike: which nodes have the same options on every mesh.
     """
 
@@ -46,6 +49,7 @@ class ProgramAnalysis:
     roles: Roles
     padded_dims: frozenset[int]
     off_lanes: Mapping[int, tuple[int, ...]]
+    latency_shares: Mapping[int, tuple[float, ...]]
     alike: Alike
 
     @classmethod
@@ -70,5 +74,6 @@ class ProgramAnalysis:
             find_roles(graph, dim_classes),
             uneven_dims(graph),
             off_lanes,
+            find_latency_shares(graph, dim_classes) if device.combines_levels else {},
             find_equivalent(graph, liveness, off_lanes),
         )

@@ -66,7 +66,7 @@ def find_masked(graph: Graph) -> tuple[tuple[Masked, ...], tuple[Stays, ...]]:
     and are scheduled together. A forward product and the gradient by matrices read one
     copy, which stays live from the one to the other where both are sharded alike.
     """
-    loops = sorted({(graph.loop_start[n], graph.loop_end[n]) for n in graph.loop_end})
+    loops = graph.loops
     products: dict[tuple[tuple[int, int], ...], list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.op is not None and node.op.traits.groups > 1:

@@ -232,9 +232,9 @@ def _priced(sample: _Sample, axis: MeshAxis) -> float:
 _BEHAVIOUR = (
     "launch_s", "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
-    "rounds_products", "calls_cudnn", "parts_columns", "defers_gradients",
-    "masks_groups", "sinks_broadcasts", "copies_stacks", "fuses_joins",
-    "fuses_by_bytes", "recomputes", "clock_hz", "systolic_array",
+    "combines_levels", "rounds_products", "calls_cudnn", "parts_columns",
+    "defers_gradients", "masks_groups", "sinks_broadcasts", "copies_stacks",
+    "fuses_joins", "fuses_by_bytes", "recomputes", "clock_hz", "systolic_array",
 )  # fmt: skip
 """Keys that are not measured: copied from the shipped file of the same device kind."""
 

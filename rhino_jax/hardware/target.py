@@ -75,6 +75,8 @@ class Device:
         stacked inputs out of the loop, and converts all slices at once.
       gathers_by_axis, scatters_by_axis, combines, rounds_products: see
         `LoweringPolicy`.
+      combines_levels: whether the compiler combines reductions of which none depends on
+        another, from the program's end on (see `rhino_jax.analysis.reduction_levels`).
       calls_cudnn: whether convolutions are calls of cuDNN, with nothing fused into
         them: also gradients by the input if the kernel is reversed right before them
         (see `rhino_jax.model.gpu_kernels`), and values with channels last (see
@@ -132,6 +134,7 @@ class Device:
     gathers_by_axis: bool = False
     scatters_by_axis: bool = False
     combines: bool = False
+    combines_levels: bool = False
     rounds_products: bool = False
     calls_cudnn: bool = False
     parts_columns: bool = False

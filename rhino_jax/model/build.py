@@ -23,7 +23,7 @@ from rhino_jax.model.gpu_kernels import (
 )
 from rhino_jax.model.op_collectives import sent_value
 from rhino_jax.model.options import NodePin, OptionBuilder, Options
-from rhino_jax.model.packing import is_combined, with_packing
+from rhino_jax.model.packing import are_combined, with_packing
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.sizes import LocalSizes, SpecTable
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
@@ -145,7 +145,7 @@ class _Pricing:
         tables, lowering = ReshardTables.of(self.builder), self.builder.mesh.lowering
         sent = [sent_value(graph, edge, lowering) for edge in graph.edges]
         small = CONSTANTS.small_share * problem.limit
-        combined = is_combined(self.analysis)[1]
+        combined = are_combined(self.analysis)
         sizes, target = self.builder.sizes, self.analysis.target
         reversals = find_reversals(graph) if target.device.calls_cudnn else ()
         in_order = ChannelsLast(self.analysis, sizes)

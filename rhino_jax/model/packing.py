@@ -1,5 +1,8 @@
 """Combined collectives: less latency, and kernels that pack and unpack their buffers.
 
+XLA:TPU combines reductions of one level, which then share one latency (see
+`rhino_jax.analysis.reduction_levels`).
+
 XLA:GPU combines the collectives that nothing waits for, the gathers of weights and the
 reductions of their gradients, into few, so that their latency is paid few times. A
 combined all-reduce works on one buffer, which the gradients are copied to and sliced
@@ -34,45 +37,63 @@ from rhino_jax.model.options import Options
 from rhino_jax.model.strategies import Strategy
 
 
-def is_combined(analysis: ProgramAnalysis) -> tuple[list[bool], list[bool]]:
-    """Return whether the collectives after the compute of nodes, and the reshards on
-    edges, are combined: lists of [nodes] and [edges]."""
-    combines, slack = analysis.target.device.lowering.combines, analysis.slack
-    of_nodes = [combines and wait in COMBINED for wait in slack.nodes]
-    return of_nodes, [combines and wait in COMBINED for wait in slack.edges]
+def are_combined(analysis: ProgramAnalysis) -> list[bool]:
+    """Return [edges], whether the reshards on each are combined with others."""
+    combines = analysis.target.device.lowering.combines
+    return [combines and wait in COMBINED for wait in analysis.slack.edges]
+
+
+def latency_share(analysis: ProgramAnalysis, node: Node, strategy: Strategy) -> float:
+    """Return the share of their latency that a node's reductions pay under one of its
+    strategies."""
+    if not strategy.partial:
+        return 1.0
+    if _is_packed(analysis, node):
+        return OBSERVED.combined_latency
+    shares = analysis.latency_shares.get(node.id, ())
+    cut = zip(shares, strategy.cut[: len(shares)], strict=True)
+    return max((share for share, axes in cut if axes), default=0.0) or 1.0
+
+
+def _is_packed(analysis: ProgramAnalysis, node: Node) -> bool:
+    """Whether a node's reductions are packed into one buffer with others."""
+    combines = analysis.target.device.lowering.combines
+    return combines and analysis.slack.nodes[node.id] in COMBINED
 
 
 def with_packing(
     analysis: ProgramAnalysis, mesh: LaidMesh, options: Sequence[Options]
 ) -> list[Options]:
     """Return the options with the costs of combined reductions."""
-    if not analysis.target.device.lowering.combines:
-        return list(options)
     op_collectives = OpCollectives(analysis.graph.program, mesh)
     program, params = analysis.graph.program, max(1, len(analysis.roles.params))
     copies = 1 + len(analysis.roles.state) // params
     found: dict[tuple[object, ...], Options] = {}
-    packed, combined = list(options), is_combined(analysis)[0]
+    packed = list(options)
     for node in analysis.graph.nodes:
-        op = node.op
-        if node.kind is not NodeKind.OP or op is None or not combined[node.id]:
+        op, is_packed = node.op, _is_packed(analysis, node)
+        shares = analysis.latency_shares.get(node.id)
+        if node.kind is not NodeKind.OP or op is None or not (is_packed or shares):
             continue
         own = options[node.id]
         if not any(s.partial for s in own.strategies):
             continue
         # Equivalent nodes share one object of options.
-        first, made = _first_dim(analysis.graph, node), program.values[op.results[0]]
-        key = id(own), made.shape, made.dtype, first
+        first, made = None, program.values[op.results[0]]
+        if is_packed:
+            first = _first_dim(analysis.graph, node)
+        key = id(own), made.shape, made.dtype, first, is_packed, shares
         if key not in found:
-            added = np.array(
-                [
+            added = np.zeros(len(own.strategies))
+            if is_packed:
+                added[:] = [
                     _packing_s(program, op, s, mesh, analysis.target, copies, first)
                     for s in own.strategies
                 ]
-            )
             assert op.rule is not None
             latency_s = op_collectives.latency_s(op, op.rule, own.strategies)
-            saved = (1 - OBSERVED.combined_latency) * latency_s
+            paid = [latency_share(analysis, node, s) for s in own.strategies]
+            saved = (1 - np.array(paid)) * latency_s
             found[key] = replace(
                 own, cost_s=own.cost_s + added - saved, compute_s=own.compute_s + added
             )

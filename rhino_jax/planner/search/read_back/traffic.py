@@ -13,6 +13,7 @@ from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.cost.reshard import ReshardStep, reshard_steps
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import size_of
+from rhino_jax.ir.collectives import ALL_REDUCE, KINDS, REDUCE_SCATTER
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Manual
 from rhino_jax.ir.spec import Spec, padding_of
@@ -22,13 +23,16 @@ from rhino_jax.model.op_collectives import (
     own_steps,
     sent_value,
 )
-from rhino_jax.model.packing import is_combined
+from rhino_jax.model.packing import are_combined, latency_share
 from rhino_jax.plan.records import Collective
 from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.read_back.reasons import Reasons
 from rhino_jax.solver.lookups import Lookups
 from rhino_jax.solver.problem import Labels
 from rhino_jax.utils.union_find import groups, number_objects, number_rows
+
+
+_REDUCTIONS = ALL_REDUCE, REDUCE_SCATTER
 
 
 class CostedStep(NamedTuple):
@@ -79,14 +83,13 @@ class ChoiceTraffic:
     _moves: dict[tuple[Spec, Spec, int, bool], tuple[CostedStep, ...]] = field(
         default_factory=dict
     )
-    _combined: tuple[list[bool], frozenset[int]] = field(init=False)
+    _combined: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._reasons = Reasons(self.model)
-        graph = self.model.graph
-        of_nodes, of_edges = is_combined(self.model.analysis)
-        edges = zip(graph.edges, of_edges, strict=True)
-        self._combined = of_nodes, frozenset(id(e) for e, is_so in edges if is_so)
+        combined = are_combined(self.model.analysis)
+        edges = zip(self.model.graph.edges, combined, strict=True)
+        self._combined = frozenset(id(e) for e, is_so in edges if is_so)
 
     @classmethod
     def of(cls, model: MeshModel) -> ChoiceTraffic:
@@ -166,7 +169,8 @@ class ChoiceTraffic:
         if found is None:
             strategy = options.strategies[label]
             steps = own_steps(model.graph.program, node.op, strategy, model.mesh)
-            found = self._own[key] = self._price(steps, self._combined[0][node.id])
+            share = latency_share(model.analysis, node, strategy)
+            found = self._own[key] = self._price(steps, share, _REDUCTIONS)
         return found
 
     def _move(self, edge: Edge, have: Spec, want: Spec) -> tuple[CostedStep, ...]:
@@ -176,25 +180,31 @@ class ChoiceTraffic:
         if not model.builder.sizes.padded_dims.isdisjoint(value.shape):
             padding = max(padding_of(s, value.shape, mesh.sizes) for s in (have, want))
         change = have, want, round(value.bytes * padding)
-        is_combined = id(edge) in self._combined[1]
+        is_combined = id(edge) in self._combined
         key = *change, is_combined
         found = self._moves.get(key)
         if found is None:
             steps = reshard_steps(*change, mesh.sizes, mesh.lowering)
-            found = self._moves[key] = self._price(steps, is_combined)
+            share = OBSERVED.combined_latency if is_combined else 1.0
+            found = self._moves[key] = self._price(steps, share)
         return found
 
     def _price(
-        self, steps: tuple[ReshardStep, ...], is_combined: bool
+        self,
+        steps: tuple[ReshardStep, ...],
+        share: float,
+        kinds: Container[str] = KINDS,
     ) -> tuple[CostedStep, ...]:
-        """Estimate the seconds of collectives; combined ones share their latency."""
-        mesh, saved = self.model.mesh, (1 - OBSERVED.combined_latency) * is_combined
+        """Estimate the seconds of collectives, of which some kinds pay only a share of
+        their latency."""
+        mesh = self.model.mesh
         found = []
         for step in steps:
             axes = mesh.over(step.axes)
             seconds = collective_s(step.kind, step.local_bytes, axes)
             latency_s = collective_s(step.kind, 0.0, axes)
-            found.append(CostedStep(step, step.runs * (seconds - saved * latency_s)))
+            saved_s = (1 - share) * latency_s if step.kind in kinds else 0.0
+            found.append(CostedStep(step, step.runs * (seconds - saved_s)))
         return tuple(found)
 
     def _record(
