@@ -52,7 +52,10 @@ def control_flow(
     match instruction.opcode:
         case "while":
             trips, is_known = trips_of(module, caller, instruction)
-            names = instruction.attribute("condition"), instruction.attribute("body")
+            condition, body = map(instruction.attribute, ("condition", "body"))
+            # XLA:GPU and XLA:CPU run no condition where they know the count.
+            is_counted = bool(instruction.find(_KNOWN))
+            names = (body,) if is_counted else (condition, body)
             return ControlFlow((names,), trips, is_known)
         case "conditional":
             return ControlFlow(tuple((name,) for name in called_names(instruction)))
