@@ -6,7 +6,7 @@ axes are leading dims of values, reduced where that is cheapest.
 Order: `reach` (ops that commute with a sum, and values that can be unreduced), `flow`
 and `sites` (those that should be, under a plan), `accumulated` (loops whose sums should
 be under any plan), `pieces` (the choice, also as text; ops on unreduced values),
-`values`, `loops` and `emit` (the new jaxpr).
+`loops` (and unreduced values) and `emit` (the new jaxpr).
 """
 
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS

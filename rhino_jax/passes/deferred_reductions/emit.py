@@ -31,6 +31,7 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.deferred_reductions import loops
+from rhino_jax.passes.deferred_reductions.loops import UnreducedValue, zeros
 from rhino_jax.passes.deferred_reductions.pieces import (
     DeferredGroup,
     batched,
@@ -40,7 +41,6 @@ from rhino_jax.passes.deferred_reductions.pieces import (
     unsaid,
 )
 from rhino_jax.passes.deferred_reductions.reach import linear_ways
-from rhino_jax.passes.deferred_reductions.values import UnreducedValue, zeros
 from rhino_jax.rewrite.retraced import retraced
 
 

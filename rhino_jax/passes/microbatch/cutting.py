@@ -15,8 +15,7 @@ from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.ir.axes import AxisSpan, follow
 from rhino_jax.ir.places import at_place
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.passes.microbatch.choice import MicrobatchChoice
-from rhino_jax.passes.microbatch.cut import MicrobatchCut
+from rhino_jax.passes.microbatch.cut import MicrobatchChoice, MicrobatchCut
 from rhino_jax.passes.microbatch.demand import Demand
 from rhino_jax.passes.microbatch.emit.pieces import Split
 from rhino_jax.passes.microbatch.fission import split_scan
@@ -191,7 +190,7 @@ def cut_of(
       count: number of micro-batches.
       rows: size of the batch.
     """
-    flops = _flops(program)
+    flops = {op.id: program.flops_of(op) for op in program.ops}
     loops, outside = demand.loops(), demand.outside()
     runs: dict[int, int] = {}
     for loop in loops:
@@ -401,23 +400,6 @@ def _places(meetings: list[BatchCoupling]) -> tuple[str, ...]:
 
 def _couplings(meetings: list[BatchCoupling]) -> str:
     return "; ".join([*dict.fromkeys(map(_said, meetings))][:3])
-
-
-def _flops(program: Program) -> Mapping[int, float]:
-    """Return the FLOPs of each op by id, with its regions times their trip counts."""
-    found: dict[int, float] = {}
-
-    def of(op: Op) -> float:
-        total = op.flops
-        if op.call is not None:
-            inner = [program.ops[o] for r in op.call.regions for o in r.ops]
-            total += op.call.trip_count * sum(map(of, inner))
-        found[op.id] = total
-        return total
-
-    for op in program.body.ops:
-        of(program.ops[op])
-    return found
 
 
 def recomputed_sums(found: FlowResult, opened: Collection[int]) -> dict[int, int]:

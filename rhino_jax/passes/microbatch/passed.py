@@ -12,8 +12,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import MICROBATCHES, Transform, chosen
-from rhino_jax.passes.microbatch.choice import MicrobatchChoice
-from rhino_jax.passes.microbatch.cut import MicrobatchCut
+from rhino_jax.passes.microbatch.cut import MicrobatchChoice, MicrobatchCut
 from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.outside import emitted
 from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
@@ -30,7 +29,7 @@ def run_in_microbatches(closed: Any, program: Program, choice: str) -> tuple[Any
     Args:
       closed: a closed jaxpr.
       program: the program imported from it.
-      choice: JSON, as `{"count": 4}`; see `choice.MicrobatchChoice`.
+      choice: JSON, as `{"count": 4}`; see `cut.MicrobatchChoice`.
     Returns:
       A closed jaxpr of the same arguments and results, and the choice with the number
       of micro-batches that run. Results equal those of the original program except for
@@ -54,7 +53,7 @@ def may_cut(
       closed: a closed jaxpr.
       program: the program imported from it.
       count: number of micro-batches.
-      options: other fields of `choice.MicrobatchChoice`.
+      options: other fields of `cut.MicrobatchChoice`.
     """
     try:
         return find_cut(closed, program, MicrobatchChoice(count, **options))[0]
@@ -99,6 +98,6 @@ PASS = ProgramPass(
         "microbatches",
     ),
     # Per-row values of earlier loops were not saved to avoid a loop, once
-    # (`choice.MicrobatchChoice.kept`).
+    # (`cut.MicrobatchChoice.kept`).
     older={"kept": 0.0},
 )

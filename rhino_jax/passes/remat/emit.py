@@ -13,14 +13,15 @@ from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import Decided, LoopPair, decide, leaves
 from rhino_jax.passes.remat.frame import (
     Frame,
+    LoopRange,
     Read,
     RematPlan,
+    SlicedStacks,
     from_host,
     to_host,
     waits_on_host,
 )
-from rhino_jax.passes.remat.recomputed import RematValues
-from rhino_jax.passes.remat.slices import LoopRange, SlicedStacks
+from rhino_jax.passes.remat.rerun import RematValues
 from rhino_jax.rewrite.emit import scan_like
 from rhino_jax.rewrite.flat import FlatOp
 from rhino_jax.rewrite.flatten import flatten

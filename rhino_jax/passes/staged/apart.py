@@ -30,8 +30,13 @@ from rhino_jax.errors import CoupledBatchError, MicrobatchError
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.choice import KEPT, MicrobatchChoice
-from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
+from rhino_jax.passes.microbatch.cut import (
+    KEPT,
+    LoopCrossing,
+    MicrobatchChoice,
+    MicrobatchCut,
+    MicrobatchLoop,
+)
 from rhino_jax.passes.microbatch.cutting import find_cut
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view

@@ -218,7 +218,7 @@ def apart_as_planned(
     """Divide a planned step as it was when it was planned.
 
     That may be as before rows of earlier loops were saved to avoid one
-    (`passes.microbatch.choice.MicrobatchChoice.kept`).
+    (`passes.microbatch.cut.MicrobatchChoice.kept`).
 
     Args:
       closed, program, count, places: as of `take_apart`.

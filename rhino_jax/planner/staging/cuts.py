@@ -15,7 +15,7 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.passes.microbatch.cut import MicrobatchChoice
 from rhino_jax.passes.sequence_slices.sliced import sequence_length
 from rhino_jax.passes.staged.apart import MAX_LOOPS, Apart, cut_for_stages, take_apart
 from rhino_jax.passes.staged.sides import Sides, sides_of

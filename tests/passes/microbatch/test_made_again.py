@@ -10,7 +10,7 @@ import pytest
 from rhino_jax.frontend.trace import trace
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.microbatch import cut_in
-from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.passes.microbatch.cut import MicrobatchChoice
 from rhino_jax.passes.microbatch.cutting import MAX_CHANGES, find_cut
 from tests.passes.interpreter import interpret
 

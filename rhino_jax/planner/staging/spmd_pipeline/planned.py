@@ -17,7 +17,7 @@ from functools import partial
 
 from rhino_jax.errors import StageError
 from rhino_jax.ir.transform import UN_REMAT, num_microbatches
-from rhino_jax.passes.microbatch.choice import MicrobatchChoice
+from rhino_jax.passes.microbatch.cut import MicrobatchChoice
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.remat import SECONDS, SHARES, as_pass, with_room
