@@ -90,7 +90,7 @@ def test_calls_of_libraries() -> None:
     assert work["c"].channels == Channels(2, 4, 3, is_kernel_gradient=False)
 
 
-LOOP = """HloModule m, is_scheduled=true
+COUNTED = """HloModule m, is_scheduled=true
 %body (p: f32[8]) -> f32[8] {
   %p = f32[8]{0} parameter(0)
   ROOT %n = f32[8]{0} negate(%p)
@@ -111,10 +111,10 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 def test_conditions_of_counted_loops_do_not_run() -> None:
     """XLA:GPU repeats the body: the kernel of a condition is in no profile."""
     count = ', backend_config={"known_trip_count":{"n":"5"}}'
-    assert [(w.name, w.count) for w in _read(LOOP.replace("COUNT", count)).items] == [
-        ("n", 5)
-    ]
-    assert {w.name for w in _read(LOOP.replace("COUNT", "")).items} == {"n", "test"}
+    assert [
+        (w.name, w.count) for w in _read(COUNTED.replace("COUNT", count)).items
+    ] == [("n", 5)]
+    assert {w.name for w in _read(COUNTED.replace("COUNT", "")).items} == {"n", "test"}
 
 
 def test_a_kernel_that_says_nothing_is_noted() -> None:
