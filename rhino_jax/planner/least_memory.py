@@ -28,7 +28,8 @@ from rhino_jax.planner.search.minimum_memory import (
     find_minimum_memory,
     refused,
 )
-from rhino_jax.planner.search.remat.choice import least_choice
+from rhino_jax.planner.search.remat.candidates import candidates_of
+from rhino_jax.planner.search.remat.choice import smallest_peak
 from rhino_jax.planner.variant_search import (
     Search,
     VariantCandidate,
@@ -124,7 +125,7 @@ class LeastMemory:
         """Return the remat of a variant that saves least; empty for none."""
         if not self._may(RECOMPUTE):
             return ()
-        least = least_choice(kept.found.solved[0])
+        least = smallest_peak(candidates_of(kept.found.solved[0]))
         return (as_pass(least),) if least else ()
 
     def _cut(self, before: Passes) -> Iterator[None]:

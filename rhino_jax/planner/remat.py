@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.remat.choice import Chosen, recompute_choices
+from rhino_jax.planner.search.remat.candidates import candidates_of
+from rhino_jax.planner.search.remat.choice import ask
+from rhino_jax.planner.search.remat.rows import Chosen
 from rhino_jax.planner.variant_search import Search
 
 
@@ -97,9 +99,6 @@ def remat_sites(
         # One byte less in a micro-batch is `count` bytes less in the whole batch.
         less = cut.count * (cut.least_bytes - budget_bytes)
         budget_bytes = solved.solution.peak - less
-    found = recompute_choices(solved, budget_bytes, seconds=SECONDS)
-    if found and not str(found[0].choice):
-        return []
     return [
         RematSite(
             c.name,
@@ -107,6 +106,5 @@ def remat_sites(
             float(wide.step_s + c.answer.added_s),
             c.answer.peak_bytes,
         )
-        for c in found
-        if str(c.choice)
+        for c in ask(candidates_of(solved), budget_bytes, seconds=SECONDS)
     ]

@@ -19,12 +19,12 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.records import Request, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import ResidualReader, candidates_of
-from rhino_jax.planner.search.remat.choice import SOME, recompute_choices
-from rhino_jax.planner.search.remat.policies import POLICIES, fitting
+from rhino_jax.planner.search.remat.choice import SOME, ask
+from rhino_jax.planner.search.remat.policies import POLICIES, variants
 from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.remat import model as choosing
-from rhino_jax.solver.remat.question import SAVE, RematAnswer, evaluate
+from rhino_jax.solver.remat.question import RematAnswer
 from tests.cases import covering
 
 
@@ -59,8 +59,8 @@ def peak(found: SolvedMesh) -> float:
 def recompute_choice(
     solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
 ) -> tuple[RematChoice, RematAnswer] | None:
-    """Return the cheapest choice; None where nothing fits."""
-    found = recompute_choices(solved, budget_bytes, seconds=seconds)
+    """Return the cheapest choice; None where nothing is to be changed, or fits."""
+    found = ask(candidates_of(solved), budget_bytes, seconds=seconds)
     return (found[0].choice, found[0].answer) if found else None
 
 
@@ -92,21 +92,16 @@ def keeping_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_cheaper_made_again_is_not_kept() -> None:
     """Stacks of what stays in registers cost two passes through memory."""
     found = solved_step("scan", 4)
-    assert found.solution.labels is not None
-    asked = candidates_of(found.mesh_problem.model, found.solution.labels)
-    kept = evaluate(asked.question, (SAVE,) * len(asked.values))
+    kept = candidates_of(found).all_saved
     chosen = recompute_choice(found, 1e15)
-    assert kept is not None and chosen is not None
+    assert chosen is not None
     assert chosen[1].added_s < kept.added_s
     assert chosen[0].recompute
 
 
 @pytest.mark.usefixtures("keeping_is_free")
 def test_nothing_is_made_again_where_all_fits() -> None:
-    found = recompute_choice(solved_step("scan", 4), 1e15)
-    assert found is not None
-    assert str(found[0]) == ""
-    assert found[1].added_s == 0
+    assert recompute_choice(solved_step("scan", 4), 1e15) is None
 
 
 def test_nothing_fits_in_nothing() -> None:
@@ -128,35 +123,27 @@ def test_some_layers_keep_all() -> None:
 @pytest.mark.parametrize(("layers", "count"), [("unroll", 2), ("scan", 4)])
 def test_all_kept_holds_what_the_plan_holds(layers: str, count: int) -> None:
     found = solved_step(layers, count)
-    assert found.solution.labels is not None
-    model = found.mesh_problem.model
-    asked = candidates_of(model, found.solution.labels)
-    kept = evaluate(asked.question, (SAVE,) * len(asked.values))
-    assert kept is not None
+    kept = candidates_of(found).all_saved
     assert kept.peak_bytes == pytest.approx(peak(found), rel=0.02)
 
 
 def test_policies_are_choices_by_name() -> None:
     """What repeats more holds less; none costs less than what the engine finds."""
     before = solved_step("scan", 4)
-    assert before.solution.labels is not None
-    asked = candidates_of(before.mesh_problem.model, before.solution.labels)
-    found = {p.name: p.answer for p in fitting(asked, 1e15)}
-    weights, nothing = found["products of weights saved"], _least(asked)
+    asked = candidates_of(before)
+    weights = _smallest(asked, "products of weights saved")
+    nothing = _smallest(asked, "nothing saved")
     assert nothing.peak_bytes < weights.peak_bytes < peak(before)
     assert nothing.added_s > weights.added_s
-    chosen = recompute_choices(before, 1.05 * weights.peak_bytes)
+    chosen = ask(asked, 1.05 * weights.peak_bytes)
     assert chosen[0].name == SOME
     assert {c.name.split(",")[0] for c in chosen[1:]} <= set(POLICIES)
     assert all(c.answer.peak_bytes <= 1.05 * weights.peak_bytes for c in chosen)
 
 
-def _least(asked: RematQuestion) -> RematAnswer:
-    policies = (p for p in fitting(asked, 1e15) if p.name.startswith("nothing saved"))
-    (found,) = policies
-    budget = 0.9 * found.answer.peak_bytes
-    fits = [p for p in fitting(asked, budget) if p.name.startswith("nothing saved")]
-    return fits[0].answer if fits else found.answer
+def _smallest(asked: RematQuestion, name: str) -> RematAnswer:
+    answers = (c.answer for c in variants(asked, name))
+    return min(answers, key=lambda a: a.peak_bytes)
 
 
 def test_policies_know_layers_that_are_unrolled(
@@ -167,6 +154,6 @@ def test_policies_know_layers_that_are_unrolled(
     monkeypatch.setattr(LIMITS.__class__, "search_s", lambda self, problem: 1e9)
     before = solved(step("unroll", 4))
     assert not before.mesh_problem.symmetry.is_identity
-    every = recompute_choices(before, 0.8 * peak(before))
+    every = ask(candidates_of(before), 0.8 * peak(before))
     assert every and all(c.name != SOME for c in every)
     assert all(c.answer.peak_bytes <= 0.8 * peak(before) for c in every)

@@ -3,6 +3,7 @@ so that it fits or is faster."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,9 @@ from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import StageRemat
 from rhino_jax.planner.remat import SECONDS
-from rhino_jax.planner.search.remat.choice import Chosen
-from rhino_jax.planner.search.remat.in_flight import choices_in_flight, faster_in_flight
-from rhino_jax.planner.search.remat.tasks import Tasks
+from rhino_jax.planner.search.remat.choice import ask
+from rhino_jax.planner.search.remat.rows import Chosen
+from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
 from rhino_jax.planner.staging.planned import (
     MAX_TRIES,
     PlannedGroup,
@@ -106,12 +107,18 @@ class StageRematSearch:
         tasks = self._tasks(kept, group)
         if self.sides is None or not tasks.forward:
             return step, kept, remat
-        solved, least_s = kept.found.solved[0], MIN_GAIN * _seconds(kept)
-        chosen = self.finds.of_plan(
-            kept.found,
-            tasks.keeps_stacks,
-            lambda: faster_in_flight(solved, tasks, least_s, SECONDS),
-        )
+
+        def faster() -> Chosen | None:
+            asking = AskingTasks(kept.found.solved[0], tasks)
+            least_s = MIN_GAIN * _seconds(kept)
+            if asking.most_saved_s < least_s:
+                return None
+            asked = asking.asked()
+            most_s = asked.all_saved.added_s - least_s
+            found = ask(asked, math.inf, seconds=SECONDS)
+            return next((c for c in found if c.answer.added_s <= most_s), None)
+
+        chosen = self.finds.of_plan(kept.found, tasks.keeps_stacks, faster)
         if chosen is None:
             return step, kept, remat
         found = self._with(chosen, group, remat, kept)
@@ -179,10 +186,10 @@ class StageRematSearch:
         if self.sides is None or not tasks.forward:
             return None
         less = self._lacks(step, wide, group)
+        asked = AskingTasks(wide.found.solved[0], tasks).asked()
+        saved_bytes = asked.all_saved.peak_bytes
         for _ in range(MAX_CHOICES):
-            choices = choices_in_flight(
-                wide.found.solved[0], tasks, less, seconds=SECONDS
-            )
+            choices = ask(asked, saved_bytes - less, seconds=SECONDS)
             found = self._with(choices[0], group, remat, wide) if choices else None
             if found is None:
                 return None

@@ -15,7 +15,7 @@ from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Request
-from rhino_jax.planner.search.remat.choice import Chosen
+from rhino_jax.planner.search.remat.rows import Chosen
 
 
 def seconds_by_op(found: SearchResult) -> dict[int, float]:

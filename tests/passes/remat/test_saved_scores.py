@@ -19,8 +19,7 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.records import Request, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.choice import choice_of
-from rhino_jax.planner.search.remat.policies import whole
+from rhino_jax.planner.search.remat.policies import variants
 from rhino_jax.solver.incumbents import EFFORTS
 
 
@@ -64,11 +63,8 @@ def _planned() -> tuple[Traced, SolvedMesh]:
 def _recomputed(policy: str) -> Any:
     """Return the jaxpr of the step with the residuals of a policy."""
     traced, solved = _planned()
-    assert solved.solution.labels is not None
-    asked = candidates_of(solved.mesh_problem.model, solved.solution.labels)
-    answer = whole(asked, policy)
-    assert answer is not None
-    choice = replace(choice_of(asked, answer), ordered=True)
+    found = next(variants(candidates_of(solved), policy))
+    choice = replace(found.choice, ordered=True)
     changed = apply_passes(traced, [Transform("recompute", 0, 0, str(choice))])
     return open_jaxpr(changed.closed_jaxpr)
 

@@ -81,13 +81,13 @@ def test_what_split_passes_cannot_make_again_is_no_reason_to_split():
 def test_stages_that_do_the_same_are_asked_once(monkeypatch):
     from rhino_jax.planner.staging import remat
 
-    asked, as_it_is = [], remat.faster_in_flight
+    asked, as_it_is = [], remat.ask
 
-    def faster(*args, **kwargs):
+    def ask(*args, **kwargs):
         asked.append(args)
         return as_it_is(*args, **kwargs)
 
-    monkeypatch.setattr(remat, "faster_in_flight", faster)
+    monkeypatch.setattr(remat, "ask", ask)
     planned(level="fast", mesh={"stage": 8}, microbatches=8)
     assert len(asked) <= 3
 

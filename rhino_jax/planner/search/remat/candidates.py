@@ -17,7 +17,8 @@ from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import Rerun, again
 from rhino_jax.passes.remat.residual_stacks import ResidualStack, find_stacks
-from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow, RerunWork
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion, may_run_again
 from rhino_jax.rewrite.flatten import flatten
@@ -25,37 +26,26 @@ from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.remat.question import Question, SavedValue
 
 
-def candidates_of(
-    model: MeshModel,
-    labels: Labels,
-    symmetry: Symmetry | None = None,
-    host_bytes_per_s: float | None = None,
-) -> RematQuestion:
+def candidates_of(solved: SolvedMesh, *, may_offload: bool = True) -> RematQuestion:
     """Return the remat problem of a plan: residuals at the program's top level.
 
     Args:
-      model: the cost model of the program on a mesh.
-      labels: the choice of every node.
-      symmetry: the orbits of nodes of equivalent layers; None: layers are not matched.
-      host_bytes_per_s: bandwidth of the link to host memory; None: nothing is
-        offloaded.
+      solved: the plan, which need not fit.
+      may_offload: whether stacks may be offloaded to host memory.
     """
-    return ResidualReader(model, labels, symmetry, host_bytes_per_s).asked()
+    return ResidualReader(solved, may_offload=may_offload).asked()
 
 
 class ResidualReader:
     """Read candidates for rematerialization off a model."""
 
-    def __init__(
-        self,
-        model: MeshModel,
-        labels: Labels,
-        symmetry: Symmetry | None,
-        host_bytes_per_s: float | None,
-    ) -> None:
-        self.model, self.labels, self.symmetry = model, labels, symmetry
-        self.host_bytes_per_s = host_bytes_per_s
-        self.program: Program = model.graph.program
+    def __init__(self, solved: SolvedMesh, *, may_offload: bool = True) -> None:
+        labels, problem = solved.solution.labels, solved.mesh_problem
+        assert labels is not None, "there is no plan to change"
+        self.model, self.labels = problem.model, labels
+        self.symmetry, self.may_offload = problem.symmetry, may_offload
+        self.device = self.model.analysis.target.device
+        self.program: Program = self.model.graph.program
         self.flat = flatten(self.program)
         self.halves = self._halves()
         self.bound = self.halves.bound
@@ -65,9 +55,9 @@ class ResidualReader:
         for line, is_late in zip(self.block.ops, self.halves.is_late, strict=True):
             for v in () if is_late else line.operands:
                 self.early_readers.setdefault(v, []).append(line)
-        self.node_s = _seconds(model, labels)
+        self.node_s = _seconds(self.model, labels)
         self.nodes: dict[int, list[int]] = {}
-        for node in model.graph.nodes:
+        for node in self.model.graph.nodes:
             if node.op is not None:
                 self.nodes.setdefault(node.op.id, []).append(node.id)
 
@@ -107,6 +97,8 @@ class ResidualReader:
             },
             tuple(row.work for row in rows),
             self._together_s,
+            is_ordered=self.device.defers_gradients,
+            parts=LIMITS.loop_parts,
         )
 
     def _together_s(self, remat: Collection[int], kept: Collection[int]) -> float:
@@ -251,7 +243,7 @@ class ResidualReader:
             remat_s if can else None,
             self._host_s(stack.value),
             self._bytes(stack.value) // max(call.trip_count, 1),
-            save_s=self.model.analysis.target.device.stack_passes * pass_s,
+            save_s=self.device.stack_passes * pass_s,
             work=self._work(lines),
         )
 
@@ -266,8 +258,8 @@ class ResidualReader:
 
     def _memory_s(self, size: int) -> float:
         """Return the seconds to write, or to read, `size` bytes."""
-        device = self.model.analysis.target.device
-        return size / (device.hbm_bytes_per_s * device.memory_efficiency)
+        rate = self.device.hbm_bytes_per_s * self.device.memory_efficiency
+        return size / rate
 
     def _carried(self, rows: list[RematRow]) -> list[RematRow]:
         """Return carries of forward loops that would have to be stacked for other
@@ -297,9 +289,10 @@ class ResidualReader:
         return int(held[self.labels[port.node]])
 
     def _host_s(self, value: int) -> float | None:
-        if not self.host_bytes_per_s:
+        rate = self.device.host_bytes_per_s
+        if not rate or not self.may_offload:
             return None
-        return 2 * self._bytes(value) / self.host_bytes_per_s
+        return 2 * self._bytes(value) / rate
 
     def _line_s(self, line: FlatOp) -> float:
         return sum(
@@ -332,8 +325,6 @@ class ResidualReader:
         return found - {0} or {self.model.graph.end}
 
     def _layer(self, node: int) -> tuple[int | None, int]:
-        if self.symmetry is None:
-            return None, 0
         orbits = self.symmetry.orbits
         members = np.flatnonzero(orbits == orbits[node])
         if len(members) < 2:

@@ -15,12 +15,22 @@ Source: `jax.checkpoint_policies`; Miao et al., Galvatron (VLDB 2022), section 3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rhino_jax.planner.search.limits import LIMITS
-from rhino_jax.planner.search.remat.parts import parted
-from rhino_jax.planner.search.remat.rows import RematQuestion, RerunWork
-from rhino_jax.solver.remat.question import OFFLOAD, REMAT, SAVE, RematAnswer, evaluate
+from rhino_jax.planner.search.remat.rows import (
+    Chosen,
+    RematQuestion,
+    RerunWork,
+    Slices,
+)
+from rhino_jax.solver.remat.question import (
+    OFFLOAD,
+    REMAT,
+    SAVE,
+    Question,
+    RematAnswer,
+    evaluate,
+)
 
 
 NOTHING_SAVED = "nothing saved"
@@ -33,72 +43,37 @@ POLICIES: dict[str, RerunWork] = {
 """Name → the most work that is repeated for a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A policy with its cost and memory.
-
-    Attributes:
-      name: with the share of layers that save all, if any do.
-      answer: its cost and memory.
-      first: (forward loop, number of first slices of its stacks that are saved), see
-        `RematChoice`.
-    """
-
-    name: str
-    answer: RematAnswer
-    first: tuple[tuple[int, int], ...] = ()
-
-
-def fitting(asked: RematQuestion, budget_bytes: float) -> list[Policy]:
-    """Return the cheapest variant that fits of each policy, if one does."""
-    found: list[Policy] = []
-    for name, most in POLICIES.items():
-        tried = [p for p in _of(asked, name, most) if _fits(p, budget_bytes)]
-        if tried:
-            found.append(min(tried, key=lambda p: p.answer.added_s))
-    return found
-
-
-def whole(asked: RematQuestion, name: str) -> RematAnswer | None:
-    """Return a policy's cost and memory for all layers; None: it does not apply."""
-    answer = evaluate(asked.question, _choices(asked, POLICIES[name], 0))
-    return answer and counted_once(asked, answer)
-
-
-def of_all(asked: RematQuestion) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the policies for all layers: name, and the choice for every candidate."""
-    for name, most in POLICIES.items():
-        yield name, _choices(asked, most, 0)
-
-
-def _fits(policy: Policy, budget_bytes: float) -> bool:
-    return policy.answer.peak_bytes <= budget_bytes
-
-
-def _of(asked: RematQuestion, name: str, most: RerunWork) -> Iterator[Policy]:
+def variants(asked: RematQuestion, name: str) -> Iterator[Chosen]:
+    """Yield a policy for all layers and, first layers or slices saved, for the last."""
     layers = 1 + max((c.layer for c in asked.question.candidates), default=0)
-    for k in range(LIMITS.loop_parts if layers > 1 else 1):
-        choices = _choices(asked, most, round(k * layers / LIMITS.loop_parts))
+    for k in range(asked.parts if layers > 1 else 1):
+        choices = _choices(asked, POLICIES[name], round(k * layers / asked.parts))
         answer = evaluate(asked.question, choices)
         if answer is not None:
-            yield Policy(_named(name, k), counted_once(asked, answer))
-    whole = _choices(asked, most, 0)
-    for k, (first, question, waits_s) in enumerate(parted(asked)):
-        answer = evaluate(question, whole) if first else None
+            yield asked.chosen(_named(asked, name, k), counted_once(asked, answer))
+    every = whole(asked, name)
+    for k, (first, question, saved_s) in enumerate(parted(asked)):
+        answer = evaluate(question, every) if first else None
         if answer is not None:
-            answer = replace(answer, added_s=answer.added_s + waits_s)
-            yield Policy(_named(name, k), counted_once(asked, answer, first), first)
+            answer = replace(answer, added_s=answer.added_s + saved_s)
+            answer = counted_once(asked, answer, first)
+            yield asked.chosen(_named(asked, name, k), answer, first)
+
+
+def whole(asked: RematQuestion, name: str) -> tuple[str, ...]:
+    """Return the choice for every candidate under a policy for all layers."""
+    return _choices(asked, POLICIES[name], 0)
 
 
 def counted_once(
-    asked: RematQuestion, answer: RematAnswer, first: tuple[tuple[int, int], ...] = ()
+    asked: RematQuestion, answer: RematAnswer, first: Slices = ()
 ) -> RematAnswer:
     """Return an answer whose cost counts equations that recompute several values once.
 
     Args:
       asked: the remat problem.
       answer: an answer to it.
-      first: (forward loop, number of first slices of its stacks that are saved).
+      first: the slices that are saved.
     """
     several = {0: [i for i, c in enumerate(answer.choices) if c == REMAT]}
     share = 1.0
@@ -124,8 +99,8 @@ def counted_once(
     return replace(answer, added_s=max(0.0, added_s))
 
 
-def _named(name: str, parts: int) -> str:
-    return f"{name}, {parts} in {LIMITS.loop_parts} layers whole" if parts else name
+def _named(asked: RematQuestion, name: str, parts: int) -> str:
+    return f"{name}, {parts} in {asked.parts} layers whole" if parts else name
 
 
 def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ...]:
@@ -143,8 +118,7 @@ def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ..
         for j in c.needs
         if c.like is not None and abs(candidates[j].layer - c.layer) > 1
     }
-    within = {i for _, members in asked.loops.values() for i in members}
-    within |= {i for i, c in enumerate(candidates) if c.like is not None}
+    within = asked.stacks | {i for i, c in enumerate(candidates) if c.like is not None}
 
     def is_recomputed(i: int) -> bool:
         c = candidates[i]
@@ -153,3 +127,52 @@ def _choices(asked: RematQuestion, most: RerunWork, first: int) -> tuple[str, ..
         return is_late and is_small and i not in enters and (i in within or not within)
 
     return tuple(REMAT if is_recomputed(i) else SAVE for i in range(len(candidates)))
+
+
+def parted(asked: RematQuestion) -> Iterator[tuple[Slices, Question, float]]:
+    """Yield the remat problem, and those in which the first slices of the largest
+    stacks are saved in any case, with the cost of saving these in seconds."""
+    yield (), asked.question, 0.0
+    candidates = asked.question.candidates
+    if not asked.loops:
+        return
+    loop = max(
+        asked.loops, key=lambda k: sum(candidates[i].bytes for i in asked.loops[k][1])
+    )
+    length, members = asked.loops[loop]
+    for count in sorted(
+        {round(length * k / asked.parts) for k in range(1, asked.parts)}
+    ):
+        if 0 < count < length:
+            saved_s = sum(candidates[i].save_s for i in members if candidates[i].uses)
+            question = _with_first(asked.question, members, count, length)
+            yield ((loop, count),), question, saved_s * count / length
+
+
+def _with_first(
+    question: Question, members: tuple[int, ...], count: int, length: int
+) -> Question:
+    """Return the problem in which the first `count` of `length` slices of stacked
+    residuals are saved in any case."""
+    rest, candidates = (length - count) / length, list(question.candidates)
+    changes: list[tuple[int, int]] = []
+    for i in members:
+        c = candidates[i]
+        candidates[i] = replace(
+            c,
+            bytes=round(c.bytes * rest),
+            remat_s=None if c.remat_s is None else c.remat_s * rest,
+            offload_s=None if c.offload_s is None else c.offload_s * rest,
+            save_s=c.save_s * rest,
+        )
+        if c.uses:
+            waits = c.bytes - candidates[i].bytes
+            changes += [(c.start, waits), (c.uses[-1] + 1, -waits)]
+    times = sorted({t for t, _ in (*question.base, *changes)})
+    base, at, held = [], 0, 0
+    for time in times:
+        while at < len(question.base) and question.base[at][0] <= time:
+            held = question.base[at][1]
+            at += 1
+        base.append((time, held + sum(n for t, n in changes if t <= time)))
+    return replace(question, candidates=tuple(candidates), base=tuple(base))

@@ -1,13 +1,26 @@
-"""Remat problems with the value ids of their candidates."""
+"""Remat problems with the value ids of their candidates, and answers to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from rhino_jax.ir.program import Op
-from rhino_jax.solver.remat.question import Question, SavedValue
+from rhino_jax.passes.remat.choice import RematChoice
+from rhino_jax.solver.remat.question import (
+    OFFLOAD,
+    REMAT,
+    SAVE,
+    Question,
+    RematAnswer,
+    SavedValue,
+    evaluate,
+)
+
+
+Slices = tuple[tuple[int, int], ...]
+"""(Forward loop, number of first slices of its stacks that are saved), if any are."""
 
 
 class RerunWork(IntEnum):
@@ -33,8 +46,24 @@ class RerunWork(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """A choice of what to recompute or offload.
+
+    Attributes:
+      name: the name of a policy, with the share of layers that save all, if any do;
+        "selective remat" for a solver's choice.
+      choice: the choice, for the pass "recompute".
+      answer: its cost and memory.
+    """
+
+    name: str
+    choice: RematChoice
+    answer: RematAnswer
+
+
+@dataclass(frozen=True, slots=True)
 class RematQuestion:
-    """A remat problem, and the values that it is about.
+    """A remat problem of a step or of a stage, and the values that it is about.
 
     Attributes:
       question: candidates that may be saved, and the rest of memory.
@@ -50,6 +79,9 @@ class RematQuestion:
         read → candidates with which it is recomputed: those that it is computed from,
         and those computed from it. Read as saved by a recomputation, it would be stored
         for it: a float32 exponential in place of a softmax in bfloat16.
+      is_ordered: see `RematChoice.ordered`.
+      parts: number of parts of a loop's stacks, the first of which may be saved while
+        the others are recomputed; 1: all slices alike.
     """
 
     question: Question
@@ -59,6 +91,69 @@ class RematQuestion:
     followers: Mapping[int, tuple[int, ...]]
     work: tuple[RerunWork, ...]
     together_s: Callable[[Collection[int], Collection[int]], float]
+    is_ordered: bool = False
+    parts: int = 1
+
+    @property
+    def all_saved(self) -> RematAnswer:
+        """Cost and memory of saving all residuals."""
+        found = evaluate(self.question, (SAVE,) * len(self.question.candidates))
+        assert found is not None, "what is saved needs nothing"
+        return found
+
+    @property
+    def stacks(self) -> frozenset[int]:
+        """The candidates that loops stack."""
+        return frozenset(i for _, members in self.loops.values() for i in members)
+
+    def stacked_bytes(self, answer: RematAnswer) -> int:
+        """Return the bytes that loops stack."""
+        candidates, choices = self.question.candidates, answer.choices
+        return sum(candidates[i].bytes for i in self.stacks if choices[i] == SAVE)
+
+    def stacked_at(self, per_byte_s: float) -> RematQuestion:
+        """Return the problem in which a stacked byte costs `per_byte_s` seconds, in
+        stacks with equal slices."""
+        stacks = self.stacks
+        candidates = tuple(
+            replace(c, save_s=c.bytes * per_byte_s) if i in stacks else c
+            for i, c in enumerate(self.question.candidates)
+        )
+        question = replace(self.question, candidates=candidates)
+        return replace(self, question=question, parts=1)
+
+    def chosen(self, name: str, answer: RematAnswer, first: Slices = ()) -> Chosen:
+        """Return an answer as a choice for the pass "recompute".
+
+        Args:
+          name: see `Chosen`.
+          answer: the answer.
+          first: the slices that are saved.
+        """
+        chosen = list(zip(self.values, answer.choices, strict=True))
+        gone = {i for i, (_, what) in enumerate(chosen) if what == REMAT}
+        remat = [v for v, what in chosen if what == REMAT]
+        remat += [v for v, of in self.followers.items() if not gone.isdisjoint(of)]
+        sent = [v for v, what in chosen if what == OFFLOAD]
+        needed = {n for i in gone for n in self.question.candidates[i].needs}
+        needed |= {
+            n for of in self.followers.values() if not gone.isdisjoint(of) for n in of
+        }
+        kept = [
+            v
+            for i, ((v, what), c) in enumerate(
+                zip(chosen, self.question.candidates, strict=True)
+            )
+            if what == SAVE and (not c.uses or (v in self.sources and i in needed))
+        ]
+        choice = RematChoice(
+            tuple(remat),
+            tuple(kept),
+            tuple(sent),
+            first if gone else (),
+            ordered=self.is_ordered and bool(remat),
+        )
+        return Chosen(name, choice, answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rhino_jax.analysis.graph import NodeKind
-from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, with_late
 from rhino_jax.passes.remat.rerun import again
 from rhino_jax.passes.remat.residual_stacks import ResidualStack
 from rhino_jax.pipeline.offload import MOVING
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.remat.candidates import ResidualReader
 from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow
 from rhino_jax.rewrite.flat import FlatRegion
-from rhino_jax.solver.problem import Labels
-from rhino_jax.solver.remat.question import SavedValue
+from rhino_jax.solver.remat.question import Question, SavedValue, coarse
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class AskingTasks(ResidualReader):
     forward task computes it.
     """
 
-    def __init__(self, model: MeshModel, labels: Labels, tasks: Tasks) -> None:
+    def __init__(self, solved: SolvedMesh, tasks: Tasks) -> None:
         self.tasks, self.beside = tasks, dict[int, int]()
-        self.is_held = model.analysis.liveness.is_held
-        super().__init__(model, labels, None, None)
+        super().__init__(solved)
+        self.is_held = self.model.analysis.liveness.is_held
         self.bound = frozenset()
         self.free = {
             v
@@ -82,8 +82,7 @@ class AskingTasks(ResidualReader):
         stay in registers but for the border between tasks."""
         stacks = [s for s in self.stacks.values() if self._may_go(s)]
         plain = (v for v in self._kept() if v in self.free and v not in self.stacks)
-        passes = self.model.analysis.target.device.stack_passes
-        stacks_s = passes * sum(map(self._pass_s, stacks))
+        stacks_s = self.device.stack_passes * sum(map(self._pass_s, stacks))
         return stacks_s + 2 * sum(map(self._border_s, plain))
 
     def _border_s(self, value: int) -> float:
@@ -120,7 +119,8 @@ class AskingTasks(ResidualReader):
             for v, c in zip(found.values, question.candidates, strict=True)
         )
         question = replace(question, candidates=candidates, beside_s=self._beside_s())
-        return replace(found, question=question)
+        # A stage's choice saves all slices of a stack, or none.
+        return replace(found, question=_coarse(question), is_ordered=False, parts=1)
 
     def _beside_s(self) -> float:
         """Return the seconds of the shorter pass of all micro-batches: the time that
@@ -179,6 +179,9 @@ class AskingTasks(ResidualReader):
         """Whether it is of one micro-batch, as values of loops' bodies are."""
         is_inside = value not in self.block.maker and value not in self.block.inputs
         return is_inside or value in self.free | self.tasks.received
+
+    def _layer(self, node: int) -> tuple[int | None, int]:
+        return None, 0  # Values of a stage's few layers are chosen one by one.
 
     def _is_stored(self, value: int) -> bool:
         return value in self.model.graph.held
@@ -283,3 +286,13 @@ class AskingTasks(ResidualReader):
             for k, v in enumerate(asked)
             if v in self.model.graph.held
         ]
+
+
+def _coarse(question: Question) -> Question:
+    """Merge late times into a few, and drop `extra_bytes`: operands that are recomputed
+    within a merged time are live one after the other."""
+    few = coarse(question, LIMITS.late_times)
+    if few is question:
+        return question
+    candidates = (replace(c, extra_bytes=0) for c in few.candidates)
+    return replace(few, candidates=tuple(candidates))

@@ -21,8 +21,10 @@ from rhino_jax.passes.microbatch.cut import MicrobatchChoice
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.remat import SECONDS, SHARES, as_pass, with_room
-from rhino_jax.planner.search.remat.choice import Chosen
-from rhino_jax.planner.search.remat.stacked import Stacking
+from rhino_jax.planner.search.remat.candidates import candidates_of
+from rhino_jax.planner.search.remat.choice import ask
+from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, variants
+from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
 from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import counts_of, rows_of
 from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne, StageSearch
@@ -83,49 +85,51 @@ class Recompute:
         wide = next(with_room(brief, brief.find()), None)
         if wide is None:
             return
-        stacking = Stacking.of(wide.solved[0])
-        kept, least = stacking.all_kept(), stacking.nothing_saved()
-        if kept is None or least is None or not least.choice.recompute:
+        asked = candidates_of(wide.solved[0], may_offload=False).stacked_at(0.0)
+        least = next(variants(asked, NOTHING_SAVED), None)
+        if least is None or not least.choice.recompute:
             return
         again = plan(least.name, (*before, as_pass(least)))
         if again is None:
             return
-        some = self._some(stacking, (kept, all_kept), (least, again))
+        some = self._some(asked, all_kept, (least, again))
         if some is not None and some.choice != least.choice:
             plan(some.name, (*before, as_pass(some)))
 
     def _some(
         self,
-        stacking: Stacking,
-        kept: tuple[Chosen, VariantCandidate],
+        asked: RematQuestion,
+        kept: VariantCandidate,
         least: tuple[Chosen, VariantCandidate],
     ) -> Chosen | None:
         """Return the cheapest choice of residuals, if that may be better than the plans
         so far: two plans give the cost of a stacked byte.
 
         Args:
-          stacking: the choices.
-          kept, least: the choice and the plan with all residuals saved, and with none
-            saved.
+          asked: the remat problem, in which stacking costs no time.
+          kept: the plan with all residuals saved.
+          least: the choice and the plan with none saved.
         """
         if not least[1].found.fits:
             return None
         # A stage runs its part of the layers, on ticks without a micro-batch too.
         stages = self.stage.stages
         share = (self.count + stages - 1) / (self.count * stages)
-        more = stacking.stacked_bytes(kept[0]) - stacking.stacked_bytes(least[0])
-        saved_s = _free_s(kept[1]) - least[1].step_s
-        recomputed_s = least[0].answer.added_s - kept[0].answer.added_s
+        saved, least_bytes = asked.all_saved, asked.stacked_bytes(least[0].answer)
+        more = asked.stacked_bytes(saved) - least_bytes
+        saved_s = _free_s(kept) - least[1].step_s
+        recomputed_s = least[0].answer.added_s - saved.added_s
         per_byte_s = (saved_s / share + recomputed_s) / more if more else 0.0
         if per_byte_s <= 0:
             return None
         budget = SHARES[0] * self.stage.search.request.memory_budget_bytes
         room = (budget - least[1].peak_bytes) / share
         limit = max(0.0, least[0].answer.peak_bytes + room)
-        some = stacking.cheapest(per_byte_s, min(limit, float(1 << 62)), SECONDS)
-        if some is None or not some.choice.recompute:
+        found = ask(asked.stacked_at(per_byte_s), limit, seconds=SECONDS)
+        some = next((c for c in found if c.choice.recompute), None)
+        if some is None:
             return None
-        copied_s = stacking.stacked_bytes(least[0]) * per_byte_s
+        copied_s = least_bytes * per_byte_s
         more_s = some.answer.added_s - copied_s - least[0].answer.added_s
         may_win = self.variants.may_win(least[1].step_s + share * more_s)
         return some if may_win else None
