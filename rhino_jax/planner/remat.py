@@ -9,7 +9,7 @@ from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import ask
-from rhino_jax.planner.search.remat.rows import Chosen
+from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
 from rhino_jax.planner.variant_search import Search
 
 
@@ -32,10 +32,18 @@ peak of any plan of the program with all residuals saved: little communication n
 more memory. The second is for programs where no choice fits under the first, and takes
 up to ten times as long."""
 
-SHARES = (0.97, 0.85)
-"""Shares of the requested budget, tried one after the other until a plan fits: a plan
+SHARE = 0.97
+"""Share of the requested budget within which a step's values are chosen first: a plan
 of the rematerialized program has a slightly higher peak than the choice predicts, since
 its kernels differ."""
+
+MAX_CHOICES = 5
+"""Maximum number of choices, one after the other, each to free the bytes that a plan
+with the one before still lacks."""
+
+MIN_MORE = 0.01
+"""Share of the budget by which at least a choice must free more: with less, the next
+choice is the same again."""
 
 SECONDS = 2.0
 """Time limit in seconds for one choice of what to recompute."""
@@ -65,28 +73,37 @@ def as_pass(chosen: Chosen) -> Transform:
     return Transform(RECOMPUTE, 0, 0, str(chosen.choice))
 
 
-@dataclass(frozen=True, slots=True)
-class RematSite:
-    """A candidate for rematerialization.
+@dataclass(slots=True)
+class RematTries:
+    """Choices of what to recompute, each to be planned: the shardings, and so the peak,
+    of the plan are not those under which the choice fits. While plans do not fit, the
+    next choice has less memory.
 
     Attributes:
-      name: for messages.
-      transform: the pass that applies it.
-      step_s, peak_bytes: step time in seconds and peak per device in bytes, as
-        estimated before it is planned.
+      asked: the residuals of a step, or of a stage, under some shardings.
+      budget_bytes: the memory budget of the next choice.
+      lacks_bytes: bytes by which the plan with the last choice exceeds its budget.
     """
 
-    name: str
-    transform: Transform
-    step_s: float
-    peak_bytes: int
+    asked: RematQuestion
+    budget_bytes: float
+    lacks_bytes: float = 0.0
+
+    def __iter__(self) -> Iterator[list[Chosen]]:
+        """Yield choices, the cheapest first; see `ask`."""
+        least_bytes = MIN_MORE * self.budget_bytes
+        for _ in range(MAX_CHOICES):
+            found = ask(self.asked, self.budget_bytes, seconds=SECONDS)
+            if not found:
+                return
+            yield found
+            self.budget_bytes -= max(self.lacks_bytes, least_bytes)
 
 
-def remat_sites(
+def tries_of_step(
     wide: SearchResult, budget_bytes: float, cut: MicrobatchedProgram | None
-) -> list[RematSite]:
-    """Return choices of what to recompute so that a program fits under the shardings of
-    a plan, cheapest first; empty where everything fits as it is, or no choice fits.
+) -> RematTries:
+    """Return the choices with which a step fits under the shardings of a plan.
 
     Args:
       wide: a plan that need not fit.
@@ -94,17 +111,9 @@ def remat_sites(
       cut: the micro-batches that the program will run in, which exceed the budget as
         well; None: the whole batch at once.
     """
-    solved = wide.solved[0]
+    solved, budget_bytes = wide.solved[0], SHARE * budget_bytes
     if cut is not None:
         # One byte less in a micro-batch is `count` bytes less in the whole batch.
         less = cut.count * (cut.least_bytes - budget_bytes)
         budget_bytes = solved.solution.peak - less
-    return [
-        RematSite(
-            c.name,
-            as_pass(c),
-            float(wide.step_s + c.answer.added_s),
-            c.answer.peak_bytes,
-        )
-        for c in ask(candidates_of(solved), budget_bytes, seconds=SECONDS)
-    ]
+    return RematTries(candidates_of(solved), budget_bytes)

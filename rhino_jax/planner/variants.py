@@ -12,14 +12,14 @@ from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.remat import (
-    SHARES,
     MicrobatchedProgram,
-    RematSite,
-    remat_sites,
+    as_pass,
+    tries_of_step,
     with_room,
 )
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.choice import SOME
+from rhino_jax.planner.search.remat.rows import Chosen
 from rhino_jax.planner.variant_search import (
     MIN_GAIN,
     Search,
@@ -95,7 +95,7 @@ class Explorer:
         does not fit; called where no other variant fits.
       variants: the program at level "fast", from which variants are explored at any
         level, so that none is worse than "fast"; and all variants searched so far.
-      estimated: name → remat policy that is estimated only, and the passes before it.
+      estimated: name → row of a remat policy that is estimated only, and its passes.
       chosen: the variant that is taken, once that is known.
     """
 
@@ -104,7 +104,7 @@ class Explorer:
     allowed: AllowedPasses
     least: Callable[[], VariantCandidate] | None = None
     variants: Variants = field(init=False)
-    estimated: dict[str, tuple[RematSite, Sequence[Transform]]] = field(
+    estimated: dict[str, tuple[Variant, tuple[Transform, ...]]] = field(
         default_factory=dict
     )
     chosen: VariantCandidate | None = None
@@ -180,8 +180,8 @@ class Explorer:
             for t in self.tried
         )
         return tried + tuple(
-            Variant(f"{again.name} (estimated)", again.step_s, again.peak_bytes)
-            for again, _ in self.estimated.values()
+            replace(row, name=f"{row.name} (estimated)")
+            for row, _ in self.estimated.values()
         )
 
     def _try_basis(
@@ -245,12 +245,12 @@ class Explorer:
         """Plan the estimated remat policies that may beat those planned so far."""
         if not any(t.name.startswith(SOME) for t in self.tried):
             return  # Estimates that no plan has calibrated are too rough to follow.
-        for again, done in sorted(self.estimated.values(), key=lambda e: e[0].step_s):
-            if not self.variants.may_win(again.step_s):
+        rows = self.estimated.values()
+        for row, done in sorted(rows, key=lambda e: e[0].step_time_s):
+            if not self.variants.may_win(row.step_time_s):
                 return
-            del self.estimated[again.name]
-            transforms = [*done, again.transform]
-            self.variants.plan(again.name, transforms, must_win=True)
+            del self.estimated[row.name]
+            self.variants.plan(row.name, done, must_win=True)
 
     def _try_repeated(
         self, name: str, trial: Trial, kept: VariantCandidate
@@ -321,44 +321,53 @@ class Explorer:
         if self.variants.meshes is not None:
             search = search.on_any(self.variants.meshes)
         budget = search.request.memory_budget_bytes
-        tried: list[VariantCandidate] = []
-        seen: set[str] = set()
+        tried: dict[str, VariantCandidate] = {}
         for wide in with_room(search, kept.found):
-            for share in SHARES:
-                every = remat_sites(wide, share * budget, cut)
-                if not every or every[0].transform.choice in seen:
+            tries = tries_of_step(wide, budget, cut)
+            for every in tries:
+                best, applied = every[0], as_pass(every[0])
+                best_s = wide.step_s + best.answer.added_s
+                if best.name != SOME and best_s >= self.variants.worth_s:
+                    self._note(every, kept.done, wide.step_s)
                     break
-                best = every[0]
-                seen.add(best.transform.choice)
-                if best.name != SOME and best.step_s >= self.variants.worth_s:
-                    self._note(every, kept.done)
-                    break
-                name = ", ".join([*words, best.name + trial.label(best.transform)])
-                found = self.variants.plan(name, [*kept.done, best.transform, *then])
+                found = tried.get(applied.choice)
                 if found is None:
-                    return tried
-                tried.append(found)
-                if found.found.fits and cut is None:
-                    self._note(every[1:], kept.done, found.step_s / best.step_s)
+                    name = ", ".join([*words, best.name + trial.label(applied)])
+                    found = self.variants.plan(name, [*kept.done, applied, *then])
+                    if found is None:
+                        return [*tried.values()]
+                    tried[applied.choice] = found
                 if found.found.fits:
-                    return tried
-        return tried
+                    if cut is None:
+                        scale = found.step_s / best_s
+                        self._note(every[1:], kept.done, wide.step_s, scale)
+                    return [*tried.values()]
+                tries.lacks_bytes = found.peak_bytes - budget
+                if cut is not None:
+                    tries.lacks_bytes *= cut.count
+        return [*tried.values()]
 
     def _note(
-        self, every: Sequence[RematSite], done: Sequence[Transform], scale: float = 1.0
+        self,
+        every: Sequence[Chosen],
+        done: Sequence[Transform],
+        wide_s: float,
+        scale: float = 1.0,
     ) -> None:
         """Record the estimates of remat policies.
 
         Args:
           every: the candidates.
           done: the passes applied before them.
+          wide_s: the step in seconds with all residuals saved.
           scale: planned over estimated step time of another choice, to calibrate these.
         """
         for again in every:
-            again = replace(again, step_s=scale * again.step_s)
+            step_s = scale * (wide_s + again.answer.added_s)
             known = self.estimated.get(again.name)
-            if again.name != SOME and (not known or again.step_s < known[0].step_s):
-                self.estimated[again.name] = again, done
+            if again.name != SOME and (not known or step_s < known[0].step_time_s):
+                row = Variant(again.name, step_s, again.answer.peak_bytes)
+                self.estimated[again.name] = row, (*done, as_pass(again))
 
 
 _TRY: Mapping[

@@ -14,7 +14,7 @@ from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import StageRemat
-from rhino_jax.planner.remat import SECONDS
+from rhino_jax.planner.remat import SECONDS, RematTries
 from rhino_jax.planner.search.remat.choice import ask
 from rhino_jax.planner.search.remat.rows import Chosen
 from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
@@ -29,14 +29,6 @@ from rhino_jax.planner.variant_search import MIN_GAIN
 
 
 FORWARD, BACKWARD = TaskKind.FORWARD, TaskKind.BACKWARD
-
-MAX_CHOICES = 5
-"""Maximum number of choices, one after the other, each to free the bytes that a plan
-with the one before still lacks."""
-
-MIN_MORE = 0.01
-"""Share of the budget by which at least a choice must free more: with less, the next
-choice is the same again."""
 
 StepOf = Callable[[StagedRemat], StagedStep]
 """Remat → the tasks of a step; those of other submeshes stay as they are."""
@@ -185,12 +177,11 @@ class StageRematSearch:
         tasks = self._with_host(step, wide, self._tasks(wide, group))
         if self.sides is None or not tasks.forward:
             return None
-        less = self._lacks(step, wide, group)
         asked = AskingTasks(wide.found.solved[0], tasks).asked()
-        saved_bytes = asked.all_saved.peak_bytes
-        for _ in range(MAX_CHOICES):
-            choices = ask(asked, saved_bytes - less, seconds=SECONDS)
-            found = self._with(choices[0], group, remat, wide) if choices else None
+        less = self._lacks(step, wide, group)
+        tries = RematTries(asked, asked.all_saved.peak_bytes - less)
+        for choices in tries:
+            found = self._with(choices[0], group, remat, wide)
             if found is None:
                 return None
             other, again = found
@@ -199,8 +190,7 @@ class StageRematSearch:
             except Refused as refused:
                 if refused.wide is None:
                     return None
-                lacks = self._lacks(other, refused.wide, group)
-                less += max(lacks, int(MIN_MORE * self.budget_bytes))
+                tries.lacks_bytes = self._lacks(other, refused.wide, group)
                 continue
             return other, one, again
         return None
