@@ -32,21 +32,23 @@ peak of any plan of the program with all residuals saved: little communication n
 more memory. The second is for programs where no choice fits under the first, and takes
 up to ten times as long."""
 
-SHARE = 0.97
-"""Share of the requested budget within which a step's values are chosen first: a plan
-of the rematerialized program has a slightly higher peak than the choice predicts, since
-its kernels differ."""
+SHARES = (0.97, 0.85)
+"""Shares of the requested budget within which a step's values are chosen, the second
+where the plan with the first choice does not fit: a plan of the rematerialized program
+has a slightly higher peak than the choice predicts, since its kernels differ. Planning
+a step takes longer than planning a stage, so there are no more choices."""
 
 MAX_CHOICES = 5
-"""Maximum number of choices, one after the other, each to free the bytes that a plan
-with the one before still lacks."""
+"""Maximum number of choices of a stage, one after the other, each to free the bytes
+that a plan with the one before still lacks."""
 
 MIN_MORE = 0.01
-"""Share of the budget by which at least a choice must free more: with less, the next
-choice is the same again."""
+"""Share of the budget by which at least a choice of a stage must free more: with less,
+the next choice is the same again."""
 
-SECONDS = 2.0
-"""Time limit in seconds for one choice of what to recompute."""
+EFFORT = 1.0
+"""Limit on CP-SAT's deterministic seconds for one choice of what to recompute: about
+two seconds on one core."""
 
 
 def with_room(search: Search, found: SearchResult) -> Iterator[SearchResult]:
@@ -82,22 +84,25 @@ class RematTries:
     Attributes:
       asked: the residuals of a step, or of a stage, under some shardings.
       budget_bytes: the memory budget of the next choice.
+      least_bytes: bytes by which the next choice must free more at least.
+      count: maximum number of choices.
       lacks_bytes: bytes by which the plan with the last choice exceeds its budget.
     """
 
     asked: RematQuestion
     budget_bytes: float
+    least_bytes: float
+    count: int = MAX_CHOICES
     lacks_bytes: float = 0.0
 
     def __iter__(self) -> Iterator[list[Chosen]]:
         """Yield choices, the cheapest first; see `ask`."""
-        least_bytes = MIN_MORE * self.budget_bytes
-        for _ in range(MAX_CHOICES):
-            found = ask(self.asked, self.budget_bytes, seconds=SECONDS)
+        for _ in range(self.count):
+            found = ask(self.asked, self.budget_bytes, effort=EFFORT)
             if not found:
                 return
             yield found
-            self.budget_bytes -= max(self.lacks_bytes, least_bytes)
+            self.budget_bytes -= max(self.lacks_bytes, self.least_bytes)
 
 
 def tries_of_step(
@@ -111,9 +116,11 @@ def tries_of_step(
       cut: the micro-batches that the program will run in, which exceed the budget as
         well; None: the whole batch at once.
     """
-    solved, budget_bytes = wide.solved[0], SHARE * budget_bytes
+    solved = wide.solved[0]
+    within, runs = SHARES[0] * budget_bytes, 1
     if cut is not None:
         # One byte less in a micro-batch is `count` bytes less in the whole batch.
-        less = cut.count * (cut.least_bytes - budget_bytes)
-        budget_bytes = solved.solution.peak - less
-    return RematTries(candidates_of(solved), budget_bytes)
+        runs = cut.count
+        within = solved.solution.peak - runs * (cut.least_bytes - within)
+    more = runs * (SHARES[0] - SHARES[1]) * budget_bytes
+    return RematTries(candidates_of(solved), within, more, len(SHARES))

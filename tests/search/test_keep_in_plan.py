@@ -57,10 +57,10 @@ def peak(found: SolvedMesh) -> float:
 
 
 def recompute_choice(
-    solved: SolvedMesh, budget_bytes: float, *, seconds: float = 30.0
+    solved: SolvedMesh, budget_bytes: float, *, effort: float = 15.0
 ) -> tuple[RematChoice, RematAnswer] | None:
     """Return the cheapest choice; None where nothing is to be changed, or fits."""
-    found = ask(candidates_of(solved), budget_bytes, seconds=seconds)
+    found = ask(candidates_of(solved), budget_bytes, effort=effort)
     return (found[0].choice, found[0].answer) if found else None
 
 
@@ -107,7 +107,7 @@ def test_nothing_is_made_again_where_all_fits() -> None:
 def test_nothing_fits_in_nothing() -> None:
     forward = trace(lambda x, w: (x @ w).sum(), (np.ones((8, 8)), np.ones((8, 8))), {})
     assert recompute_choice(solved(forward), 1.0) is None
-    assert recompute_choice(solved_step("scan", 4), 1e6, seconds=5.0) is None
+    assert recompute_choice(solved_step("scan", 4), 1e6, effort=2.5) is None
 
 
 @pytest.mark.usefixtures("keeping_is_free")

@@ -39,7 +39,7 @@ def test_the_dearer_a_byte_the_less_is_stacked(asked: RematQuestion) -> None:
     kept, least = asked.all_saved, _least(asked).answer
     sizes = []
     for per_byte_s in (0.0, 1e-12, 1e-11, 1e-10, 1e-6):
-        found = ask(asked.stacked_at(per_byte_s), math.inf, seconds=5.0)
+        found = ask(asked.stacked_at(per_byte_s), math.inf, effort=2.5)
         some = found[0].answer if found else asked.stacked_at(per_byte_s).all_saved
         sizes.append(asked.stacked_bytes(some))
         # No worse than a policy, in which what several are made of counts once.
@@ -55,6 +55,6 @@ def test_the_dearer_a_byte_the_less_is_stacked(asked: RematQuestion) -> None:
 def test_memory_is_a_limit_too(asked: RematQuestion) -> None:
     least = _least(asked).answer
     budget = (asked.all_saved.peak_bytes + least.peak_bytes) / 2
-    some = ask(asked, budget, seconds=5.0)
+    some = ask(asked, budget, effort=2.5)
     assert some and some[0].answer.peak_bytes <= budget
-    assert not ask(asked, 0.5 * least.peak_bytes, seconds=5.0)
+    assert not ask(asked, 0.5 * least.peak_bytes, effort=2.5)

@@ -14,7 +14,7 @@ from rhino_jax.passes.staged.remat import StagedRemat, in_ids_of_piece
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import StageRemat
-from rhino_jax.planner.remat import SECONDS, RematTries
+from rhino_jax.planner.remat import EFFORT, MIN_MORE, RematTries
 from rhino_jax.planner.search.remat.choice import ask
 from rhino_jax.planner.search.remat.rows import Chosen
 from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
@@ -107,7 +107,7 @@ class StageRematSearch:
                 return None
             asked = asking.asked()
             most_s = asked.all_saved.added_s - least_s
-            found = ask(asked, math.inf, seconds=SECONDS)
+            found = ask(asked, math.inf, effort=EFFORT)
             return next((c for c in found if c.answer.added_s <= most_s), None)
 
         chosen = self.finds.of_plan(kept.found, tasks.keeps_stacks, faster)
@@ -179,7 +179,8 @@ class StageRematSearch:
             return None
         asked = AskingTasks(wide.found.solved[0], tasks).asked()
         less = self._lacks(step, wide, group)
-        tries = RematTries(asked, asked.all_saved.peak_bytes - less)
+        more = MIN_MORE * self.budget_bytes
+        tries = RematTries(asked, asked.all_saved.peak_bytes - less, more)
         for choices in tries:
             found = self._with(choices[0], group, remat, wide)
             if found is None:

@@ -248,14 +248,15 @@ longer than planning most programs."""
 
 
 def choose(
-    question: Question, budget_bytes: int, *, seconds: float = 30.0, seed: int = 0
+    question: Question, budget_bytes: int, *, effort: float = 15.0, seed: int = 0
 ) -> RematAnswer | None:
     """Return the cheapest choice that fits; None if there is none.
 
     Args:
       question: the values; None is returned if they are too many.
       budget_bytes: memory budget at every time.
-      seconds: time limit, after which the best choice so far is returned.
+      effort: limit on CP-SAT's deterministic seconds, after which the best choice so
+        far is returned: the same on every host, however busy.
       seed: seed of the search.
     """
     all_kept = evaluate(question, (SAVE,) * len(question.candidates))
@@ -269,7 +270,7 @@ def choose(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = effort
     status = solver.solve(model.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None

@@ -24,7 +24,7 @@ MUCH_BYTES = 1 << 60
 
 
 def ask(
-    asked: RematQuestion, budget_bytes: float, *, seconds: float = 30.0
+    asked: RematQuestion, budget_bytes: float, *, effort: float = 15.0
 ) -> list[Chosen]:
     """Return the solver's choice and the cheapest variant of each policy that fit,
     cheapest first; empty where none fits, or none is cheaper than saving all.
@@ -32,9 +32,9 @@ def ask(
     Args:
       asked: the residuals, with costs.
       budget_bytes: the memory budget of one device; infinite for no limit.
-      seconds: time limit of each search.
+      effort: limit of each search, see `choose`.
     """
-    best = _solved(asked, budget_bytes, seconds)
+    best = _solved(asked, budget_bytes, effort)
     found = [best] if best is not None else []
     for name in POLICIES if best is None or best.answer.added_s else ():
         fits = (c for c in variants(asked, name) if c.answer.peak_bytes <= budget_bytes)
@@ -46,12 +46,12 @@ def ask(
     return [c for c in found if str(c.choice)]
 
 
-def _solved(asked: RematQuestion, budget_bytes: float, seconds: float) -> Chosen | None:
+def _solved(asked: RematQuestion, budget_bytes: float, effort: float) -> Chosen | None:
     """Return the solver's choice; None where it finds none that fits."""
     best: Chosen | None = None
     for first, question, saved_s in parted(asked):
         limit = int(min(budget_bytes, MUCH_BYTES))
-        answer = choose(question, limit, seconds=seconds)
+        answer = choose(question, limit, effort=effort)
         if answer is None:
             continue
         answer = replace(answer, added_s=answer.added_s + saved_s)

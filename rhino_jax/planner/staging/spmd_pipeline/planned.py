@@ -20,7 +20,7 @@ from rhino_jax.ir.transform import UN_REMAT, num_microbatches
 from rhino_jax.passes.microbatch.cut import MicrobatchChoice
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.planner.remat import SECONDS, SHARE, as_pass, with_room
+from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import ask
 from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, variants
@@ -122,10 +122,10 @@ class Recompute:
         per_byte_s = (saved_s / share + recomputed_s) / more if more else 0.0
         if per_byte_s <= 0:
             return None
-        budget = SHARE * self.stage.search.request.memory_budget_bytes
+        budget = SHARES[0] * self.stage.search.request.memory_budget_bytes
         room = (budget - least[1].peak_bytes) / share
         limit = max(0.0, least[0].answer.peak_bytes + room)
-        found = ask(asked.stacked_at(per_byte_s), limit, seconds=SECONDS)
+        found = ask(asked.stacked_at(per_byte_s), limit, effort=EFFORT)
         some = next((c for c in found if c.choice != least[0].choice), None)
         if some is None:
             return None
