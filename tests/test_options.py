@@ -12,6 +12,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.options import DEFAULTS, UserOptions
 from rhino_jax.planner.options import PlanOptions
+from rhino_jax.planner.variants import trials
 
 
 TAKE_OPTIONS = [
@@ -50,6 +51,11 @@ def test_every_option_is_described_where_it_is_asked_for() -> None:
     ], "those described together with the next"
     read = {f.name for f in fields(PlanOptions)} - {"what"}
     assert read <= UserOptions.__annotations__.keys()
+
+
+def test_what_is_left_to_the_planner_may_be_changed_in_a_plan() -> None:
+    tried = {t.option for _, t in trials() if t.option}
+    assert tried <= inspect.signature(rhino.Plan.with_).parameters.keys()
 
 
 def test_an_unknown_option_is_refused_with_a_suggestion() -> None:

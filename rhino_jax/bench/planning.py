@@ -218,7 +218,7 @@ class Planner:
             _WHAT,
             lambda best, bound: None,
         )
-        return best_cut(search, "auto", "auto", "auto")
+        return best_cut(search, {})
 
     def _least_bytes(self, mesh: MeshAxes) -> float:
         """Return the lowest peak memory found for any plan on a mesh, in bytes."""

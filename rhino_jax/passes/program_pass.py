@@ -59,6 +59,21 @@ class TrialKind(Enum):
     REPEATED = "repeated"
 
 
+class Gain(Enum):
+    """What a pass saves, and so where the planner tries it.
+
+    Attributes:
+      MEMORY: memory, where that limits the program as it is.
+      TIME: time, in any case.
+      STACK_COPIES: time, and at most that of copies into and out of loops' stacks,
+        where they take a share that is worth it.
+    """
+
+    MEMORY = "memory"
+    TIME = "time"
+    STACK_COPIES = "stack copies"
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """Description of how the planner tries a pass.
@@ -70,17 +85,14 @@ class Trial:
       option: the option of `rhino_jax.auto_shard` that leaves the pass to the planner
         where it is "auto"; None: the pass is always left to it.
       among: its part of the name of a variant with further passes; empty for none.
-      for_memory: whether it is tried only where memory limits the program as it is.
-      for_stacks: whether it saves time alone, and at most that of copies into and out
-        of loops' stacks: it is tried where they take a share that is worth it.
+      gain: what it saves.
     """
 
     kind: TrialKind
     label: Callable[[Transform], str]
     option: str | None = None
     among: str = ""
-    for_memory: bool = True
-    for_stacks: bool = False
+    gain: Gain = Gain.MEMORY
 
 
 def _by_plan(traced: Traced, limits: ChoiceLimits) -> Iterable[Transform]:

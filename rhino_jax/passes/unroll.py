@@ -26,7 +26,13 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import UNROLL, Transform, chosen
-from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
+from rhino_jax.passes.program_pass import (
+    ChoiceLimits,
+    Gain,
+    ProgramPass,
+    Trial,
+    TrialKind,
+)
 from rhino_jax.passes.remat.unremat import has_remat
 from rhino_jax.rewrite.emit import is_plain_call
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
@@ -125,7 +131,6 @@ PASS = ProgramPass(
         lambda choice: "unrolled",
         "loops",
         "unrolled",
-        for_memory=False,
-        for_stacks=True,
+        Gain.STACK_COPIES,
     ),
 )

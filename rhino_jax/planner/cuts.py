@@ -9,7 +9,9 @@ taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rhino_jax.ir.transform import UN_REMAT, UNROLL, Stored
 from rhino_jax.passes.microbatch import cut_in
@@ -20,7 +22,7 @@ from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.per_microbatch import notes_of_microbatches
 from rhino_jax.planner.storage import best_stored, stored_as, with_storage_note
 from rhino_jax.planner.variant_search import Search, Solved
-from rhino_jax.planner.variants import AllowedPasses, Explorer
+from rhino_jax.planner.variants import AllowedPasses, Explorer, trials
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -31,9 +33,7 @@ IN_BLOCKS = "blocks"
 @no_garbage_collection()
 def best_cut(
     search: Search,
-    microbatches: int | str,
-    recompute: str,
-    loops: str,
+    asked: Mapping[str, Any],
     storage: str | Stored = "as written",
     places: tuple[str, ...] = (),
 ) -> PlanData:
@@ -41,8 +41,9 @@ def best_cut(
 
     Args:
       search: the search of the user's program.
-      microbatches, recompute, loops, storage: see `auto_shard`; `storage` may also be
-        the inputs in interleaved storage.
+      asked: option → its value, of those of `auto_shard` that leave passes to the
+        planner; those left out are "auto".
+      storage: see `auto_shard`; also the inputs in interleaved storage.
       places: `per_microbatch` of `auto_shard`.
     Raises:
       InfeasiblePlanError: nothing fits, whatever the passes.
@@ -52,7 +53,9 @@ def best_cut(
         search = best_stored(search)
     elif not isinstance(storage, str):
         search = stored_as(search, storage)
-    search = as_requested(search, recompute)
+    options = {trial.option: AUTO for _, trial in trials() if trial.option} | {**asked}
+    search = as_requested(search, options["recompute"])
+    microbatches = options["microbatches"]
     if isinstance(microbatches, int) and microbatches > 1:
         search = search.after([cut_in(microbatches, places)])
     written, search = search, replace(search, refine=0)
@@ -60,11 +63,10 @@ def best_cut(
     # The recipes are those of the user's program, where that fits.
     typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
-    asked = {"microbatches": microbatches, "recompute": recompute, "loops": loops}
-    auto = frozenset(option for option, value in asked.items() if value == AUTO)
+    auto = frozenset(option for option, value in options.items() if value == AUTO)
     allowed = AllowedPasses(auto, places)
     explorer = Explorer(search, first, allowed)
-    if not first.fits and auto - {"loops"}:
+    if not first.fits and allowed.may_save_memory:
         explorer.least = _least_memory(search, allowed).best
     if explorer.has_more:
         search, found = explorer.best()

@@ -20,7 +20,7 @@ from rhino_jax.errors import (
 from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, UN_REMAT, Transform
 from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
-from rhino_jax.passes.program_pass import Trial, TrialKind
+from rhino_jax.passes.program_pass import Gain, Trial, TrialKind
 from rhino_jax.planner.remat import as_pass
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.minimum_memory import (
@@ -107,7 +107,7 @@ class LeastMemory:
                 self.variants.plan(_name(done), done)
             yield
         for each, trial in trials(TrialKind.WHILE_BETTER):
-            if trial.for_memory:
+            if trial.gain is Gain.MEMORY:
                 self._try_last(each.name, trial)
 
     def _recomputed(self, written: VariantCandidate) -> Iterator[Passes]:
@@ -223,7 +223,7 @@ def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
         couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))
         where.append(f"no micro-batches: {least.refused.what} {couples}")
         fixes = _freed(least, best)
-    options = {trial.option for _, trial in trials() if trial.for_memory}
+    options = {trial.option for _, trial in trials() if trial.gain is Gain.MEMORY}
     open_to = sorted(
         f"{option}='auto'" for option in options - {None} - least.allowed.options
     )

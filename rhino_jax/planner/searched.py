@@ -210,14 +210,12 @@ def _may_have_stages(plan_options: PlanOptionsLike, asked: SearchRequest) -> boo
 def _on_one_mesh(
     plan_options: PlanOptionsLike, search: Search, storage: str | Stored
 ) -> PlanData:
-    return best_cut(
-        search,
-        plan_options.microbatches,
-        plan_options.recompute,
-        plan_options.loops,
-        storage,
-        plan_options.per_microbatch,
-    )
+    asked = {
+        "microbatches": plan_options.microbatches,
+        "recompute": plan_options.recompute,
+        "loops": plan_options.loops,
+    }
+    return best_cut(search, asked, storage, plan_options.per_microbatch)
 
 
 def _with_earlier_stages(

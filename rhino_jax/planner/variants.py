@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import PASSES
-from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
+from rhino_jax.passes.program_pass import (
+    ChoiceLimits,
+    Gain,
+    ProgramPass,
+    Trial,
+    TrialKind,
+)
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.remat import (
     MicrobatchedProgram,
@@ -61,6 +67,11 @@ class AllowedPasses:
     def may(self, trial: Trial) -> bool:
         """Whether the planner may try a pass."""
         return trial.option is None or trial.option in self.options
+
+    @property
+    def may_save_memory(self) -> bool:
+        """Whether the planner may try a pass that saves memory."""
+        return any(t.gain is Gain.MEMORY and self.may(t) for _, t in trials())
 
     def choices(
         self, name: str, search: Search, peak_bytes: int = 0
@@ -126,7 +137,7 @@ class Explorer:
         written = self.tried[0]
         return any(
             written.found.is_bound_by_memory
-            if trial.for_memory
+            if trial.gain is Gain.MEMORY
             else self._may_save(trial, written)
             and self.allowed.choices(each.name, self.search)
             for each, trial in trials()
@@ -135,8 +146,8 @@ class Explorer:
 
     def _may_save(self, trial: Trial, start: VariantCandidate) -> bool:
         """Whether what a pass saves of a variant's step may be worth it; see
-        `Trial.for_stacks`."""
-        if not trial.for_stacks:
+        `Gain`."""
+        if trial.gain is not Gain.STACK_COPIES:
             return True
         found = start.found
         if not found.fits or not found.target.device.copies_stacks:
@@ -203,15 +214,16 @@ class Explorer:
     ) -> VariantCandidate:
         """Try the choices of a pass on the best variant so far, while that helps;
         return the best one of `kept`'s residuals; see `_try_basis`."""
-        if trial.for_memory and not self.tried[0].found.is_bound_by_memory:
+        if trial.gain is Gain.MEMORY and not self.tried[0].found.is_bound_by_memory:
             return kept
-        start = kept if trial.for_stacks else self._nearest()
+        for_stacks = trial.gain is Gain.STACK_COPIES
+        start = kept if for_stacks else self._nearest()
         if not self._may_save(trial, start):
             return kept
         best = start
         for choice in self.allowed.choices(name, start.search, start.peak_bytes):
             label = [trial.label(choice), *among(start.done)]
-            if trial.for_stacks and start.done:
+            if for_stacks and start.done:
                 label.insert(0, start.name)
             tried = self.variants.plan(", ".join(label), [*start.done, choice])
             if tried is None or not tried.is_better(best):

@@ -143,7 +143,8 @@ def test_loops_are_unrolled_where_the_compiler_copies_their_stacks() -> None:
             step, w, x, mesh={"data": 8}, hardware=hardware, progress=False, **options
         )
 
-    plan, loops = planned("h100:8"), planned("h100:8", loops="as written")
+    plan = planned("h100:8")
+    loops = plan.with_(loops="as written")
     assert [v.name for v in plan.variants if v.is_chosen] == ["unrolled"]
     assert plan.predicted.step_time_s < 0.97 * loops.predicted.step_time_s
     assert any("layers are unrolled" in note for note in plan.notes)

@@ -11,7 +11,7 @@ import rhino_jax as rhino
 from rhino_jax._compat import bind_eqn, open_jaxpr, without_dead_code
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import PASSES
-from rhino_jax.passes.program_pass import ProgramPass, Trial, TrialKind
+from rhino_jax.passes.program_pass import Gain, ProgramPass, Trial, TrialKind
 from rhino_jax.rewrite.emit import substitute
 
 
@@ -38,7 +38,7 @@ PASS = ProgramPass(
     NAME,
     contract_from_the_right,
     lambda traced, limits: [Transform(NAME, 0, 0, "all")],
-    Trial(TrialKind.WHILE_BETTER, lambda choice: NAME, for_memory=False),
+    Trial(TrialKind.WHILE_BETTER, lambda choice: NAME, gain=Gain.TIME),
 )
 
 

@@ -19,7 +19,7 @@ from rhino_jax.passes.interleaved.sites import (
     split_inputs,
     storage_choices,
 )
-from rhino_jax.passes.program_pass import ProgramPass, Trial, TrialKind
+from rhino_jax.passes.program_pass import Gain, ProgramPass, Trial, TrialKind
 
 
 PASS = ProgramPass(BLOCKS, interleave, storage_choices)
@@ -27,9 +27,7 @@ BATCHES = ProgramPass(
     JOINED,
     interleave_batches,
     batch_choices,
-    Trial(
-        TrialKind.WHILE_BETTER, lambda choice: JOINED, None, JOINED, for_memory=False
-    ),
+    Trial(TrialKind.WHILE_BETTER, lambda choice: JOINED, None, JOINED, gain=Gain.TIME),
 )
 
 __all__ = ["BATCHES", "PASS", "all_stored", "all_written", "interleave", "split_inputs"]

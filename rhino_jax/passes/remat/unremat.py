@@ -17,7 +17,13 @@ from rhino_jax.frontend.regions import PLAIN_CALLS, REMATS
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import UN_REMAT, Transform
-from rhino_jax.passes.program_pass import ChoiceLimits, ProgramPass, Trial, TrialKind
+from rhino_jax.passes.program_pass import (
+    ChoiceLimits,
+    Gain,
+    ProgramPass,
+    Trial,
+    TrialKind,
+)
 from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
 from rhino_jax.passes.remat.emit import emit
 from rhino_jax.passes.remat.frame import RematPlan
@@ -64,7 +70,7 @@ PASS = ProgramPass(
     UN_REMAT,
     drop_remat,
     _choices,
-    Trial(TrialKind.BASIS, lambda choice: "no remat", "recompute", for_memory=False),
+    Trial(TrialKind.BASIS, lambda choice: "no remat", "recompute", gain=Gain.TIME),
 )
 
 
