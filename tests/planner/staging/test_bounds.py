@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import rhino_jax as rhino
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.staging import plan as planning
 from rhino_jax.planner.staging.auto import _Tried
 from rhino_jax.planner.staging.bounds import (
     MAX_AXIS_GAIN,
@@ -15,7 +20,9 @@ from rhino_jax.planner.staging.bounds import (
     least_step_s,
     most_seconds,
 )
+from rhino_jax.planner.staging.cuts import cuts_of
 from rhino_jax.planner.staging.shapes import GroupMeshes
+from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.variant_search import NEAR
 
 
@@ -88,3 +95,33 @@ def test_numbers_of_stages_whose_bounds_hardly_fall_are_not_followed():
 
     _Tried(plan_in, 1.0).climb([2, 4, 8, 16, 32, 64, 128])
     assert tried == [8, 16, 4]
+
+
+def test_a_cut_that_cannot_be_enough_searches_no_mesh(monkeypatch):
+    """Its compute alone refuses it."""
+    asked = []
+
+    def ask(*args):
+        asked.append(args)
+        raise NotFaster(math.inf)
+
+    def step(w, x):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) @ w))(w)
+        return loss, w - gradient
+
+    monkeypatch.setattr(planning, "cuts_of", ask)
+    shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (256, 64)))
+    options = {"stages": 2, "microbatches": 4, "hardware": "v5e:2x4"}
+    with pytest.raises(NotFaster):
+        rhino.plan(step, *shapes, progress=False, **options)
+    request, meshes, count = asked[0]
+    assert len(meshes) > 1
+    for enough_s in (1e-9, math.inf):
+        finds = SubmeshSearches()
+        again = replace(request, finds=finds, enough_s=enough_s)
+        if math.isinf(enough_s):
+            cuts_of(again, meshes, count)
+        else:
+            with pytest.raises(NotFaster):
+                cuts_of(again, meshes, count)
+        assert bool(finds.whole) == math.isinf(enough_s)
