@@ -20,12 +20,13 @@ from rhino_jax.export.pytrees import (
 )
 from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.trace import Traced
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.decisions import held_specs
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
-from rhino_jax.plan.trees import axes_text, donated_arguments
+from rhino_jax.plan.trees import donated_arguments
 from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.indexing import writes_one_index
 from rhino_jax.runtime.ops_on_shards import needs_shards

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -103,6 +103,11 @@ def local_shape(
         -(-d // n)
         for d, n in zip(shape, shards_per_dim(spec, tuple(sizes)), strict=True)
     )
+
+
+def axes_text(axes: Iterable[tuple[str, int]], between: str = ", ") -> str:
+    """Format the axes of a mesh, as `data=4, model=2`."""
+    return between.join(f"{name}={size}" for name, size in axes) or "no axes"
 
 
 def format_spec(spec: OpenSpec, names: Sequence[str]) -> str:

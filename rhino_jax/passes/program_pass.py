@@ -60,7 +60,7 @@ class TrialKind(Enum):
 
 
 class Gain(Enum):
-    """What a pass saves, and so where the planner tries it.
+    """Kinds of savings of passes, by which the planner knows where to try them.
 
     Attributes:
       MEMORY: memory, where that limits the program as it is.

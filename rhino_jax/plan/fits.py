@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rhino_jax.errors import PlanFileError
 from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.files.schema import current_versions
 from rhino_jax.plan.fingerprint import first_change, outline, outline_of
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.trees import axes_text
 
 
 def check_fits(

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.places import in_scope, known_places, on_line
 from rhino_jax.ir.program import Op, Pin, Program, RegionKind, Value
-from rhino_jax.ir.spec import OpenSpec, Spec, entry_axes
+from rhino_jax.ir.spec import OpenSpec, Spec, axes_text, entry_axes
 from rhino_jax.utils.keywords import brief
 
 
@@ -276,7 +276,6 @@ def to_open_spec(
     """
     position = {name: i for i, (name, _) in enumerate(mesh_axes)}
     sizes = dict(mesh_axes)
-    shown = ", ".join(f"{name}={size}" for name, size in mesh_axes)
     entries = _entries(key, spec, path, mesh_axes)
     if len(entries) > value.rank:
         raise PinError(
@@ -298,7 +297,7 @@ def to_open_spec(
                     f"pin {key!r} names an axis that the mesh does not have:"
                     f" {name!r}.{known}",
                     where=path,
-                    numbers=f"the mesh has {shown or 'no axes'}",
+                    numbers=f"the mesh has {axes_text(mesh_axes)}",
                     fix=f"use the mesh's axis names, or give mesh={{{name!r}: …}}.",
                 )
         dims.append(tuple(position[name] for name in names))
@@ -320,7 +319,7 @@ def to_open_spec(
                 where=path,
                 numbers=f"{size} over {shards} devices"
                 f" ({', '.join(cut_by)}); shape {value.shape},"
-                f" mesh {shown}",
+                f" mesh {axes_text(mesh_axes)}",
                 fix=_dividing(i, value, mesh_axes),
             )
     # Axes of one device shard nothing.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, axes_text
 from rhino_jax.plan.kept import ArrayLeaf, keys_of, same_leaves
 from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.units import format_bytes, format_seconds
@@ -78,7 +78,7 @@ class Plans(Mapping[str, AnyPlan]):
         )
 
     def __repr__(self) -> str:
-        axes = " × ".join(f"{name}={size}" for name, size in self.mesh_axes)
+        axes = axes_text(self.mesh_axes, " × ")
         lines = [
             f"Plans on {axes}: arrays shared {len(self.shared)},"
             f" {format_seconds(self.objective_s)} in all,"

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rhino_jax.errors import MeshError
-from rhino_jax.ir.spec import OpenSpec
+from rhino_jax.ir.spec import OpenSpec, axes_text
 from rhino_jax.plan.plan import AnyPlan, Leaf, PlanData
 from rhino_jax.plan.stages import STAGE_AXIS, StagePlan
 from rhino_jax.utils.keywords import brief
@@ -185,11 +185,6 @@ def check_mesh_axes(
         numbers=f"got {axes_text(got)}, planned for {axes_text(expected)}",
         fix=f"use a mesh with axes {axes_text(expected)}, or plan again for this one.",
     )
-
-
-def axes_text(axes: Sequence[tuple[str, int]]) -> str:
-    """Format mesh axes, as `data=4, model=2`."""
-    return ", ".join(f"{name}={size}" for name, size in axes) or "no axes"
 
 
 def _unflatten(tree: Any, positions: Sequence[int], leaves: Sequence[Any]) -> Any:

@@ -13,12 +13,11 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec
+from rhino_jax.ir.spec import Spec, axes_text
 from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.kept import Part, reused_blocks, reused_specs, reused_stages
 from rhino_jax.plan.plan import AnyPlan, PlanData
 from rhino_jax.plan.resolved_pins import ResolvedPins
-from rhino_jax.plan.trees import axes_text
 from rhino_jax.runtime.meshes import axes_of_mesh, make_mesh
 from rhino_jax.runtime.sharded import ShardedFunction
 from rhino_jax.units import format_bytes

@@ -17,6 +17,7 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.ir.transform import Stored
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import STAGE_AXIS
@@ -71,7 +72,7 @@ def places_of(
     raise StageError(
         f"the mesh has no axis `{STAGE_AXIS}` of size {asked}.",
         where="`stages=` and `mesh=`",
-        numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
+        numbers=f"mesh {axes_text(axes)}",
         fix=f'give a mesh as {{"{STAGE_AXIS}": {asked}, "data": …}}, or none: rhino'
         " forms the submeshes.",
     )
@@ -136,7 +137,7 @@ def _unequal(sizes: tuple[int, ...], axes: MeshAxes | None) -> tuple[int, ...]:
         raise StageError(
             f"stages of {asked} devices are no parts of the mesh along `{STAGE_AXIS}`.",
             where="`stages=` and `mesh=`",
-            numbers="mesh " + ", ".join(f"{n}={s}" for n, s in axes),
+            numbers=f"mesh {axes_text(axes)}",
             fix=f'give a mesh as {{"{STAGE_AXIS}": {sum(places)}, "x": {unit}}}, or'
             " none: rhino forms the submeshes.",
         )

@@ -13,6 +13,7 @@ from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
 from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.kept import keys_of
 from rhino_jax.plan.plan import Leaf, PlanData
 from rhino_jax.units import format_bytes, format_share
@@ -146,19 +147,15 @@ def _uneven(program: Program, plan: PlanData) -> Iterator[str]:
     whole = sum(leaf.bytes_per_device for leaf in batch)
     yield (
         f"{_paths(batch)} {_verb(batch, 'lies', 'lie')} whole on every device, as"
-        f" {rows} rows do not divide over {_axes(axes)}: {format_bytes(whole)} where an"
-        f" even batch has {format_bytes(math.ceil(whole / devices))}. Pad it to"
-        f" {padded} rows whose loss counts none of those added, or leave some out."
+        f" {rows} rows do not divide over {axes_text(axes)}: {format_bytes(whole)}"
+        f" where an even batch has {format_bytes(math.ceil(whole / devices))}. Pad it"
+        f" to {padded} rows whose loss counts none of those added, or leave some out."
     )
 
 
 def _paths(leaves: Sequence[Leaf]) -> str:
     paths = [leaf.path for leaf in leaves]
     return _listed(paths[:3]) + (f" and {len(paths) - 3} more" if paths[3:] else "")
-
-
-def _axes(axes: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in axes)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,10 +12,9 @@ from rhino_jax.errors import RhinoError
 from rhino_jax.frontend.call import array_type
 from rhino_jax.frontend.leaves import Leaves
 from rhino_jax.ir.printer import format_array
-from rhino_jax.ir.spec import format_spec
+from rhino_jax.ir.spec import axes_text, format_spec
 from rhino_jax.plan.kept import ArrayLeaf, agree, arguments_of, find_places, keys_of
 from rhino_jax.plan.plan import Leaf, PlanData
-from rhino_jax.plan.trees import axes_text
 
 
 Kind = Callable[[tuple[int, ...], str], Any]

@@ -12,8 +12,15 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from rhino_jax.cost.reshard import reshard_route
 from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
-from rhino_jax.ir.spec import Spec, entry_axes, format_spec, is_even, shards_per_dim
-from rhino_jax.plan.trees import axes_text, partition_spec
+from rhino_jax.ir.spec import (
+    Spec,
+    axes_text,
+    entry_axes,
+    format_spec,
+    is_even,
+    shards_per_dim,
+)
+from rhino_jax.plan.trees import partition_spec
 
 
 def auto_mesh(mesh: Any) -> Any:

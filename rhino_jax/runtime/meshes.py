@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import MeshError
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.trees import axes_text
 from rhino_jax.utils.keywords import brief, whole
 
 

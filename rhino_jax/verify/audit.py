@@ -43,9 +43,8 @@ from rhino_jax.frontend.regions import (
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
 from rhino_jax.frontend.trace import trace_call
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import entry_axes
+from rhino_jax.ir.spec import axes_text, entry_axes
 from rhino_jax.plan.plan import AnyPlan
-from rhino_jax.plan.trees import axes_text
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 from rhino_jax.runtime.placing import on_arrays
 from rhino_jax.runtime.sharded import BoundMethod, Planner, ShardedFunction, sharded_by

@@ -17,6 +17,7 @@ from rhino_jax.bench.tables.figures import (
     format_span,
 )
 from rhino_jax.bench.versions import versions_line
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.units import format_share
 
 
@@ -155,7 +156,7 @@ def _errors(errors: Errors) -> str:
 
 
 def _mesh(result: Result) -> str:
-    return " × ".join(f"{k}={v}" for k, v in result.mesh.items()) or "rhino's choice"
+    return axes_text(result.mesh.items(), " × ") if result.mesh else "rhino's choice"
 
 
 def _step(result: Result) -> str:

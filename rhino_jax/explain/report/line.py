@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.pipeline.of_plan import idle_stages, link_wait_s, schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.units import format_bytes, format_seconds, format_share
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def format_mesh(mesh_axes: Sequence[tuple[str, int]]) -> str:
     """Format mesh axes as `data=4 × model=2`."""
-    return " × ".join(f"{name}={size}" for name, size in mesh_axes) or "one device"
+    return axes_text(mesh_axes, " × ") if mesh_axes else "one device"
 
 
 def num_devices(mesh_axes: Sequence[tuple[str, int]]) -> int:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.shared import SharedLayout, Slot
-from rhino_jax.plan.trees import axes_text
 from rhino_jax.planner.joint.programs import WHAT, JointPrograms
 from rhino_jax.runtime.processes.agree import decided_by_first
 from rhino_jax.units import format_bytes

@@ -10,11 +10,10 @@ from rhino_jax.errors import PinError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.spec import Spec, axes_text, format_spec
 from rhino_jax.plan.pin_trees import check_devices, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.shared import Slot, staying_inputs
-from rhino_jax.plan.trees import axes_text
 from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.meshes import axes_of_mesh

@@ -20,10 +20,9 @@ from rhino_jax.frontend.regions import closed_region_jaxprs, ops_and_equations
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.ir.spec import Spec, format_spec
+from rhino_jax.ir.spec import Spec, axes_text, format_spec
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline
-from rhino_jax.plan.trees import axes_text
 
 
 LONGEST = 300

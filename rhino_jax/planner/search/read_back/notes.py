@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rhino_jax.analysis.padding import padding_notes
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import USERS_CONSTRAINT, Program
+from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import CUT_BY_CLOCK
 from rhino_jax.planner.search.records import SolvedMesh
@@ -85,7 +86,7 @@ def _by_hand(program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> list[s
     for op in program.ops:
         if op.manual is None:
             continue
-        axes = ", ".join(f"{n}={s}" for n, s in op.manual.mesh_axes)
+        axes = axes_text(op.manual.mesh_axes)
         if op.manual.mesh_axes != mesh_axes:
             notes.append(
                 f"shard_map at {op.source} is over another mesh ({axes}) than the plan:"
