@@ -18,7 +18,7 @@ from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
-from rhino_jax.planner.search.dump import Dump
+from rhino_jax.planner.search.passes import Dump
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.auto import with_stages
 from rhino_jax.planner.staging.plan import NOWHERE, plan_stages

@@ -21,9 +21,9 @@ from rhino_jax.plan.records import Variant
 from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.plan.trees import on_mesh
 from rhino_jax.planner.search.candidates import PlanCandidate
+from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.solver.incumbents import EFFORTS

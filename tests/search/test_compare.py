@@ -14,11 +14,10 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import mesh_axis_names, mesh_shapes
 from rhino_jax.models import registry
 from rhino_jax.planner.search import compare
-from rhino_jax.planner.search.compare import COMPARED, Comparison
+from rhino_jax.planner.search.compare import COMPARED, Comparison, MoreAxes
 from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
-from rhino_jax.planner.search.more_axes import MoreAxes
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.recipe_choices import first_choices
 from rhino_jax.planner.search.records import Request, SolvedMesh

@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 from rhino_jax.hardware.files import load_target
 from rhino_jax.model.build import MeshModel
 from rhino_jax.models import registry
-from rhino_jax.planner.search.folding import fold
-from rhino_jax.planner.search.folding.symmetry import Symmetry, find_symmetry, marks_of
+from rhino_jax.planner.search import folding
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.read_back.extract import overlap_of
 from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic
+from rhino_jax.planner.search.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.solver.overlap import Overlap
 from tests.cases import covering
@@ -57,7 +57,7 @@ def fold_model(name: str, **overrides: Any) -> tuple[MeshModel, Overlap, Symmetr
 @pytest.fixture
 def folds_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fold programs that are searched in a second, too."""
-    monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=0.0))
+    monkeypatch.setattr(folding, "LIMITS", replace(LIMITS, unfolded_s=0.0))
 
 
 SHORT = ["mlp-tiny", "gpt-tiny-unrolled", "moe-tiny"]
@@ -107,7 +107,7 @@ def test_the_folded_optimum_is_the_plain_one(
     work = registry.get(name, **UNROLLED[name])
     found = {}
     for kind, unfolded_s in (("folded", 0.0), ("plain", math.inf)):
-        monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=unfolded_s))
+        monkeypatch.setattr(folding, "LIMITS", replace(LIMITS, unfolded_s=unfolded_s))
         found[kind] = planned(work, LARGER, WITHOUT_TILES).search
     folded, plain = found["folded"], found["plain"]
     assert folded.objective_s == pytest.approx(plain.objective_s, rel=2e-3)
@@ -139,9 +139,9 @@ def test_programs_that_are_searched_in_a_second_are_left_as_they_are(
 ) -> None:
     work, target = registry.get("mlp-tiny", depth=8), load_target("v5e:4x4")
     model = model_of(work.step, work.abstract_args(), MESH, target, 2**34)
-    assert fold.fold(model, "all").symmetry.is_identity
-    monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=0.0))
-    assert not fold.fold(model, "all").symmetry.is_identity
+    assert folding.fold(model, "all").symmetry.is_identity
+    monkeypatch.setattr(folding, "LIMITS", replace(LIMITS, unfolded_s=0.0))
+    assert not folding.fold(model, "all").symmetry.is_identity
 
 
 @pytest.mark.usefixtures("folds_all")

@@ -19,8 +19,7 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.records import Request, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import ResidualReader, candidates_of
-from rhino_jax.planner.search.remat.choice import SOME, ask
-from rhino_jax.planner.search.remat.policies import POLICIES, variants
+from rhino_jax.planner.search.remat.choice import POLICIES, SOME, ask, variants
 from rhino_jax.planner.search.remat.rows import RematQuestion
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.remat import model as choosing

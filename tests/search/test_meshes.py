@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rhino_jax.hardware.files import load_target
-from rhino_jax.planner.search import more_axes
+from rhino_jax.planner.search import compare
 from rhino_jax.planner.search.limits import LIMITS
 from tests.search.zoo import planned
 
@@ -37,7 +37,7 @@ def test_three_axes_are_left_out_of_large_programs_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where two gain, as here."""
-    monkeypatch.setattr(more_axes, "LIMITS", replace(LIMITS, meshes_s=0.0))
+    monkeypatch.setattr(compare, "LIMITS", replace(LIMITS, meshes_s=0.0))
     plan = planned("mlp-tensor", None, TARGET, level="fast")
     assert {len(shape) for shape, _ in plan.meshes} == {1, 2}
     (note,) = (note for note in plan.notes if "not tried" in note)
@@ -48,6 +48,6 @@ def test_three_axes_are_left_out_of_large_programs_and_that_is_said(
 def test_a_time_limit_says_how_long_more_axes_may_take(
     limit_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(more_axes, "LIMITS", replace(LIMITS, another_axis_s=5e-5))
+    monkeypatch.setattr(compare, "LIMITS", replace(LIMITS, another_axis_s=5e-5))
     plan = planned("mlp-tensor", None, TARGET, level="fast", time_limit_s=limit_s)
     assert {len(shape) for shape, _ in plan.meshes} == set(range(1, count + 1))

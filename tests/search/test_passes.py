@@ -15,8 +15,8 @@ import rhino_jax as rhino
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
+from rhino_jax.planner.search import folding
 from rhino_jax.planner.search.driver import make_plan
-from rhino_jax.planner.search.folding import fold
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.passes import FOLD, PASSES, PRICE, READ_BACK, SOLVE
 from rhino_jax.planner.search.records import Request
@@ -91,7 +91,7 @@ def test_the_walk_through_is_what_happens(tmp_path: Path) -> None:
 
 def test_forms_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass was called, and what it gave leads to the plan."""
-    monkeypatch.setattr(fold, "LIMITS", replace(LIMITS, unfolded_s=0.0))
+    monkeypatch.setattr(folding, "LIMITS", replace(LIMITS, unfolded_s=0.0))
     work = registry.get("mlp-tiny", depth=8)
     program = trace(work.step, work.abstract_args(), {}).program
     seen: dict[str, object] = {}

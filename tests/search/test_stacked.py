@@ -13,8 +13,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.choice import ask
-from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, variants
+from rhino_jax.planner.search.remat.choice import NOTHING_SAVED, ask, variants
 from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.models import registry
-from rhino_jax.planner.search.folding import solve_folded
-from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.folding import solve_mesh_problem
 from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import NodeUsage, Problem
@@ -52,9 +52,7 @@ def test_as_many_repeats_save_memory_as_must() -> None:
     )
     any_model: Any = None
     case = MeshProblem(any_model, whole, any_model, symmetry, symmetry.overlap(whole))
-    found = solve_folded.solve_mesh_problem(
-        case, [np.ones(count, int)], EFFORTS["best"]
-    )
+    found = solve_mesh_problem(case, [np.ones(count, int)], EFFORTS["best"])
     assert found.labels is not None and sorted(found.labels) == [0, 0, 1, 1]
     assert found.objective == pytest.approx(6.0)
     assert found.bound <= 6.0 + 1e-9

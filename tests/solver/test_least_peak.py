@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhino_jax.planner.search.folding import solve_folded
-from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.folding import solve_mesh_problem
 from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.least_peak import least_possible, smallest_peak
 from rhino_jax.solver.overlap import NOTHING_HIDES, Overlap, Slack, Wait
@@ -76,8 +76,6 @@ def test_repeats_choose_differently_where_only_that_fits() -> None:
     assert together.labels is None
     any_model: Any = None
     case = MeshProblem(any_model, whole, any_model, symmetry, folded)
-    found = solve_folded.solve_mesh_problem(
-        case, [np.zeros(2, dtype=np.int64)], EFFORTS["best"]
-    )
+    found = solve_mesh_problem(case, [np.zeros(2, dtype=np.int64)], EFFORTS["best"])
     assert found.labels is not None and sorted(found.labels) == [0, 1]
     assert found.peak == 10.0 and found.objective == pytest.approx(2.0)

@@ -21,8 +21,7 @@ from rhino_jax.utils.progress import shown
 
 if TYPE_CHECKING:
     from rhino_jax.planner.meshes import MeshAxes
-    from rhino_jax.planner.search.adding import Member
-    from rhino_jax.planner.search.together import SharedSolution
+    from rhino_jax.planner.search.together import Member, SharedSolution
 
 
 def decided_layout(

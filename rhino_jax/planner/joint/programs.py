@@ -20,7 +20,7 @@ from rhino_jax.runtime.meshes import axes_of_mesh
 
 
 if TYPE_CHECKING:
-    from rhino_jax.planner.search.adding import Member
+    from rhino_jax.planner.search.together import Member
 
 
 WHAT = "`rhino.plan_together`"
@@ -84,7 +84,7 @@ class JointPrograms:
         self, target: Target, axes: MeshAxes, shared: list[list[Slot]]
     ) -> list[Member]:
         """Return each program with its search request and the pins of shared arrays."""
-        from rhino_jax.planner.search.adding import Member
+        from rhino_jax.planner.search.together import Member
 
         pins = [
             resolve_pins(self._pinned(name), program, axes)

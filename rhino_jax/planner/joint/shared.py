@@ -20,7 +20,7 @@ from rhino_jax.units import format_bytes
 
 
 if TYPE_CHECKING:
-    from rhino_jax.planner.search.adding import Member
+    from rhino_jax.planner.search.together import Member
 
 
 GOOD_ENOUGH = 1e-3

@@ -6,7 +6,7 @@ Order: `driver` runs the `passes`: inline and analyse (`rhino_jax.analysis`), es
 costs (`mesh_problem`), fold (`folding`), recipes (`recipe_choices`), solve
 (`solve_on_mesh`), and read a plan back (`read_back`) from the result (`found`).
 `candidates` reads back several; `carried` starts from another program's solution;
-`together` and `adding` plan several programs at once; `held` solves with other pins;
-`remat` chooses what to recompute; `forms` and `dump` write passes as text; `limits` and
-`more_axes` bound the search.
+or solves with other pins; `together` plans several programs at once; `remat` chooses
+what to recompute; `forms` writes passes as text; `limits` and `compare` bound the
+search.
 """

@@ -14,11 +14,10 @@ from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.candidates import PlanCandidate, candidates_of, plain_of
 from rhino_jax.planner.search.carried import carried
-from rhino_jax.planner.search.compare import Comparison
+from rhino_jax.planner.search.compare import Comparison, MoreAxes
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
-from rhino_jax.planner.search.more_axes import MoreAxes
 from rhino_jax.planner.search.passes import ANALYSE, INLINE, RECIPES, SOLVE
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes

@@ -11,7 +11,7 @@ from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.planner.search.driver import distinct_meshes
-from rhino_jax.planner.search.folding.minimum import minimum_memory
+from rhino_jax.planner.search.folding import minimum_memory
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem

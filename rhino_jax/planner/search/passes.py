@@ -16,19 +16,22 @@ cvxpy. Where no mesh is given, `price` to `solve` run for every candidate mesh.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.frontend.trace import trace_call
+from rhino_jax.errors import RhinoError
+from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.model.build import build_model
 from rhino_jax.planner.search import forms
-from rhino_jax.planner.search.folding.fold import fold
+from rhino_jax.planner.search.folding import fold
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.recipe_choices import with_recipes
 from rhino_jax.planner.search.records import Watch
@@ -109,3 +112,56 @@ READ_BACK = Pass("read back", "solution", "plan", assemble, forms.plan_text)
 
 PASSES = (TRACE, INLINE, ANALYSE, PRICE, FOLD, RECIPES, SOLVE, READ_BACK)
 """All passes, in the order in which they run."""
+
+
+class Dump:
+    """Write the result of each pass to a file of its own, such as `03_price.txt`.
+
+    Files are numbered in the order in which the passes ran. Those of an earlier run are
+    overwritten where they have the same name, and nothing else is touched.
+
+    Attributes:
+      folder: the folder of the files; created if missing, but not its parents.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
+        """Create the folder.
+
+        Args:
+          folder: path of the folder.
+          what: the public call, for messages.
+        Raises:
+          RhinoError: the folder cannot be created.
+        """
+        self.folder = Path(folder)
+        self._what = what
+        self._count = 0
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._failed(self.folder, error) from error
+
+    @classmethod
+    def of_traced(
+        cls, folder: str | os.PathLike[str], traced: Traced, what: str
+    ) -> Dump:
+        """Return a dump that has written the traced program already."""
+        found = cls(folder, what)
+        found(TRACE, traced)
+        return found
+
+    def __call__(self, step: Pass[..., Any], form: Any) -> None:
+        path = self.folder / f"{self._count:02}_{step.name.replace(' ', '_')}.txt"
+        self._count += 1
+        try:
+            path.write_text(step.text(form) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise self._failed(path, error) from error
+
+    def _failed(self, path: Path, error: OSError) -> RhinoError:
+        return RhinoError(
+            f"{self._what}: what the passes give cannot be written.",
+            where="dump=",
+            numbers=f"{path}: {error.strerror}",
+            fix="give a folder that can be written to.",
+        )

@@ -10,7 +10,7 @@ from typing import Any
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.resolved_pins import ValuePin
-from rhino_jax.planner.search.folding.symmetry import Symmetry
+from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.solver.overlap import Overlap
 from rhino_jax.solver.problem import Labels

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rhino_jax.planner.search.folding.solve_folded import solve_mesh_problem
+from rhino_jax.planner.search.folding import solve_mesh_problem
 from rhino_jax.planner.search.records import MeshProblem, Progress, Request, SolvedMesh
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.problem import Labels

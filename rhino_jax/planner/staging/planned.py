@@ -18,9 +18,9 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import KEPT, StageRemat
 from rhino_jax.planner.meshes import MeshAxes
+from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import search_again
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.held import search_held
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.submesh_search import SubmeshSearches, seconds_by_op
 from rhino_jax.planner.staging.task_memory import working_bytes

@@ -19,7 +19,7 @@ from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.records import Request, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.policies import variants
+from rhino_jax.planner.search.remat.choice import variants
 from rhino_jax.solver.incumbents import EFFORTS
 
 

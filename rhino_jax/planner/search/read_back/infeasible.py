@@ -9,7 +9,7 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.model.build import MeshModel, build_model
-from rhino_jax.planner.search.folding.minimum import minimum_memory
+from rhino_jax.planner.search.folding import minimum_memory
 from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.read_back.extract import live_at
 from rhino_jax.planner.search.records import MeshProblem, Request

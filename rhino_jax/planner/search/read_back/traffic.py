@@ -25,8 +25,8 @@ from rhino_jax.model.op_collectives import (
 )
 from rhino_jax.model.packing import are_combined, latency_share
 from rhino_jax.plan.records import Collective
-from rhino_jax.planner.search.folding.symmetry import Symmetry
 from rhino_jax.planner.search.read_back.reasons import Reasons
+from rhino_jax.planner.search.symmetry import Symmetry
 from rhino_jax.solver.lookups import Lookups
 from rhino_jax.solver.problem import Labels
 from rhino_jax.utils.union_find import groups, number_objects, number_rows

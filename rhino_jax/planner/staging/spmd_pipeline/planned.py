@@ -22,8 +22,7 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.choice import ask
-from rhino_jax.planner.search.remat.policies import NOTHING_SAVED, variants
+from rhino_jax.planner.search.remat.choice import NOTHING_SAVED, ask, variants
 from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
 from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import counts_of, rows_of

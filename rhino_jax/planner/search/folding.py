@@ -1,0 +1,171 @@
+"""Repeated structure, such as the layers of a model, solved once.
+
+One node represents all equivalent nodes in equivalent surroundings (`symmetry`). Nodes
+of one orbit save memory all or none: where half of the layers would have to save, all
+do. There, choices of the orbits that are cheapest at the best Lagrange multipliers of
+memory, of which some fit and some do not, are merged node by node (`unfold`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.model.build import MeshModel
+from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.read_back.extract import overlap_of
+from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.planner.search.symmetry import Symmetry, find_symmetry, marks_of
+from rhino_jax.recipes.recipe_book import RecipeBook
+from rhino_jax.solver.bounds.prices import TimePrices
+from rhino_jax.solver.incumbents import Effort, Report
+from rhino_jax.solver.least_peak import least_possible, minimum_peak, smallest_peak
+from rhino_jax.solver.memory_search import LONG_ROUNDS
+from rhino_jax.solver.moves.fusion import fuse
+from rhino_jax.solver.overlap import Overlap, descend
+from rhino_jax.solver.pairwise import solve_pairwise
+from rhino_jax.solver.problem import Labels
+from rhino_jax.solver.solve import Solution, solve_overlapped
+
+
+def fold(model: MeshModel, density: str) -> MeshProblem:
+    """Return the problem of a model, folded where a search of all nodes would take
+    long; recipes are left for later.
+
+    Args:
+      model: the cost model on one mesh.
+      density: see `Request`.
+    """
+    overlap, book = overlap_of(model), RecipeBook.of(model)
+    if LIMITS.search_s(overlap.problem) <= LIMITS.unfolded_s:
+        symmetry = Symmetry.none(len(model.options))
+    else:
+        symmetry = find_symmetry(overlap, marks_of(book))
+    folded = symmetry.overlap(overlap)
+    return MeshProblem(model, overlap, book, symmetry, folded, density=density)
+
+
+def solve_mesh_problem(
+    mesh_problem: MeshProblem,
+    starts: Sequence[Labels],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+    before: Solution | None = None,
+) -> Solution:
+    """Search the folded problem, and the unfolded one where only that fits the limit.
+
+    Args:
+      mesh_problem: the problem.
+      starts: known choices of all nodes; the result is no worse than the best of them
+        that fits.
+      effort: limits of the search.
+      report: called with new best objectives and bounds, in seconds.
+      before: the result of a search of the same problem: see `solve_overlapped`.
+    Returns:
+      A choice of all nodes; its labels are None where nothing fits.
+    """
+    symmetry, whole = mesh_problem.symmetry, mesh_problem.overlap
+    contracted = [symmetry.contract(s) for s in starts]
+    found = solve_overlapped(mesh_problem.folded, contracted, effort, report, before)
+    if symmetry.is_identity:
+        return found
+    unfolded = unfold(whole, symmetry, found, effort)
+    if unfolded.labels is None and least_possible(whole.problem) <= whole.problem.limit:
+        smallest = smallest_peak(whole.problem)
+        if whole.problem.peak(smallest) <= whole.problem.limit:
+            return solve_overlapped(whole, [smallest, *starts], effort, report)
+    nodes = len(symmetry.orbits), found.nodes[1]
+    return replace(_or_better(whole, symmetry, unfolded, starts), nodes=nodes)
+
+
+def _or_better(
+    whole: Overlap, symmetry: Symmetry, found: Solution, starts: Sequence[Labels]
+) -> Solution:
+    """Return the solution, or a better start in which repeated nodes choose
+    differently: the folded problem cannot express it."""
+    for start in starts:
+        if np.array_equal(symmetry.expand(symmetry.contract(start)), start):
+            continue
+        objective, peak = whole.step_s(start), whole.problem.peak(start)
+        if objective < found.objective and peak <= whole.problem.limit:
+            bound = min(found.bound, objective)
+            lowest = min(found.lowest_peak, peak)
+            found = replace(
+                found,
+                labels=start,
+                objective=objective,
+                bound=bound,
+                peak=peak,
+                lowest_peak=lowest,
+                unfit=None,
+            )
+    return found
+
+
+def unfold(
+    whole: Overlap, symmetry: Symmetry, found: Solution, effort: Effort
+) -> Solution:
+    """Return the solution of all nodes: the orbits' solution expanded, or a better one.
+
+    Its bound is that of plans in which repeated nodes share a choice, unless the
+    solution is below it.
+
+    Args:
+      whole: the problem of all nodes.
+      symmetry: their orbits.
+      found: the solution of the orbits, of which none may fit.
+      effort: limits of the search.
+    """
+    known = None if found.labels is None else symmetry.expand(found.labels)
+    tied = replace(found, labels=known)
+    is_over = known is not None and time.monotonic() > effort.deadline
+    if found.dual is None or not effort.max_fusions or is_over:
+        return tied
+    near = [symmetry.expand(choice) for choice in found.dual.choices]
+    weighted = whole.weighted(found.dual.prices.weight)
+    fused = fuse(weighted, known, near, effort)
+    if fused.labels is None:
+        return tied
+    labels = descend(whole, fused.labels)
+    objective, peak = whole.step_s(labels), whole.problem.peak(labels)
+    if objective >= found.objective:
+        return tied
+    bound = found.bound
+    if objective <= bound:
+        # The bound on plans in which repeated nodes share a choice does not hold here.
+        bound = min(_bound(whole, found.dual.prices, labels, effort), objective)
+    return replace(
+        tied,
+        labels=labels,
+        objective=objective,
+        bound=bound,
+        peak=peak,
+        lowest_peak=min(found.lowest_peak, peak),
+        variables=max(found.variables, fused.variables),
+    )
+
+
+def _bound(whole: Overlap, prices: TimePrices, labels: Labels, effort: Effort) -> float:
+    """Return a lower bound on the objective of all choices of all nodes that fit."""
+    rounds = min(effort.max_rounds, LONG_ROUNDS)
+    brief = replace(effort, max_rounds=rounds, max_fusions=0, deterministic_s=0.0)
+    priced = whole.weighted(prices.weight).priced(prices.memory)
+    found = solve_pairwise(priced, [labels], brief)
+    return found.bound - prices.paid(whole.problem.limit)
+
+
+def minimum_memory(mesh_problem: MeshProblem) -> Labels:
+    """Return the choice of all nodes with the smallest peak that is found.
+
+    Args:
+      mesh_problem: the problem; its memory limit has no influence.
+    """
+    symmetry, whole = mesh_problem.symmetry, mesh_problem.model.problem
+    worth = 1 + LIMITS.unlike_gain
+    alike = symmetry.expand(minimum_peak(mesh_problem.folded.problem))
+    if symmetry.is_identity or whole.peak(alike) <= worth * least_possible(whole):
+        return alike
+    return min([alike, minimum_peak(whole)], key=whole.peak)
