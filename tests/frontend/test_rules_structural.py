@@ -364,3 +364,35 @@ def test_a_product_that_contracts_nothing_is_a_multiplication(text: str) -> None
     op = op_of(lambda *a: jnp.einsum(text, *a), *args)
     assert op.name == "dot_general"
     assert op.is_fusible and not op.traits.is_contraction and op.flops == 4 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "options"),
+    [
+        ((4, 14, 14, 8), (3, 3, 8, 16), {}),
+        ((4, 14, 14, 8), (3, 3, 2, 16), {"feature_group_count": 4}),
+        ((4, 64, 64, 3), (16, 16, 3, 32), {"stride": 16, "padding": "VALID"}),
+        ((4, 7, 7, 8), (7, 7, 8, 16), {"padding": "VALID"}),
+        ((4, 1, 1, 8), (1, 1, 8, 16), {}),
+    ],
+)
+def test_channels_of_convolutions_and_their_gradients(
+    image: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """Input channels, output channels, groups, and whether a kernel's gradient."""
+    fn = conv(**options, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    groups = options.get("feature_group_count", 1)
+    inputs, outputs = kernel[2], kernel[3] // groups
+
+    def channels(arg: int | None) -> tuple[list[int], bool]:
+        step = fn if arg is None else jax.grad(lambda x, w: fn(x, w).sum(), arg)
+        name = "conv_general_dilated"
+        op = op_of(step, image, kernel, name=name)
+        assert op.rule is not None
+        sizes = [op.rule.factors[c].size if c is not None else 1
+                 for c in op.traits.channels]  # fmt: skip
+        return sizes, op.traits.is_kernel_gradient
+
+    assert channels(None) == ([inputs, outputs, groups], False)
+    assert channels(0) == ([outputs, inputs, groups], False)
+    assert channels(1) == ([inputs, outputs, groups], True)

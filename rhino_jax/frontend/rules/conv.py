@@ -125,7 +125,7 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     out[out_spec[1]] = "(g o)" if is_grouped else "o"
     halos: dict[str, tuple[int, int]] = {}
     reducers: dict[str, str] = {}
-    taps, zeros, windows = 1, 1.0, list[_Window]()
+    taps, zeros = 1, 1.0
     places = zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
     for i, (a, b, c) in enumerate(places):
         window = _Window(
@@ -134,7 +134,6 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
             ctx.params["lhs_dilation"][i], ctx.params["padding"][i][0],
         )  # fmt: skip
         taps, zeros = taps * window.taps(), zeros * window.zeros()
-        windows.append(window)
         lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
         if (halo := window.halo_of_output()) is not None:
             lhs[a] = out[c] = f"y{i}~"
@@ -152,8 +151,9 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         halos=halos,
         reducers=reducers,
     )
-    # The gradient by the kernel sums over its "kernel", as large as the input.
-    is_gradient = bool(windows) and all(w.kernel >= w.output for w in windows)
+    # Of the gradient by the kernel JAX takes the features for the batch (`lax.conv`'s
+    # transposition); those who write convolutions put the batch before the features.
+    is_gradient = lhs_spec[0] > lhs_spec[1]
     positions = {f.name: i for i, f in enumerate(rule.factors)}
     names = ("n" if is_gradient else "i", "o", "g")
     products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
