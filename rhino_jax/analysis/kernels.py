@@ -141,12 +141,15 @@ def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kern
     is_first = np.zeros(len(read), dtype=bool)
     is_first[np.unique(pairs, return_index=True)[1]] = True
     read = read[is_first | ~columns.is_fused[reader[read]]]
+    again = _read_again(graph, group, port, in_memory, set(pairs.tolist()))
     reads: list[tuple[int, ...]] = [()] * num_nodes
     begin = np.flatnonzero(np.diff(reader[read], prepend=NOWHERE))
     operands = columns.operand[read].tolist()
     spans = begin, np.append(begin, len(read))[1:], reader[read[begin]]
     for a, b, node in zip(*(x.tolist() for x in spans), strict=True):
         reads[node] = tuple(operands[a:b])
+    for node, operand in again:
+        reads[node] += (operand,)
     touches = np.zeros(num_nodes, dtype=bool)
     touches[reader[read]] = True
     touches[columns.maker[in_memory]] = True
@@ -155,3 +158,49 @@ def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kern
     launches = np.zeros(num_nodes, dtype=bool)
     launches[running[np.unique(group[running], return_index=True)[1]]] = True
     return Kernels(reads, launches.tolist())
+
+
+def _read_again(
+    graph: Graph,
+    group: np.ndarray,
+    port: np.ndarray,
+    in_memory: np.ndarray,
+    read: set[int],
+) -> Iterator[tuple[int, int]]:
+    """Yield nodes and operands that further kernels read to compute a value of an
+    earlier one once more, as the backward pass does with a normalisation.
+
+    Args:
+      graph: the program.
+      group: [nodes], the kernel of each.
+      port: [edges], the port that is read.
+      in_memory: [ports], whether the value is stored.
+      read: kernels and ports of the reads that are known, as one number each.
+    """
+    columns, num_ports = graph.columns, len(graph.ports)
+    maker, reader = columns.maker[port], columns.target
+    computed = columns.is_fusible & ~in_memory[[n.ports[0].id for n in graph.nodes]]
+    crossing = computed[maker] & columns.is_fused[reader]
+    crossing &= columns.is_op[reader]
+    edges = np.flatnonzero(crossing)
+    # Node → the other kernels that compute it, which its readers hand on.
+    kernels: dict[int, set[int]] = {}
+    for edge in edges[
+        np.argsort(-columns.place[reader[edges]], kind="stable")
+    ].tolist():
+        node, behind = int(maker[edge]), int(reader[edge])
+        found = set(kernels.get(behind, ())) if computed[behind] else set()
+        found.add(int(group[behind]))
+        found.discard(int(group[node]))
+        if found:
+            kernels.setdefault(node, set()).update(found)
+    views = are_views(graph)
+    for edge in np.flatnonzero(np.isin(reader, list(kernels))).tolist():
+        node, source = int(reader[edge]), int(port[edge])
+        if not in_memory[source] or views[node]:
+            continue
+        for kernel in sorted(kernels[node]):
+            pair = kernel * num_ports + source
+            if pair not in read and group[maker[edge]] != kernel:
+                read.add(pair)
+                yield node, int(columns.operand[edge])

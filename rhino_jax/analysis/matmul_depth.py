@@ -6,9 +6,11 @@ and a collective that one waits for can overlap with it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.traits import OpKind
 
 
@@ -33,8 +35,8 @@ def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDep
 
     Args:
       graph: the program.
-      after_columns: whether the readers of a sum over columns are one level deeper,
-        too.
+      after_columns: whether the readers of a sum over columns, or over long rows, are
+        one level deeper, too.
     """
     joined = _find_joined(graph)
     at = [0] * len(graph.nodes)
@@ -43,7 +45,7 @@ def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDep
         int(
             _is_heavy(node)
             or node.id in joined
-            or (after_columns and reduces_columns(node))
+            or (after_columns and _ends_kernel(node, graph))
         )
         for node in graph.nodes
     ]
@@ -81,6 +83,20 @@ def _is_heavy(node: Node) -> bool:
     if node.kind is NodeKind.OP:
         return not node.is_fused
     return node.kind in (NodeKind.CARRY, NodeKind.STACK)
+
+
+def _ends_kernel(node: Node, graph: Graph) -> bool:
+    """Whether what reads a reduction runs in another kernel: of columns, or of rows
+    that no kernel reduces as a whole (`Observed.longest_sum`)."""
+    if reduces_columns(node):
+        return True
+    if node.op is None or node.op.traits.kind is not OpKind.REDUCTION:
+        return False
+    values = graph.program.values
+    read, made = (
+        math.prod(values[v].shape) for v in (node.op.operands[0], node.op.results[0])
+    )
+    return node.is_fused and read > OBSERVED.longest_sum * made
 
 
 def reduces_columns(node: Node) -> bool:

@@ -91,6 +91,10 @@ class Observed:
       longest_column: rows that one kernel of XLA:GPU sums: 32 rows of threads, 128
         elements each (`ReductionIsRaceFree` in reduction_utils.cc). Of norms over
         16,384 rows 128 partial sums remain, which a second kernel adds (jax 0.12.0.1).
+      longest_sum: elements of a row that it sums: 1,024 threads, 16 elements each (as
+        above). Rows of 30,720 to 50,304 logits are read once for their maximum, and
+        again for the sum of exponentials (H100, jax 0.11.2); softmaxes of up to 1,024
+        are one kernel.
     """
 
     most_scattered: int = 8
@@ -100,6 +104,7 @@ class Observed:
     least_state: int = 4
     least_rows: float = 0.4
     longest_column: int = 4096
+    longest_sum: int = 16_384
 
 
 OBSERVED = Observed()
