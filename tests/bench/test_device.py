@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rhino_jax.bench.rows import device_run
-from rhino_jax.bench.rows.device_run import DEVICE, DeviceStep, device_row
+from rhino_jax.bench.rows.device_run import DEVICE, MeasuredStep, device_row
 from rhino_jax.bench.rows.row_run import RowResult
 from rhino_jax.bench.suite import parse_suite
 from rhino_jax.utils.codec import from_json, to_json
@@ -36,11 +36,11 @@ def test_a_step_is_predicted_compiled_and_measured(
     found = device_row(SUITE.rows[0])
     assert min(found.predicted_s, found.priced_s, found.measured_s) > 0
     assert 0.8 < found.predicted_bytes / found.compiled_bytes < 1.25
-    assert from_json(DeviceStep, to_json(found)) == found
+    assert from_json(MeasuredStep, to_json(found)) == found
 
 
 def test_the_table_holds_predictions_against_what_was_measured() -> None:
-    found = DeviceStep(
+    found = MeasuredStep(
         predicted_s=0.008,
         predicted_bytes=2**31,
         priced_s=0.012,

@@ -17,7 +17,7 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.model.build import MeshModel, build_model
 from rhino_jax.model.constants import CONSTANTS
-from rhino_jax.model.op_collectives import own_steps
+from rhino_jax.model.op_collectives import own_steps, sent_value
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 
 
@@ -101,7 +101,7 @@ def recomputed_objective_s(
         want = model.wanted(edge, int(labels[edge.target]))
         if have == want:
             continue
-        whole = graph.program.values[edge.value].bytes
+        whole = sent_value(graph, edge, mesh.lowering).bytes
         local = whole / math.prod(shards_per_dim(want, mesh.sizes))
         total += edge.count * (
             CONSTANTS.tie_s + 2 * local / target.device.hbm_bytes_per_s

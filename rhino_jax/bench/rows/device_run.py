@@ -35,7 +35,7 @@ as in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceStep:
+class MeasuredStep:
     """A step on real devices.
 
     Attributes:
@@ -51,7 +51,7 @@ class DeviceStep:
     measured_s: float
 
 
-def device_row(row: BenchRow) -> DeviceStep:
+def device_row(row: BenchRow) -> MeasuredStep:
     """Plan a row by its only method, compile and run it on the devices present."""
     planner, workload = Planner.of(row), workload_of(row)
     (planned,) = planner.plans(row.methods)
@@ -65,7 +65,7 @@ def device_row(row: BenchRow) -> DeviceStep:
         workload.step, planned.plan, donate_argnums=workload.donate_argnums
     )
     compiled = made.reading.compiled
-    return DeviceStep(
+    return MeasuredStep(
         predicted_s=planned.plan.predicted.step_time_s,
         predicted_bytes=planned.plan.predicted.peak_bytes,
         priced_s=compiled.step_time_s,
@@ -93,12 +93,12 @@ def measured_s(run: Callable[..., Any], workload: Workload) -> float:
 
 
 def _table(
-    suite: Suite, results: Results[DeviceStep]
-) -> tuple[list[str], Cells[DeviceStep]]:
+    suite: Suite, results: Results[MeasuredStep]
+) -> tuple[list[str], Cells[MeasuredStep]]:
     header = ["predicted ms", "by its HLO", "measured", "predicted ÷ measured"]
     header += ["HLO ÷ measured", "GiB predicted", "compiled"]
 
-    def cells(row: BenchRow, found: DeviceStep) -> list[list[str]]:
+    def cells(row: BenchRow, found: MeasuredStep) -> list[list[str]]:
         seconds = found.predicted_s, found.priced_s, found.measured_s
         ratios = found.predicted_s, found.priced_s
         held = found.predicted_bytes, found.compiled_bytes
@@ -113,7 +113,7 @@ def _table(
     return header, cells
 
 
-def _summary(suite: str, results: Results[DeviceStep]) -> tuple[str, ...]:
+def _summary(suite: str, results: Results[MeasuredStep]) -> tuple[str, ...]:
     """Return a line on predictions and prices over what was measured."""
     found = [r.found for r in results if r.found is not None]
     if not found:
@@ -128,9 +128,9 @@ def _summary(suite: str, results: Results[DeviceStep]) -> tuple[str, ...]:
     )
 
 
-DEVICE: RowKind[DeviceStep] = RowKind(
+DEVICE: RowKind[MeasuredStep] = RowKind(
     name="device",
-    sample=DeviceStep,
+    sample=MeasuredStep,
     measure=device_row,
     read=the_only,
     line=lambda found: (

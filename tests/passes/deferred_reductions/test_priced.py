@@ -40,7 +40,7 @@ def test_compute_takes_hardly_longer(hardware: str) -> None:
     found = planned(cases(512, 4096)["q, k, v"], (("x", 8),), hardware)
     before, after = (p.predicted for p in (found.first, found.best))
     # Sums are added while they are whole, where the first plan adds scattered ones.
-    assert after.compute_s < 1.3 * before.compute_s
+    assert after.compute_s < 1.4 * before.compute_s
     assert after.communication_s < 0.7 * before.communication_s
 
 
