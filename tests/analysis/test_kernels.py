@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -104,3 +105,21 @@ def test_joins_are_fused_where_the_compiler_fuses_them(
 ) -> None:
     assert len(launched(*analysed(fn, X, fuses_joins=True))) == fused
     assert len(launched(*analysed(fn, X))) == stored
+
+
+def test_a_value_that_another_kernel_computes_again_is_read_again() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        y = jnp.tanh(x) * 2.0
+        return jnp.cos(y) @ w + y
+
+    graph, live = analysed(fn, X, X)
+    # By the kernel of the cosine, and by that of the sum behind the product.
+    assert reads(graph, live) == {"x": 2, "w": 1}
+
+
+@pytest.mark.parametrize(("size", "kernels"), [(1024, 1), (32_768, 2)])
+def test_long_rows_are_read_once_for_each_reduction(size: int, kernels: int) -> None:
+    program = trace(jax.nn.softmax, (jnp.ones((4, size)),), {}).program
+    graph = inline_regions(program)
+    live = analyse(graph, Fusing(parts_columns=True))
+    assert reads(graph, live)["x"] == kernels
