@@ -35,9 +35,9 @@ UNCUT = {
 }  # fmt: skip
 """Their rules cut nothing, so there is nothing to be true."""
 
-ELSEWHERE = {"pallas_call", "rhino_rotate"}
-"""The rule of the kernel at hand, tests/frontend/test_pallas.py; and an op that traced
-functions do not have, tests/runtime/on_shards/test_stencils.py."""
+ELSEWHERE = {"custom_partitioning", "pallas_call", "rhino_rotate"}
+"""The rules of the function or kernel at hand, tests/frontend/test_pallas.py; and an op
+that traced functions do not have, tests/runtime/on_shards/test_stencils.py."""
 
 UNDEFINED = {"empty"}
 """Any contents are right."""
