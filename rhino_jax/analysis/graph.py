@@ -193,7 +193,7 @@ class Graph:
 
     Attributes:
       program: the program.
-      fuses_joins: as in `Device`.
+      fuses_rotations: as in `Device`.
       nodes, edges: the graph.
       ports: the results of all nodes, whether or not anything reads them.
       held: value id → port that holds it (absent: scalars, literals).
@@ -214,7 +214,7 @@ class Graph:
     """
 
     program: Program
-    fuses_joins: bool = False
+    fuses_rotations: bool = False
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     ports: list[Port] = field(default_factory=list)
@@ -251,7 +251,9 @@ class Graph:
         num_ports = 2 if kind is NodeKind.CARRY else 1
         if kind is NodeKind.OP and op is not None:
             num_ports = len(op.results)
-            is_fusible = op.is_fusible or (self.fuses_joins and op.traits.joins)
+            is_fusible = op.is_fusible or (
+                self.fuses_rotations and op.traits.is_rotation
+            )
             is_fused = is_fusible or op.traits.fuses_operands
             is_matmul = op.traits.is_contraction
             hosts_fusion = op.traits.hosts_fusion

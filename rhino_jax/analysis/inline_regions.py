@@ -7,14 +7,14 @@ from rhino_jax.analysis.shared_copies import share_copies
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
-def inline_regions(program: Program, *, fuses_joins: bool = False) -> Graph:
+def inline_regions(program: Program, *, fuses_rotations: bool = False) -> Graph:
     """Build the graph of choices of a program.
 
     Args:
       program: the program.
-      fuses_joins: as in `rhino_jax.hardware.target.Device`.
+      fuses_rotations: as in `rhino_jax.hardware.target.Device`.
     """
-    builder = _GraphBuilder(program, fuses_joins)
+    builder = _GraphBuilder(program, fuses_rotations)
     builder.run()
     graph = builder.graph
     share_copies(graph)
@@ -23,9 +23,9 @@ def inline_regions(program: Program, *, fuses_joins: bool = False) -> Graph:
 
 
 class _GraphBuilder:
-    def __init__(self, program: Program, fuses_joins: bool) -> None:
+    def __init__(self, program: Program, fuses_rotations: bool) -> None:
         self.program = program
-        self.graph = Graph(program, fuses_joins)
+        self.graph = Graph(program, fuses_rotations)
         self.time = 0
         self.part = self.num_parts = 0
 

@@ -226,19 +226,19 @@ def _stack_passes(
 
 
 def _carry_passes(graph: Graph, materialised: list[bool]) -> dict[int, int]:
-    """Return `Liveness.stack_passes` of carries that a concatenation or a rotation
-    reads in the fusion that computes them anew: that writes another buffer, which is
-    copied at the end of each trip (a weather code in a scan, XLA:GPU of jax 0.11.2)."""
-    if not graph.fuses_joins:
+    """Return `Liveness.stack_passes` of carries that a rotation reads in the
+    fusion that computes them anew: that writes another buffer, which is copied at the
+    end of each trip (a weather code in a scan, XLA:GPU of jax 0.11.2)."""
+    if not graph.fuses_rotations:
         return {}
-    # The nodes whose result a join reads at other positions, in the same fusion.
+    # The nodes whose result a rotation reads at other positions, in the same fusion.
     moved = [False] * len(graph.nodes)
     for node in reversed(graph.run_order):
         for edge in graph.outgoing[node.id]:
             reader = graph.nodes[edge.target]
             if reader.is_fusible and not materialised[reader.ports[0].id]:
-                joins = reader.op is not None and reader.op.traits.joins
-                moved[node.id] |= joins or moved[reader.id]
+                rotates = reader.op is not None and reader.op.traits.is_rotation
+                moved[node.id] |= rotates or moved[reader.id]
     found = {}
     for node in graph.nodes:
         if node.kind is NodeKind.CARRY and moved[node.id]:

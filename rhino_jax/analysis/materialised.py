@@ -6,8 +6,8 @@ loop or the program. Read by several ops of another depth (see `matmul_depth`), 
 recomputed in each reader's fusion where that is cheap and reads no more bytes than the
 value has itself (a convert, a mask, a normalisation); otherwise it is stored.
 
-Where concatenations and rotations are fused, too (`Device.fuses_joins`), a value that
-is computed through one and that several ops read ends a fusion.
+Where rotations are fused, too (`Device.fuses_rotations`), a value that is computed
+through one and that several ops read ends a fusion.
 
 Some compilers fuse elementwise ops into matmuls (`Device.fuses_matmuls`). Operands are
 then computed on the fly. A value that several matmuls read is stored, unless computing
@@ -242,7 +242,7 @@ class _MaterialisedFinder:
                 self.unsettled[here] = matmul
         else:
             is_shared = self._is_shared(here, node, feeds)
-            may_narrow = self.fusing.by_bytes and node.id not in self.depth.joined
+            may_narrow = self.fusing.by_bytes and node.id not in self.depth.rotated
             if is_shared and may_narrow:
                 is_shared = not self._stores_narrower(here)
             fuses = node.is_fusible or self.looks_up[node.id]
@@ -352,7 +352,7 @@ class _MaterialisedFinder:
 
     def _is_shared(self, port: int, node: Node, feeds: list[int]) -> bool:
         """Whether a value is stored rather than recomputed by each of its readers."""
-        if node.id in self.depth.joined:
+        if node.id in self.depth.rotated:
             return True
         if self.reading.count[port] < 2 or node.id in self.long_rows:
             return False

@@ -21,13 +21,13 @@ class MatmulDepth:
     Attributes:
       at: [nodes], number of such ops on the longest path to the node.
       behind: [nodes], likewise for the readers of its result.
-      joined: ids of the nodes that end a fusion: computed through a concatenation or a
-        rotation, and read by several ops.
+      rotated: ids of the nodes that end a fusion: computed through a rotation, and read
+        by several ops.
     """
 
     at: list[int]
     behind: list[int]
-    joined: frozenset[int] = frozenset()
+    rotated: frozenset[int] = frozenset()
 
 
 def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDepth:
@@ -38,13 +38,13 @@ def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDep
       after_columns: whether the readers of a sum over columns, or over long rows, are
         one level deeper, too.
     """
-    joined = _find_joined(graph)
+    rotated = _find_rotated(graph)
     at = [0] * len(graph.nodes)
     # A loop's carry reads a value that is computed after it: initialise all levels.
     behind = [
         int(
             _is_heavy(node)
-            or node.id in joined
+            or node.id in rotated
             or (after_columns and _ends_kernel(node, graph))
         )
         for node in graph.nodes
@@ -58,21 +58,21 @@ def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDep
                     deepest = level
         at[node.id] = deepest
         behind[node.id] += deepest
-    return MatmulDepth(at, behind, joined)
+    return MatmulDepth(at, behind, rotated)
 
 
-def _find_joined(graph: Graph) -> frozenset[int]:
-    """Return `MatmulDepth.joined`: in a stencil of a stencil, each reader needs the
+def _find_rotated(graph: Graph) -> frozenset[int]:
+    """Return `MatmulDepth.rotated`: in a stencil of a stencil, each reader needs the
     inner one at several positions, and would compute it as many times."""
     through = [False] * len(graph.nodes)
     found: set[int] = set()
-    if not graph.fuses_joins:
+    if not graph.fuses_rotations:
         return frozenset()
     for node in graph.run_order:
         if not node.is_fusible or node.op is None:
             continue
         sources = {edge.source.node for edge in graph.incoming[node.id]}
-        if node.op.traits.joins or any(through[n] for n in sources - found):
+        if node.op.traits.is_rotation or any(through[n] for n in sources - found):
             through[node.id] = True
             if len(graph.outgoing[node.id]) > 1:
                 found.add(node.id)

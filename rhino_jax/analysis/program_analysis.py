@@ -55,8 +55,10 @@ class ProgramAnalysis:
     @classmethod
     def of(cls, program: Program, target: Target) -> ProgramAnalysis:
         """Analyse a program."""
-        fuses_joins = target.device.fuses_joins
-        return cls.of_graph(inline_regions(program, fuses_joins=fuses_joins), target)
+        fuses_rotations = target.device.fuses_rotations
+        return cls.of_graph(
+            inline_regions(program, fuses_rotations=fuses_rotations), target
+        )
 
     @classmethod
     def of_graph(cls, graph: Graph, target: Target) -> ProgramAnalysis:

@@ -99,8 +99,8 @@ class Device:
       copies_stacks: whether the compiler fills the stack that a loop writes with zeros
         first, and writes it in a kernel of its own per trip, which reads the value or
         what it is computed from; and copies a slice of a stack that a matmul reads.
-      fuses_joins: whether the compiler computes concatenations and rotations in the
-        fusions of their readers, instead of storing them.
+      fuses_rotations: whether the compiler computes rotations in the fusions of their
+        readers, instead of storing them.
       fuses_by_bytes: whether the compiler fuses by the bytes that this saves: look-ups
         compute the elements that they read, and of a chain of elementwise ops with
         readers in several kernels the narrowest value is stored.
@@ -143,7 +143,7 @@ class Device:
     masks_groups: bool = False
     sinks_broadcasts: bool = False
     copies_stacks: bool = False
-    fuses_joins: bool = False
+    fuses_rotations: bool = False
     fuses_by_bytes: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()

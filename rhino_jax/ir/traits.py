@@ -100,9 +100,8 @@ class Traits:
       fuses_operands: elementwise producers fuse into it, though its own result goes
         through memory, as in XLA's fusion of reductions, updates and copies
         (xla/service/instruction_fusion.cc).
-      joins: its result consists of parts of its operands, side by side:
-        concatenations and rotations. Some compilers compute it in the fusions of its
-        readers (`Device.fuses_joins`).
+      is_rotation: it rotates a dim, as `jnp.roll` does. Some compilers compute it in
+        the fusions of its readers (`Device.fuses_rotations`).
       hosts_fusion: compilers that fuse elementwise ops into contractions
         (`Device.fuses_matmuls`) fuse them into this one. False for products of ragged
         groups: XLA:TPU stores operand and result of a GELU between two of them
@@ -159,7 +158,7 @@ class Traits:
     kind: OpKind = OpKind.OTHER
     is_expensive: bool = False
     fuses_operands: bool = False
-    joins: bool = False
+    is_rotation: bool = False
     hosts_fusion: bool = False
     masks_padding: bool = False
     is_gathered: bool = False

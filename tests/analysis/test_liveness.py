@@ -452,10 +452,10 @@ def test_a_carry_that_its_own_fusion_reads_shifted_is_copied(
         return jax.lax.scan(lambda y, _: (body(y), None), x, None, length=3)[0]
 
     program = trace(fn, (X,), {}).program
-    for fuses_joins in (False, True):
-        graph = inline_regions(program, fuses_joins=fuses_joins)
+    for fuses_rotations in (False, True):
+        graph = inline_regions(program, fuses_rotations=fuses_rotations)
         passes = analyse(graph, PLAIN).stack_passes
-        assert list(passes.values()) == [2] * (is_copied and fuses_joins)
+        assert list(passes.values()) == [2] * (is_copied and fuses_rotations)
 
 
 def test_nothing_but_its_output_is_put_in_the_place_of_a_donated_input() -> None:

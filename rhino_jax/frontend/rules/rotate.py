@@ -69,7 +69,7 @@ batching.primitive_batchers[_rotate_p] = _batched
     traits=Traits(
         OpKind.MOVEMENT,
         fuses_operands=True,
-        joins=True,
+        is_rotation=True,
         masks_padding=True,
         moves=((0,),),
         dims_param="axis",

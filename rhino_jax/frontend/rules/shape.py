@@ -313,7 +313,6 @@ def _resized(
     traits=Traits(
         OpKind.MOVEMENT,
         fuses_operands=True,
-        joins=True,
         masks_padding=True,
         moves=FROM_ALL,
         dims_param="dimension",

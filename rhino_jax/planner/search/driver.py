@@ -259,7 +259,7 @@ def _search(
         notes.
     """
     begun, watch = time.monotonic(), request.watch
-    graph = INLINE.run(watch, program, fuses_joins=target.device.fuses_joins)
+    graph = INLINE.run(watch, program, fuses_rotations=target.device.fuses_rotations)
     analysis = ANALYSE.run(watch, graph, target)
     # Reading the plan back takes about as long as the analysis.
     analysis_s = time.monotonic() - begun

@@ -40,7 +40,7 @@ def find_minimum_memory(
       Choices of all nodes with their peaks, under no memory limit.
     """
     started = time.monotonic()
-    graph = INLINE.run(None, program, fuses_joins=target.device.fuses_joins)
+    graph = INLINE.run(None, program, fuses_rotations=target.device.fuses_rotations)
     analysis = ANALYSE.run(None, graph, target)
     # Which values are too small to be counted depends on the budget; one above the
     # device's memory must not raise that threshold.
