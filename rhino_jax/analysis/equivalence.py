@@ -66,6 +66,7 @@ def find_equivalent(
             kernels.reads[node.id],
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             kernels.launches[node.id],
+            kernels.vector_ops[node.id],
         )
 
     return Alike(number(map(look, graph.nodes)), types, lanes)

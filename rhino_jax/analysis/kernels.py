@@ -12,16 +12,17 @@ fusion.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Graph
+from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports, read_ports
-from rhino_jax.ir.traits import OpKind
+from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
 
@@ -34,14 +35,21 @@ class Kernels:
         several ops of a fusion read is listed at the first of them only.
       launches: [nodes], whether the node stands for a kernel launch, of its own or of
         its fusion.
+      vector_ops: [nodes], operations of vector units for one FLOP of an op in a kernel
+        whose elementwise arithmetic takes longer than its reads and writes; 0 for ops
+        of all other kernels.
     """
 
     reads: list[tuple[int, ...]]
     launches: list[bool]
+    vector_ops: list[float]
 
 
 def find_kernels(
-    graph: Graph, depth: MatmulDepth, materialised: Materialised
+    graph: Graph,
+    depth: MatmulDepth,
+    materialised: Materialised,
+    ops_per_byte: float = math.inf,
 ) -> Kernels:
     """Group the ops into kernels, and list what each kernel reads.
 
@@ -49,8 +57,11 @@ def find_kernels(
       graph: the program.
       depth: of its nodes.
       materialised: which values touch memory, and which ops fuse into a matmul.
+      ops_per_byte: operations of the vector units in the time of a byte to or from
+        memory; `inf` where they are not modelled.
     """
-    return _read(graph, _fusions(graph, depth, materialised), materialised)
+    fusions = _fusions(graph, depth, materialised)
+    return _read(graph, fusions, materialised, ops_per_byte)
 
 
 def _fusions(
@@ -110,13 +121,18 @@ def _run_levels(
     return runs
 
 
-def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kernels:
+def _read(
+    graph: Graph,
+    fusions: np.ndarray,
+    materialised: Materialised,
+    ops_per_byte: float,
+) -> Kernels:
     """Return which operands each kernel reads from memory.
 
     Args:
       graph: the program.
       fusions: [nodes], the first node of each one's fusion.
-      materialised: see `find_kernels`.
+      materialised, ops_per_byte: see `find_kernels`.
     """
     columns, num_nodes = graph.columns, len(graph.nodes)
     in_memory = np.array(materialised.ports, dtype=bool)
@@ -157,7 +173,38 @@ def _read(graph: Graph, fusions: np.ndarray, materialised: Materialised) -> Kern
     running = running[np.argsort(columns.place[running])]
     launches = np.zeros(num_nodes, dtype=bool)
     launches[running[np.unique(group[running], return_index=True)[1]]] = True
-    return Kernels(reads, launches.tolist())
+    vector_ops = [0.0] * num_nodes
+    if ops_per_byte < math.inf:
+        vector_ops = _find_vector_ops(graph, group, reads, in_memory, ops_per_byte)
+    return Kernels(reads, launches.tolist(), vector_ops)
+
+
+def _find_vector_ops(
+    graph: Graph,
+    group: np.ndarray,
+    reads: list[tuple[int, ...]],
+    in_memory: np.ndarray,
+    ops_per_byte: float,
+) -> list[float]:
+    """Return `Kernels.vector_ops`, of the whole arrays: shards have as many operations
+    per byte."""
+    values = graph.program.values
+    num_kernels = 2 * len(graph.nodes)
+    ops, moved = np.zeros(num_kernels), np.zeros(num_kernels)
+    per_flop = np.zeros(len(graph.nodes))
+    for node in graph.nodes:
+        op = node.op
+        if node.kind is not NodeKind.OP or op is None or not node.is_fused:
+            continue
+        if op.traits.kind in (*ELEMENTWISE_KINDS, OpKind.REDUCTION):
+            per_flop[node.id] = op.traits.vector_ops
+            ops[group[node.id]] += op.flops * op.traits.vector_ops
+        moved[group[node.id]] += sum(
+            values[op.operands[i]].bytes for i in reads[node.id]
+        )
+        stored = [p.result for p in node.ports if in_memory[p.id]]
+        moved[group[node.id]] += sum(values[op.results[i]].bytes for i in stored)
+    return np.where((ops > ops_per_byte * moved)[group], per_flop, 0.0).tolist()
 
 
 def _read_again(

@@ -94,7 +94,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         found.ports,
         found.handed,
         found.stacked,
-        find_kernels(graph, fused, found),
+        find_kernels(graph, fused, found, fusing.ops_per_byte),
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         masked,

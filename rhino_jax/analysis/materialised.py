@@ -77,6 +77,7 @@ class Fusing:
         too low to 6 % too high with it, and 4 to 10 % too low without.
       by_bytes: as `Device.fuses_by_bytes`.
       pads_evenly: whether its convolutions pad both ends of a dim alike (cuDNN).
+      ops_per_byte: see `kernels.find_kernels`.
     """
 
     with_matmuls: bool = False
@@ -89,9 +90,11 @@ class Fusing:
     stacks_in_place: bool = False
     by_bytes: bool = False
     pads_evenly: bool = False
+    ops_per_byte: float = math.inf
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
+        bytes_per_s = device.hbm_bytes_per_s * device.memory_efficiency
         return cls(
             device.fuses_matmuls,
             frozenset(device.recomputes),
@@ -103,6 +106,7 @@ class Fusing:
             device.fuses_matmuls or device.copies_stacks,
             device.fuses_by_bytes,
             device.calls_cudnn,
+            device.kernels.vector_ops_per_s / bytes_per_s,
         )
 
 

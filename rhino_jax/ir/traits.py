@@ -94,6 +94,8 @@ class Traits:
 
     Attributes:
       kind: its computation.
+      vector_ops: operations of the vector units for one FLOP of an elementwise op, in
+        multiply-adds of float32.
       is_expensive: compilers do not compute it twice to save memory traffic, unless the
         target's compiler is known to (`Device.recomputes`). Source: XLA's
         `HloInstruction` costs in xla/service/instruction_fusion.cc, `IsExpensive`.
@@ -156,6 +158,7 @@ class Traits:
     """
 
     kind: OpKind = OpKind.OTHER
+    vector_ops: float = 1.0
     is_expensive: bool = False
     fuses_operands: bool = False
     is_rotation: bool = False

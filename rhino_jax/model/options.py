@@ -249,7 +249,8 @@ class OptionBuilder:
     def _op_options(self, node: Node) -> Options:
         op = node.op
         assert op is not None and op.rule is not None
-        key = work_of(op, self.alike.types), self._centres(node)
+        vector_ops = self.liveness.kernels.vector_ops[node.id]
+        key = work_of(op, self.alike.types), self._centres(node), vector_ops
         draft = self._drafts.get(key)
         if draft is None:
             draft = self._drafts[key] = self._draft(node)
@@ -316,6 +317,8 @@ class OptionBuilder:
             traits.kind is OpKind.GENERATOR or traits.library != OWN_KERNEL
         ):
             arithmetic, on_vectors = 0.0 * flops, flops
+        elif vector_ops := self.liveness.kernels.vector_ops[node.id]:
+            arithmetic, on_vectors = 0.0 * flops, vector_ops * flops
         steps_s = self._sends.seconds(op, rule, found)
         return _Draft(found, flops, ports, arithmetic, on_vectors, steps_s)
 

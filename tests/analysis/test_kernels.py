@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -122,3 +123,20 @@ def test_long_rows_are_read_once_for_each_reduction(size: int, kernels: int) -> 
     graph = inline_regions(program)
     live = analyse(graph, Fusing(parts_columns=True))
     assert reads(graph, live)["x"] == kernels
+
+
+def test_arithmetic_takes_time_where_a_kernel_moves_little() -> None:
+    def forces(x: Any) -> Any:
+        distances = ((x[None] - x[:, None]) ** 2).sum(-1) + 1.0
+        return (distances**-1.5).sum(1)
+
+    def found(fn: Callable[..., Any], ops_per_byte: float) -> dict[str, float]:
+        graph = inline_regions(trace(fn, (jnp.ones((512, 3)),), {}).program)
+        ops = analyse(graph, Fusing(ops_per_byte=ops_per_byte)).kernels.vector_ops
+        named = zip(graph.nodes, ops, strict=True)
+        return {n.op.name: per for n, per in named if n.op is not None and per}
+
+    assert found(forces, 12.0)["pow"] == 90.0
+    # As many bytes as elements: a tanh of 40 operations hides behind 8 bytes.
+    assert not found(jnp.tanh, 12.0)
+    assert not found(forces, math.inf)

@@ -111,11 +111,23 @@ EXPENSIVE = (
 """Ops that XLA's `IsExpensive` names, in addition to the exponentials."""
 
 
+_VECTOR_OPS = {
+    **dict.fromkeys(("convert_element_type", "integer_pow", "round"), 2.0),
+    **dict.fromkeys(("div", "rsqrt", "sqrt", "exp", "exp2"), 10.0),
+    **dict.fromkeys(("log", "cbrt", "expm1", "log1p", "logistic", "rem"), 20.0),
+    **dict.fromkeys(("tanh", "erf", "cos", "sin", "tan", "atan2"), 40.0),
+    "pow": 90.0,
+}
+"""`Traits.vector_ops` of ops other than 1: those of the HLO ops that they become, see
+`rhino_jax.verify.hlo.instruction_cost`."""
+
+
 @functools.cache
 def _traits(name: str) -> Traits:
     kind = OpKind.EXPONENTIAL if name in EXPONENTIAL else OpKind.ELEMENTWISE
     return Traits(
         _KINDS.get(name, kind),
+        vector_ops=_VECTOR_OPS.get(name, 1.0),
         is_expensive=name in EXPENSIVE or name in EXPONENTIAL,
         moves=((1, ...),) if name == "select_n" else (),
         linear=_LINEAR.get(name, ()),
