@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,9 @@ KEPT_AT = "RHINO_STDERR_FILE"
 
 LAST_LINES = 5
 """Number of lines of a dead worker's output that an error quotes."""
+
+_FATAL = re.compile(r"F\d{4} |.*Check failed")
+"""How XLA begins the line on which it aborts."""
 
 _POLL_S = 0.1
 """How often a worker with a limit is looked at, in seconds."""
@@ -225,7 +229,9 @@ class Worker:
             if line.strip() and not line.lstrip().startswith("@")  # a C++ stack
         ]
         how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-        return "; ".join([how, *lines[-LAST_LINES:]])
+        # What was fatal may stand before many lines of a handler of crashes.
+        fatal = [line for line in lines[:-LAST_LINES] if _FATAL.match(line)]
+        return "; ".join([how, *fatal[-1:], *lines[-LAST_LINES:]])
 
 
 def answer_tasks(function: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rhino_jax.utils.worker import (
     TaskFailed,
     Worker,
+    WorkerEnded,
     WorkerTimeout,
     environment_of_worker,
 )
@@ -39,3 +40,13 @@ def test_a_worker_that_is_not_in_time_cannot_answer_any_more() -> None:
         with pytest.raises(WorkerTimeout):
             worker.answer(60, timeout_s=0.2)
         assert not worker.is_running
+
+
+def test_a_dead_worker_tells_what_was_fatal() -> None:
+    lines = "F0000 partitioner.cc: Check failed: why\n" + "E0000 handler\n" * 9
+    code = f"import os; os.write(2, {lines.encode()!r}); os.abort()"
+    with Worker("builtins:exec") as worker, pytest.raises(WorkerEnded) as ended:
+        worker.answer(code)
+    assert "killed by signal 6; F0000 partitioner.cc: Check failed: why; E0000" in str(
+        ended.value
+    )
