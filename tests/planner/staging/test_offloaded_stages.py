@@ -63,6 +63,7 @@ def test_a_plan_that_is_refused_without_a_host_fits_with_one(free, tmp_path):
     pipeline = plan.pipeline
     assert pipeline.is_offloaded and pipeline.recomputed == ()
     assert plan.predicted.peak_bytes <= budget
+    saved = expected = 0
     for stage, (cost, made) in enumerate(
         zip(pipeline.costs, pipeline.remat, strict=True)
     ):
@@ -71,7 +72,10 @@ def test_a_plan_that_is_refused_without_a_host_fits_with_one(free, tmp_path):
         kept = cost.activation_bytes - cost.offloaded_bytes
         held = 8 * kept + 2 * cost.offloaded_bytes
         before = free.pipeline.costs[stage].activation_bytes
-        assert made.saved_bytes == 8 * before - held
+        saved += made.saved_bytes
+        expected += 8 * before - held
+    # Of all stages: the two plans may be cut at different values.
+    assert saved == expected
     table = plan.table()
     assert "waits on the host" in table and "each way" in table
     assert "waits on the host" not in free.table()
