@@ -30,14 +30,16 @@ PATCHED_ALIKE = (("constraints", "nnx", "explicit"), ("linen", "maxtext"))
 """Styles whose patches are the same."""
 
 WORST: dict[str, tuple[float, float]] = {
-    "llama-tiny-unrolled": (1.0, 1.0),
+    # 32,768 bytes more are summed over `model`: one line stands for both layers.
+    "llama-tiny-unrolled": (1.07, 1.07),
     "mlp-tiny": (1.0, 1.0),
     "decode-tiny": (1.0, 1.0),
     # One cotangent, of the embedding's rows, is gathered: arguments do not say that.
     "gpt-tiny-unrolled": (1.0, 1.02),
     # The gradients of the last LayerNorm of one tower are computed whole in the plan;
-    # lines of a LayerNorm are those of every other, whose are not: 256 bytes.
-    "two-tower-tiny": (1.001, 1.19),
+    # lines of a LayerNorm are those of every other, whose are not: 256 bytes. Specs
+    # alone sum gradients of one tower over `data` that the plan gathers over `model`.
+    "two-tower-tiny": (1.001, 1.26),
     # The backward pass reads `combine` as it is held, and the einsum at moe.py:107
     # reads it otherwise: JAX keeps the moved one for the backward pass, which moves it
     # again, 12,288 bytes. And `mask` is whole for the first choice and cut for the

@@ -90,7 +90,7 @@ def test_two_steps_are_those_of_one_device(moves, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "layers", "schedule", "share"),
-    [(4, 8, "1f1b", 0.6), (4, 4, "gpipe", 0.5), (2, 8, "interleaved", 0.6)],
+    [(4, 8, "1f1b", 0.65), (4, 4, "gpipe", 0.5), (2, 8, "interleaved", 0.6)],
 )
 def test_all_schedules_give_the_same(stages, layers, schedule, share, moves):
     make = partial(arguments, layers)
