@@ -59,13 +59,15 @@ def compiled(name: str, shape: tuple[int, ...], **overrides: Any) -> tuple:
 
 def wire_bytes(collectives: tuple) -> Counter:
     """Bytes by (kind, axes), as XLA:CPU would move them: it has no reduce-scatter,
-    and makes a partial result whole by an all-reduce, twice the bytes."""
+    and makes a partial result whole by an all-reduce, twice the bytes; and it rounds no
+    operands of products before it sends them."""
     total: Counter = Counter()
     for c in collectives:
+        sent = c.bytes * (1 + getattr(c, "is_rounded", False))
         if c.kind == "reduce-scatter":
-            total["all-reduce", c.axes] += 2 * c.bytes
+            total["all-reduce", c.axes] += 2 * sent
         else:
-            total[c.kind, c.axes] += c.bytes
+            total[c.kind, c.axes] += sent
     return total
 
 
