@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.rows import device_run
 from rhino_jax.bench.rows.device_run import DEVICE, MeasuredStep, device_row
 from rhino_jax.bench.rows.row_run import RowResult
@@ -37,6 +40,13 @@ def test_a_step_is_predicted_compiled_and_measured(
     assert min(found.predicted_s, found.priced_s, found.measured_s) > 0
     assert 0.8 < found.predicted_bytes / found.compiled_bytes < 1.25
     assert from_json(MeasuredStep, to_json(found)) == found
+
+
+def test_devices_of_another_kind_are_refused() -> None:
+    row = replace(SUITE.rows[0], target="h100:8")
+    with pytest.raises(BenchError, match="not those of 'h100:8'") as refused:
+        device_row(row)
+    assert "8 devices of kind 'cpu'" in str(refused.value)
 
 
 def test_the_table_holds_predictions_against_what_was_measured() -> None:

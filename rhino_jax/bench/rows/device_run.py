@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 
+from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.planning import Planner, workload_of
 from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import format_ms, format_span
+from rhino_jax.hardware.files import load_target
 from rhino_jax.models.workload import Workload
 from rhino_jax.runtime.sharded import jit_with_plan
 from rhino_jax.units import format_bytes, format_seconds
@@ -52,11 +54,30 @@ class MeasuredStep:
 
 
 def device_row(row: BenchRow) -> MeasuredStep:
-    """Plan a row by its only method, compile and run it on the devices present."""
+    """Plan a row by its first method, compile and run it on the devices present.
+
+    Raises:
+      BenchError: they are not those of the row's target, or there is no plan.
+    """
+    present = jax.devices()
+    target, kind = load_target(row.target), present[0].device_kind
+    if kind not in target.device.kinds or len(present) < (target.num_devices or 1):
+        raise BenchError(
+            f"`bench`: these devices are not those of {row.target!r}.",
+            where=f"{row.model}, {row.target}",
+            numbers=f"{len(present)} devices of kind {kind!r}",
+            fix=f"run it on {' or '.join(map(repr, target.device.kinds))}, or write a"
+            " suite for these devices.",
+        )
     planner, workload = Planner.of(row), workload_of(row)
-    (planned,) = planner.plans(row.methods)
+    planned = next(iter(planner.plans(row.methods[:1])))
     if planned.plan is None:
-        raise RuntimeError(planned.error)
+        raise BenchError(
+            f"`bench`: no plan by {planned.method.name!r} to measure.",
+            where=f"{row.model}, {row.target}",
+            numbers=planned.error,
+            fix="change the row's mesh or memory.",
+        )
     axes = dict(planned.plan.mesh_axes)
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
     place = place_of(planned.plan, mesh, "`bench`")
