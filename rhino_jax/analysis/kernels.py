@@ -230,7 +230,7 @@ def _read_again(
     crossing = computed[maker] & columns.is_fused[reader]
     crossing &= columns.is_op[reader]
     edges = np.flatnonzero(crossing)
-    # Node → the other kernels that compute it, which its readers hand on.
+    # Node → the other kernels that compute it, through its readers.
     kernels: dict[int, set[int]] = {}
     for edge in edges[
         np.argsort(-columns.place[reader[edges]], kind="stable")

@@ -227,8 +227,8 @@ def _stack_passes(
 
 def _carry_passes(graph: Graph, materialised: list[bool]) -> dict[int, int]:
     """Return `Liveness.stack_passes` of carries that a rotation reads in the
-    fusion that computes them anew: that writes another buffer, which is copied at the
-    end of each trip (a weather code in a scan, XLA:GPU of jax 0.11.2)."""
+    fusion that computes their next value: that writes another buffer, which is copied
+    at the end of each trip (a weather code in a scan, XLA:GPU of jax 0.11.2)."""
     if not graph.fuses_rotations:
         return {}
     # The nodes whose result a rotation reads at other positions, in the same fusion.

@@ -304,21 +304,18 @@ class OptionBuilder:
         if self.target.device.calls_cudnn:
             flops = flops * op.traits.kernel_dilation
         # Elementwise arithmetic overlaps with its memory traffic.
-        arithmetic, on_vectors = (
-            (0.0 * flops if node.is_fusible else flops),
-            0.0 * flops,
-        )
-        traits = op.traits
+        nothing, traits = 0.0 * flops, op.traits
+        arithmetic, on_vectors = nothing if node.is_fusible else flops, nothing
         if node.is_matmul:
             arithmetic = flops * self.array_paddings(rule, found)
-            if traits.channels:
+            if traits.channels and self.target.device.kernels.conv_tile:
                 arithmetic = arithmetic * self._convolution_works(op, rule, found)
         elif math.isfinite(self.target.device.kernels.vector_ops_per_s) and (
             traits.kind is OpKind.GENERATOR or traits.library != OWN_KERNEL
         ):
-            arithmetic, on_vectors = 0.0 * flops, flops
+            arithmetic, on_vectors = nothing, flops
         elif vector_ops := self.liveness.kernels.vector_ops[node.id]:
-            arithmetic, on_vectors = 0.0 * flops, vector_ops * flops
+            arithmetic, on_vectors = nothing, vector_ops * flops
         steps_s = self._sends.seconds(op, rule, found)
         return _Draft(found, flops, ports, arithmetic, on_vectors, steps_s)
 

@@ -7,7 +7,7 @@ or captured while the user holds references to them are copied.
 
 `y = f(x, w); y = f(y, w)` replaces `x` by the result, though nothing is donated and no
 name says so (see `rhino_jax.frontend.state`). The first call that has to move such an
-array reveals it; the function is then planned again with the two tied. The user is told
+array reveals it; the function is then planned again with the two tied. A warning says
 why a function is planned again.
 """
 
