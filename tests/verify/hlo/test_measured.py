@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.frontend.rules.elementwise import _VECTOR_OPS
 from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.traits import Library
-from rhino_jax.verify.hlo.instruction_cost import Channels
+from rhino_jax.verify.hlo.instruction_cost import _OPS_OF, Channels
 from rhino_jax.verify.hlo.reading import work_s
 from rhino_jax.verify.hlo.work import InstructionWork
 
@@ -133,3 +134,23 @@ def test_plans_of_one_device_take_the_measured_time(
     )
     measured_s = float(row["step_ms"]) / 1e3
     assert plan.predicted.step_time_s == pytest.approx(measured_s, rel=0.15)
+
+
+SPELLINGS = {
+    "convert_element_type": "convert", "round": "round-nearest-even", "div": "divide",
+    "exp": "exponential", "expm1": "exponential-minus-one", "log1p": "log-plus-one",
+    "rem": "remainder", "cos": "cosine", "sin": "sine", "pow": "power",
+}  # fmt: skip
+"""JAX's name of an op → HLO's, where they differ."""
+
+WITHOUT_HLO = {"exp2", "integer_pow"}
+"""Ops that become several of HLO."""
+
+
+def test_plans_and_prices_count_the_same_vector_operations() -> None:
+    counted = {
+        name: _OPS_OF[SPELLINGS.get(name, name)]
+        for name in _VECTOR_OPS.keys() - WITHOUT_HLO
+    }
+    assert counted == {name: _VECTOR_OPS[name] for name in counted}
+    assert set(_OPS_OF) >= set(SPELLINGS.values())
