@@ -19,11 +19,13 @@ class Errors:
     """Relative errors of a prediction, |predicted - compiled| / compiled.
 
     Attributes:
-      median, worst: over all programs; None if there are none.
+      median, high, worst: the median, 95th percentile and largest over all programs;
+        None if there are none.
       worst_cell: the cell with the largest error.
     """
 
     median: float | None
+    high: float | None
     worst: float | None
     worst_cell: str = ""
 
@@ -194,7 +196,7 @@ def _values(results: Sequence[Result], side: str) -> list[float]:
 
 def _errors(results: Sequence[Result], quantity: str) -> Errors:
     if not results:
-        return Errors(median=None, worst=None)
+        return Errors(median=None, high=None, worst=None)
     found = [
         relative_error(getattr(r.predicted, quantity), getattr(r.compiled, quantity))
         for r in results
@@ -203,6 +205,7 @@ def _errors(results: Sequence[Result], quantity: str) -> Errors:
     worst = results[at]
     return Errors(
         median=float(np.median(found)),
+        high=float(np.quantile(found, 0.95)),
         worst=found[at],
         worst_cell=f"{worst.workload} on {worst.target}, {worst.method}",
     )

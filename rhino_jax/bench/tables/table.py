@@ -147,10 +147,11 @@ def _figures_list(figures: Figures) -> str:
 
 
 def _errors(errors: Errors) -> str:
-    if errors.median is None or errors.worst is None:
+    if errors.median is None or errors.high is None or errors.worst is None:
         return "no programs"
     return (
-        f"median {format_share(errors.median)}, worst {format_share(errors.worst)}"
+        f"median {format_share(errors.median)}, 95th percentile"
+        f" {format_share(errors.high)}, worst {format_share(errors.worst)}"
         f" ({errors.worst_cell})"
     )
 
