@@ -17,7 +17,7 @@ def test_no_two_classes_share_a_name() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
     )
-    assert sum(names.values()) > 500
+    assert sum(names.values()) > 100
     assert [f"{name}: {n}" for name, n in names.items() if n > 1] == []
 
 
@@ -45,7 +45,7 @@ def test_functions_and_classes_have_standard_names() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, defined)
     }
-    assert len(names) > 5000
+    assert len(names) > 100
     found = {n for n in names if any(word in n.lower() for word in PRIVATE)}
     assert found == set()
 
@@ -70,5 +70,5 @@ def test_docstrings_begin_with_what_is_returned_or_done() -> None:
                 line = doc.splitlines()[0]
                 name = getattr(node, "name", "the module")
                 wrong.append(f"{path.name}: {name}: {line}")
-    assert count > 3000
+    assert count > 100
     assert wrong == []
