@@ -133,7 +133,7 @@ def _parameters(
 
 
 @with_options_of_call(*DEFAULTS)
-def plan(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
+def plan(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
     """Plan `fn(*args, **kwargs)`; allocates and runs nothing.
 
     Args:
@@ -229,7 +229,7 @@ def plan_together(
 @with_options_of_call(
     *(name for name in DEFAULTS if name not in NOT_OF_AUDITS),
 )
-def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit[Plan]:
+def audit(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Audit[Plan]:
     """Compare a program that its user sharded by hand with rhino's plan of it.
 
     Compiles `fn(*args, **kwargs)` as it is and reads the HLO back: every collective

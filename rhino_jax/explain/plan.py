@@ -121,7 +121,7 @@ class Plan(data.PlanData):
         """
         return jit_with_plan(fn, self, **options)
 
-    def init(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def init(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return `fn(*args, **kwargs)`, computed with this plan's shardings.
 
         `fn` runs under `jax.jit` with the plan's shardings: no device holds a sharded
@@ -188,6 +188,7 @@ class Plan(data.PlanData):
     def verify(
         self,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         compile_for: Any = None,
         static_argnums: int | Iterable[int] | None = None,
@@ -250,6 +251,7 @@ class Plan(data.PlanData):
     def check(
         self,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         tolerance: float | None = None,
         static_argnums: int | Iterable[int] | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -279,19 +279,30 @@ def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") ->
     known = {(a.is_list, a.leaves): a for a in arguments if len(a.leaves) > 1}
     held = [known.get((r.is_list, r.leaves), r) for r in results]
     parts = ["# How arguments are laid out, and the result."]
-    for a in (*arguments, *(r for r in held if r not in arguments)):
+    written = [*arguments, *(r for r in held if r not in arguments)]
+    called = [_free_name(a.name, _USED) for a in arguments]
+    constants: dict[str, str] = {}
+    for a in written:
+        taken = {*_CONSTANTS, *called, *constants.values()}
+        constants[a.name] = _free_name(a.name.upper(), taken)
+    for a in written:
         if a.is_list:
             parts.append(f"# In the order of `jax.tree.leaves({a.name})`:")
         if a.has_statics:
             parts.append("# None: no array; bind it (`functools.partial`) first.")
-        parts.append(f"{a.name.upper()} = {a.text}")
-    called = [a.name for a in arguments]
+        parts.append(f"{constants[a.name]} = {a.text}")
+    names = [a.name for a in arguments]
     given = donated_arguments(subject.plan)
-    donated = [called.index(d) if isinstance(d, str) else d for d in given]
+    donated = [names.index(d) if isinstance(d, str) else d for d in given]
     parts.append(f"DONATED = {_tuple(map(str, donated))}")
-    specs = [wrap.format(_specs(a, a.name)) for a in arguments]
+    specs = [
+        wrap.format(_specs(a, constants[a.name], name))
+        for a, name in zip(arguments, called, strict=True)
+    ]
     made = [
-        wrap.format(_specs(a, f"result[{i}]" if is_tuple else "result"))
+        wrap.format(
+            _specs(a, constants[a.name], f"result[{i}]" if is_tuple else "result")
+        )
         for i, a in enumerate(held)
     ]
     parts.append(
@@ -307,18 +318,35 @@ def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") ->
     )
 
 
+_USED = frozenset({"fn", "jax", "nn", "to_mesh"})
+"""Names that the bodies of functions of arguments read."""
+
+_CONSTANTS = frozenset(
+    {"CONSTRAINTS", "COTANGENTS", "COUNT", "DONATED", "P", "PATCH", "RULES"}
+)
+"""Names of modules that are written, but for the layouts."""
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name, with underscores at its end until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
 def _functions(given: list[str], keywords: list[str]) -> str:
     called = out = "fn"
     if keywords:
-        passed = [*given[: -len(keywords)], *(f"{k}={k}" for k in keywords)]
+        first = len(given) - len(keywords)
+        named = zip(keywords, given[first:], strict=True)
+        passed = [*given[:first], *(f"{k}={name}" for k, name in named)]
         called = f"lambda {', '.join(given)}: fn({', '.join(passed)})"
         out = f"({called})"
     result = f"jax.eval_shape({out}, *args)"
     return FUNCTIONS.replace("{called}", called).replace("{result}", result)
 
 
-def _specs(argument: Argument, of: str) -> str:
-    constant = argument.name.upper()
+def _specs(argument: Argument, constant: str, of: str) -> str:
     if not argument.is_list:
         return constant
     return f"jax.tree.unflatten(jax.tree.structure({of}), {constant})"
