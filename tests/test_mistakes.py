@@ -173,6 +173,22 @@ MISTAKES = {
         CoupledBatchError,
         "test_mistakes.py",
     ),
+    # Arguments that are no arrays.
+    "the name of a model": Mistake(
+        lambda: plan(step, "gpt-tiny", X, mesh=MESH), TraceError, "w is 'gpt-tiny'"
+    ),
+    "an object": Mistake(
+        lambda: plan(step, W, object(), mesh=MESH), TraceError, "ShapeDtypeStruct("
+    ),
+    "a dict of words, called": Mistake(
+        lambda: run(step, {"a": "b"}, X, mesh=MESH), TraceError, "w['a']"
+    ),
+    "a list of numbers as pins": Mistake(
+        lambda: plan(mesh=MESH, pins=[1, 2]), PinError, "these are no pins"
+    ),
+    "a list of words as pins": Mistake(
+        lambda: plan(mesh=MESH, pins=["x"]), PinError, "these are no pins"
+    ),
     # Meshes and hardware.
     "hardware that is not known": Mistake(
         lambda: plan(hardware="h1oo"), HardwareError, "Did you mean 'h100'?"
@@ -330,3 +346,10 @@ def test_shardings_as_those_of_jit_are_pins() -> None:
 def test_accelerator_types_are_hardware(written: str, name: str) -> None:
     found, expected = rhino.load_target(written), rhino.load_target(name)
     assert found.tiers == expected.tiers and found.num_devices == expected.num_devices
+
+
+def test_words_that_a_function_does_not_compute_with_are_taken() -> None:
+    made = plan(
+        lambda w, kind: 2 * w if kind == "double" else w, W, "double", mesh=MESH
+    )
+    assert made.in_specs[1] is None

@@ -30,6 +30,7 @@ from rhino_jax.frontend.tracing.captured import CapturedReferences, refuse_objec
 from rhino_jax.frontend.tracing.in_context import trace_flat
 from rhino_jax.frontend.tracing.leaks import LeakWatch
 from rhino_jax.ir.program import Program
+from rhino_jax.utils.keywords import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,8 @@ def trace(
         `donate_argnames`, as in `jax.jit`.
 
     Raises:
-      TraceError: bad static or donated arguments. Exceptions of `fn` itself are raised
-        unchanged.
+      TraceError: bad static or donated arguments, or one without arrays that `fn`
+        computes with. Other exceptions of `fn` itself are raised unchanged.
     """
     parameters = read_parameters(fn, what=what, **calling)
     call = split_call(parameters, args, kwargs, what)
@@ -174,6 +175,34 @@ def out_type(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
+def _refuse_no_arrays(
+    arguments: Leaves, error: Exception, what: str, name: str
+) -> None:
+    """Refuse arguments without any array, if a trace failed for the type of a value.
+
+    Raises:
+      TraceError: names them.
+    """
+    if not isinstance(error, AttributeError | TypeError):
+        return
+    groups = {arguments.groups[p] for p in arguments.positions}
+    found = {
+        arguments.paths[p]: static.value
+        for p, static in arguments.statics
+        if arguments.groups[p] not in groups and not callable(static.value)
+    }
+    if not found:
+        return
+    kinds = ", ".join(f"{k} is {brief(v)}" for k, v in found.items())
+    raise TraceError(
+        f"{what}: `{name}` computes with an argument that is no array.",
+        where=", ".join(found),
+        numbers=f"{kinds}; {error}",
+        fix="pass arrays, or jax.ShapeDtypeStruct(shape, dtype) to plan from shapes"
+        " alone; the name of a model is for `python -m rhino_jax plan`.",
+    ) from error
+
+
 def trace_call(
     parameters: Parameters, call: Call, *, mesh: Any = None, what: str
 ) -> Traced:
@@ -197,6 +226,7 @@ def trace_call(
         )
     except Exception as error:
         refuse_objects(parameters.fn, error, what, parameters.name)
+        _refuse_no_arrays(arguments, error, what, parameters.name)
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
     watch.check(what, parameters.name)

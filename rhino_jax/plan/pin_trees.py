@@ -64,7 +64,8 @@ def check_pins(
                 )
         return dict(pins)
     if isinstance(pins, tuple | list) and not is_spec(pins):
-        return tuple(pins)
+        if all(map(_is_pin, jax.tree.leaves(pins, is_leaf=_is_pin))):
+            return tuple(pins)
     raise PinError(
         f"{what}: these are no pins.",
         where="pins=",

@@ -19,6 +19,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.errors import RhinoWarning
 from rhino_jax.plan.files import cache
 from rhino_jax.plan.plan import PlanData
 from tests.plan.samples import sample_plan
@@ -145,6 +146,23 @@ def test_it_is_where_the_user_keeps_caches(
     assert cache.cache_dir() == Path("/home/someone/Library/Caches/rhino_jax")
 
 
+def test_settings_that_cannot_be_used_are_reported_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache._warn.cache_clear()
+    folder.parent.joinpath("file").write_text("")
+    monkeypatch.setenv("RHINO_CACHE_DIR", str(folder.parent / "file" / "inside"))
+    with pytest.warns(RhinoWarning, match="RHINO_CACHE_DIR") as seen:
+        cache.kept(KEY, Maker())
+        cache.kept(KEY, Maker())
+    monkeypatch.setenv("RHINO_CACHE_DIR", str(folder))
+    monkeypatch.setenv("RHINO_CACHE_BYTES", "2GB")
+    with pytest.warns(RhinoWarning, match="'2GB' is no number") as also:
+        cache.kept(KEY, Maker())
+        cache.kept("f" * len(KEY), Maker())
+    assert len(seen) == len(also) == 1
+
+
 def damaged(content: bytes) -> list[bytes]:
     other = bytes([content[-1] ^ 1])  # of the checksum
     return [b"", b"not a plan", content[: len(content) // 2], content[:-1] + other]
@@ -219,6 +237,7 @@ def test_only_the_user_may_look_into_it(folder: Path) -> None:
 
 WRITER = """
 import sys
+from rhino_jax.errors import RhinoWarning
 from rhino_jax.plan.files import cache
 from tests.plan.samples import sample_plan
 for i in range(30):

@@ -68,7 +68,7 @@ def test_every_result_is_compared_by_path() -> None:
     assert found.not_compared == (("out[1]['name']", "no array"),)
     assert found.devices == "8 cpu devices"
     assert "5 arrays agree" in str(found) and "out[1]['name']" in str(found)
-    assert "5 arrays, ok" in repr(found)
+    assert "5 arrays, 1 with NaN in both runs, ok" in repr(found)
     assert "<table" in found._repr_html_()
 
 
@@ -194,6 +194,23 @@ def test_what_counts_as_equal(
     assert found.ok is ok
     assert found.absolute == pytest.approx(absolute, rel=1e-2, nan_ok=True)
     assert (found.relative <= found.tolerance) is ok
+
+
+def test_nan_in_both_runs_is_reported_first() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return {"log": jnp.log(w), "fine": x + 1}
+
+    w = jnp.ones((8, 8)).at[2].set(-1.0)
+    plan = rhino.plan(fn, w, w, mesh={"x": 8}, progress=False)
+    found = plan.check(fn, w, w)
+    assert found.ok
+    assert [(leaf.path, leaf.not_numbers) for leaf in found.with_nan] == [
+        ("out['log']", 8)
+    ]
+    first = str(found).splitlines()[1]
+    assert first.split()[:4] == ["NaN", "in", "both", "runs,"]
+    assert "out['log'] (8 of 64 elements)" in first
+    assert "1 with NaN in both runs" in repr(found)
 
 
 def test_the_tolerance_is_by_type_or_as_given() -> None:

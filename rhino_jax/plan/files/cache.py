@@ -28,6 +28,7 @@ import hashlib
 import os
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ from pathlib import Path
 import jax
 
 from rhino_jax import version
-from rhino_jax.errors import PlanFileError
+from rhino_jax.errors import PlanFileError, RhinoWarning
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import Traits
@@ -198,9 +199,12 @@ def _write(path: Path, plan: PlanData) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, content, 0o600)
         _prune(path.parent, keep=path)
-    except (OSError, TypeError, ValueError, RecursionError):
-        # No space, no permission, or a plan that cannot be serialized.
-        return
+    except OSError as error:
+        # The usual folder is no setting: a home that is read-only is nobody's mistake.
+        if os.environ.get("RHINO_CACHE_DIR"):
+            _warn(f"plans cannot be kept in {path.parent}: {error.strerror or error}")
+    except (TypeError, ValueError, RecursionError):
+        return  # A plan that cannot be serialized.
 
 
 def _prune(folder: Path, keep: Path) -> None:
@@ -225,7 +229,20 @@ def _prune(folder: Path, keep: Path) -> None:
 
 
 def _most_bytes() -> int:
+    given = os.environ.get("RHINO_CACHE_BYTES", str(MAX_BYTES))
     try:
-        return int(os.environ.get("RHINO_CACHE_BYTES", MAX_BYTES))
+        return int(given)
     except ValueError:
+        _warn(f"RHINO_CACHE_BYTES={given!r} is no number; the limit is {MAX_BYTES:,}")
         return MAX_BYTES
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Warn of a setting of the cache that cannot be used, once in a process."""
+    warnings.warn(
+        f"{text}. RHINO_CACHE_DIR and RHINO_CACHE_BYTES say where and how many plans"
+        " are kept, RHINO_CACHE=0 that none are.",
+        RhinoWarning,
+        stacklevel=2,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,7 @@ class ComparedLeaf:
       share: share of the elements that were compared: those in this process's shards.
       rounding: largest difference of the array between two runs on one device that
         round at different places; 0 where only one was run.
+      not_numbers: number of elements that are NaN in both runs.
     """
 
     path: str
@@ -76,6 +78,7 @@ class ComparedLeaf:
     differing: int
     share: float = 1.0
     rounding: float = 0.0
+    not_numbers: int = 0
 
     @property
     def ok(self) -> bool:
@@ -119,6 +122,7 @@ def compare(
     scale = _scale(whole)
     rounding = 0.0 if rounded is None or not allowed else _rounding(whole, rounded)
     worst, differing, absolute, seen = (-1.0, (0,) * whole.ndim), 0, 0.0, 0
+    not_numbers = 0
     for index, part in _parts(planned):
         found = _differences(np.asarray(part), whole[index], scale, allowed)
         # NaN against a number is an infinite relative difference.
@@ -128,6 +132,9 @@ def compare(
         if not part.size:
             continue
         differing += int(is_other.sum())
+        if allowed:
+            both = np.isnan(_wide(np.asarray(part))) & np.isnan(_wide(whole[index]))
+            not_numbers += int(both.sum())
         absolute = float(np.maximum(absolute, np.nan_to_num(found.absolute).max()))
         if np.isnan(found.absolute).any():
             absolute = float("nan")
@@ -148,6 +155,7 @@ def compare(
         differing=differing,
         share=seen / whole.size if whole.size else 1.0,
         rounding=rounding,
+        not_numbers=not_numbers,
     )
 
 
@@ -235,10 +243,17 @@ class Check(Displayed):
         """Whether no compared leaf differs beyond its tolerance."""
         return all(leaf.ok for leaf in self.leaves)
 
+    @property
+    def with_nan(self) -> tuple[ComparedLeaf, ...]:
+        """The arrays with elements that are NaN in both runs, which compare nothing."""
+        return tuple(leaf for leaf in self.leaves if leaf.not_numbers)
+
     def _line(self) -> str:
         """Return one line with program, mesh, and whether the results agree."""
         bad = sum(not leaf.ok for leaf in self.leaves)
         said = "ok" if self.ok else f"{format_count(bad)} differ"
+        if self.with_nan:
+            said = f"{len(self.with_nan)} with NaN in both runs, {said}"
         arrays = f"{format_count(len(self.leaves))} arrays"
         return (
             f"Check({self.program_name} on {format_mesh(self.mesh_axes)}, run on"
@@ -250,9 +265,16 @@ class Check(Displayed):
         result = f"{format_count(len(self.leaves))} arrays agree"
         if bad:
             result = f"{len(bad)} of {len(self.leaves)} arrays differ"
+        nan = ", ".join(
+            f"{leaf.path} ({format_count(leaf.not_numbers)} of"
+            f" {format_count(math.prod(leaf.shape))} elements)"
+            for leaf in self.with_nan
+        )
+        warning = f"in both runs, so that these compare nothing: {nan}"
         head = Section(
             f"check of {self.program_name}",
             facts=(
+                *([("NaN", warning)] if nan else []),
                 ("mesh", format_mesh(self.mesh_axes)),
                 ("run on", f"{self.devices}, and on one of them"),
                 ("result", result),
