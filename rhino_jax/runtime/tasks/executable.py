@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from rhino_jax._compat import with_weak_types
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
@@ -250,6 +251,9 @@ class TaskExecutable:
         return can_run(self.mesh)
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        return with_weak_types(self._run(arrays), self.traced.out_types)
+
+    def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         arrays = self._on_devices(arrays)
         if not self.of_step.stacks:
             return self._controller.run(arrays)
