@@ -47,6 +47,7 @@ from rhino_jax._compat.jaxprs import (
     scan_counts as scan_counts,
     set_ref_value as set_ref_value,
     with_eqns as with_eqns,
+    with_type as with_type,
     without_dead_code as without_dead_code,
     without_refs as without_refs,
 )
@@ -54,6 +55,7 @@ from rhino_jax._compat.tracing import (
     TypedInputs as TypedInputs,
     at_line_of as at_line_of,
     bind_eqn as bind_eqn,
+    context_without_mesh as context_without_mesh,
     eqn_context as eqn_context,
     hide_frames as hide_frames,
     in_current_mesh as in_current_mesh,
@@ -66,5 +68,6 @@ from rhino_jax._compat.tracing import (
     untagged as untagged,
     user_frames as user_frames,
     user_spans as user_spans,
+    with_weak_types as with_weak_types,
     without_mesh as without_mesh,
 )

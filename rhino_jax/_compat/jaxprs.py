@@ -3,6 +3,7 @@ versions to plan. Mutable references (`jax.Ref`), and programs that use them."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import pickle
@@ -73,13 +74,28 @@ def like_jaxpr(old: Any, new: Any, consts: Sequence[Any]) -> Any:
     return new
 
 
-def with_eqns(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any]) -> Any:
-    """Return a jaxpr with other equations and results, closed where it is closed."""
-    changes = {"eqns": list(eqns), "outvars": list(outvars)}
+def with_eqns(
+    jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any], **inputs: Any
+) -> Any:
+    """Return a jaxpr with other equations and results, closed where it is closed.
+
+    Args:
+      jaxpr: closed or not.
+      eqns, outvars: the new equations and results.
+      inputs: `invars` and `constvars`, where they change.
+    """
+    changes = {"eqns": list(eqns), "outvars": list(outvars), **inputs}
     inner = getattr(jaxpr, "jaxpr", None)  # on 0.12 the jaxpr itself
     if inner is None or inner is jaxpr:
         return jaxpr.replace(**changes)
     return jaxpr.replace(jaxpr=inner.replace(**changes))
+
+
+def with_type(var: Any, aval: Any) -> Any:
+    """Return another variable like this one, of a type; same on both versions."""
+    new = copy.copy(var)
+    new.aval = aval
+    return new
 
 
 def low_jaxpr(jaxpr: Any) -> Any:

@@ -14,12 +14,14 @@ import numpy as np
 from jax import lax
 from jax._src import (
     api_util,
+    array,
     core as jax_core,
     linear_util,
     mesh as mesh_lib,
     source_info_util,
 )
 from jax._src.interpreters import partial_eval
+from jax._src.lax import lax as lax_internal
 from jax.extend import core as jex_core, random as jex_random
 
 from rhino_jax._compat.jaxprs import is_jaxpr, open_jaxpr, with_eqns
@@ -112,6 +114,36 @@ def without_mesh() -> Iterator[None]:
     """
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         yield
+
+
+def context_without_mesh(context: Any) -> Any:
+    """Return the context of an equation without the mesh in it. Same on both."""
+    with context.manager, without_mesh():
+        return type(context)()
+
+
+def with_weak_types(arrays: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Return arrays whose types are weak where those of `types` are, and only there.
+
+    Arrays of devices share their buffers with the result. Same on both versions.
+
+    Args:
+      arrays: arrays, tracers or literals.
+      types: have a dtype and `weak_type`, one of each array.
+    """
+    return [
+        x if jax.typeof(x).weak_type == t.weak_type else _of_weak_type(x, t.weak_type)
+        for x, t in zip(arrays, types, strict=True)
+    ]
+
+
+def _of_weak_type(x: Any, is_weak: bool) -> Any:
+    if not isinstance(x, array.ArrayImpl):
+        return lax_internal._convert_element_type(x, x.dtype, weak_type=is_weak)
+    aval = x.aval.update(weak_type=is_weak)
+    return array.ArrayImpl(
+        aval, x.sharding, x._arrays, committed=x.committed, _skip_checks=True
+    )
 
 
 @contextlib.contextmanager

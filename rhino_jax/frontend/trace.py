@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from rhino_jax._compat import jaxpr_consts, open_jaxpr
+from rhino_jax._compat import jaxpr_consts
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.call import Call, Signature, abstract, split_call
 from rhino_jax.frontend.importer import import_jaxpr
@@ -52,6 +52,8 @@ class Traced:
         constants, and their final values the last of its results.
       in_tree, out_tree: structure and positions of the arrays of the arguments and of
         the result, as a plan shows them.
+      out_types: shape and type, weak or not, of every result, and of every array that
+        is written back; types in the jaxpr are strong.
       after_passes: traces after passes (see `rhino_jax.passes`), by name and choice.
     """
 
@@ -66,6 +68,7 @@ class Traced:
     captured: CapturedReferences
     in_tree: tuple[Any, tuple[int, ...]]
     out_tree: tuple[Any, tuple[int, ...]]
+    out_types: tuple[jax.ShapeDtypeStruct, ...]
     after_passes: dict[tuple[str, str], Traced] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -77,11 +80,6 @@ class Traced:
         if not self.captured:
             return consts
         return (*consts[: -len(self.captured.references)], *self.captured.values())
-
-    @property
-    def out_shapes(self) -> list[Any]:
-        """Shape and type of every result, and of every array that is written back."""
-        return [v.aval for v in open_jaxpr(self.closed_jaxpr).outvars]
 
     @property
     def has_captured_tracers(self) -> bool:
@@ -169,12 +167,6 @@ def flat_function(
     return flat
 
 
-def out_type(aval: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of an output; weakly typed where its abstract value is."""
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
-
-
 def _refuse_no_arrays(
     arguments: Leaves, error: Exception, what: str, name: str
 ) -> None:
@@ -215,7 +207,7 @@ def trace_call(
     statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
     watch = LeakWatch(parameters.fn, statics)
     try:
-        closed, captured, transforms = trace_flat(
+        closed, outs, captured, transforms = trace_flat(
             flat,
             types,
             fn=parameters.fn,
@@ -230,7 +222,6 @@ def trace_call(
         error.add_note(f"raised while {what} traced `{parameters.name}`")
         raise
     watch.check(what, parameters.name)
-    outs = [out_type(v.aval) for v in open_jaxpr(closed).outvars]
     result, written, out_tree = results[-1]
     count = len(result.positions)
     result = result.with_arrays(outs[:count])
@@ -260,6 +251,7 @@ def trace_call(
         captured,
         shown((tuple(call.args), dict(call.kwargs)), arguments.positions),
         out_tree,
+        tuple(outs),
     )
 
 

@@ -2,8 +2,8 @@
 
 A Python number, or an array that was created from one, has a weak type; the state that
 a step returns in its place may have a strong one. `jax.jit` traces and compiles the
-step for both. Where both traces compute the same, apart from casts to an array's own
-type, one compiled program serves both.
+step for both. In canonical form (`tracing.canonical`) both traces may be the same; one
+compiled program then serves both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.call import Signature
 from rhino_jax.frontend.regions import closed_region_jaxprs
-from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.ir.congruence import IDENTITIES
 
 
 _UNSAID = frozenset({
@@ -50,20 +48,17 @@ def compute_the_same(one: Traced, other: Traced) -> bool:
     """
     if one.captured or other.captured or one.donated != other.donated:
         return False
-    weak = [
-        [bool(getattr(x, "weak_type", False)) for x in traced.out_shapes]
-        for traced in (one, other)
-    ]
     consts = one.consts, other.consts
-    if weak[0] != weak[1] or [*map(id, consts[0])] != [*map(id, consts[1])]:
+    if one.out_types != other.out_types or [*map(id, consts[0])] != [
+        *map(id, consts[1])
+    ]:
         return False
     ours, theirs = (_lines(traced.closed_jaxpr) for traced in (one, other))
     return all(a == b for a, b in zip_longest(ours, theirs))
 
 
 def _lines(jaxpr: Any) -> Iterator[Hashable]:
-    """Yield everything that a jaxpr computes, with values as numbers, and without casts
-    of an array to its own type."""
+    """Yield everything that a jaxpr computes, with values as numbers."""
     opened = open_jaxpr(jaxpr)
     known: dict[Any, Hashable] = {}
     numbers = count()
@@ -80,11 +75,6 @@ def _lines(jaxpr: Any) -> Iterator[Hashable]:
         atom(x)
     for eqn in opened.eqns:
         read = tuple(map(atom, eqn.invars))
-        if traits_of(eqn.primitive.name).kind in IDENTITIES and len(read) == 1:
-            (before,), (after,) = eqn.invars, eqn.outvars
-            if _type(before) == _type(after):
-                known[after] = read[0]
-                continue
         bodies = closed_region_jaxprs(eqn)
         made = tuple((atom(x), _type(x)) for x in eqn.outvars)
         said = {k: _text(v, bodies) for k, v in eqn.params.items() if k not in _UNSAID}

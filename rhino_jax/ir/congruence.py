@@ -1,8 +1,7 @@
 """Congruence of two programs: pairs of values that equal ops compute.
 
-Two traces of one function differ in ops that do nothing: JAX drops the cast of an array
-to its own type, and a broadcast to its own shape, but only where its type is not weak.
-Values are therefore paired by the ops that compute them, never by position.
+A program that a pass wrote has other ops than the one before, in another order: values
+are paired by the ops that compute them, never by position.
 """
 
 from __future__ import annotations
@@ -11,20 +10,6 @@ from collections import deque
 from collections.abc import Hashable, MutableMapping
 
 from rhino_jax.ir.program import Op, Program, Region
-from rhino_jax.ir.traits import OpKind
-
-
-IDENTITIES = frozenset({OpKind.CONVERSION, OpKind.BROADCAST})
-"""Kinds of ops that JAX traces to nothing where they change neither shape nor element
-type (`forwarding_rules` of jax/_src/lax/lax.py)."""
-
-
-def is_identity(program: Program, op: Op) -> bool:
-    """Whether an op casts or broadcasts its operand to the type that it already has."""
-    if op.traits.kind not in IDENTITIES or len(op.operands) != 1:
-        return False
-    before, after = (program.values[v] for v in (op.operands[0], op.results[0]))
-    return (before.shape, before.dtype) == (after.shape, after.dtype)
 
 
 def pair_regions(
@@ -47,21 +32,12 @@ def pair_regions(
     """
     if len(region.inputs) == len(its.inputs):
         ids.update(zip(region.inputs, its.inputs, strict=True))
-    same: dict[int, int] = {}
     waiting: dict[Hashable, deque[Op]] = {}
     for op_id in its.ops:
         op = other.ops[op_id]
-        if is_identity(other, op):
-            same[op.results[0]] = same.get(op.operands[0], op.operands[0])
-            continue
-        operands = tuple(same.get(v, v) for v in op.operands)
-        waiting.setdefault(_key(other, op, operands), deque()).append(op)
+        waiting.setdefault(_key(other, op, op.operands), deque()).append(op)
     for op_id in region.ops:
         op = program.ops[op_id]
-        if is_identity(program, op):
-            if op.operands[0] in ids:
-                ids[op.results[0]] = ids[op.operands[0]]
-            continue
         operands = tuple(ids.get(v, -1) for v in op.operands)
         found = waiting.get(_key(program, op, operands))
         if found:

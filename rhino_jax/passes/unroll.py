@@ -38,7 +38,7 @@ from rhino_jax.rewrite.emit import is_plain_call
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import retraced
-from rhino_jax.rewrite.trips import array_of, run_trips
+from rhino_jax.rewrite.trips import ArraySlices, array_of, run_trips
 
 
 MAX_TRIPS = 32
@@ -53,9 +53,19 @@ def unrolled(closed: Any, program: Program, choice: str) -> Any:
       choice: `{"max_trips": n}`, of the loops to unroll.
     """
     max_trips = int(Transform(UNROLL, 0, 0, choice).chosen["max_trips"])
+    return unroll_pairs(closed, program, max_trips)
+
+
+def has_pairs(program: Program) -> bool:
+    """Whether a program has loops that are worth unrolling where stacks are copied."""
+    return not has_remat(program) and any(_pairs(program, None, MAX_TRIPS))
+
+
+def unroll_pairs(closed: Any, program: Program, max_trips: int) -> Any:
+    """Retrace a function with its pairs of loops of `max_trips` or fewer unrolled."""
     loops = {id(each.eqn) for each in _pairs(program, closed, max_trips)}
     jaxpr = open_jaxpr(closed)
-    count = len(jaxpr.invars)
+    count, slices = len(jaxpr.invars), ArraySlices()
 
     def run(*arrays: Any) -> list[Any]:
         found = evaluate(jaxpr, arrays[count:], arrays[:count], instead)
@@ -63,7 +73,7 @@ def unrolled(closed: Any, program: Program, choice: str) -> Any:
 
     def instead(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         if id(eqn) in loops:
-            return run_trips(eqn, operands, instead)
+            return run_trips(eqn, operands, instead, slices)
         if is_plain_call(eqn):
             return inline_call(eqn, operands, instead)
         eqn = with_bodies(eqn, rewritten)
@@ -118,7 +128,7 @@ def _pairs(program: Program, closed: Any, max_trips: int) -> Iterator[FlatOp]:
 
 def _choices(traced: Traced, limits: ChoiceLimits) -> Iterator[Transform]:
     """Yield the pass that writes out all pairs of loops of at most `MAX_TRIPS`."""
-    if not has_remat(traced.program) and any(_pairs(traced.program, None, MAX_TRIPS)):
+    if has_pairs(traced.program):
         yield chosen(UNROLL, {"max_trips": MAX_TRIPS})
 
 

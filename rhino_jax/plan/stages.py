@@ -210,6 +210,8 @@ class Pipeline:
       slices: lengths of the sequence slices (TeraPipe); empty if sequences are whole.
         With slices, `costs` lists all parts of the model for the first slice, then for
         the next; `runs` refers to parts.
+      unrolled_trips: loops over layers of up to so many trips are unrolled in every
+        stage; 0: none are.
       host_bytes_per_s: bandwidth of a device's link to host memory, one way; 0 without
         offload.
     """
@@ -229,6 +231,7 @@ class Pipeline:
     is_twice: bool = False
     passes: tuple[PipelinePass, ...] = ()
     slices: tuple[int, ...] = ()
+    unrolled_trips: int = 0
     host_bytes_per_s: float = 0.0
 
     @property

@@ -277,6 +277,7 @@ def _in_stages(
             plan_options.per_microbatch,
             stage_pins,
             may_recompute=may_recompute,
+            may_unroll=plan_options.loops == AUTO,
             kept=kept,
             enough_s=enough_s,
         )

@@ -40,8 +40,30 @@ def array_of(value: Any) -> Any:
     return value.whole if isinstance(value, StackedSlices) else value
 
 
+class ArraySlices:
+    """The slices of arrays along dim 0: each is taken once, for all loops that read it.
+
+    A forward and a backward loop over layers so read the same slices of their weights.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def at(self, x: Any, i: int) -> Any:
+        """Return a slice of an array, or of `StackedSlices`."""
+        if isinstance(x, StackedSlices):
+            return x.slices[i]
+        key = id(x), i
+        if key not in self._known:  # with the array itself, whose id is then its own
+            self._known[key] = x, lax.index_in_dim(x, i, 0, keepdims=False)
+        return self._known[key][1]
+
+
 def run_trips(
-    eqn: Any, operands: Sequence[Any], run: Callable[[Any, list[Any]], Sequence[Any]]
+    eqn: Any,
+    operands: Sequence[Any],
+    run: Callable[[Any, list[Any]], Sequence[Any]],
+    slices: ArraySlices | None = None,
 ) -> list[Any]:
     """Run a scan trip by trip.
 
@@ -49,6 +71,7 @@ def run_trips(
       eqn: the scan.
       operands: arrays, or `StackedSlices`.
       run: runs an equation of its body; see `evaluate`.
+      slices: of arrays that other scans read, too; None: there are none.
     Returns:
       The carries, and `StackedSlices` of what it stacks.
     """
@@ -60,16 +83,11 @@ def run_trips(
     carry = [*map(array_of, operands[num_consts:first])]
     order = range(int(eqn.params["length"]))
     made: dict[int, list[Any]] = {}
+    slices = slices or ArraySlices()
     for i in reversed(order) if eqn.params["reverse"] else order:
-        inputs = [*consts, *carry, *(_slice(x, i) for x in operands[first:])]
+        inputs = [*consts, *carry, *(slices.at(x, i) for x in operands[first:])]
         results = evaluate(body, constants, inputs, run)
         carry = [*results[:num_carry]]
         made[i] = [*map(array_of, results[num_carry:])]
     rows = zip(*(made[i] for i in order), strict=True)
     return [*carry, *(StackedSlices([*slices]) for slices in rows)]
-
-
-def _slice(value: Any, i: int) -> Any:
-    if isinstance(value, StackedSlices):
-        return value.slices[i]
-    return lax.index_in_dim(value, i, 0, keepdims=False)

@@ -299,7 +299,7 @@ class ShardedFunction(Generic[AnyPlan]):
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Return shapes, dtypes and shardings of the result."""
         bound = self.bound(*args, **kwargs)
-        traced, shapes = bound.traced, bound.traced.out_shapes
+        traced, shapes = bound.traced, bound.traced.out_types
         outs = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
             for x, sharding in zip(shapes, bound.executable.out_shardings, strict=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from rhino_jax._compat import context_mesh, in_current_mesh
+from rhino_jax._compat import context_mesh, in_current_mesh, with_weak_types
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.emulated import WATCHDOG
@@ -75,8 +75,13 @@ class SpmdExecutable:
                 axes=self.mesh.axis_names,
                 out_sharding=[explicit_part(s) for s in self.out_shardings],
             )
-        run.__name__ = run.__qualname__ = self.traced.name
-        return run
+        types = self.traced.out_types
+
+        def typed(*arrays: Any) -> list[Any]:
+            return with_weak_types(run(*arrays), types)
+
+        typed.__name__ = typed.__qualname__ = self.traced.name
+        return typed
 
     @cached_property
     def jitted(self) -> Any:

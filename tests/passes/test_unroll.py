@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 import rhino_jax as rhino
 from rhino_jax._compat import jaxpr_consts, open_jaxpr
 from rhino_jax.frontend.regions import inner_equations
 from rhino_jax.frontend.trace import trace
-from rhino_jax.ir.transform import UNROLL, chosen
+from rhino_jax.ir.transform import MICROBATCHES, UN_REMAT, UNROLL, Transform, chosen
 from rhino_jax.passes.apply import PASSES, apply_passes
 from rhino_jax.passes.program_pass import NO_LIMITS
 
@@ -153,6 +154,48 @@ def test_loops_are_unrolled_where_the_compiler_copies_their_stacks() -> None:
     np.testing.assert_allclose(
         plan.jit(step)(*values), step(*values), rtol=1e-5, atol=1e-7
     )
+
+
+def test_forward_and_backward_loops_read_the_same_slices() -> None:
+    traced = trace(gradients(loss), (W, X), {})
+    found = apply_passes(traced, [chosen(UNROLL, {"max_trips": LAYERS})]).program
+    weights = found.inputs[0].value
+    reads = [op for op in found.ops if weights in op.operands]
+    assert len(reads) == LAYERS
+
+
+def in_chunks(w: Any, x: Any) -> Any:
+    """A sum over chunks that starts at a Python number."""
+    u = jnp.tanh(x @ w[0])
+
+    def part(total: Any, v: Any) -> tuple[Any, None]:
+        return total + jnp.tanh(u @ v.T).sum(), None
+
+    chunks = u.reshape(2, -1, u.shape[1])
+    return jax.lax.scan(jax.checkpoint(part), 0.0, chunks)[0] / x.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "micro_batches"), [(in_chunks, 0), (loss, 2), (from_checkpoint, 2)]
+)
+def test_passes_do_the_same_in_every_trace(
+    fn: Callable[..., Any], micro_batches: int
+) -> None:
+    def step(w: Any, x: Any, rate: Any) -> Any:
+        value, gradient = jax.value_and_grad(fn)(w, x)
+        return w - rate * gradient, value
+
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    done = [Transform(UN_REMAT, 0, 0, "all"), chosen(UNROLL, {"max_trips": 32})]
+    if micro_batches:
+        done.append(chosen(MICROBATCHES, {"count": micro_batches}))
+    found = [
+        apply_passes(trace(which, (W, X, rate), {}, mesh=around), done)
+        for which in (step, jax.jit(step))
+        for rate in (0.1, jnp.float32(0.1))
+        for around in (None, mesh)
+    ]
+    assert len({str(each.closed_jaxpr) for each in found}) == 1
 
 
 def test_layers_that_need_no_remat_are_unrolled() -> None:

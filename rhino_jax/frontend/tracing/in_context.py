@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 from rhino_jax._compat import (
     last_as_consts,
     name_as,
+    open_jaxpr,
 )
 from rhino_jax.errors import MeshError, RhinoWarning
 from rhino_jax.frontend.provenance import raised_at
@@ -35,7 +36,7 @@ def trace_flat(
     paths: Sequence[str],
     mesh: Any,
     what: str,
-) -> tuple[Any, CapturedReferences, tuple[Transform, ...]]:
+) -> tuple[Any, list[Any], CapturedReferences, tuple[Transform, ...]]:
     """Trace `flat` on these types, and run the passes that make its jaxpr plan better.
 
     Annotations in the function may name axes of the mesh, so the mesh is in context.
@@ -52,14 +53,21 @@ def trace_flat(
 
     Returns:
       The closed jaxpr, whose last constants are the references that the function
-      captured, and whose last results are written back to them; these references; and
-      the passes that changed it.
+      captured, and whose last results are written back to them; the types of its
+      results, weak or not; these references; and the passes that changed it.
     """
     name_as(flat, fn, name, paths)
     jaxpr = _trace_within(mesh, flat, types, name, what)
     jaxpr, captured = as_values(jaxpr, fn)
+    outs = [out_type(v.aval) for v in open_jaxpr(jaxpr).outvars]
     found, transforms = transformed(jaxpr, name)
-    return last_as_consts(found, captured.references), captured, transforms
+    return last_as_consts(found, captured.references), outs, captured, transforms
+
+
+def out_type(aval: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of an output; weakly typed where its abstract value is."""
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
 def _trace_within(

@@ -1,10 +1,5 @@
 """Passes over a jaxpr before it is imported, and the record of their changes.
 
-No-ops: JAX's differentiation rules sum over no dims at all, or reshard to no sharding,
-where a value comes from outside the mesh in context and its cotangent from inside, as
-with a closure: `x * (1 + scale)` has a `reshard` with a mesh and none without. The same
-function would give two programs, and a plan for one would be refused for the other.
-
 Linear solves: `custom_linear_solve` has four jaxprs, of which only the solver runs; the
 others define its derivative. As a call of its solver it is planned like any other, and
 differentiated as before.
@@ -12,19 +7,16 @@ differentiated as before.
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.core import eval_jaxpr
-from jax.sharding import AxisType
 
 from rhino_jax._compat import (
     TypedInputs,
     bind_eqn,
-    is_literal,
     jaxpr_consts,
     open_jaxpr,
     retrace,
@@ -33,12 +25,14 @@ from rhino_jax._compat import (
 )
 from rhino_jax.errors import RhinoWarning
 from rhino_jax.frontend.regions import inner_equations, with_bodies, with_changed
-from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.split_dims import split_merged_dims
+from rhino_jax.frontend.tracing.canonical import canonical
 from rhino_jax.frontend.tracing.open_moves import with_open_moves
-from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import Transform
 
+
+_NEW_OBJECTS = frozenset({"canonical form", "dead code"})
+"""Passes that return a new jaxpr where they change nothing."""
 
 LINEAR_SOLVE = "custom_linear_solve"
 
@@ -82,49 +76,6 @@ def _call_of_solver(eqn: Any) -> Any:
     return eqn.replace(primitive=call.primitive, params=call.params)
 
 
-def without_noops(jaxpr: Any) -> Any:
-    """Return the jaxpr, including its sub-jaxprs, without reductions over no dims and
-    reshards to no sharding.
-
-    Args:
-      jaxpr: closed or not.
-
-    Returns:
-      The same object where there are none.
-    """
-    same: dict[Any, Any] = {}  # result of a removed equation → its operand
-
-    def read(atom: Any) -> Any:
-        return atom if is_literal(atom) else same.get(atom, atom)
-
-    opened, eqns = open_jaxpr(jaxpr), []
-    for eqn in opened.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        if _is_noop(eqn):
-            same[eqn.outvars[0]] = operands[0]
-            continue
-        if any(map(operator.is_not, operands, eqn.invars)):
-            eqn = eqn.replace(invars=operands)
-        eqns.append(with_bodies(eqn, without_noops))
-    return with_changed(jaxpr, eqns, [read(atom) for atom in opened.outvars])
-
-
-def _is_noop(eqn: Any) -> bool:
-    if "dst_sharding" in eqn.params:
-        return _says_nothing(eqn.params["dst_sharding"])
-    traits = traits_of(eqn.primitive.name)
-    is_reduction = traits.kind is OpKind.REDUCTION and traits.reducer
-    return bool(is_reduction and eqn.params.get(traits.dims_param) == ())
-
-
-def _says_nothing(sharding: Any) -> bool:
-    """Whether a sharding names no axis, and its mesh has only Auto axes."""
-    spec = sharding.spec
-    named = [*spec, *getattr(spec, "unreduced", ()), *getattr(spec, "reduced", ())]
-    types = sharding.mesh.axis_types
-    return all(d is None for d in named) and all(t is AxisType.Auto for t in types)
-
-
 def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
     """Return an equivalent jaxpr that plans better, and the passes that changed it.
 
@@ -134,7 +85,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
     """
     passes: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("references as values", without_refs),
-        ("no-ops", without_noops),
+        ("canonical form", canonical),
         ("linear solves", with_open_solves),
         ("constant windows, rotations, row numbers", with_open_moves),
         # XLA drops dead code; otherwise it would be planned, costed and reported.
@@ -147,8 +98,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         if jaxpr is before:
             continue
         counts = _num_eqns(before), _num_eqns(jaxpr)
-        # Dead-code elimination always returns a new jaxpr.
-        if what != "dead code" or counts[0] != counts[1]:
+        if what not in _NEW_OBJECTS or counts[0] != counts[1]:
             done.append(Transform(what, *counts))
     return jaxpr, tuple(done)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.axes import AxisSpan
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchLoop
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.states import (
@@ -23,6 +24,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     is_own,
     is_there,
 )
+from rhino_jax.rewrite.flat import FlatOp
 
 
 @dataclass(slots=True)
@@ -97,7 +99,11 @@ class Demand:
             item, state = self.flat.maker.get(value), self.found.states[value]
             if item is None:
                 continue
-            if is_outside(state) or not self._is_of_loop(state, time):
+            if (
+                is_outside(state)
+                or not self._is_of_loop(state, time)
+                or self._joins_sums(item, state)
+            ):
                 self.made.discard(value)
                 queue += item.operands
             else:
@@ -111,6 +117,20 @@ class Demand:
         if isinstance(state, WholeState) or state.cheap is None:
             return True
         return state.phase < min(time, self._most_loops)
+
+    def _joins_sums(self, item: FlatOp, state: State) -> bool:
+        """Whether an op joins sums over the batch: these are added up one by one, and
+        joined once, after the loop, as gradients of layers to a stack."""
+        joined = [self.found.states[v] for v in item.operands]
+        values = self.flat.program.values
+        return (
+            isinstance(state, Partial)
+            and item.op.traits.kind is OpKind.MOVEMENT
+            and len(joined) > 1
+            and all(x == state for x in joined)
+            and sum(values[v].bytes for v in item.operands)
+            == sum(values[v].bytes for v in item.results)
+        )
 
     def _body(self, loop: int) -> None:
         body = self.bodies[loop]

@@ -83,9 +83,8 @@ def chunks_of(
 ) -> list[int | None]:
     """Return the chunk of every equation of a sliced micro-batch.
 
-    It is the part of the model of the equation that it is a slice of. Equations on
-    weights alone are where they are read first; for backward passes the chunk of these
-    is None.
+    It is the part of the model of the equation that it is a slice of. What is no slice
+    is where its pass reads it first; None where that does not.
 
     Args:
       whole, stages: a whole micro-batch, and for its forward equations their parts of
@@ -96,11 +95,15 @@ def chunks_of(
     region = sides.region
     placed = whole.placed(dict(zip(whole.forward, stages, strict=True)))
     slices = [*cut.slice_of]
-    for i in reversed(sides.forward):
-        if slices[i] is None:
-            later = {r for v in region.makes[i] for r in sides.readers.get(v, ())}
-            read = (slices[r] for r in later if not sides.is_backward[r])
-            slices[i] = min((t for t in read if t is not None), default=0)
+    # Whole values are computed in the slice that reads them first: backward passes go
+    # from the last slice to the first.
+    back = sides.is_backward
+    for ops, first in ((sides.forward, min), (sides.backward, max)):
+        for i in reversed(ops):
+            if slices[i] is None:
+                later = {r for v in region.makes[i] for r in sides.readers.get(v, ())}
+                read = {slices[r] for r in later if back[r] == back[i]} - {None}
+                slices[i] = first(read, default=None if back[i] else 0)
     found: list[int | None] = []
     for source, at in zip(cut.source, slices, strict=True):
         part = None if source is None else placed[source]

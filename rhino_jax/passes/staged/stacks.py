@@ -12,7 +12,7 @@ stages: an encoder's on the first two, a decoder's on the last two.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,8 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.parts import InParts, ValueParts
-from rhino_jax.rewrite.retraced import traced_on
+from rhino_jax.passes.unroll import unroll_pairs
+from rhino_jax.rewrite.retraced import reimported, traced_on
 
 
 hide_frames(__file__)
@@ -69,6 +70,7 @@ class Unstacked:
       program: imported from it.
       inputs, outputs: the original of each input and result.
       stacks: the stacks that are split.
+      unrolled_trips: loops over layers of up to so many trips are unrolled.
     """
 
     closed: Any
@@ -76,23 +78,41 @@ class Unstacked:
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
     stacks: tuple[LayerStack, ...]
+    unrolled_trips: int = 0
 
     @classmethod
     def of(
-        cls, closed: Any, program: Program, stacks: Sequence[LayerStack]
+        cls,
+        closed: Any,
+        program: Program,
+        stacks: Sequence[LayerStack],
+        unrolled_trips: int = 0,
     ) -> Unstacked:
         """Return the step with these stacks split; without any, unchanged.
 
         Its equations no longer name the mesh in which they were traced: they run on
         submeshes of that.
+
+        Args:
+          closed: a closed jaxpr; `program`: imported from it.
+          stacks: inputs, and the parts of each.
+          unrolled_trips: trips of the longest loop over layers that is unrolled.
         """
         with without_mesh():
             closed = in_current_mesh(closed)
         if stacks:
-            return unstacked(closed, program, stacks)
-        inputs, outputs = map(len, (program.inputs, program.outputs))
-        ends = tuple(map(End, range(max(inputs, outputs))))
-        return cls(closed, program, ends[:inputs], ends[:outputs], ())
+            found = unstacked(closed, program, stacks)
+        else:
+            inputs, outputs = map(len, (program.inputs, program.outputs))
+            ends = tuple(map(End, range(max(inputs, outputs))))
+            found = cls(closed, program, ends[:inputs], ends[:outputs], ())
+        return found.unrolled(unrolled_trips) if unrolled_trips else found
+
+    def unrolled(self, trips: int) -> Unstacked:
+        """Return the step with loops over layers of up to `trips` trips unrolled."""
+        closed = unroll_pairs(self.closed, self.program, trips)
+        program = reimported(closed, self.program)
+        return replace(self, closed=closed, program=program, unrolled_trips=trips)
 
     @cached_property
     def together(self) -> tuple[frozenset[int], ...]:

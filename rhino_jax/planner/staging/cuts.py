@@ -11,6 +11,7 @@ from typing import Any
 from rhino_jax.errors import (
     InfeasiblePlanError,
     MicrobatchError,
+    PinError,
     ScheduleError,
     StageError,
 )
@@ -24,11 +25,11 @@ from rhino_jax.passes.staged.staging import with_split_loops
 from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
-from rhino_jax.pipeline.work import StepWork
+from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.bounds import bound_of_axes, check_enough
+from rhino_jax.planner.staging.bounds import NotFaster, bound_of_axes, check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import estimate_work, problem_of, twice
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
@@ -370,3 +371,48 @@ def _recomputed(problem: CutProblem) -> CutProblem:
         for op in problem.ops.ops
     )
     return replace(problem, ops=replace(problem.ops, ops=tuple(ops)))
+
+
+def with_fewer(
+    found: Sequence[tuple[StagingRequest, CutStep]], whole: StagingRequest, least: int
+) -> Iterator[tuple[StagingRequest, CutStep]]:
+    """Yield the step cut in half as many micro-batches, and so on down to one, as long
+    as that is estimated to be faster.
+
+    Args:
+      found: the step in numbers of micro-batches of which `least` is the least.
+      whole: the step with whole loops.
+    """
+    found = [*found]
+    while least > 1:
+        best = candidates_of([c for _, c in found], whole.schedule)[0]
+        asked, taken = found[best.cut]
+        rows = taken.apart.cut.rows
+        if taken.apart.cut.count > least:
+            return
+        least = max(n for n in range(1, least // 2 + 1) if rows % n == 0)
+        meshes = worth_comparing(taken.shapes, taken.apart, least)
+        try:
+            more = [(asked, c) for c in cuts_of(asked, meshes, least)]
+        except (StageError, InfeasiblePlanError, PinError, MicrobatchError, NotFaster):
+            return
+        found += more
+        yield from more
+
+
+def candidates_of(
+    cuts: Sequence[CutStep], schedule: str
+) -> list[schedules.EstimatedSchedule]:
+    """Return the schedules of cuts, the best first."""
+    if all(c.has_backward for c in cuts):
+        schedules.check_has_one(schedule)
+        return schedules.compare([c.work for c in cuts], schedule)
+    order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
+    one = (1,) * cuts[0].work.groups
+    name = FORWARD_ONLY
+    return [
+        schedules.EstimatedSchedule(
+            i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True
+        )
+        for i in order
+    ]

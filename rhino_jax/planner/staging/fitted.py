@@ -117,6 +117,7 @@ def _pipeline(
         remat=by_stage if any(x.choice for x in by_stage) else (),
         is_twice=cut_step.work.is_twice,
         slices=cut_step.slices,
+        unrolled_trips=asked.of_step.unrolled_trips,
     )
     pipeline = with_costs(pipeline, step, groups, cut_step.shapes)
     if pipeline.is_offloaded:

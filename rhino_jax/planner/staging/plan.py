@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
@@ -20,9 +21,9 @@ from rhino_jax.errors import (
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
+from rhino_jax.passes.unroll import MAX_TRIPS, has_pairs
 from rhino_jax.pipeline.of_plan import idle_stages
 from rhino_jax.pipeline.schedules.sequence_slices import FEW, TOKEN_SLICES, slices_in
-from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.meshes import AUTO, MeshAxes
@@ -31,16 +32,18 @@ from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import (
     CutStep,
     StagingRequest,
+    candidates_of,
     counts_of,
     cuts_of,
     one_micro_batch,
     rows_of,
+    with_fewer,
     worth_comparing,
 )
 from rhino_jax.planner.staging.fitted import fit_stages
 from rhino_jax.planner.staging.loops import all_layers, forms_of, reusing
 from rhino_jax.planner.variant_search import MIN_GAIN, Search
-from rhino_jax.units import format_bytes
+from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.utils.gc import no_garbage_collection
 
 
@@ -116,6 +119,7 @@ def plan_stages(
     stage_pins: Mapping[str, int] = NO_PINS,
     *,
     may_recompute: bool = False,
+    may_unroll: bool = False,
     kept: Mapping[int, Part] = NOWHERE,
     enough_s: float = math.inf,
 ) -> PlanData:
@@ -129,6 +133,7 @@ def plan_stages(
       places: places where sums over the batch are taken over each micro-batch.
       stage_pins: key → stage.
       may_recompute: whether stages may recompute activations to fit.
+      may_unroll: whether loops over layers may be unrolled in every stage.
       kept: input of the step → its stages in another plan, whose cut is taken over.
       enough_s: seconds that the step has to be shorter than.
     Raises:
@@ -139,9 +144,12 @@ def plan_stages(
     schedule, slices = slices_in(schedule)
     schedules.check_runs(schedule)
     traced = search.running
+    split = partial(Unstacked.of, traced.closed_jaxpr, traced.program)
+    copies_stacks = search.target.device.copies_stacks
+    may_unroll &= copies_stacks and has_pairs(traced.program)
     whole = StagingRequest(
         search,
-        Unstacked.of(traced.closed_jaxpr, traced.program, ()),
+        split(()),
         shares,
         schedule,
         places,
@@ -150,7 +158,8 @@ def plan_stages(
         may_recompute,
         slices,
         {} if schedules.has_several(schedule) else kept,
-        enough_s=enough_s,
+        # Unrolled, a step may be short enough that is not in loops.
+        enough_s=math.inf if may_unroll else enough_s,
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
@@ -160,24 +169,47 @@ def plan_stages(
     forms = reusing(all_forms, whole.kept)
     if any(forms) and schedules.has_several(schedule):
         raise _stacks_are_whole(traced.program, forms, schedule)
-    asked = [
-        replace(
-            whole, of_step=Unstacked.of(traced.closed_jaxpr, traced.program, stacks)
-        )
-        if stacks
-        else whole
-        for stacks in forms
-    ]
+    asked = [replace(whole, of_step=split(form)) if form else whole for form in forms]
     try:
-        plan = _fastest(asked, whole, meshes, rounds)
+        is_free = microbatches == AUTO
+        plan, best = _fastest(asked, whole, meshes, rounds, may_be_fewer=is_free)
     except ScheduleError as error:
         if schedule != AUTO or rounds != [[1]]:
             raise
         name, step = traced.program.name, whole.of_step
         rows = rows_of(step.closed, step.program, places)
         raise one_micro_batch(name, len(shares), rows, error) from None
+    if may_unroll:
+        plan = _or_unrolled(plan, best, meshes)
     has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
     return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
+
+
+def _or_unrolled(
+    plan: PlanData, asked: StagingRequest, meshes: Sequence[MeshAxes]
+) -> PlanData:
+    """Return a plan, or that of the same step with loops over layers unrolled in every
+    stage, where that is predicted clearly faster.
+
+    Args:
+      plan: the plan of the step in loops; `asked`: how its loops are split.
+      meshes: candidate meshes.
+    """
+    step = asked.of_step
+    unrolled = replace(asked, of_step=step.unrolled(MAX_TRIPS))
+    counts = [[plan.microbatches]]
+    try:
+        found, _ = _fastest([unrolled], unrolled, meshes, counts)
+    except (StageError, PinError, ScheduleError, InfeasiblePlanError):
+        return plan
+    took, before = _seconds(found), _seconds(plan)
+    if took >= (1 - MIN_GAIN) * before:
+        return plan
+    said = (
+        "loops over layers are unrolled in every stage:"
+        f" {format_seconds(took)} a step, {format_seconds(before)} in loops."
+    )
+    return replace(found, notes=(*found.notes, said))
 
 
 def _idle(plan: PlanData, *, has_loops: bool) -> Iterator[str]:
@@ -202,26 +234,31 @@ def _fastest(
     whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     rounds: Sequence[Sequence[int]],
-) -> PlanData:
-    """Return the fastest plan over the candidate numbers of micro-batches.
+    *,
+    may_be_fewer: bool = False,
+) -> tuple[PlanData, StagingRequest]:
+    """Return the fastest plan over the candidate numbers of micro-batches, and how its
+    loops are split.
 
     Args:
       forms: the step, with its loops split in several ways.
       whole: the step with whole loops, to be tried where none of these can be cut.
       meshes: candidate meshes for the first number of micro-batches.
       rounds: numbers of micro-batches, each list for where none of those before fits.
+      may_be_fewer: whether fewer than those of the first list may be taken.
     """
-    best: PlanData | None = None
+    best: tuple[PlanData, StagingRequest] | None = None
     for i, counts in enumerate(rounds):
         try:
-            plan = _best_of(forms, whole, meshes, counts)
+            fewer = may_be_fewer and i == 0
+            found = _best_of(forms, whole, meshes, counts, may_be_fewer=fewer)
         except (InfeasiblePlanError, NotFaster):
             if best is None and i == len(rounds) - 1:
                 raise
             continue
-        if best is None or _seconds(plan) < _seconds(best):
-            best = plan
-        if not _is_recomputed(plan):
+        if best is None or _seconds(found[0]) < _seconds(best[0]):
+            best = found
+        if not _is_recomputed(found[0]):
             break
     assert best is not None, "nothing was tried"
     return best
@@ -290,16 +327,21 @@ def _best_of(
     whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
-) -> PlanData:
-    """Return the best plan over some numbers of micro-batches.
+    *,
+    may_be_fewer: bool = False,
+) -> tuple[PlanData, StagingRequest]:
+    """Return the best plan over some numbers of micro-batches, and how its loops are
+    split.
 
     Raises:
       InfeasiblePlanError: not all submeshes fit with any of them.
     """
     found = _cuts(forms, whole, meshes, counts)
+    if may_be_fewer:
+        found += with_fewer(found, whole, min(counts))
     cuts = [c for _, c in found]
     schedule = whole.schedule
-    every = _candidates(cuts, schedule)
+    every = candidates_of(cuts, schedule)
     candidates = schedules.shortlist(every, schedule)
     best: PlanData | None = None
     best_candidate = candidates[0]
@@ -325,7 +367,7 @@ def _best_of(
         if best is None or _seconds(plan) < _seconds(best):
             best, best_candidate = plan, candidate
     if best is not None:
-        return best
+        return best, found[best_candidate.cut][0]
     assert refused is not None, "nothing was tried"
     raise refused
 
@@ -416,21 +458,3 @@ def _check_group_of_one(asked: StagingRequest) -> None:
             fix="let the smallest group be of the size that the others divide by, as in"
             " [4, 2, 2], or write layers one by one.",
         )
-
-
-def _candidates(
-    cuts: Sequence[CutStep], schedule: str
-) -> list[schedules.EstimatedSchedule]:
-    """Return the schedules of cuts, the best first."""
-    if all(c.has_backward for c in cuts):
-        schedules.check_has_one(schedule)
-        return schedules.compare([c.work for c in cuts], schedule)
-    order = sorted(range(len(cuts)), key=lambda i: cuts[i].chosen.step_time_s)
-    one = (1,) * cuts[0].work.groups
-    name = FORWARD_ONLY
-    return [
-        schedules.EstimatedSchedule(
-            i, name, False, cuts[i].chosen.step_time_s, True, one, is_usual=True
-        )
-        for i in order
-    ]

@@ -28,7 +28,7 @@ from rhino_jax.planner.staging.shapes import GroupMeshes
 from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.staging.transfers import with_costs
 from rhino_jax.planner.variant_search import Search, tell_nobody
-from rhino_jax.runtime.tasks.executable import stacks_of, step_of
+from rhino_jax.runtime.tasks.executable import step_of, unstacked_of
 from rhino_jax.units import format_bytes
 
 
@@ -316,10 +316,9 @@ def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
     """
     pipeline, shares = plan.pipeline, plan.places
     assert pipeline is not None
-    traced = search.running
     choices = (x.choice for x in pipeline.remat)
     remat = StagedRemat.of(pipeline.recomputed, choices)
-    of_step = Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(plan))
+    of_step = unstacked_of(search.running, plan)
     step = step_of(of_step, pipeline)
     shapes = GroupMeshes.on(plan.mesh_axes, shares, {}, search.target)
     flights = (1,) * shapes.groups

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from rhino_jax._compat import with_weak_types
 from rhino_jax.errors import StageError
 from rhino_jax.frontend.leaves import is_python_scalar
 from rhino_jax.frontend.trace import Traced
@@ -153,7 +154,14 @@ class Stacks:
         return parts.get(part) if of is not None and of() is whole else None
 
 
-def stacks_of(plan: PlanData) -> list[LayerStack]:
+def unstacked_of(traced: Traced, plan: PlanData) -> Unstacked:
+    """Return a step with its layer stacks split, and loops unrolled, as planned."""
+    trips = plan.pipeline.unrolled_trips if plan.pipeline else 0
+    stacks = _stacks_of(plan)
+    return Unstacked.of(traced.closed_jaxpr, traced.program, stacks, trips)
+
+
+def _stacks_of(plan: PlanData) -> list[LayerStack]:
     """Return the layer stacks among a plan's arguments: those split over stages."""
     found: dict[tuple[int, int, int], set[int]] = {}
     for i, leaf in enumerate(plan.inputs):
@@ -203,8 +211,7 @@ class TaskExecutable:
     def of_step(self) -> Unstacked:
         """The function with its layer stacks split into parts, as planned."""
         assert self.plan.pipeline is not None
-        traced = self.traced
-        return Unstacked.of(traced.closed_jaxpr, traced.program, stacks_of(self.plan))
+        return unstacked_of(self.traced, self.plan)
 
     @cached_property
     def step(self) -> StagedStep:
@@ -250,6 +257,9 @@ class TaskExecutable:
         return can_run(self.mesh)
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        return with_weak_types(self._run(arrays), self.traced.out_types)
+
+    def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         arrays = self._on_devices(arrays)
         if not self.of_step.stacks:
             return self._controller.run(arrays)

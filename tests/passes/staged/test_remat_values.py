@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from rhino_jax.frontend.trace import trace
@@ -148,36 +147,6 @@ def test_ids_of_a_group_are_those_of_the_micro_batch():
     )
     assert said.recompute == (theirs.results[-1],)
     assert said.keep == (theirs.call.regions[0].inputs[-1],)
-
-
-def test_values_are_known_again_where_a_task_lacks_an_op():
-    """A constant enters a task with a type that is not weak: its cast is no op."""
-
-    def loss(params, x):
-        for w in params:
-            half = jnp.full(x.shape, 0.5).astype(jnp.float32)
-            x = jnp.sin(jnp.cos(x @ w + half))
-        return jnp.mean(x**2)
-
-    args = random_like(([shape(WIDTH, WIDTH)] * 2, shape(ROWS, WIDTH)))
-    traced = trace(jax.grad(loss), args, {})
-    apart = taken_apart(traced, 4)
-    of, group = (
-        sides_of(apart),
-        group_program(in_equal_parts(apart, 1), 0, traced.program),
-    )
-    mine, theirs = (
-        [op for op in p.ops if op.name == "sin"][:2]
-        for p in (group.program, of.program)
-    )
-    counts = [
-        sum(op.name == "convert_element_type" for op in p.ops)
-        for p in (group.program, of.program)
-    ]
-    assert counts[0] != counts[1]
-    choice = RematChoice(tuple(op.results[0] for op in mine))
-    said = RematChoice.parse(in_ids_of_piece(choice, group, of))
-    assert said.recompute == tuple(op.results[0] for op in theirs)
 
 
 @pytest.mark.parametrize("seed", covering(range(3)))

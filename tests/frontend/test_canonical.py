@@ -1,4 +1,4 @@
-"""Equations that do nothing: found, taken out, and the rest unchanged."""
+"""One form of all traces: with a mesh or without, of weak types or not."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 import rhino_jax as rhino
 from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.trace import trace
-from rhino_jax.frontend.tracing.transforms import without_noops
+from rhino_jax.frontend.tracing.canonical import canonical
 from rhino_jax.plan.fingerprint import fingerprint
 
 
@@ -89,12 +89,70 @@ def test_a_mesh_in_context_does_not_change_the_program(fn):
     assert fingerprint(within, ()) == fingerprint(without, ())
 
 
+def weak_carry(scale, x):
+    """A loop that starts at a Python number; a cast of what may be weak."""
+
+    def body(total, row):
+        return total + jnp.sum(row) * jax.lax.convert_element_type(scale, "float32"), ()
+
+    return jax.lax.scan(body, 0.0, x)[0] / x.shape[0], jnp.full((), 2.0)
+
+
+def weak_branches(scale, x):
+    return jax.lax.cond(x[0, 0] > 0, lambda: x * scale, lambda: jnp.zeros_like(x))
+
+
+def weak_while(scale, x):
+    return jax.lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * scale), (0, x)
+    )
+
+
+def custom(scale, x):
+    @jax.custom_vjp
+    def clipped(x):
+        return x * 1.0
+
+    clipped.defvjp(lambda x: (clipped(x), None), lambda _, ct: (jnp.clip(ct, -1, 1),))
+    return jax.grad(lambda x: jnp.sum(clipped(x * scale)))(x)
+
+
+WEAK = [weak_carry, weak_branches, weak_while, custom, scaled, in_loop, jacobian]
+
+
+@pytest.mark.parametrize("fn", WEAK)
+def test_weak_types_do_not_change_the_program(fn):
+    mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    found = [
+        trace(which, (scale, ARGS[1]), {}, mesh=around)
+        for which in (fn, jax.jit(fn))
+        for scale in (0.3, jnp.float32(0.3))
+        for around in (None, mesh)
+    ]
+    assert len({fingerprint(each.program, ()) for each in found}) == 1
+    texts = {str(each.closed_jaxpr) for each in found}
+    assert len(texts) == 1 and "mesh=" not in texts.pop()
+
+
+@pytest.mark.parametrize("fn", WEAK)
+def test_results_have_the_types_that_jit_gives_them(fn):
+    run = rhino.auto_shard(fn, progress=False)
+    for scale in (0.3, jnp.float32(0.3)):
+        results = zip(
+            *map(jax.tree.leaves, (run(scale, ARGS[1]), jax.jit(fn)(scale, ARGS[1]))),
+            strict=True,
+        )
+        for got, want in results:
+            assert got.dtype == want.dtype and got.weak_type == want.weak_type
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_results_stay():
     closed = jax.make_jaxpr(
         lambda x: (jax.lax.reduce_sum_p.bind(x, axes=(), out_sharding=None), x + 1)
     )(ARGS[1])
     assert len(empty_reductions(closed)) == 1
-    cleaned = without_noops(closed)
+    cleaned = canonical(closed)
     assert not empty_reductions(cleaned)
     for got, want in zip(
         jax.core.eval_jaxpr(open_jaxpr(cleaned), [], ARGS[1]),
@@ -105,8 +163,8 @@ def test_results_stay():
 
 
 def test_what_has_none_is_the_same_object():
-    closed = jax.make_jaxpr(in_loop)(*ARGS)
-    assert without_noops(closed) is closed
+    closed = canonical(jax.make_jaxpr(in_loop)(*ARGS))
+    assert canonical(closed) is closed
 
 
 def test_a_plan_without_a_mesh_runs_on_one(tmp_path):
@@ -124,7 +182,8 @@ def test_a_reshard_that_says_something_stays():
         closed = jax.make_jaxpr(lambda x: jax.sharding.reshard(x, P("a")) + 1)(ARGS[1])
     (name, _) = [eqn.primitive.name for eqn in open_jaxpr(closed).eqns]
     assert name == "reshard"
-    assert without_noops(closed) is closed
+    kept = [eqn.primitive.name for eqn in open_jaxpr(canonical(closed)).eqns]
+    assert kept == ["reshard", "add"]
 
 
 def test_a_norm_planned_without_a_mesh_runs_on_one():
