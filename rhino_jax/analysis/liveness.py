@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.analysis.convolutions import find_zero_taps
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
@@ -20,6 +21,7 @@ from rhino_jax.analysis.temporaries import (
     find_hoisted,
     find_masked,
     find_padded,
+    padded_operand,
 )
 from rhino_jax.analysis.uses import (
     NOWHERE,
@@ -39,6 +41,8 @@ class Liveness:
       is_materialised: [ports], whether the value touches memory.
       handed, stacked: see `Materialised`.
       kernels: the memory reads and the launches of its kernels.
+      zero_taps: [nodes], products of a convolution with its zeros over those that
+        count, see `find_zero_taps`.
       slack: which collectives something waits for.
       hoisted: converted copies of the stacks that loops scan over.
       masked, stay: copies of operands that are padded, or masked to ragged groups, and
@@ -55,6 +59,7 @@ class Liveness:
     handed: frozenset[int]
     stacked: frozenset[int]
     kernels: Kernels
+    zero_taps: list[float]
     slack: Slack
     hoisted: tuple[Hoisted, ...]
     masked: tuple[Masked, ...]
@@ -83,18 +88,21 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         fused = find_matmul_depth(graph, after_columns=True)
     found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)
-    padded = find_padded(graph) if fusing.pads_evenly else []
+    zero_taps, padded = [1.0] * len(graph.nodes), list[list[Node]]()
+    if fusing.pads_evenly:
+        zero_taps = find_zero_taps(graph)
+        padded = find_padded(graph, zero_taps)
     first = {node.id: nodes[0].time for nodes in padded for node in nodes}
     read = _read_until(graph, ports, found.ports, find_late(graph, slack), first)
     _hold_donated(graph, read)
     masked, stay = find_masked(graph) if fusing.masks_groups else ((), ())
-    ends = [(nodes[0], nodes[-1].time) for nodes in padded]
-    masked += tuple(Masked(node.id, 0, 1, node.time, end) for node, end in ends)
+    masked += tuple(padded_operand(nodes) for nodes in padded)
     return Liveness(
         found.ports,
         found.handed,
         found.stacked,
         find_kernels(graph, fused, found, fusing.ops_per_byte),
+        zero_taps,
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         masked,

@@ -250,7 +250,9 @@ class OptionBuilder:
         op = node.op
         assert op is not None and op.rule is not None
         vector_ops = self.liveness.kernels.vector_ops[node.id]
-        key = work_of(op, self.alike.types), self._centres(node), vector_ops
+        zero_taps = self.liveness.zero_taps[node.id]
+        work = work_of(op, self.alike.types)
+        key = work, self._centres(node), vector_ops, zero_taps
         draft = self._drafts.get(key)
         if draft is None:
             draft = self._drafts[key] = self._draft(node)
@@ -301,8 +303,7 @@ class OptionBuilder:
             flops = flops / op.manual.num_shards
         if self.target.device.masks_groups:
             flops = flops * op.traits.groups
-        if self.target.device.calls_cudnn:
-            flops = flops * op.traits.kernel_dilation
+        flops = flops * self.liveness.zero_taps[node.id]
         # Elementwise arithmetic overlaps with its memory traffic.
         nothing, traits = 0.0 * flops, op.traits
         arithmetic, on_vectors = nothing if node.is_fusible else flops, nothing
