@@ -68,6 +68,7 @@ def find_equivalent(
             kernels.launches[node.id],
             kernels.vector_ops[node.id],
             liveness.zero_taps[node.id],
+            node.id in liveness.in_place,
         )
 
     return Alike(number(map(look, graph.nodes)), types, lanes)
