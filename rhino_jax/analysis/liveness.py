@@ -28,6 +28,7 @@ from rhino_jax.analysis.temporaries import (
     find_hoisted,
     find_masked,
     find_padded,
+    find_row_parts,
     padded_operand,
 )
 from rhino_jax.analysis.uses import (
@@ -105,11 +106,12 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         zero_taps = find_zero_taps(graph)
         padded = find_padded(graph, zero_taps)
     first = {node.id: nodes[0].time for nodes in padded for node in nodes}
-    read = _read_until(graph, ports, found.ports, find_late(graph, slack), first)
+    read = _read_until(graph, ports, found, find_late(graph, slack), first)
     in_place = update_in_place(graph, read, found.ports)
     _hold_donated(graph, read)
     masked, stay = find_masked(graph) if fusing.masks_groups else ((), ())
     masked += tuple(padded_operand(nodes) for nodes in padded)
+    masked += find_row_parts(graph) if fusing.parts_columns else ()
     return Liveness(
         found.ports,
         found.handed,
@@ -142,7 +144,7 @@ def _holding(graph: Graph) -> np.ndarray:
 def _read_until(
     graph: Graph,
     ports: np.ndarray,
-    materialised: list[bool],
+    materialised: Materialised,
     late: dict[int, int],
     padded: dict[int, int],
 ) -> list[int]:
@@ -152,7 +154,7 @@ def _read_until(
     Args:
       graph: the program.
       ports: ids of the ports that hold a value.
-      materialised: [ports], whether it touches memory.
+      materialised: which values touch memory.
       late: node id → when a postponed node runs, see `find_late`.
       padded: id of a convolution that reads a padded copy → when that is written.
     """
@@ -194,8 +196,9 @@ def _read_until(
                     until = time
             last[port] = until
         maker = nodes[graph.ports[port].node]
-        fuses = maker.is_fusible or looks_up(maker)
-        if fuses and not materialised[port]:
+        inside = maker.id in materialised.inside
+        fuses = maker.is_fusible or looks_up(maker) or inside
+        if fuses and not materialised.ports[port]:
             runs[maker.id] = max(runs.get(maker.id, -1), last[port])
     return last
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.analysis.matmul_depth import long_row, reduces_columns
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.ir.program import item_bytes
 from rhino_jax.ir.traits import OpKind
@@ -27,7 +28,7 @@ class Masked:
 
     node: int
     operand: int
-    copies: int
+    copies: float
     start: int
     stop: int
 
@@ -158,6 +159,20 @@ def padded_operand(nodes: list[Node]) -> Masked:
     (first, last), op = (nodes[0], nodes[-1]), nodes[0].op
     assert op is not None
     return Masked(first.id, 0, op.traits.input_dilation, first.time, last.time)
+
+
+def find_row_parts(graph: Graph) -> tuple[Masked, ...]:
+    """Return the partial sums of rows that no kernel reduces as a whole
+    (`Observed.longest_sum`): XLA:GPU cuts a row into as many parts as each has
+    elements, to a power of two (tree_reduction_rewriter.cc; HLO of h100, jax 0.10.2:
+    128 parts of a row of 32,768)."""
+    found = []
+    for node in graph.nodes:
+        row = long_row(node, graph)
+        if row and not reduces_columns(node):
+            length = 1 << (math.isqrt(row - 1)).bit_length()
+            found.append(Masked(node.id, 0, 1 / length, node.time, node.time))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

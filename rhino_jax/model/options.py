@@ -387,7 +387,8 @@ class OptionBuilder:
         part = held(ports.ins[at], values[op.operands[at]])
         # A slice is overwritten unread.
         is_read = ARRAY in self.liveness.kernels.reads[node.id]
-        reads = is_read * (whole - part * (op.traits.kind is OpKind.SCATTER))
+        changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
+        reads = is_read * (whole - changed)
         is_partial = np.array([s.made != s.results for s in draft.strategies])
         return np.where(is_partial, 0.0, part - whole - reads)
 

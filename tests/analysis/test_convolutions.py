@@ -71,6 +71,18 @@ def test_zeros_of_a_convolution_and_its_gradients(name: str) -> None:
     assert sorted(found[1:]) == pytest.approx(sorted(expected[1:]), rel=0.05)
 
 
+def test_patches_of_one_dim_are_not_exchanged_with_their_kernel() -> None:
+    """cuDNN is called for the gradient by the input, though the kernel is larger."""
+
+    def fn(x: Any, w: Any) -> Any:
+        numbers = ("NWC", "WIO", "NWC")
+        return jax.lax.conv_general_dilated(
+            x, w, (10,), "VALID", dimension_numbers=numbers
+        ).sum()
+
+    assert _zeros(jax.grad(fn, (0, 1)), (8, 60, 4), (10, 4, 8)) == [1.0] * 2
+
+
 def test_a_transposed_convolution_multiplies_with_the_zeros_of_its_input() -> None:
     assert _zeros(_transposed, (8, 32, 32, 8), (2, 2, 8, 8)) == pytest.approx([4.0])
 

@@ -393,7 +393,7 @@ def test_a_product_that_contracts_nothing_is_a_multiplication(text: str) -> None
             (4, 7, 7, 8),
             (7, 7, 8, 16),
             {"padding": "VALID"},
-            (([4, 16, 1], True), ([16, 4, 1], False), ([4, 16, 1], False)),
+            (([4, 16, 1], True), ([16, 8, 1], False), ([4, 16, 1], False)),
         ),
         (
             (4, 1, 1, 8),

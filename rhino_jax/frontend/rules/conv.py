@@ -134,20 +134,22 @@ class _CudnnCall(NamedTuple):
 def _call_of(
     windows: list[_Window], feature_groups: int, batch_groups: int
 ) -> _CudnnCall:
-    """Return how XLA:GPU calls cuDNN: with the larger window as the input, unless there
-    are groups; for the gradient by the kernel, where the kernel is larger than the
-    result (a dilated one then has strides); else forward, with zeros between the
+    """Return how XLA:GPU calls cuDNN: with the larger window as the input, in two dims
+    and without groups; for the gradient by the kernel, where the kernel is larger than
+    the result (a dilated one then has strides); else forward, with zeros between the
     elements of the kernel where the window is not canonical. A patch embedding's
-    gradient has the patches' number as window, dilated by their size: forward,
-    without zeros, if patches are larger than their number.
+    gradient has the patches' number as window, dilated by their size: forward, without
+    zeros, if patches are larger than their number.
 
     Sources: openxla/xla, `SwapConvOperands` of hlo/transforms/simplifiers/
     algebraic_simplifier.cc; service/gpu/transforms/conv_rewriter.cc,
     `MatchBackwardFilter`, and conv_padding_legalization.cc. Seen in HLO of jax 0.10.2.
     """
-    is_exchanged = feature_groups == batch_groups == 1 and (
-        math.prod(w.kernel for w in windows) > math.prod(w.input for w in windows)
+    inputs, kernels = (
+        math.prod(getattr(w, side) for w in windows) for side in ("input", "kernel")
     )
+    is_grouped = feature_groups * batch_groups > 1
+    is_exchanged = len(windows) == 2 and not is_grouped and 1 < inputs < kernels
     if is_exchanged:
         windows = [w.exchanged() for w in windows]
     is_gradient = all(
