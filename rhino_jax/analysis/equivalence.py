@@ -67,6 +67,8 @@ def find_equivalent(
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             kernels.launches[node.id],
             kernels.vector_ops[node.id],
+            liveness.zero_taps[node.id],
+            node.id in liveness.in_place,
         )
 
     return Alike(number(map(look, graph.nodes)), types, lanes)

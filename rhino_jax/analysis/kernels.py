@@ -73,9 +73,11 @@ def _fusions(
     its producer belongs to that fusion where it runs in that level.
     """
     columns = graph.columns
-    runs = np.array(_run_levels(graph, depth, materialised.ports))
+    runs = np.array(_run_levels(graph, depth, materialised))
     is_fused = columns.is_fused[columns.target]
-    makers = np.flatnonzero(columns.is_fusible[columns.maker])
+    fuses = columns.is_fusible.copy()
+    fuses[list(materialised.inside)] = True
+    makers = np.flatnonzero(fuses[columns.maker])
     node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
     port = np.concatenate([read_ports(graph)[is_fused], makers])
     # A softmax whose exponential is an output of a separate program is three kernels.
@@ -103,7 +105,7 @@ def _left_exponentials(graph: Graph) -> Iterator[int]:
 
 
 def _run_levels(
-    graph: Graph, depth: MatmulDepth, is_materialised: list[bool]
+    graph: Graph, depth: MatmulDepth, materialised: Materialised
 ) -> list[int]:
     """Return [nodes], the level in which each runs: an op whose result is not stored
     runs in the level of its first reader."""
@@ -112,7 +114,8 @@ def _run_levels(
     for port, edge in zip(read_ports(graph).tolist(), graph.edges, strict=True):
         readers_of[port].append(edge.target)
     for node in reversed(graph.run_order):
-        if not node.is_fusible or is_materialised[node.ports[0].id]:
+        fuses = node.is_fusible or node.id in materialised.inside
+        if not fuses or materialised.ports[node.ports[0].id]:
             continue
         readers = readers_of[node.ports[0].id]
         fused = [runs[n] for n in readers if nodes[n].is_fused]

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.analysis.convolutions import find_zero_taps
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
+from rhino_jax.analysis.in_place import (
+    ARRAY,
+    InPlace,
+    enters_loop,
+    is_writable,
+    update_in_place,
+)
 from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
@@ -20,6 +28,8 @@ from rhino_jax.analysis.temporaries import (
     find_hoisted,
     find_masked,
     find_padded,
+    find_row_parts,
+    padded_operand,
 )
 from rhino_jax.analysis.uses import (
     NOWHERE,
@@ -39,6 +49,10 @@ class Liveness:
       is_materialised: [ports], whether the value touches memory.
       handed, stacked: see `Materialised`.
       kernels: the memory reads and the launches of its kernels.
+      zero_taps: [nodes], products of a convolution with its zeros over those that
+        count, see `find_zero_taps`.
+      in_place: updates that are written into the buffer of their operand, see
+        `update_in_place`.
       slack: which collectives something waits for.
       hoisted: converted copies of the stacks that loops scan over.
       masked, stay: copies of operands that are padded, or masked to ragged groups, and
@@ -55,6 +69,8 @@ class Liveness:
     handed: frozenset[int]
     stacked: frozenset[int]
     kernels: Kernels
+    zero_taps: list[float]
+    in_place: Mapping[int, InPlace]
     slack: Slack
     hoisted: tuple[Hoisted, ...]
     masked: tuple[Masked, ...]
@@ -68,8 +84,10 @@ class Liveness:
     def is_held(self) -> list[bool]:
         """[ports], whether a value is in memory and counted here. Values that separate
         programs send each other are not: whoever plans those programs knows how many
-        are live, and for how long. Nor are those that are written into a stack."""
+        are live, and for how long. Nor are those that are written into a stack, or into
+        the buffer of another value."""
         elsewhere, stored = self.handed | self.stacked, enumerate(self.is_materialised)
+        elsewhere |= {update.result for update in self.in_place.values()}
         return [is_it and port not in elsewhere for port, is_it in stored]
 
 
@@ -83,18 +101,24 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         fused = find_matmul_depth(graph, after_columns=True)
     found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)
-    padded = find_padded(graph) if fusing.pads_evenly else []
+    zero_taps, padded = [1.0] * len(graph.nodes), list[list[Node]]()
+    if fusing.pads_evenly:
+        zero_taps = find_zero_taps(graph)
+        padded = find_padded(graph, zero_taps)
     first = {node.id: nodes[0].time for nodes in padded for node in nodes}
-    read = _read_until(graph, ports, found.ports, find_late(graph, slack), first)
+    read = _read_until(graph, ports, found, find_late(graph, slack), first)
+    in_place = update_in_place(graph, read, found.ports)
     _hold_donated(graph, read)
     masked, stay = find_masked(graph) if fusing.masks_groups else ((), ())
-    ends = [(nodes[0], nodes[-1].time) for nodes in padded]
-    masked += tuple(Masked(node.id, 0, 1, node.time, end) for node, end in ends)
+    masked += tuple(padded_operand(nodes) for nodes in padded)
+    masked += find_row_parts(graph) if fusing.parts_columns else ()
     return Liveness(
         found.ports,
         found.handed,
         found.stacked,
         find_kernels(graph, fused, found, fusing.ops_per_byte),
+        zero_taps,
+        in_place,
         slack,
         find_hoisted(graph) if fusing.hoists_conversions else (),
         masked,
@@ -102,7 +126,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         _stack_passes(graph, found, fusing) | _carry_passes(graph, found.ports),
         [_start(graph, port) for port in graph.ports],
         [_end(graph, port, read[port.id]) for port in graph.ports],
-        _copies_until(graph, read),
+        _copies_until(graph, read, in_place),
     )
 
 
@@ -120,7 +144,7 @@ def _holding(graph: Graph) -> np.ndarray:
 def _read_until(
     graph: Graph,
     ports: np.ndarray,
-    materialised: list[bool],
+    materialised: Materialised,
     late: dict[int, int],
     padded: dict[int, int],
 ) -> list[int]:
@@ -130,7 +154,7 @@ def _read_until(
     Args:
       graph: the program.
       ports: ids of the ports that hold a value.
-      materialised: [ports], whether it touches memory.
+      materialised: which values touch memory.
       late: node id → when a postponed node runs, see `find_late`.
       padded: id of a convolution that reads a padded copy → when that is written.
     """
@@ -163,14 +187,18 @@ def _read_until(
                     time = last[target.ports[0].id]
                 elif target.kind in (NodeKind.SLICE, NodeKind.CONST):
                     time = graph.loop_end[edge.target]
+                elif enters_loop(graph, edge) and is_writable(graph, edge.source):
+                    # The loop carries it in its own buffer.
+                    time = edge.time - 1
                 else:
                     time = edge.time
                 if time > until:
                     until = time
             last[port] = until
         maker = nodes[graph.ports[port].node]
-        fuses = maker.is_fusible or looks_up(maker)
-        if fuses and not materialised[port]:
+        inside = maker.id in materialised.inside
+        fuses = maker.is_fusible or looks_up(maker) or inside
+        if fuses and not materialised.ports[port]:
             runs[maker.id] = max(runs.get(maker.id, -1), last[port])
     return last
 
@@ -314,12 +342,15 @@ def _end(graph: Graph, port: Port, last: int) -> int:
     return max(last, node.time)
 
 
-def _copies_until(graph: Graph, read: list[int]) -> list[int]:
+def _copies_until(
+    graph: Graph, read: list[int], in_place: Mapping[int, InPlace]
+) -> list[int]:
     """Return [edges], until when a resharded copy is live.
 
     Args:
       graph: the program.
       read: [ports], until when a value is needed.
+      in_place: see `Liveness`; their results are in the copy, where there is one.
     """
     columns = graph.columns
     until = np.zeros(len(graph.nodes), dtype=np.int64)
@@ -328,4 +359,9 @@ def _copies_until(graph: Graph, read: list[int]) -> list[int]:
             until[node] = end
     copies = np.flatnonzero(columns.is_copy[columns.maker])
     until[columns.maker[copies]] = np.array(read)[copies]
-    return np.maximum(columns.read, until[columns.target]).tolist()
+    until = np.maximum(columns.read, until[columns.target])
+    written = np.zeros(len(graph.nodes), dtype=np.int64)
+    for node, update in in_place.items():
+        written[node] = read[update.result]
+    is_array = columns.operand == ARRAY
+    return np.maximum(until, written[columns.target] * is_array).tolist()

@@ -44,6 +44,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.matmul_depth import MatmulDepth
+from rhino_jax.analysis.short_sums import find_short_sums
 from rhino_jax.analysis.uses import (
     NOWHERE,
     PortReads,
@@ -120,6 +121,8 @@ class Materialised:
       handed: ids of the ports that are stored only because they enter or leave a
         separately compiled program.
       stacked: ids of the ports that are stored in the stack of a loop only.
+      inside: ids of the nodes that run inside of their readers, though they do not
+        fuse elsewhere: short reductions.
       matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or
         NOWHERE.
     """
@@ -127,6 +130,7 @@ class Materialised:
     ports: list[bool]
     handed: frozenset[int]
     stacked: frozenset[int]
+    inside: frozenset[int]
     matmul_of: np.ndarray
 
 
@@ -155,6 +159,11 @@ def find_materialised(
         finder.materialised,
         frozenset(finder.handed),
         frozenset(finder.stacked),
+        frozenset(
+            n
+            for n in finder.short
+            if not finder.materialised[graph.nodes[n].ports[0].id]
+        ),
         matmul_of,
     )
 
@@ -184,6 +193,7 @@ class _MaterialisedFinder:
         matmuls before them.
       reading: how every port is read.
       looks_up: [nodes], look-ups that fuse with elementwise ops.
+      short: ids of short reductions, see `find_short_sums`.
     """
 
     graph: Graph
@@ -202,6 +212,7 @@ class _MaterialisedFinder:
     long_rows: set[int] = field(init=False)
     reading: PortReads = field(init=False)
     looks_up: np.ndarray = field(init=False)
+    short: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -217,6 +228,7 @@ class _MaterialisedFinder:
         self.looks_up = np.array(
             [by_bytes and looks_up(n) for n in graph.nodes], dtype=bool
         )
+        self.short = find_short_sums(graph) if by_bytes else _NONE
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = self._find_long_rows() if with_matmuls else set()
@@ -250,6 +262,8 @@ class _MaterialisedFinder:
             if is_shared and may_narrow:
                 is_shared = not self._stores_narrower(here)
             fuses = node.is_fusible or self.looks_up[node.id]
+            if node.id in self.short and not self._reads_more(here, feeds):
+                fuses = True
             keep = not fuses or self.reading.is_needed[here] or is_shared
             in_place = self.fusing.stacks_in_place
             if keep and in_place and node.is_fusible and not is_shared:
@@ -362,13 +376,17 @@ class _MaterialisedFinder:
             return False
         if self.looks_up[node.id]:
             return False
-        read = sum(map(self._size_of, self._sources_of(feeds)))
-        reads_more = read > OBSERVED.recompute_share * self._size_of(port)
+        reads_more = self._reads_more(port, feeds)
         is_dear = reads_more or self._is_expensive(node)
         is_far = self.reading.deepest[port] > self.depth.at[node.id]
         return (is_dear and (is_far or self.reading.is_parted[port])) or (
             self.reading.num_matmuls[port] > 1 and (reads_more or port in self.dear)
         )
+
+    def _reads_more(self, port: int, feeds: list[int]) -> bool:
+        """Whether computing a value reads more than the value has."""
+        read = sum(map(self._size_of, self._sources_of(feeds)))
+        return read > OBSERVED.recompute_share * self._size_of(port)
 
     def _matmul_behind(self, node: Node, feeds: list[int]) -> int | None:
         """Return the matmul whose fusion this node continues, or None."""

@@ -87,16 +87,20 @@ def _is_heavy(node: Node) -> bool:
 
 def _ends_kernel(node: Node, graph: Graph) -> bool:
     """Whether what reads a reduction runs in another kernel: of columns, or of rows
-    that no kernel reduces as a whole (`Observed.longest_sum`)."""
-    if reduces_columns(node):
-        return True
+    that no kernel reduces as a whole."""
+    return reduces_columns(node) or bool(long_row(node, graph))
+
+
+def long_row(node: Node, graph: Graph) -> int:
+    """Return the number of elements of each row that a reduction reduces, where no
+    kernel does it as a whole (`Observed.longest_sum`); 0 for other nodes."""
     if node.op is None or node.op.traits.kind is not OpKind.REDUCTION:
-        return False
+        return 0
     values = graph.program.values
     read, made = (
         math.prod(values[v].shape) for v in (node.op.operands[0], node.op.results[0])
     )
-    return node.is_fused and read > OBSERVED.longest_sum * made
+    return read // made if node.is_fused and read > OBSERVED.longest_sum * made else 0
 
 
 def reduces_columns(node: Node) -> bool:

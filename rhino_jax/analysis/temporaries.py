@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
+from rhino_jax.analysis.matmul_depth import long_row, reduces_columns
 from rhino_jax.analysis.uses import NOWHERE, copied_ports
 from rhino_jax.ir.program import item_bytes
 from rhino_jax.ir.traits import OpKind
@@ -27,7 +28,7 @@ class Masked:
 
     node: int
     operand: int
-    copies: int
+    copies: float
     start: int
     stop: int
 
@@ -124,26 +125,54 @@ def _copies(node: Node) -> int:
     return node.op.traits.groups
 
 
-def find_padded(graph: Graph) -> list[list[Node]]:
+def find_padded(graph: Graph, zero_taps: list[float]) -> list[list[Node]]:
     """Return, for every value that convolutions pad unevenly, these in program order.
 
     cuDNN pads both ends of a dim alike. XLA:GPU writes the padded value, one copy for
     the convolution and for the gradient by its kernel (`conv_padding_legalization.cc`;
     HLO of two ResNets on an H100, jax 0.11.2). Where the input is dilated, in the
-    gradient by the input, it slices the result instead.
+    gradient by the input, it slices the result instead; a dilated input of others, as
+    in a transposed convolution, it writes with its zeros.
+
+    Args:
+      graph: the program.
+      zero_taps: [nodes], see `find_zero_taps`.
     """
     copied = copied_ports(graph)
     found: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        if node.op is None or not node.op.traits.pads_unevenly:
+        if node.op is None:
             continue
-        if node.op.traits.input_dilation > 1:
+        traits = node.op.traits
+        is_dilated, has_zeros = traits.input_dilation > 1, zero_taps[node.id] > 1
+        if not (has_zeros if is_dilated else traits.pads_unevenly):
             continue
         for edge in graph.incoming[node.id]:
             if edge.operand == 0:
                 port = edge.source.id
                 found[port if copied[port] == NOWHERE else copied[port]].append(node)
     return [sorted(nodes, key=lambda n: n.time) for nodes in found.values()]
+
+
+def padded_operand(nodes: list[Node]) -> Masked:
+    """Return the temporary that convolutions of `find_padded` read."""
+    (first, last), op = (nodes[0], nodes[-1]), nodes[0].op
+    assert op is not None
+    return Masked(first.id, 0, op.traits.input_dilation, first.time, last.time)
+
+
+def find_row_parts(graph: Graph) -> tuple[Masked, ...]:
+    """Return the partial sums of rows that no kernel reduces as a whole
+    (`Observed.longest_sum`): XLA:GPU cuts a row into as many parts as each has
+    elements, to a power of two (tree_reduction_rewriter.cc; HLO of h100, jax 0.10.2:
+    128 parts of a row of 32,768)."""
+    found = []
+    for node in graph.nodes:
+        row = long_row(node, graph)
+        if row and not reduces_columns(node):
+            length = 1 << (math.isqrt(row - 1)).bit_length()
+            found.append(Masked(node.id, 0, 1 / length, node.time, node.time))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,11 +126,11 @@ class Traits:
         compilers transpose it.
       input_dilation: for a convolution, number of positions that each element of its
         first operand takes, all but one of them zeros, as in the gradient of a strided
-        convolution.
+        convolution; of the kernel, where compilers take that for the input.
       pads_unevenly: for a convolution, whether its window pads some dim of its first
         operand by more at one end than at the other, as "SAME" does with a stride of 2.
-      kernel_dilation: for a convolution, number of taps over those that its kernel has,
-        where zeros take the places between the elements of a dilated kernel.
+      zero_taps: for a convolution, products over those that count, where cuDNN is
+        called with the zeros between the elements of a dilated kernel or input.
       channels: for a convolution, positions in its rule of the factors of input
         channels of a group, output channels of a group, and groups; None: of size one.
       is_kernel_gradient: for a convolution, whether it is the gradient of one by its
@@ -169,7 +169,7 @@ class Traits:
     is_reversal: bool = False
     input_dilation: int = 1
     pads_unevenly: bool = False
-    kernel_dilation: float = 1.0
+    zero_taps: float = 1.0
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False

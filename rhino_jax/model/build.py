@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhino_jax.analysis.convolutions import find_reversals
 from rhino_jax.analysis.dim_classes import DimClasses
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
@@ -17,7 +18,6 @@ from rhino_jax.model.channels_last import ChannelsLast
 from rhino_jax.model.constants import CONSTANTS
 from rhino_jax.model.gpu_kernels import (
     apart_s,
-    find_reversals,
     with_reversals,
     with_second_passes,
 )

@@ -28,6 +28,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rhino_jax.analysis.convolutions import KERNEL, find_reversals
 from rhino_jax.analysis.graph import Edge, Graph
 from rhino_jax.analysis.matmul_depth import reduces_columns
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
@@ -37,7 +38,6 @@ from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.spec import shards_per_dim
-from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.options import Options
 from rhino_jax.model.sizes import LocalSizes
 from rhino_jax.model.strategies import Strategy
@@ -74,24 +74,6 @@ def _rows(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> int:
     summed = {f for dim in rule.operands[0] for f in dim} - kept
     pieces = shards_per_dim(strategy.cut, mesh.sizes)
     return math.prod(-(-rule.factors[f].size // pieces[f]) for f in summed)
-
-
-_KERNEL = 1
-"""Position of the kernel among the operands of a convolution."""
-
-
-def find_reversals(graph: Graph) -> frozenset[int]:
-    """Return the ids of nodes that reverse a kernel for a single convolution."""
-    found = set()
-    for node in graph.nodes:
-        edges = graph.outgoing[node.id]
-        if node.op is None or not node.op.traits.is_reversal or len(edges) != 1:
-            continue
-        reader = graph.nodes[edges[0].target].op
-        is_convolution = reader is not None and reader.traits.kind is OpKind.CONVOLUTION
-        if is_convolution and edges[0].operand == _KERNEL:
-            found.add(node.id)
-    return frozenset(found)
 
 
 def with_reversals(
@@ -135,7 +117,7 @@ def apart_s(
         return none
     values = graph.program.values
     padded, kernel = (
-        sizes.held_bytes(options.ins[i], values[op.operands[i]]) for i in (0, _KERNEL)
+        sizes.held_bytes(options.ins[i], values[op.operands[i]]) for i in (0, KERNEL)
     )
     # Written and read again, as is the padded operand.
     traffic, launches = 2.0 * kernel, 1

@@ -14,8 +14,10 @@ import numpy as np
 
 from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, work_of
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.in_place import ARRAY, InPlace
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
+from rhino_jax.analysis.uses import looks_up
 from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
@@ -250,7 +252,9 @@ class OptionBuilder:
         op = node.op
         assert op is not None and op.rule is not None
         vector_ops = self.liveness.kernels.vector_ops[node.id]
-        key = work_of(op, self.alike.types), self._centres(node), vector_ops
+        zero_taps = self.liveness.zero_taps[node.id]
+        work = work_of(op, self.alike.types)
+        key = work, self._centres(node), vector_ops, zero_taps
         draft = self._drafts.get(key)
         if draft is None:
             draft = self._drafts[key] = self._draft(node)
@@ -301,8 +305,7 @@ class OptionBuilder:
             flops = flops / op.manual.num_shards
         if self.target.device.masks_groups:
             flops = flops * op.traits.groups
-        if self.target.device.calls_cudnn:
-            flops = flops * op.traits.kernel_dilation
+        flops = flops * self.liveness.zero_taps[node.id]
         # Elementwise arithmetic overlaps with its memory traffic.
         nothing, traits = 0.0 * flops, op.traits
         arithmetic, on_vectors = nothing if node.is_fusible else flops, nothing
@@ -333,9 +336,15 @@ class OptionBuilder:
         kernels, materialised = self.liveness.kernels, self.liveness.is_materialised
         traffic = np.zeros(len(draft.strategies))
         for i in kernels.reads[node.id]:
-            traffic += self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
+            read = self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
+            if i == 0 and looks_up(node):
+                made = draft.ports.made[0], values[op.results[0]]
+                read = np.minimum(read, self.sizes.held_bytes(*made))
+            traffic += read
         for i in [p.result for p in node.ports if materialised[p.id]]:
             traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
+        if (update := self.liveness.in_place.get(node.id)) is not None:
+            traffic += self._in_place(node, draft, update)
         if kernels.reads[node.id]:
             traffic *= moves(op, draft.strategies, self.mesh.sizes)
         traffic += shift_bytes(
@@ -366,6 +375,22 @@ class OptionBuilder:
             draft.ports.ins,
             draft.ports.outs,
         )
+
+    def _in_place(self, node: Node, draft: _Draft, update: InPlace) -> np.ndarray:
+        """Return [strategies], the bytes that an update in place moves less than a
+        copy: it reads and writes as much of the array as it updates. Where results are
+        partial, all devices but one start from a new array."""
+        op, values, ports = node.op, self.graph.program.values, draft.ports
+        assert op is not None
+        held, at = self.sizes.held_bytes, update.updates
+        whole = held(ports.made[0], values[op.results[0]])
+        part = held(ports.ins[at], values[op.operands[at]])
+        # A slice is overwritten unread.
+        is_read = ARRAY in self.liveness.kernels.reads[node.id]
+        changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
+        reads = is_read * (whole - changed)
+        is_partial = np.array([s.made != s.results for s in draft.strategies])
+        return np.where(is_partial, 0.0, part - whole - reads)
 
     def _masking(self, node: Node, draft: _Draft) -> tuple[np.ndarray, np.ndarray]:
         """Return [strategies], the bytes of writing a product's operands masked to

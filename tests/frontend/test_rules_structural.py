@@ -367,22 +367,50 @@ def test_a_product_that_contracts_nothing_is_a_multiplication(text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("image", "kernel", "options"),
+    ("image", "kernel", "options", "expected"),
     [
-        ((4, 14, 14, 8), (3, 3, 8, 16), {}),
-        ((4, 14, 14, 8), (3, 3, 2, 16), {"feature_group_count": 4}),
-        ((4, 64, 64, 3), (16, 16, 3, 32), {"stride": 16, "padding": "VALID"}),
-        ((4, 7, 7, 8), (7, 7, 8, 16), {"padding": "VALID"}),
-        ((4, 1, 1, 8), (1, 1, 8, 16), {}),
+        (
+            (4, 14, 14, 8),
+            (3, 3, 8, 16),
+            {},
+            (([8, 16, 1], False), ([16, 8, 1], False), ([8, 16, 1], True)),
+        ),
+        (
+            (4, 14, 14, 8),
+            (3, 3, 2, 16),
+            {"feature_group_count": 4},
+            (([2, 4, 4], False), ([4, 2, 4], False), ([2, 4, 4], True)),
+        ),
+        # 4 x 4 patches of 16 x 16: the batch has the part of channels in gradients.
+        (
+            (4, 64, 64, 3),
+            (16, 16, 3, 32),
+            {"stride": 16, "padding": "VALID"},
+            (([3, 32, 1], False), ([32, 4, 1], False), ([4, 32, 1], False)),
+        ),
+        # A kernel that is larger than the result is taken for that of a gradient.
+        (
+            (4, 7, 7, 8),
+            (7, 7, 8, 16),
+            {"padding": "VALID"},
+            (([4, 16, 1], True), ([16, 8, 1], False), ([4, 16, 1], False)),
+        ),
+        (
+            (4, 1, 1, 8),
+            (1, 1, 8, 16),
+            {},
+            (([8, 16, 1], False), ([16, 8, 1], False), ([4, 16, 1], False)),
+        ),
     ],
 )
 def test_channels_of_convolutions_and_their_gradients(
-    image: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    options: dict[str, Any],
+    expected: Any,
 ) -> None:
     """Input channels, output channels, groups, and whether a kernel's gradient."""
     fn = conv(**options, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    groups = options.get("feature_group_count", 1)
-    inputs, outputs = kernel[2], kernel[3] // groups
 
     def channels(arg: int | None) -> tuple[list[int], bool]:
         step = fn if arg is None else jax.grad(lambda x, w: fn(x, w).sum(), arg)
@@ -393,6 +421,4 @@ def test_channels_of_convolutions_and_their_gradients(
                  for c in op.traits.channels]  # fmt: skip
         return sizes, op.traits.is_kernel_gradient
 
-    assert channels(None) == ([inputs, outputs, groups], False)
-    assert channels(0) == ([outputs, inputs, groups], False)
-    assert channels(1) == ([inputs, outputs, groups], True)
+    assert tuple(map(channels, (None, 0, 1))) == expected

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rhino_jax.analysis.convolutions import find_reversals
 from rhino_jax.analysis.graph import Edge, Node
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.model.build import MeshModel
-from rhino_jax.model.gpu_kernels import find_reversals
 from rhino_jax.planner.search.driver import make_plan
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import Request

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rhino_jax.frontend.registry import OpContext, OpRule, numbers, register
 from rhino_jax.frontend.rules.dot import is_rounded
-from rhino_jax.ir.factor import parse_rule
+from rhino_jax.ir.factor import Rule, parse_rule
 from rhino_jax.ir.traits import EITHER, OpKind, Traits
 
 
@@ -33,6 +33,7 @@ class _Window:
     dilation: int
     input_dilation: int
     pad_low: int
+    pad_high: int
 
     def halo_of_output(self) -> tuple[int, int] | None:
         """Return the elements that a shard needs from its neighbours when the output is
@@ -62,13 +63,31 @@ class _Window:
         element of the input: neither padding nor the zeros of a dilated input."""
         return _taps(self)
 
-    def zeros(self) -> float:
-        """Return the ratio of the taps of the kernel with zeros between its elements to
-        its own; 1 for the gradient of a kernel, whose "kernel" is as large as the
-        input, and which compilers take for what it is."""
-        if self.kernel >= self.output:
-            return 1.0
-        return ((self.kernel - 1) * self.dilation + 1) / max(self.kernel, 1)
+    @property
+    def is_canonical(self) -> bool:
+        """Whether cuDNN convolves it as it is: both ends padded alike, the input not
+        dilated. XLA:GPU writes all other inputs and kernels with their zeros."""
+        return self.input_dilation == 1 and self.pad_low == self.pad_high >= 0
+
+    def dense_taps(self) -> int:
+        """Return the number of pairs of output and kernel positions with the zeros of
+        the padding and of a dilated kernel."""
+        return self.output * ((self.kernel - 1) * self.dilation + 1)
+
+    def exchanged(self) -> _Window:
+        """Return the window where kernel and input exchange their roles."""
+        more = (self.input - 1) * self.input_dilation - (
+            self.kernel - 1
+        ) * self.dilation
+        return replace(
+            self,
+            input=self.kernel,
+            kernel=self.input,
+            dilation=self.input_dilation,
+            input_dilation=self.dilation,
+            pad_low=more + self.pad_low,
+            pad_high=more + self.pad_high,
+        )
 
     def _halo(self, others: int, other_step: int, step: int) -> tuple[int, int]:
         reach, places = (others - 1) * other_step + 1, self.input_dilation
@@ -83,6 +102,65 @@ def _taps(window: _Window) -> int:
     at, met = np.add.outer(taps, starts), window.input_dilation
     last = (window.input - 1) * met
     return int(np.count_nonzero((at >= 0) & (at <= last) & (at % met == 0)))
+
+
+class _CudnnCall(NamedTuple):
+    """XLA:GPU's call of cuDNN for a convolution.
+
+    Attributes:
+      is_kernel_gradient: whether as the gradient of one by its kernel.
+      is_exchanged: whether the kernel is taken for the input, and the input for the
+        kernel.
+      zeros: products that it multiplies over those that count, unless it is called as
+        the gradient of a convolution by its input.
+      input_dilation: positions that each element of the input takes.
+    """
+
+    is_kernel_gradient: bool
+    is_exchanged: bool
+    zeros: float
+    input_dilation: int
+
+    def channels(self, rule: Rule) -> tuple[int | None, ...]:
+        """Return `Traits.channels`. Of the gradient by the kernel JAX takes the
+        features for the batch (`lax.conv`'s transposition), and cuDNN sums over what
+        JAX takes for features."""
+        batch, outputs = ("o", "n") if self.is_exchanged else ("n", "o")
+        positions = {f.name: i for i, f in enumerate(rule.factors)}
+        summed = batch if self.is_kernel_gradient else "i"
+        return tuple(positions.get(name) for name in (summed, outputs, "g"))
+
+
+def _call_of(
+    windows: list[_Window], feature_groups: int, batch_groups: int
+) -> _CudnnCall:
+    """Return how XLA:GPU calls cuDNN: with the larger window as the input, in two dims
+    and without groups; for the gradient by the kernel, where the kernel is larger than
+    the result (a dilated one then has strides); else forward, with zeros between the
+    elements of the kernel where the window is not canonical. A patch embedding's
+    gradient has the patches' number as window, dilated by their size: forward, without
+    zeros, if patches are larger than their number.
+
+    Sources: openxla/xla, `SwapConvOperands` of hlo/transforms/simplifiers/
+    algebraic_simplifier.cc; service/gpu/transforms/conv_rewriter.cc,
+    `MatchBackwardFilter`, and conv_padding_legalization.cc. Seen in HLO of jax 0.10.2.
+    """
+    inputs, kernels = (
+        math.prod(getattr(w, side) for w in windows) for side in ("input", "kernel")
+    )
+    is_grouped = feature_groups * batch_groups > 1
+    is_exchanged = len(windows) == 2 and not is_grouped and 1 < inputs < kernels
+    if is_exchanged:
+        windows = [w.exchanged() for w in windows]
+    is_gradient = all(
+        w.stride == w.input_dilation == 1 and w.pad_low >= 0 for w in windows
+    ) and (batch_groups > 1 or all(w.kernel > w.output for w in windows))
+    zeros = 1.0
+    if not is_gradient and not all(w.is_canonical for w in windows):
+        taps = math.prod(w.taps() for w in windows)
+        zeros = math.prod(w.dense_taps() for w in windows) / max(taps, 1)
+    dilation = math.prod(w.input_dilation for w in windows)
+    return _CudnnCall(is_gradient, is_exchanged, zeros, dilation)
 
 
 def _label(params: Mapping[str, Any]) -> str:
@@ -125,15 +203,15 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
     out[out_spec[1]] = "(g o)" if is_grouped else "o"
     halos: dict[str, tuple[int, int]] = {}
     reducers: dict[str, str] = {}
-    taps, zeros = 1, 1.0
+    windows = []
     places = zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:], strict=True)
     for i, (a, b, c) in enumerate(places):
         window = _Window(
             lhs_shape[a], rhs_shape[b], out_shape[c],
             ctx.params["window_strides"][i], ctx.params["rhs_dilation"][i],
-            ctx.params["lhs_dilation"][i], ctx.params["padding"][i][0],
+            ctx.params["lhs_dilation"][i], *ctx.params["padding"][i],
         )  # fmt: skip
-        taps, zeros = taps * window.taps(), zeros * window.zeros()
+        windows.append(window)
         lhs[a], rhs[b], out[c] = f"x{i}!", f"t{i}!", f"y{i}!"
         if (halo := window.halo_of_output()) is not None:
             lhs[a] = out[c] = f"y{i}~"
@@ -151,21 +229,18 @@ def conv_general_dilated(ctx: OpContext) -> OpRule:
         halos=halos,
         reducers=reducers,
     )
-    # Of the gradient by the kernel JAX takes the features for the batch (`lax.conv`'s
-    # transposition); those who write convolutions put the batch before the features.
-    is_gradient = lhs_spec[0] > lhs_spec[1]
-    positions = {f.name: i for i, f in enumerate(rule.factors)}
-    names = ("n" if is_gradient else "i", "o", "g")
+    call = _call_of(windows, feature_groups, batch_groups)
+    taps = math.prod(w.taps() for w in windows)
     products = taps * out_shape[out_spec[0]] * out_shape[out_spec[1]]
     traits = Traits(
         OpKind.CONVOLUTION,
         linear=EITHER,
         is_gathered=is_grouped,
         is_rounded=is_rounded(ctx),
-        input_dilation=math.prod(ctx.params["lhs_dilation"]),
+        input_dilation=call.input_dilation,
         pads_unevenly=any(max(a, 0) != max(b, 0) for a, b in ctx.params["padding"]),
-        kernel_dilation=zeros,
-        channels=tuple(positions.get(name) for name in names),
-        is_kernel_gradient=is_gradient,
+        zero_taps=call.zeros,
+        channels=call.channels(rule),
+        is_kernel_gradient=call.is_kernel_gradient,
     )
     return OpRule(rule, 2.0 * products * rhs_shape[rhs_spec[1]], traits=traits)

@@ -1,0 +1,79 @@
+"""Which updates are written into the buffer of the array that they update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+
+
+ROWS = jax.ShapeDtypeStruct((64, 8), jnp.float32)
+AT = jax.ShapeDtypeStruct((64,), jnp.int32)
+TABLE = jax.ShapeDtypeStruct((4096, 8), jnp.float32)
+
+
+def _count(fn: Any, *args: Any, donate: int | tuple[int, ...] = 0) -> int:
+    program = trace(fn, args, {}, donate_argnums=donate).program
+    return len(ProgramAnalysis.of(program, load_target("h100:8")).liveness.in_place)
+
+
+def _in_a_scan(table: Any, at: Any, rows: Any) -> Any:
+    def one(table: Any, x: Any) -> Any:
+        return jax.lax.dynamic_update_slice(table, x[1][None], (x[0], 0)), None
+
+    return jax.lax.scan(one, table, (at, rows))[0]
+
+
+def _old_rows_after(table: Any, at: Any, rows: Any) -> Any:
+    return table.at[at].add(rows), table[at].sum()
+
+
+def _old_table_behind(table: Any, at: Any, rows: Any) -> Any:
+    new = table.at[at].add(rows)
+    return new, table @ new.sum(0)
+
+
+UPDATES = {
+    "set": lambda t, at, rows: t.at[at].set(rows),
+    "chain": lambda t, at, rows: t.at[at].max(rows).at[at].multiply(2.0),
+    "rows that were there": lambda t, at, rows: t.at[at].set(0.9 * t[at] + rows),
+    "old rows read after": _old_rows_after,
+    "in a scan": _in_a_scan,
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_of_a_donated_array_are_in_place(name: str) -> None:
+    expected = 2 if name == "chain" else 1
+    assert _count(UPDATES[name], TABLE, AT, ROWS) == expected
+
+
+def test_batched_updates_are_in_place() -> None:
+    def one(cache: Any, at: Any, row: Any) -> Any:
+        return jax.lax.dynamic_update_slice(cache, row[None], (at, 0))
+
+    caches = jax.ShapeDtypeStruct((64, 128, 8), jnp.float32)
+    assert _count(jax.vmap(one), caches, AT, ROWS) == 1
+
+
+def test_arrays_that_are_needed_later_are_copied() -> None:
+    assert _count(UPDATES["set"], TABLE, AT, ROWS, donate=()) == 0
+    assert _count(_old_table_behind, TABLE, AT, ROWS) == 0
+
+
+def test_a_carry_that_is_read_after_its_update_is_copied() -> None:
+    def fn(table: Any, at: Any, rows: Any) -> Any:
+        def one(carry: Any, x: Any) -> Any:
+            table, _ = carry
+            new = table.at[x[0]].add(x[1])
+            return (new, table + 0.0 * new[0, 0]), None
+
+        return jax.lax.scan(one, (table, table), (at, rows))[0]
+
+    assert _count(fn, TABLE, AT, ROWS) == 0
