@@ -205,12 +205,20 @@ class Graph:
         in.
       end: time after the last op.
       output_ports: [outputs], the port that holds each, or None.
+      scalars: what the scalars wait for that ops compute of several other ones: their
+        time, and sources as in `scalar_reads`.
+      scalar_reads: (node id, source) of the scalars that nodes read, or that decide
+        whether they run; a source is the id of the node that computes a scalar, or
+        `~position` in `scalars`.
       run_order: all nodes, producers before their readers.
+      steps: ids of nodes and, from `len(nodes)` on, of `scalars`, in run order.
+      scalar_sources, scalar_readers: [steps], the steps whose scalars each waits for,
+        and those that wait for its scalar.
       readers: [ports], the edges that read each.
       incoming, outgoing: [nodes], the edges that enter and leave each.
       columns: the graph as arrays.
 
-    The last five are set by `finish`.
+    All from `run_order` on are set by `finish`.
     """
 
     program: Program
@@ -226,7 +234,12 @@ class Graph:
     alone: dict[int, int] = field(default_factory=dict)
     end: int = 0
     output_ports: list[Port | None] = field(default_factory=list)
+    scalars: list[tuple[int, frozenset[int]]] = field(default_factory=list)
+    scalar_reads: list[tuple[int, int]] = field(default_factory=list)
     run_order: tuple[Node, ...] = ()
+    steps: Sequence[int] = ()
+    scalar_sources: list[list[int]] = field(default_factory=list)
+    scalar_readers: list[list[int]] = field(default_factory=list)
     readers: list[Sequence[Edge]] = field(default_factory=list)
     incoming: list[list[Edge]] = field(default_factory=list)
     outgoing: list[list[Edge]] = field(default_factory=list)
@@ -301,6 +314,7 @@ class Graph:
         self.columns = Columns.of(self.nodes, self.ports, self.edges)
         order = np.argsort(self.columns.place).tolist()
         self.run_order = tuple([self.nodes[n] for n in order])
+        self._order_scalars(order)
         self.incoming = [[] for _ in self.nodes]
         self.outgoing = [[] for _ in self.nodes]
         for edge in self.edges:
@@ -309,6 +323,21 @@ class Graph:
         self.readers = list(self.outgoing)
         if len(self.ports) > len(self.nodes):
             self.readers = [self._readers(port) for port in self.ports]
+
+    def _order_scalars(self, order: list[int]) -> None:
+        """Set `steps`, `scalar_sources` and `scalar_readers`."""
+        first, last = len(self.nodes), len(self.nodes) + len(self.scalars)
+        self.scalar_sources = [[] for _ in range(last)]
+        self.scalar_readers = [[] for _ in range(last)]
+        reads = [(first + k, x) for k, (_, of) in enumerate(self.scalars) for x in of]
+        for step, source in (*self.scalar_reads, *reads):
+            source = source if source >= 0 else first + ~source
+            self.scalar_sources[step].append(source)
+            self.scalar_readers[source].append(step)
+        times = [node.time for node in self.nodes] + [time for time, _ in self.scalars]
+        # Sorting is stable: copies run before their readers, which have the same time.
+        steps = [*order, *range(first, last)]
+        self.steps = sorted(steps, key=times.__getitem__) if self.scalars else order
 
     def _readers(self, port: Port) -> Sequence[Edge]:
         edges = self.outgoing[port.node]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from rhino_jax.analysis.graph import AnnotationSite, Graph, Node, NodeKind
 from rhino_jax.analysis.shared_copies import share_copies
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
@@ -28,6 +30,10 @@ class _GraphBuilder:
         self.graph = Graph(program, fuses_rotations)
         self.time = 0
         self.part = self.num_parts = 0
+        # Scalar's value id → its source (`Graph.scalar_reads`), and sources of the
+        # predicates of the branches and loops around.
+        self.scalars: dict[int, int] = {}
+        self.predicates: list[int] = []
 
     def run(self) -> None:
         graph, program = self.graph, self.program
@@ -82,10 +88,29 @@ class _GraphBuilder:
         port = self.graph.held.get(outer)
         if port is not None:
             self.graph.held[inner] = port
+        self.compute_scalar(inner, [outer])
+
+    def compute_scalar(self, result: int, operands: Sequence[int]) -> None:
+        """Note what a scalar waits for that is computed of others."""
+        found = self.scalars
+        sources = frozenset([found[v] for v in operands if v in found])
+        if len(sources) == 1:
+            (found[result],) = sources
+        elif sources:
+            self.graph.scalars.append((self.time, sources))
+            found[result] = ~(len(self.graph.scalars) - 1)
+
+    def wait(self, node: Node, operands: Sequence[int]) -> None:
+        """Note which scalars a node waits for."""
+        sources = {self.scalars[v] for v in operands if v in self.scalars}
+        for source in sources.union(self.predicates):
+            self.graph.scalar_reads.append((node.id, source))
 
     def plain(self, op: Op, count: int) -> None:
         values, graph = self.program.values, self.graph
         if not any([values[v].shape for v in (*op.results, *op.operands)]):
+            for result in op.results:
+                self.compute_scalar(result, op.operands)
             return
         if len(op.results) > 1 and _passes_values_on(op, self.program):
             for operand, result in zip(op.operands, op.results, strict=True):
@@ -94,9 +119,12 @@ class _GraphBuilder:
         node = graph.add(NodeKind.OP, count, self.time, op, 0, op.results[0])
         for i, operand in enumerate(op.operands):
             graph.connect(operand, node.id, i, count, self.time, part=self.part)
+        self.wait(node, op.operands)
         for port, result in zip(node.ports, op.results, strict=True):
             if values[result].shape:
                 graph.held[result] = port
+            else:
+                self.scalars[result] = node.id
 
     def call(self, op: Op, count: int) -> None:
         assert op.call is not None
@@ -118,12 +146,15 @@ class _GraphBuilder:
 
     def cond(self, op: Op, count: int) -> None:
         assert op.call is not None
-        for region in op.call.regions:
+        predicate, regions = op.operands[0], op.call.regions
+        for region in regions:
             for outer, inner in zip(op.operands[1:], region.inputs, strict=True):
                 self.alias(outer, inner)
-            self.apart(region, count)
+            self.decided(predicate, lambda r=region: self.apart(r, count))
         for slot, result in enumerate(op.results):
             if not self.program.values[result].rank:
+                inner = [region.outputs[slot] for region in regions]
+                self.compute_scalar(result, [predicate, *inner])
                 continue
             node = self.graph.add(NodeKind.JOIN, count, self.time, op, slot, result)
             for r, region in enumerate(op.call.regions):
@@ -131,6 +162,13 @@ class _GraphBuilder:
                 site = AnnotationSite("region", (op.id, r, slot))
                 self.graph.connect(inner_value.id, node.id, 0, count, self.time, site)
             self.graph.held[result] = node.ports[0]
+
+    def decided(self, predicate: int, run: Callable[[], None]) -> None:
+        """Add nodes that wait for a predicate."""
+        source = self.scalars.get(predicate)
+        self.predicates += [] if source is None else [source]
+        run()
+        del self.predicates[len(self.predicates) - (source is not None) :]
 
     def loop(self, op: Op, count: int) -> None:
         call = op.call
@@ -170,12 +208,16 @@ class _GraphBuilder:
                 if node is not None:
                     self.graph.held[inner] = node.ports[0]
             self.region(call.regions[0], inner_count)
-        self.region(body, inner_count)
+            (predicate,) = call.regions[0].outputs
+            self.decided(predicate, lambda: self.region(body, inner_count))
+        else:
+            self.region(body, inner_count)
         last = len(call.regions) - 1
         for i, (inner, outer) in enumerate(zip(body.outputs, op.results, strict=True)):
             value = self.program.values[inner]
             site = AnnotationSite("region", (op.id, last, i))
             if not value.rank and not self.program.values[outer].rank:
+                self.alias(inner, outer)
                 continue
             if i < num_carry:
                 border = carries[i]
@@ -202,12 +244,15 @@ class _GraphBuilder:
         """Add the border node through which a value enters a loop."""
         values = self.program.values
         if not values[outer].rank and not values[inner].rank:
+            self.alias(outer, inner)
             return None
         node = self.graph.add(kind, count, self.time, op, position, inner)
         site = AnnotationSite("operand", (op.id, position))
         self.graph.connect(outer, node.id, 0, count, self.time, site)
         if values[inner].rank:
             self.graph.held[inner] = node.ports[0]
+        else:
+            self.scalars[inner] = node.id
         borders.append(node)
         return node
 

@@ -97,8 +97,10 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     ports = _holding(graph)
     depth = find_matmul_depth(graph)
     fused = depth
-    if fusing.parts_columns:
-        fused = find_matmul_depth(graph, after_columns=True)
+    if fusing.parts_columns or graph.scalar_reads:
+        fused = find_matmul_depth(
+            graph, of_kernels=True, after_columns=fusing.parts_columns
+        )
     found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)
     zero_taps, padded = [1.0] * len(graph.nodes), list[list[Node]]()

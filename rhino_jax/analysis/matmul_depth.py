@@ -1,7 +1,8 @@
 """Matmul depth: the number of matmuls, and other ops that cannot fuse, before a node.
 
 Two nodes of different depth have such an op between them. They cannot be one fusion,
-and a collective that one waits for can overlap with it.
+and a collective that one waits for can overlap with it. Nodes wait for scalars, too,
+which the graph has no edges for: for a norm, and for the predicate of a branch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.traits import OpKind
+
+
+SUMS = (OpKind.REDUCTION, OpKind.CONTRACTION)
+"""Kinds of the ops that sum in a fusion; of products only those of vectors do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +35,46 @@ class MatmulDepth:
     rotated: frozenset[int] = frozenset()
 
 
-def find_matmul_depth(graph: Graph, *, after_columns: bool = False) -> MatmulDepth:
+def find_matmul_depth(
+    graph: Graph, *, of_kernels: bool = False, after_columns: bool = False
+) -> MatmulDepth:
     """Return the matmul depths of a graph's nodes.
 
     Args:
       graph: the program.
-      after_columns: whether the readers of a sum over columns, or over long rows, are
-        one level deeper, too.
+      of_kernels: whether the readers of a reduction to a scalar are one level deeper,
+        too, because no kernel reads the scalar that it computes.
+      after_columns: likewise of a sum over columns, or over long rows.
     """
     rotated = _find_rotated(graph)
-    at = [0] * len(graph.nodes)
+    num_nodes = len(graph.nodes)
+    at = [0] * len(graph.scalar_sources)
     # A loop's carry reads a value that is computed after it: initialise all levels.
     behind = [
         int(
             _is_heavy(node)
             or node.id in rotated
+            or (of_kernels and _is_read_as_scalar(node, graph))
             or (after_columns and _ends_kernel(node, graph))
         )
         for node in graph.nodes
-    ]
-    for node in graph.run_order:
-        deepest = 0
-        if node.kind is not NodeKind.INPUT:
-            for edge in graph.incoming[node.id]:
+    ] + [0] * len(graph.scalars)
+    for step in graph.steps:
+        deepest = max([behind[s] for s in graph.scalar_sources[step]], default=0)
+        if step < num_nodes and graph.nodes[step].kind is not NodeKind.INPUT:
+            for edge in graph.incoming[step]:
                 level = behind[edge.source.node]
                 if level > deepest:
                     deepest = level
-        at[node.id] = deepest
-        behind[node.id] += deepest
-    return MatmulDepth(at, behind, rotated)
+        at[step] = deepest
+        behind[step] += deepest
+    return MatmulDepth(at[:num_nodes], behind[:num_nodes], rotated)
+
+
+def _is_read_as_scalar(node: Node, graph: Graph) -> bool:
+    if not graph.scalar_readers[node.id] or node.op is None:
+        return False
+    return node.is_fused and node.op.traits.kind in SUMS
 
 
 def _find_rotated(graph: Graph) -> frozenset[int]:

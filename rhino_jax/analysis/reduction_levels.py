@@ -80,14 +80,17 @@ def _levels(
 ) -> np.ndarray:
     """Return [nodes, classes], the most reductions over each class on a path from a
     node to the end of the program; a loop's end ends the paths in its body."""
-    after = np.zeros((len(graph.nodes), len(column)), dtype=np.int32)
+    after = np.zeros((len(graph.scalar_readers), len(column)), dtype=np.int32)
     own = np.zeros_like(after)
     for id_, names in reduced.items():
         own[id_, [column[name] for name in names.values() if name in column]] = 1
-    for node in reversed(graph.run_order):
-        targets = sorted({edge.target for edge in graph.outgoing[node.id]})
+    for step in reversed(graph.steps):
+        targets = set(graph.scalar_readers[step])
+        if step < len(graph.nodes):
+            targets.update([edge.target for edge in graph.outgoing[step]])
         if targets:
-            after[node.id] = (after[targets] + own[targets]).max(0)
+            at = sorted(targets)
+            after[step] = (after[at] + own[at]).max(0)
     return after
 
 

@@ -8,6 +8,10 @@ available when the step starts (a weight, and casts of it), and what is due when
 (the gradient that only the optimizer reads), is `FREE`: compilers start the one early,
 let the other run on, and combine either with collectives of its kind.
 
+A reduction to a scalar has the slack of what waits for the scalar: of the steps of
+conjugate gradients, that wait for two dot products, none; of a global norm, what is
+left when the last gradient is available.
+
 Time is counted in matmuls (see `matmul_depth`). Inside a loop's body it ends with the
 body, and nothing is free.
 """
@@ -37,6 +41,7 @@ def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
       depth: of its nodes.
     """
     nodes, ready = graph.nodes, depth.behind
+    scalar_dues = [0] * len(nodes)
     ends = _loop_ends(graph, depth)
     deepest = max(ready, default=0)
     # A value that closes a loop is due at the loop's end, any other when its reader is.
@@ -47,19 +52,21 @@ def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
         if nodes[node].kind is NodeKind.STACK
         or (nodes[node].kind is NodeKind.CARRY and edge.time > nodes[node].time)
     }
-    latest = [deepest] * len(nodes)
-    for node in reversed(graph.run_order):
-        if node.kind is NodeKind.OUTPUT:
+    latest = _last_levels(graph, depth, deepest) + [deepest] * len(graph.scalars)
+    for step in reversed(graph.steps):
+        last = min([latest[step], *[latest[r] for r in graph.scalar_readers[step]]])
+        latest[step] = last
+        if step >= len(nodes) or nodes[step].kind is NodeKind.OUTPUT:
             continue
-        last = deepest
-        for edge in graph.outgoing[node.id]:
+        scalar_dues[step] = last
+        for edge in graph.outgoing[step]:
             due = closing.get(id(edge)) if closing else None
             if due is None:
                 due = latest[edge.target]
             if due < last:
                 last = due
-        level = depth.at[node.id]
-        latest[node.id] = max(last - (ready[node.id] - level), level)
+        level = depth.at[step]
+        latest[step] = max(last - (ready[step] - level), level)
     columns = graph.columns
     dues = np.array(latest)[columns.target]
     if closing:
@@ -80,6 +87,13 @@ def find_slack(graph: Graph, depth: MatmulDepth) -> Slack:
     # The reader with the least slack counts for a node.
     by_node = np.full(len(nodes), Wait.FREE, dtype=np.int64)
     np.minimum.at(by_node, makers, waits)
+    for node in nodes:
+        due, is_read = scalar_dues[node.id], bool(graph.scalar_readers[node.id])
+        if is_read or (in_loops[node.id] and not graph.outgoing[node.id]):
+            is_free = due == deepest and not in_loops[node.id]
+            late = Wait.FREE if is_free else Wait.LATER
+            wait = Wait.NONE if due <= ready[node.id] else late
+            by_node[node.id] = min(by_node[node.id], wait)
     return Slack(tuple(by_node.tolist()), tuple(waits.tolist()))
 
 
@@ -96,6 +110,18 @@ def _only_update(graph: Graph) -> np.ndarray:
         targets = {e.target for e in graph.outgoing[node.id]}
         if targets and node.id not in inputs:
             found[node.id] = all(t in inputs or found[t] for t in targets)
+    return found
+
+
+def _last_levels(graph: Graph, depth: MatmulDepth, deepest: int) -> list[int]:
+    """Return [nodes], the deepest level of the innermost loop that each is in, or of
+    the program."""
+    found = [deepest] * len(graph.nodes)
+    for start, end in graph.loops:
+        inside = [n.id for n in graph.nodes if start < n.time < end]
+        last = max([depth.at[n] for n in inside], default=deepest)
+        for n in inside:
+            found[n] = last
     return found
 
 

@@ -1,9 +1,10 @@
 """Kernels that XLA:GPU adds or saves: second passes of sums, reversals of weights.
 
-Column reductions are sums over dims other than the last, in two kernels where columns
-are long. XLA:GPU gives each block of a kernel a part of a column, and lets no two
-blocks add to the same result: where columns are longer than one block sums, a first
-kernel writes a sum per part, and a second adds these (`Observed.longest_column`).
+Sums are computed in two kernels where columns (sums over dims other than the last) or
+rows are long. XLA:GPU gives each block of a kernel a part of a sum, and lets no two
+blocks add to the same result: where sums are longer than one block computes, a first
+kernel writes a sum per part, and a second adds these (`Observed.longest_column`,
+`longest_sum`). A product of two vectors is a sum of products.
 Source: openxla/xla, xla/service/gpu/transforms/tree_reduction_rewriter.cc.
 
 Reversals of convolution kernels are folded into the gradient calls of cuDNN. The
@@ -29,8 +30,8 @@ from dataclasses import replace
 import numpy as np
 
 from rhino_jax.analysis.convolutions import KERNEL, find_reversals
-from rhino_jax.analysis.graph import Edge, Graph
-from rhino_jax.analysis.matmul_depth import reduces_columns
+from rhino_jax.analysis.graph import Edge, Graph, Node
+from rhino_jax.analysis.matmul_depth import SUMS, reduces_columns
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.cost.compute import op_s
 from rhino_jax.hardware.lowering import OBSERVED
@@ -46,25 +47,36 @@ from rhino_jax.model.strategies import Strategy
 def with_second_passes(
     analysis: ProgramAnalysis, mesh: LaidMesh, options: Sequence[Options]
 ) -> list[Options]:
-    """Return the options with, for sums over long columns, the cost of the second
-    kernel."""
+    """Return the options with, for long sums, the cost of the second kernel."""
     changed, target = list(options), analysis.target
     if not target.device.parts_columns:
         return changed
     found: dict[tuple[int, Rule], Options] = {}
     for node in analysis.graph.nodes:
-        if not reduces_columns(node) or node.op is None or node.op.rule is None:
+        longest = _longest_sum(node)
+        if longest is None or node.op is None or node.op.rule is None:
             continue
         own, rule = options[node.id], node.op.rule
         key = id(own), rule
         if key not in found:
             rows = np.array([_rows(rule, s, mesh) for s in own.strategies])
-            added = target.device.launch_s * (rows > OBSERVED.longest_column)
+            added = target.device.launch_s * (rows > longest)
             found[key] = replace(
                 own, cost_s=own.cost_s + added, compute_s=own.compute_s + added
             )
         changed[node.id] = found[key]
     return changed
+
+
+def _longest_sum(node: Node) -> int | None:
+    """Return how many elements one kernel sums for an element of an op's result; None
+    for ops that are no sums on vector units."""
+    if reduces_columns(node):
+        return OBSERVED.longest_column
+    if node.op is None or node.op.rule is None:
+        return None
+    is_sum = node.is_fused and node.op.traits.kind in SUMS
+    return OBSERVED.longest_sum if is_sum else None
 
 
 def _rows(rule: Rule, strategy: Strategy, mesh: LaidMesh) -> int:

@@ -66,3 +66,12 @@ def test_other_reductions_and_loops_do_not_share() -> None:
 
     assert shares_of(apart, X) == [1.0, 1.0, 1.0]
     assert shares_of(loop, X, W) == pytest.approx([1.0, 0.5, 0.5])
+
+
+def test_what_waits_for_a_scalar_is_another_level() -> None:
+    def serial(x: Any) -> Any:
+        x = x / jnp.sum(x)
+        return x / jnp.sum(x), jnp.sum(x)
+
+    # The second of the program's sums shares with the third.
+    assert shares_of(serial, X) == [1.0, 0.5, 0.5]

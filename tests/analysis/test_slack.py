@@ -132,3 +132,56 @@ def test_where_updates_hide_nothing_what_is_due_at_the_end_waits() -> None:
     assert without.nodes == (0, 0, 0, Wait.LATER, Wait.FREE)
     assert beside.nodes == (0, Wait.BACK, Wait.FREE, Wait.LATER, Wait.FREE)
     assert beside.edges == tuple(reversed(beside.nodes))
+
+
+def waits(graph: Graph, slack: Slack, name: str) -> list[Wait]:
+    return [
+        Wait(slack.nodes[n.id])
+        for n in graph.nodes
+        if n.kind is NodeKind.OP and n.op is not None and n.op.name == name
+    ]
+
+
+def test_a_dot_product_in_a_serial_loop_has_no_slack() -> None:
+    def solve(d: Any, b: Any) -> Any:
+        def step(c: Any, _: Any) -> Any:
+            x, r, p, rr = c
+            a = rr / jnp.vdot(p, d * p)
+            r = r - a * d * p
+            new = jnp.sum(r * r)
+            return (x + a * p, r, r + (new / rr) * p, new), None
+
+        return jax.lax.scan(step, (b, b, b, jnp.vdot(b, b)), None, length=9)[0][0]
+
+    graph, slack = found(solve, X[0], X[0])
+    assert waits(graph, slack, "dot_general")[1:] == [Wait.NONE]
+    assert waits(graph, slack, "reduce_sum") == [Wait.NONE]
+
+
+def test_what_a_predicate_decides_waits_for_its_norm() -> None:
+    def scaled(w: Any) -> Any:
+        n = jnp.sum(w * w)
+        return jax.lax.cond(n > 1, lambda w: w * 0.5, lambda w: w + 1, w) @ X
+
+    def until(w: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda w: jnp.sum(w * w) > 1, lambda w: w * 0.5, w @ X
+        )
+
+    for fn in (scaled, until):
+        graph, slack = found(fn, X)
+        assert waits(graph, slack, "reduce_sum") == [Wait.NONE]
+
+
+def test_a_global_norm_has_slack_for_all_gradients_but_the_last() -> None:
+    def step(weights: Any, x: Any) -> Any:
+        grads = jax.grad(lambda ws: forward(ws, x)[0, 0])(weights)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads))
+        return [w - g / norm for w, g in zip(weights, grads, strict=True)]
+
+    graph, slack = found(step, [X] * LAYERS, X)
+    sums = waits(graph, slack, "reduce_sum")
+    assert sorted(sums) == [Wait.NONE] + [Wait.FREE] * (LAYERS - 1)
+    # A norm that is only reported is waited for by nothing.
+    graph, slack = found(lambda x: (x @ X, jnp.sum(x * x)), X)
+    assert waits(graph, slack, "reduce_sum") == [Wait.FREE]

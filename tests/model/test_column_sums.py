@@ -67,3 +67,19 @@ def test_short_columns_take_one_kernel() -> None:
         pieces = 4 ** (0 in s.operands[0][0]) * 2 ** (1 in s.operands[0][0])
         is_long = ROWS / pieces > 4096
         assert seconds == pytest.approx(TARGET.device.launch_s * is_long)
+
+
+@pytest.mark.parametrize("sums", [jnp.sum, lambda x: jnp.vdot(x, x)])
+def test_long_sums_to_a_scalar_take_two_kernels(sums: Any) -> None:
+    apart, together = (model_of(sums, parts_columns=p) for p in (True, False))
+    assert whole_s(apart) - whole_s(together) == pytest.approx(TARGET.device.launch_s)
+
+
+def test_what_waits_for_a_scalar_runs_in_another_kernel() -> None:
+    waits, does_not = (
+        whole_s(model_of(fn, parts_columns=False))
+        for fn in (lambda x: x / jnp.sum(x), lambda x: (x / 3, jnp.sum(x)))
+    )
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    read_s = 4 * ROWS * COLUMNS / rate
+    assert waits - does_not == pytest.approx(read_s + TARGET.device.launch_s, rel=0.01)

@@ -28,15 +28,19 @@ _PRODUCT = Traits(
 )
 
 
+_VECTORS = replace(_PRODUCT, hosts_fusion=False, fuses_operands=True)
+
+
 @register("dot_general", traits=_PRODUCT, label=_label)
 def dot_general(ctx: OpContext) -> OpRule:
     """Return the rule: batch `b`, left `m`, right `n`, contracted `k`; two FLOPs per
     multiply-add.
 
     A product that contracts nothing, as `jnp.einsum` makes of three operands, is a
-    multiplication of broadcasts, and fuses as one. Source: XLA's `HandleDot` in
+    multiplication of broadcasts, and fuses as one; a product of vectors, as `jnp.vdot`,
+    is a multiplication and a sum, and fuses as that. Source: XLA's `HandleDot` in
     xla/hlo/transforms/simplifiers/algebraic_simplifier.cc (checked on v5e, libtpu
-    0.0.52).
+    0.0.52, and h100, jax 0.10.2).
     """
     (contract, batch) = ctx.params["dimension_numbers"]
     lhs, rhs = (
@@ -53,6 +57,8 @@ def dot_general(ctx: OpContext) -> OpRule:
         traits = Traits(linear=EITHER)
         return OpRule(rule, products, is_fusible=True, traits=traits)
     traits = replace(_PRODUCT, is_rounded=is_rounded(ctx))
+    if not free:
+        traits = replace(_VECTORS, is_rounded=is_rounded(ctx))
     return OpRule(rule, 2.0 * products, traits=traits)
 
 
