@@ -95,6 +95,10 @@ class Observed:
         above). Rows of 30,720 to 50,304 logits are read once for their maximum, and
         again for the sum of exponentials (H100, jax 0.11.2); softmaxes of up to 1,024
         are one kernel.
+      stencils: of a stencil of slices that another one reads, positions beyond the
+        first of the one, times those of the other, up to which XLA:GPU computes the
+        inner one in the kernel of the outer: a difference of differences is one kernel;
+        a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
     """
 
     most_scattered: int = 8
@@ -105,6 +109,7 @@ class Observed:
     least_rows: float = 0.4
     longest_column: int = 4096
     longest_sum: int = 16_384
+    stencils: float = 1.0
 
 
 OBSERVED = Observed()
