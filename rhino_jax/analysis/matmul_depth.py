@@ -8,6 +8,9 @@ which the graph has no edges for: for a norm, and for the predicate of a branch.
 from __future__ import annotations
 
 import math
+import operator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
@@ -27,7 +30,7 @@ class MatmulDepth:
       at: [nodes], number of such ops on the longest path to the node.
       behind: [nodes], likewise for the readers of its result.
       rotated: ids of the nodes that end a fusion: computed through a rotation, and read
-        by several ops.
+        by several ops; or a stencil of slices and pads that another one reads.
     """
 
     at: list[int]
@@ -80,10 +83,12 @@ def _is_read_as_scalar(node: Node, graph: Graph) -> bool:
 def _find_rotated(graph: Graph) -> frozenset[int]:
     """Return `MatmulDepth.rotated`: in a stencil of a stencil, each reader needs the
     inner one at several positions, and would compute it as many times."""
-    through = [False] * len(graph.nodes)
-    found: set[int] = set()
     if not graph.fuses_rotations:
         return frozenset()
+    through = [False] * len(graph.nodes)
+    at: list[frozenset[_Position]] = [frozenset()] * len(graph.nodes)
+    reads = _shifted_reads(graph)
+    found: set[int] = set()
     for node in graph.run_order:
         if not node.is_fusible or node.op is None:
             continue
@@ -92,7 +97,76 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
             through[node.id] = True
             if len(graph.outgoing[node.id]) > 1:
                 found.add(node.id)
+        at[node.id] = _positions(node, sources, at)
+        if node.op.traits.kind is not OpKind.MOVEMENT and node.id in reads:
+            counts = Counter(source for source, _ in at[node.id])
+            most = max(counts.values(), default=1)
+            if (most - 1) * (reads[node.id] - 1) > OBSERVED.stencils:
+                found.add(node.id)
+        if node.id in found:
+            at[node.id] = frozenset()
     return frozenset(found)
+
+
+_Position = tuple[int, tuple[int, ...]]
+"""A node, and for every dim how far from its own element another node reads it."""
+
+_MOST_POSITIONS = 64
+
+
+def _positions(
+    node: Node, sources: set[int], at: Sequence[frozenset[_Position]]
+) -> frozenset[_Position]:
+    """Return the positions at which a fusible node reads those before it, as far as
+    shifts lead; of many, some.
+
+    Args:
+      node: the node.
+      sources: ids of the nodes that it reads.
+      at: [nodes], the positions of those before it.
+    """
+    before = frozenset[_Position]().union(*(at[n] for n in sources))
+    shifts = _shifts(node)
+    if shifts is not None:
+        before = before or frozenset((n, (0,) * len(shifts)) for n in sources)
+        before = frozenset(
+            (n, tuple(map(operator.add, offsets, shifts)))
+            for n, offsets in before
+            if len(offsets) == len(shifts)
+        )
+    return frozenset(sorted(before)[:_MOST_POSITIONS])
+
+
+def _shifts(node: Node) -> tuple[int, ...] | None:
+    """Return the shift of every dim of a slice or pad; None where nothing is
+    shifted."""
+    op = node.op
+    if op is None or op.rule is None or not node.is_fusible:
+        return None
+    factors = op.rule.factors
+    if all(f.shift is None for f in factors):
+        return None
+    return tuple((factors[d[0]].shift or 0) if d else 0 for d in op.rule.results[0])
+
+
+def _shifted_reads(graph: Graph) -> dict[int, float]:
+    """Return, for the nodes that a shift reads, how often each of their elements is
+    read."""
+    reads: dict[int, float] = {}
+    values = graph.program.values
+    for node in reversed(graph.run_order):
+        readers = [graph.nodes[edge.target] for edge in graph.outgoing[node.id]]
+        shifting = [n for n in readers if _shifts(n) is not None]
+        if not shifting or node.op is None:
+            continue
+        count = float(len(shifting) < len(readers))
+        size = max(math.prod(values[node.op.results[0]].shape), 1)
+        for reader in shifting:
+            assert reader.op is not None
+            share = math.prod(values[reader.op.results[0]].shape) / size
+            count += reads.get(reader.id, 1.0) * share
+        reads[node.id] = count
+    return reads
 
 
 def _is_heavy(node: Node) -> bool:

@@ -98,6 +98,10 @@ class Observed:
       shortest_sum: elements of the shortest reduction that XLA:GPU does not compute
         inside of another: sums, maxima and norms of 15 run in the kernel of a sum over
         rows, of 16 in their own (h100, jax 0.10.2).
+      stencils: of a stencil of slices that another one reads, positions beyond the
+        first of the one, times those of the other, up to which XLA:GPU computes the
+        inner one in the kernel of the outer: a difference of differences is one kernel;
+        a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
     """
 
     most_scattered: int = 8
@@ -109,6 +113,7 @@ class Observed:
     longest_column: int = 4096
     longest_sum: int = 16_384
     shortest_sum: int = 16
+    stencils: float = 1.0
 
 
 OBSERVED = Observed()

@@ -60,8 +60,11 @@ class Factor:
       is_received: for HALO, whether an earlier op reads the same elements of the same
         operand, so that they are sent once for both.
       shift: for HALO factors of ops that move elements (slices, pads, concatenations):
-        element i of the result's dim is element i + `shift` of the operand's dim, where
-        that exists; both may have shards of unequal sizes. None for windows.
+        element i of the result's dim is at position `stride` · i + `shift`, where
+        element j of the operand's dim is at `dilation` · j; at others there is none.
+        Both dims may have shards of unequal sizes. None for windows.
+      stride, dilation: steps of the result's and of the operand's elements; see
+        `shift`.
     """
 
     name: str
@@ -74,10 +77,29 @@ class Factor:
     sent_items: int = 0
     sent_item_bytes: tuple[int, ...] = ()
     shift: int | None = None
+    stride: int = 1
+    dilation: int = 1
 
     @property
     def is_cuttable(self) -> bool:
         return self.kind is not FactorKind.WHOLE and self.size > 1
+
+    def moved_range(self, first: int, count: int) -> tuple[int, int]:
+        """Return the range [begin, end) of the operand's elements that are among some
+        consecutive elements of the result.
+
+        Args:
+          first: the first of them.
+          count: number of them, at least one.
+        """
+        assert self.shift is not None and self.slides_over is not None
+        last = (first + count - 1) * self.stride + self.shift
+        begin = -(-(first * self.stride + self.shift) // self.dilation)
+        limits = 0, self.slides_over
+        return (
+            min(max(begin, limits[0]), limits[1]),
+            min(max(last // self.dilation + 1, limits[0]), limits[1]),
+        )
 
     def border(self, pieces: int) -> tuple[int, int]:
         """Return how many elements of the operand a shard needs from its lower and its
@@ -94,10 +116,10 @@ class Factor:
         made, held = -(-self.size // pieces), -(-self.slides_over // pieces)
         lower = upper = 0
         for shard in range(pieces):
-            start = max(shard * made + self.shift, 0)
-            stop = min(
-                min((shard + 1) * made, self.size) + self.shift, self.slides_over
-            )
+            count = min(made, self.size - shard * made)
+            if count <= 0:
+                continue
+            start, stop = self.moved_range(shard * made, count)
             if start < stop:
                 lower = max(lower, shard * held - start)
                 upper = max(upper, stop - (shard + 1) * held)

@@ -189,6 +189,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         lambda rng: (lambda x: x[:, 2:4], (normals(rng, 8, 6),)),
         lambda rng: (lambda x: x[2:-2, 1:9], (normals(rng, 16, 12),)),
         lambda rng: (lambda x: x[3:6, -1:], (normals(rng, 16, 12),)),
+        lambda rng: (lambda x: x[1::2, 2::4], (normals(rng, 16, 32),)),
+        lambda rng: (lambda x: x[3:-1:3, 1:-1:2], (normals(rng, 16, 14),)),
     ),
     "pad": (
         on(3, lambda x: lax.pad(x, 1.0, ((1, 2, 0), (0, 0, 0), (0, 0, 1)))),
@@ -199,6 +201,14 @@ CASES: dict[str, tuple[Case, ...]] = {
         lambda rng: (
             lambda x: lax.pad(x, 1.0, ((1, 3, 0), (3, -3, 0), (7, 8, 0))),
             (normals(rng, 12, 8, 1),),
+        ),
+        lambda rng: (
+            lambda x: lax.pad(x, 1.0, ((1, 0, 1), (0, 3, 3), (5, -1, 2))),
+            (normals(rng, 4, 2, 8),),
+        ),
+        lambda rng: (
+            lambda x: lax.pad(x, 1.0, ((-2, 1, 1), (2, -2, 1), (-1, -1, 0))),
+            (normals(rng, 9, 8, 6),),
         ),
     ),
     "concatenate": (

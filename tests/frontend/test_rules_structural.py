@@ -95,8 +95,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "pad between elements": (
         lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 0, 1))), ((4, 8),),
+        "a b~, · -> a b~",
+    ),
+    "pad that leaves out dilated elements": (
+        lambda x: lax.pad(x, 0.0, ((0, 0, 0), (-1, 0, 1))), ((4, 8),),
         "a b!, · -> a c!",
     ),
+    "slice in steps": (lambda x: x[:, 1::2], ((4, 8),), "a b~ -> a b~"),
+    "slice of a few in steps": (lambda x: x[:, :4:2], ((4, 16),), "a b! -> a c!"),
     "pad of a few": (
         lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 5, 0))), ((4, 2),),
         "a _, · -> a b",

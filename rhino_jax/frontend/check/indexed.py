@@ -186,11 +186,15 @@ def _pad(op: LocalOp) -> tuple[LocalOp, Finish]:
             continue
         size, (f,) = op.in_shapes[0][d], dim
         first, length = op.shard.start(f) - low, op.shard.size(f)
-        begin, end = (min(max(p, 0), size) for p in (first, first + length))
         if op.shard.rule.factors[f].shift is None:
+            begin, end = (min(max(p, 0), size) for p in (first, first + length))
             x = x[(slice(None),) * d + (slice(begin, end),)]
-        before = begin - first if begin < end else length
-        config[d] = before, length - before - (end - begin), 0
+        else:
+            begin, end = op.shard.halo_range(f, size)
+        step = between + 1
+        before = begin * step - first if begin < end else length
+        held = (end - begin - 1) * step + 1 if begin < end else 0
+        config[d] = before, length - before - held, between
     return op.with_params(padding_config=tuple(config)).with_operands(x, *rest), _as_is
 
 

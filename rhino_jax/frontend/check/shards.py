@@ -89,9 +89,7 @@ class Shard:
         neighbours'."""
         whole = self.rule.factors[factor]
         if whole.shift is not None:
-            begin = self.start(factor) + whole.shift
-            end = begin + self.size(factor)
-            return min(max(begin, 0), dim_size), min(max(end, 0), dim_size)
+            return whole.moved_range(self.start(factor), self.size(factor))
         lower, upper = whole.halo
         begin = self.start(factor) * dim_size // whole.size
         end = begin + self.size(factor) * dim_size // whole.size

@@ -53,7 +53,14 @@ class FactorList:
         return self._add(size, FactorKind.HALO, halo=(lower, upper))
 
     def moved(
-        self, length: int, size: int, start: int, can_sum: bool = True
+        self,
+        length: int,
+        size: int,
+        start: int,
+        can_sum: bool = True,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
     ) -> tuple[Dim, Dim]:
         """Add the factors of a dim whose elements an op moves along it.
 
@@ -67,17 +74,23 @@ class FactorList:
           start: position in the operand of the result's first element; negative where
             others come before it.
           can_sum: whether a shard's elements can be summed with zeros of other shards.
+          stride, dilation: steps of the result's and of the operand's elements, as in
+            `Factor`; `start` is a position among the dilated elements.
 
         Returns:
           The dim of the operand, and that of the result.
         """
-        shared = min(size, start + length) - max(start, 0)
-        if start == 0 and size == length:
+        there, here = size * dilation, length * stride
+        shared = min(there, start + here) - max(start, 0)
+        if start == 0 and size == length and stride == dilation == 1:
             same = self.parallel(size)
             return same, same
-        if 2 * shared > max(size, length):
-            same = self._add(length, FactorKind.HALO, None, start, int(size))
+        # XLA's partitioner aborts where dilated elements are left out at the start.
+        if 2 * shared > max(there, here) and (start <= 0 or dilation == 1):
+            same = self._shift(length, size, start, stride, dilation)
             return same, same
+        if stride != 1 or dilation != 1:
+            return self.whole(size), self.whole(length)
         if can_sum and _NARROW * length <= size and 0 <= start <= size - length:
             return self.index(size, "sum"), ()
         if _NARROW * size <= length and shared == size:
@@ -100,31 +113,33 @@ class FactorList:
             )
         return dim
 
+    def _shift(
+        self, length: int, size: int, start: int, stride: int, dilation: int
+    ) -> Dim:
+        lower = max(-start, 0) // dilation
+        upper = max((start + dilation - stride) // dilation, 0)
+        dim = self._add(length, FactorKind.HALO, halo=(lower, upper))
+        for f in dim:
+            self._factors[f] = replace(
+                self._factors[f],
+                slides_over=int(size),
+                shift=start,
+                stride=stride,
+                dilation=dilation,
+            )
+        return dim
+
     def _add(
         self,
         size: int,
         kind: FactorKind,
         reducer: str | None = None,
-        shift: int | None = None,
-        slides_over: int | None = None,
         halo: tuple[int, int] = (0, 0),
     ) -> Dim:
         if size == 1:
             return ()
         name = factor_name(len(self._factors))
-        if shift is not None:
-            halo = max(-shift, 0), max(shift, 0)
-        self._factors.append(
-            Factor(
-                name,
-                int(size),
-                kind,
-                reducer,
-                halo,
-                slides_over=slides_over,
-                shift=shift,
-            )
-        )
+        self._factors.append(Factor(name, int(size), kind, reducer, halo))
         return (len(self._factors) - 1,)
 
     def rule(

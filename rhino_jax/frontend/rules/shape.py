@@ -140,17 +140,17 @@ def _local_slice(
 
 @register("slice", traits=FROM_FIRST, local=_local_slice)
 def slice_(ctx: OpContext) -> OpRule:
-    """Return the rule: dims taken in full are parallel, others are shifts; dims with
-    strides are whole."""
+    """Return the rule: dims taken in full are parallel, others shifts, in steps or
+    not."""
     can_sum = not ctx.out_dtypes[0].startswith(("key<", "bool"))
-    return _resized(ctx, starts_of(ctx.primitive, ctx.params), can_sum)
+    return _resized(ctx, can_sum)
 
 
 @register("pad", traits=Traits(OpKind.MOVEMENT, fuses_operands=True, moves=((0, 1),)))
 def pad(ctx: OpContext) -> OpRule:
-    """Return the rule: padded dims (negative padding, too) are shifts, or whole where
-    padding comes between elements."""
-    return _resized(ctx, starts_of(ctx.primitive, ctx.params))
+    """Return the rule: padded dims are shifts, whether padding is negative or comes
+    between elements."""
+    return _resized(ctx)
 
 
 def of_blocks(
@@ -200,14 +200,23 @@ def starts_of(primitive: str, params: Mapping[str, Any]) -> list[int | None]:
       Positions, negative where padding comes first; None where the elements are not
       contiguous.
     """
+    return [
+        start if stride == dilation == 1 else None
+        for start, stride, dilation in _steps_of(primitive, params)
+    ]
+
+
+def _steps_of(primitive: str, params: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    """Return `shift`, `stride` and `dilation` of every dim, as in `Factor`; of a
+    primitive that is neither "slice" nor "pad", nothing."""
     if primitive == "pad":
         config = params["padding_config"]
-        return [None if between else -low for low, _, between in config]
+        return [(-int(low), 1, between + 1) for low, _, between in config]
     if primitive != "slice":
         return []
     starts = params["start_indices"]
     strides = params["strides"] or (1,) * len(starts)
-    return [s if step == 1 else None for s, step in zip(starts, strides, strict=True)]
+    return [(int(s), step, 1) for s, step in zip(starts, strides, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,15 +289,11 @@ def _window(op: Op, eqn: Any) -> DimMove | None:
     )
 
 
-def _resized(
-    ctx: OpContext, starts: Sequence[int | None], can_sum: bool = True
-) -> OpRule:
-    """Return the rule of an op that reads its first operand from given positions on.
+def _resized(ctx: OpContext, can_sum: bool = True) -> OpRule:
+    """Return the rule of a slice or pad.
 
     Args:
       ctx: the op.
-      starts: for every dim, position in the operand of the result's first element; None
-        where the elements are not contiguous.
       can_sum: whether a shard's elements can be summed with zeros of other shards.
     """
     shape, *others = ctx.in_shapes
@@ -296,11 +301,11 @@ def _resized(
     factors = FactorList()
     operand: list[Dim] = []
     result: list[Dim] = []
-    for start, size, length in zip(starts, shape, result_shape, strict=True):
-        read, made = (
-            (factors.whole(size), factors.whole(length))
-            if start is None
-            else factors.moved(length, size, int(start), can_sum)
+    for (start, stride, dilation), size, length in zip(
+        _steps_of(ctx.primitive, ctx.params), shape, result_shape, strict=True
+    ):
+        read, made = factors.moved(
+            length, size, start, can_sum, stride=stride, dilation=dilation
         )
         operand.append(read)
         result.append(made)

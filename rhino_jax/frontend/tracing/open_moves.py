@@ -32,6 +32,7 @@ from rhino_jax.frontend.regions import entering, region_kind, with_bodies, with_
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.rotate import rotate
 from rhino_jax.frontend.tracing.constant_windows import opened_window, shifted_shapes
+from rhino_jax.frontend.tracing.padded_slices import Pads, opened_pad
 from rhino_jax.frontend.tracing.row_numbers import RowNumbers
 from rhino_jax.ir.traits import OpKind
 
@@ -160,7 +161,7 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) ->
       entering: position → value, of the inputs that are known.
       rows: row numbers among the inputs; those of its variables are added.
     """
-    inner, rotations = open_jaxpr(jaxpr), Rotations()
+    inner, rotations, pads = open_jaxpr(jaxpr), Rotations(), Pads()
     rows.enter(inner.invars)
     known = {inner.invars[i]: value for i, value in entering.items()}
     for var, const in zip(inner.constvars, jaxpr_consts(jaxpr), strict=False):
@@ -180,13 +181,15 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) ->
         is_shifted = getattr(getattr(first, "aval", None), "shape", None) in grids
         is_narrow = is_shifted or (not is_known and first in computed)
         window = opened_window(eqn, values, is_narrow=is_narrow)
-        move = rotations.of(eqn) or rows.of(eqn)
+        window = window or opened_pad(eqn)
+        move = rotations.of(eqn) or pads.of(eqn) or rows.of(eqn)
         if window is not None:
             made = _spelled(eqn, eqn.invars, window, inner.debug_info)
         elif move is not None:
             made = _spelled(eqn, move[1], move[0], inner.debug_info)
         for one in made:
             rotations.see(one)
+            pads.see(one)
             rows.see(one)
             if traits_of(one.primitive.name).kind in _POINTWISE:
                 computed.update(one.outvars)

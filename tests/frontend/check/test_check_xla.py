@@ -52,6 +52,14 @@ XLA_CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, k: lax.conv_general_dilated(x, k, (1,), "SAME"),
         (np.ones((2, 4, 16), "f"), np.ones((8, 4, 3), "f")),
     ),
+    "steps": (
+        jax.grad(lambda x: (x[::2] * x[1::2]).sum() + jnp.sin(x[3::4]).sum()),
+        (X.repeat(4, 0),),
+    ),
+    "steps between borders": (
+        jax.grad(lambda x: (x[1:-1:2] ** 2).sum()),
+        (X.repeat(9, 0)[:66],),
+    ),
     "reshape": (lambda x: x.reshape(8, 2, 4).reshape(16, 4), (X.repeat(2, 0),)),
     "bits": (lambda k: jax.random.bits(k, (8, 8)), (jax.random.key(0),)),
     "sort": (lambda x: lax.sort((x, x), dimension=1, num_keys=1), (X,)),

@@ -91,9 +91,52 @@ def edged(u: Any) -> Any:
     return jnp.sin(u).at[:, 5].multiply(2.0).at[9:11, 1:4].min(0.1)
 
 
+def by_padding(u: Any) -> Any:
+    """Zeros around: slices of a padded array, in steps, too."""
+    q = jnp.pad(u, 1)
+    around = q[2:, 1:-1] + q[:-2, 1:-1] + q[1:-1, 2:] + q[1:-1, :-2]
+    odd = q[2::2, 1:-1] * 0.1
+    return u + 0.1 * (around - 4 * u) + jnp.repeat(odd, 2, 0)[: u.shape[0]]
+
+
+def cycle(u: Any) -> Any:
+    """A multigrid cycle of two grids, to the coarse one and back."""
+    r = by_padding(u)
+    coarse = r[::2, ::2] + r[1::2, ::2] + r[::2, 1::2] + r[1::2, 1::2]
+    coarse = jnp.tanh(by_padding(0.1 * coarse))
+    return 0.3 * r + jnp.repeat(jnp.repeat(coarse, 2, 0), 2, 1)
+
+
+def cycle_by_reshape(u: Any) -> Any:
+    n, m = u.shape
+    coarse = by_padding(0.1 * u.reshape(n // 2, 2, m // 2, 2).sum((1, 3)))
+    return 0.3 * u + jnp.repeat(jnp.repeat(coarse, 2, 0), 2, 1)
+
+
+def red_black(u: Any) -> Any:
+    """Every second row is smoothed with those between, then those."""
+    red = 0.5 * u[::2] + 0.25 * (u[1::2] + jnp.roll(u[1::2], 1, 0))
+    black = 0.5 * u[1::2] + 0.25 * (red + jnp.roll(red, -1, 0))
+    return jnp.stack([red, black], 1).reshape(u.shape)
+
+
+def red_black_inside(u: Any) -> Any:
+    """Likewise, between borders, written where they are read."""
+    u = u.at[1:-1:2].set(0.5 * (u[:-2:2] + u[2::2]))
+    return u.at[2:-1:2, 1:-1].add(0.1 * (u[1:-2:2, 2:] - u[3::2, :-2]))
+
+
+def depth(u: Any) -> Any:
+    """Space to depth, and back by dilated pads."""
+    even, odd = jnp.tanh(u[:, ::2]), u[:, 1::2]
+    even = lax.pad(even, 0.0, ((0, 0, 0), (0, 1, 1)))
+    return even + lax.pad(0.5 * odd, 0.0, ((0, 0, 0), (1, 0, 1)))
+
+
 BODIES = (
     heat, padded, window, overwritten, upwind, periodic, staggered, shifted_tokens,
-    blocked, edged,
+    blocked, edged, by_padding, cycle, cycle_by_reshape, red_black, red_black_inside,
+    depth,
 )  # fmt: skip
 
 

@@ -14,9 +14,14 @@ from conv_programs import HARDWARE
 from jax.sharding import PartitionSpec as P
 from stencils import (
     BODIES,
+    by_padding,
+    cycle,
+    cycle_by_reshape,
+    depth,
     edged,
     heat,
     padded,
+    red_black,
     step_of,
     steps,
     upwind,
@@ -60,6 +65,7 @@ def planned(step: Callable[..., Any], u: jax.Array, spec: P) -> rhino.Plan:
         [
             (heat, BOTH, (64, 48)),
             (upwind, ROWS, (64, 48)),
+            (cycle, BOTH, (64, 48)),
         ],
     ),
 )
@@ -73,7 +79,21 @@ def test_values_and_gradients_are_those_of_one_device(
 
 
 @pytest.mark.parametrize(
-    "body", covering([heat, window, padded, edged], [heat, window, edged])
+    "body",
+    covering(
+        [
+            heat,
+            window,
+            padded,
+            edged,
+            by_padding,
+            cycle,
+            cycle_by_reshape,
+            red_black,
+            depth,
+        ],
+        [heat, window, edged, cycle],
+    ),
 )
 def test_borders_alone_are_sent(body: Callable[[Any], Any]) -> None:
     def step(u: Any) -> Any:
@@ -152,3 +172,22 @@ def test_predictions_of_rolls_on_gpus_hold(rolled: Callable[..., Any]) -> None:
     assert predicted.step_time_s == pytest.approx(compiled.step_time_s, rel=0.25)
     # XLA updates one of the scanned grids in place: 24 MiB where 32 are predicted.
     assert 0.99 <= predicted.peak_bytes / compiled.peak_bytes <= 1.34
+
+
+@pytest.mark.slow
+@pytest.mark.compile_only
+@pytest.mark.parametrize("body", [by_padding, cycle, depth])
+def test_predictions_of_slices_and_pads_on_gpus_hold(
+    body: Callable[[Any], Any],
+) -> None:
+    u = jax.ShapeDtypeStruct((4096, 4096), "float32")
+
+    def step(u: Any) -> Any:
+        return steps(body, u)
+
+    with skipped_without_extra():
+        plan = rhino.plan(step, u, hardware="h100:8")
+        compiled = plan.verify(step, u).compiled
+    predicted = plan.predicted.step_time_s
+    print(f"{predicted * 1e6:.0f} us predicted, {compiled.step_time_s * 1e6:.0f}")
+    assert predicted == pytest.approx(compiled.step_time_s, rel=0.3)
