@@ -3,21 +3,23 @@
 In: a closed jaxpr with its program; the sharding of a first plan of it, and its costs.
 Out: a closed jaxpr of the same arguments and results, in which partial sums over mesh
 axes are leading dims of values, reduced where that is cheapest.
-Order: `reach` (ops that commute with a sum, and values that can be unreduced), `flow`
-and `sites` (those that should be, under a plan), `accumulated` (loops whose sums should
-be under any plan), `pieces` (the choice, also as text; ops on unreduced values),
-`loops` (and unreduced values) and `emit` (the new jaxpr).
+Order: `choice` (the values that stay unreduced, also as text), `reach` (those that can,
+as ops are linear), `flow` and `sites` (those that should: a minimum cut), `emit`.
 """
 
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS
-from rhino_jax.passes.deferred_reductions.accumulated import accumulated
-from rhino_jax.passes.deferred_reductions.emit import defer_reductions
-from rhino_jax.passes.deferred_reductions.pieces import (
+from rhino_jax.passes.deferred_reductions.choice import (
     DeferredGroup,
     as_text,
     from_text,
 )
-from rhino_jax.passes.deferred_reductions.sites import Site, SitePrices, sites
+from rhino_jax.passes.deferred_reductions.emit import defer_reductions
+from rhino_jax.passes.deferred_reductions.sites import (
+    Site,
+    SitePrices,
+    accumulated,
+    sites,
+)
 from rhino_jax.passes.program_pass import ProgramPass
 
 

@@ -2,46 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from rhino_jax._compat import (
     bind_eqn,
-    is_literal,
-    jaxpr_consts,
     like_jaxpr,
     open_jaxpr,
     retrace,
     without_dead_code,
 )
 from rhino_jax.errors import InternalError
-from rhino_jax.frontend.regions import (
-    PLAIN_CALLS,
-    REMATS,
-    call_scope,
-    closed_region_jaxprs,
-    evaluate_ops,
-    with_jaxprs,
-)
-from rhino_jax.ir.program import Op, Program, Region, RegionKind
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.deferred_reductions import loops
-from rhino_jax.passes.deferred_reductions.loops import UnreducedValue, zeros
-from rhino_jax.passes.deferred_reductions.pieces import (
+from rhino_jax.passes.deferred_reductions.choice import (
     DeferredGroup,
-    batched,
+    Split,
     can_split,
     from_text,
-    in_pieces,
-    unsaid,
 )
-from rhino_jax.passes.deferred_reductions.reach import linear_ways
+from rhino_jax.passes.deferred_reductions.reach import inlined, is_entered, linear_ways
+from rhino_jax.rewrite.emit import scan_like
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 from rhino_jax.rewrite.retraced import retraced
+
+
+REDUCED = -1
+"""Key of the part of a value that is reduced: it has no leading dims."""
+
+Parts = Mapping[int, Any]
+"""`REDUCED` or index of a group → array of shape (*pieces of the group, *shape)."""
+
+
+@dataclass(eq=False)
+class UnreducedValue:
+    """A value of the program: the sum of its parts, each summed over leading dims.
+
+    Attributes:
+      aval: abstract value of JAX: shape and dtype.
+      parts: the parts; one that is not there is zero.
+      maker: the op whose name and source line the sum gets; None: those in context.
+      is_zero: whether it is known to be zero everywhere.
+    """
+
+    aval: Any
+    parts: Parts
+    maker: FlatOp | None = None
+    is_zero: bool = False
+
+    @property
+    def groups(self) -> set[int]:
+        """Indices of the groups in which it is unreduced."""
+        return {*self.parts} - {REDUCED}
+
+    @cached_property
+    def whole(self) -> Any:
+        """The reduced array."""
+        if self.maker is None or not self.groups:
+            return self._sum()
+        with self.maker.context():
+            return self._sum()
+
+    def _sum(self) -> Any:
+        total = self.parts.get(REDUCED)
+        for g in sorted(self.groups):
+            dims = range(self.parts[g].ndim - len(self.aval.shape))
+            part = lax.reduce_sum(self.parts[g], tuple(dims))
+            total = part if total is None else lax.add(total, part)
+        return zeros(self.aval) if total is None else total
+
+
+def zeros(aval: Any, pieces: Sequence[int] = ()) -> Any:
+    return lax.full((*pieces, *aval.shape), 0, aval.dtype)
 
 
 def defer_reductions(closed: Any, program: Program, choice: str) -> Any:
@@ -60,14 +102,11 @@ def defer_reductions(closed: Any, program: Program, choice: str) -> Any:
     Raises:
       InternalError: shapes or dtypes of results changed.
     """
-    emitter = DeferredEmitter(program, tuple(from_text(choice)))
-    opened = open_jaxpr(closed)
-    count = len(opened.invars)
+    flat = inlined(program, closed)
+    emitter = DeferredEmitter(flat, tuple(from_text(choice)))
 
     def run(*arrays: Any) -> list[Any]:
-        values = [_plain(x, v) for x, v in zip(arrays, opened.invars, strict=False)]
-        outs = emitter.region(program.body, opened, arrays[count:], values)
-        return [v.closed() for v in outs]
+        return [v.whole for v in emitter.region(flat.top, emitter.wrapped(arrays))]
 
     found = without_dead_code(retraced(closed, run))
     old, new = ([v.aval for v in open_jaxpr(j).outvars] for j in (closed, found))
@@ -80,255 +119,256 @@ def defer_reductions(closed: Any, program: Program, choice: str) -> Any:
     return found
 
 
-def _plain(array: Any, atom: Any) -> UnreducedValue:
-    """Wrap an array as a reduced value."""
-    is_zero = is_literal(atom) and bool(np.all(array == 0))
-    return UnreducedValue(atom.aval, array, is_zero=is_zero)
-
-
-@dataclass(slots=True)
+@dataclass(eq=False)
 class DeferredEmitter:
-    """Emitter of a program's equations with unreduced values.
+    """Runs the ops of a program on unreduced values."""
 
-    Attributes:
-      program: the program that ids in the groups refer to.
-      groups: the deferred reductions.
-    """
-
-    program: Program
+    flat: FlatProgram
     groups: Sequence[DeferredGroup]
-    _made: dict[int, int] = field(init=False)
+    pieces: dict[int, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        # An op that two groups name is unreduced in the first, reduced for the other.
-        groups = reversed([*enumerate(self.groups)])
-        self._made = {op: g for g, group in groups for op in group.made}
+        self.pieces = {g: group.pieces for g, group in enumerate(self.groups)}
+        self.pieces[REDUCED] = ()
 
-    def held_open(self, value: int) -> list[int]:
-        """Return the indices of the groups in which a value stays unreduced."""
-        return [g for g, group in enumerate(self.groups) if value in group.open]
+    def group_of(self, op: int) -> int | None:
+        """Return the first group in which an op's own sum is deferred."""
+        return next((g for g, x in enumerate(self.groups) if op in x.made), None)
+
+    def kept(self, value: int) -> set[int]:
+        """Return the groups in which a value stays unreduced."""
+        return {g for g, group in enumerate(self.groups) if value in group.open}
+
+    def wrapped(self, arrays: Sequence[Any]) -> list[UnreducedValue]:
+        return [UnreducedValue(jax.typeof(x), {REDUCED: x}) for x in arrays]
+
+    def const(self, value: int) -> UnreducedValue:
+        array, aval = self.flat.consts[value], self.flat.avals[value]
+        is_literal = isinstance(array, np.generic | np.ndarray | float | int)
+        is_zero = is_literal and np.ndim(array) == 0 and array == 0
+        return UnreducedValue(aval, {REDUCED: array}, is_zero=bool(is_zero))
 
     def region(
-        self,
-        region: Region,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        inputs: Sequence[UnreducedValue],
+        self, region: FlatRegion, inputs: Sequence[UnreducedValue]
     ) -> list[UnreducedValue]:
-        """Run all equations of a jaxpr and return its outputs.
+        """Run all ops of a region and return its outputs."""
+        env = dict(zip(region.inputs, inputs, strict=True))
 
-        Args:
-          region: the region of the program.
-          jaxpr: the open jaxpr that the region was imported from.
-          consts: arrays of its constants.
-          inputs: values of its inputs.
-        """
-        return evaluate_ops(
-            self.program, region, jaxpr, consts, inputs, self.op, _plain
-        )
+        def read(value: int) -> UnreducedValue:
+            return env[value] if value in env else self.const(value)
+
+        for item in region.ops:
+            with item.context():
+                results = self.op(item, [read(v) for v in item.operands])
+            env.update(zip(item.results, results, strict=True))
+        return [read(v) for v in region.outputs]
 
     def op(
-        self, op: Op, eqn: Any, operands: list[UnreducedValue]
+        self, item: FlatOp, operands: Sequence[UnreducedValue]
     ) -> list[UnreducedValue]:
-        """Run one equation."""
-        if op.call is None:
-            if op.id in self._made:
-                return [self.source(op, eqn, operands)]
-            found = self.linear(op, eqn, operands)
-            return self.as_it_was(op, eqn, operands) if found is None else [found]
-        if not self.changes(op):
-            return self.as_it_was(op, eqn, operands)
-        name = eqn.primitive.name
-        if name in PLAIN_CALLS:
-            (body,) = closed_region_jaxprs(eqn)
-            inner, consts = open_jaxpr(body), jaxpr_consts(body)
-            with call_scope(eqn):
-                return self.region(op.call.regions[0], inner, consts, operands)
-        if name in REMATS:
-            return self.remat(op, eqn, operands)
-        if op.call.kind is RegionKind.SCAN:
-            (body,) = closed_region_jaxprs(eqn)
-            inside = partial(
-                self.region, op.call.regions[0], open_jaxpr(body), jaxpr_consts(body)
-            )
-            pieces = [group.pieces for group in self.groups]
-            return loops.run(eqn, op.call, operands, inside, self.held_open, pieces)
-        return self.as_it_was(op, eqn, operands)
-
-    def remat(
-        self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
-    ) -> list[UnreducedValue]:
-        """Run a recomputed region (`jax.checkpoint`) on reduced values.
-
-        Its results may be unreduced.
-        """
-        (body,) = closed_region_jaxprs(eqn)
-        inner, consts = open_jaxpr(body), jaxpr_consts(body)
-        assert op.call is not None
-        (region,) = op.call.regions
-        kept = [self.held_open(v) for v in op.results]
-        found: list[tuple[bool, list[int]]] = []
-
-        def inside(*arrays: Any) -> list[Any]:
-            values = [
-                UnreducedValue(v.aval, x)
-                for v, x in zip(inner.invars, arrays, strict=True)
-            ]
-            outs = self.region(region, inner, consts, values)
-            found.clear()
-            leaving: list[Any] = []
-            for value, groups in zip(outs, kept, strict=True):
-                if not value.open or not set(value.open) <= set(groups):
-                    found.append((True, []))
-                    leaving.append(value.closed())
-                    continue
-                found.append((value.plain is not None, list(value.open)))
-                leaving += [] if value.plain is None else [value.plain]
-                leaving += value.open.values()
-            return leaving
-
-        traced = SimpleNamespace(
-            invars=inner.invars, debug_info=inner.debug_info.with_unknown_names()
-        )
-        new, new_consts = retrace(inside, traced)
-        params = with_jaxprs(eqn, [like_jaxpr(body, new, new_consts)])
-        arrays = iter(bind_eqn(eqn, [v.closed() for v in operands], params))
-        results: list[UnreducedValue] = []
-        for var, (has_plain, groups) in zip(eqn.outvars, found, strict=True):
-            plain = next(arrays) if has_plain else None
-            opened = {g: next(arrays) for g in groups}
-            results.append(UnreducedValue(var.aval, plain, opened, maker=eqn))
-        return results
-
-    def changes(self, op: Op) -> bool:
-        """Whether an op with regions has an unreduced result, or defers a sum
-        inside."""
-        assert op.call is not None
-        return any(self.held_open(v) for v in op.results) or any(
-            inner in self._made
-            or (self.program.ops[inner].call and self.changes(self.program.ops[inner]))
-            for region in op.call.regions
-            for inner in region.ops
-        )
-
-    def as_it_was(
-        self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
-    ) -> list[UnreducedValue]:
-        """Bind an equation to reduced operands."""
-        results = bind_eqn(eqn, [v.closed() for v in operands], eqn.params)
-        is_zero = op.traits.keeps_zeros([v.is_zero for v in operands])
+        found = None
+        if is_entered(item) and self.changes(item):
+            return (self.scan if item.is_scan else self.remat)(item, operands)
+        if not item.regions and without_shardings(item.eqn.params) is not None:
+            g = self.group_of(item.op.id)
+            if g is not None:
+                found = self.source(item, operands, g)
+            elif item.results:
+                found = self.linear(item, operands)
+        if found is not None:
+            return [UnreducedValue(item.eqn.outvars[0].aval, found, item)]
+        is_zero = item.op.traits.keeps_zeros([v.is_zero for v in operands])
+        results = bind_eqn(item.eqn, [v.whole for v in operands], item.eqn.params)
         return [
-            UnreducedValue(var.aval, x, is_zero=is_zero)
-            for x, var in zip(results, eqn.outvars, strict=True)
+            UnreducedValue(var.aval, {REDUCED: x}, is_zero=is_zero)
+            for x, var in zip(results, item.eqn.outvars, strict=True)
         ]
 
-    def source(
-        self, op: Op, eqn: Any, operands: Sequence[UnreducedValue]
-    ) -> UnreducedValue:
-        """Run an op whose own sum is deferred."""
-        g, (result,) = self._made[op.id], eqn.outvars
-        group = self.groups[g]
-        split, rule = group.made[op.id], op.rule
-        assert rule is not None and can_split(rule, split, group.pieces), op.label
-        if unsaid(eqn.params) is None:
-            return self.as_it_was(op, eqn, operands)[0]
-        arrays = [v.closed() for v in operands]
-        plain = None
+    def changes(self, item: FlatOp) -> bool:
+        """Whether an op has an unreduced result, or defers a sum in its regions."""
+        return (
+            any(self.kept(v) for v in item.results)
+            or self.group_of(item.op.id) is not None
+            or any(self.changes(x) for region in item.regions for x in region.ops)
+        )
+
+    def leaving(self, value: UnreducedValue, groups: set[int]) -> Parts:
+        """Return the parts of a value that stays unreduced in some groups alone."""
+        is_kept = value.groups and value.groups <= groups
+        return value.parts if is_kept else {REDUCED: value.whole}
+
+    def source(self, item: FlatOp, operands: Sequence[UnreducedValue], g: int) -> Parts:
+        """Return the parts of the result of an op whose own sum is deferred."""
+        op, group, parts = item.op, self.groups[g], {}
+        arrays = [v.whole for v in operands]
         if op.traits.kind is OpKind.SCATTER:
-            plain = None if operands[0].is_zero else arrays[0]
-            arrays[0] = zeros(operands[0].aval, ())
-        parts = in_pieces(eqn, rule, arrays, split, group.pieces)
-        return UnreducedValue(result.aval, plain, {g: parts}, maker=eqn)
+            parts = {} if operands[0].is_zero else {REDUCED: arrays[0]}
+            arrays[0] = zeros(operands[0].aval)
+        assert op.rule and can_split(op.rule, group.made[op.id], group.pieces), op.label
+        parts[g] = in_pieces(item, op.rule, arrays, group.made[op.id], group.pieces)
+        return parts
 
-    def linear(
-        self, op: Op, eqn: Any, operands: list[UnreducedValue]
-    ) -> UnreducedValue | None:
-        """Run an op on unreduced operands in which it is linear.
-
-        Args:
-          op: the op.
-          eqn: its equation.
-          operands: its operands.
-        Returns:
-          Its result, unreduced; None where the op has to run on reduced operands.
-        """
-        wanted = self.held_open(op.results[0]) if op.results else []
-        way = self.way(op, operands, wanted)
-        if way is None or unsaid(eqn.params) is None:
+    def linear(self, item: FlatOp, operands: Sequence[UnreducedValue]) -> Parts | None:
+        """Return the parts of the result of an op that is linear in unreduced operands;
+        None where it has to run on reduced ones."""
+        wanted, traits = self.kept(item.results[0]), item.op.traits
+        ways = linear_ways(self.flat.program, item.op)
+        is_open = (w for w in ways if any(operands[i].groups & wanted for i in w))
+        way = next(is_open, None)
+        if way is None:
             return None
-        others = [v.closed() if i not in way else None for i, v in enumerate(operands)]
-        kept: list[UnreducedValue] = []
-        for i, v in enumerate(operands):
-            is_wanted = i in way and set(v.open) <= set(wanted)
-            kept.append(
-                v
-                if is_wanted
-                else UnreducedValue(v.aval, v.closed(), is_zero=v.is_zero)
+        read: list[Parts] = [
+            self.leaving(v, wanted) if i in way else {REDUCED: v.whole}
+            for i, v in enumerate(operands)
+        ]
+        parts = {}
+        for g in (REDUCED, *sorted(wanted)):
+            present = [i for i in way if g in read[i]]
+            if all(g == REDUCED and operands[i].is_zero for i in present):
+                continue
+            is_sum = traits.is_elementwise and traits.reducer == "sum"
+            if len(present) == 1 and is_sum and present[0] in traits.accumulates:
+                parts[g] = read[present[0]][g]
+                continue
+            arrays = [
+                read[i].get(g, zeros(v.aval)) if i in way else v.whole
+                for i, v in enumerate(operands)
+            ]
+            at = [0 if i in present else None for i in range(len(operands))]
+            parts[g] = batched(item, arrays, [at] * len(self.pieces[g]))
+        return parts
+
+    def remat(
+        self, item: FlatOp, operands: Sequence[UnreducedValue]
+    ) -> list[UnreducedValue]:
+        """Run a recomputed region on reduced values; its results may be unreduced."""
+        (body,), (region,) = closed_region_jaxprs(item.eqn), item.regions
+        inner, tree = open_jaxpr(body), None
+
+        def inside(*arrays: Any) -> list[Any]:
+            nonlocal tree
+            outs = self.region(region, self.wrapped(arrays))
+            pairs = zip(outs, map(self.kept, item.results), strict=True)
+            leaves, tree = jax.tree.flatten([self.leaving(*pair) for pair in pairs])
+            return leaves
+
+        names = inner.debug_info.with_unknown_names()
+        traced = SimpleNamespace(invars=inner.invars, debug_info=names)
+        params = with_jaxprs(item.eqn, [like_jaxpr(body, *retrace(inside, traced))])
+        arrays = bind_eqn(item.eqn, [v.whole for v in operands], params)
+        pairs = zip(item.eqn.outvars, jax.tree.unflatten(tree, arrays), strict=True)
+        return [UnreducedValue(var.aval, parts, item) for var, parts in pairs]
+
+    def scan(
+        self, item: FlatOp, operands: Sequence[UnreducedValue]
+    ) -> list[UnreducedValue]:
+        """Run a scan, some of whose carries and stacked results are unreduced; the
+        carries are reduced once after the loop."""
+        call, (region,) = item.call, item.regions
+        avals = [self.flat.avals[v] for v in region.inputs]
+        wanted = [self.kept(v) for v in call.carries(region.inputs)]
+        # Outside of the loop, if all iterations read them.
+        consts = [
+            UnreducedValue(v.aval, {REDUCED: v.whole}, is_zero=v.is_zero)
+            for v in call.consts(operands)
+        ]
+
+        def carry(value: UnreducedValue, groups: set[int], also: Parts) -> Parts:
+            parts = self.leaving(value, groups)
+            missing = {*groups, *also} - parts.keys()
+            return {**parts, **{g: zeros(value.aval, self.pieces[g]) for g in missing}}
+
+        def step(carries: list[Parts], slices: Sequence[Any]) -> tuple[Any, Any]:
+            entering = map(UnreducedValue, call.carries(avals), carries)
+            sliced = self.wrapped(slices)
+            outs = self.region(region, [*consts, *entering, *sliced])
+            stacked = zip(call.stacked(outs), call.stacked(region.outputs), strict=True)
+            return (
+                [*map(carry, outs, wanted, carries)],
+                [self.leaving(x, self.kept(v)) for x, v in stacked],
             )
-        opened = {}
-        for g in wanted:
-            if any(g in kept[i].open for i in way):
-                arrays = [
-                    kept[i].open.get(g) if i in way else x for i, x in enumerate(others)
-                ]
-                opened[g] = self.part(op, eqn, kept, arrays, way, self.groups[g].pieces)
-        plain = None
-        if any(kept[i].plain is not None and not kept[i].is_zero for i in way):
-            arrays = [kept[i].plain if i in way else x for i, x in enumerate(others)]
-            plain = self.part(op, eqn, kept, arrays, way, ())
-        return UnreducedValue(eqn.outvars[0].aval, plain, opened, maker=eqn)
 
-    def way(
-        self, op: Op, operands: Sequence[UnreducedValue], wanted: Sequence[int]
-    ) -> tuple[int, ...] | None:
-        """Return the operands in which an op is linear, if one of them is unreduced.
+        init = []
+        for value, groups in zip(call.carries(operands), wanted, strict=True):
+            parts = carry(value, groups, {})
+            is_empty = groups and value.is_zero
+            init.append({g: parts[g] for g in parts if g != REDUCED or not is_empty})
+        stacks = [v.whole for v in call.sliced(operands)]
+        slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks]
+        while True:
+            after, _ = jax.eval_shape(step, init, slices)
+            if [*map(len, init)] == [*map(len, after)]:
+                break
+            # A reduced part of zero, for carries that the body adds one to.
+            both = zip(init, after, strict=True)
+            init = [{g: a[g] if g in a else zeros(b[g]) for g in b} for a, b in both]
+        ends, made = scan_like(item.eqn, step, init, stacks)
+        made = [
+            {g: jnp.moveaxis(x, 0, len(self.pieces[g])) for g, x in parts.items()}
+            for parts in made
+        ]
+        pairs = zip(item.eqn.outvars, [*ends, *made], strict=True)
+        return [UnreducedValue(var.aval, parts, item) for var, parts in pairs]
 
-        Args:
-          op: the op.
-          operands: its operands.
-          wanted: indices of the groups in which its result stays unreduced.
-        Returns:
-          Positions of the operands; None where no such operand is unreduced.
-        """
-        for way in linear_ways(self.program, op):
-            if any(g in operands[i].open for i in way for g in wanted):
-                return way
+
+def without_shardings(params: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return an equation's parameters without output shardings; None where one of these
+    partitions a dim."""
+    found = {k: params[k] for k in ("sharding", "out_sharding") if params.get(k)}
+    if any(any(s.spec) for s in found.values()):
         return None
+    return {**params, **dict.fromkeys(found)}
 
-    def part(
-        self,
-        op: Op,
-        eqn: Any,
-        operands: Sequence[UnreducedValue],
-        arrays: list[Any],
-        way: Sequence[int],
-        pieces: Sequence[int],
-    ) -> Any:
-        """Compute the reduced part of a linear op's result, or that of one group.
 
-        Args:
-          op: the op.
-          eqn: its equation.
-          operands: its operands.
-          arrays: that part of each operand in `way`, None for zero; other operands
-            reduced.
-          way: positions of the operands in which the op is linear.
-          pieces: sizes of the leading dims; empty for the reduced part.
-        """
-        present = [i for i in way if arrays[i] is not None]
-        if len(present) == 1 and self.is_added_to(op, present[0]):
-            return arrays[present[0]]
-        is_open = [i in present and bool(pieces) for i in range(len(arrays))]
-        for i in way:
-            if arrays[i] is None:
-                arrays[i] = zeros(operands[i].aval, ())
-        if not pieces:
-            return bind_eqn(eqn, arrays, eqn.params)[0]
-        place = [0 if opened else None for opened in is_open]
-        return batched(eqn, arrays, [place] * len(pieces))
+def batched(
+    item: FlatOp, arrays: Sequence[Any], places: Sequence[Sequence[int | None]]
+) -> Any:
+    """Run an op of one result, batched over additional dims of its operands.
 
-    def is_added_to(self, op: Op, operand: int) -> bool:
-        """Whether an op adds all else to an operand, element by element."""
-        traits = op.traits
-        is_sum = traits.is_elementwise and traits.reducer == "sum"
-        return is_sum and operand in traits.accumulates
+    Args:
+      item: the op.
+      arrays: its operands.
+      places: for each batched dim, outermost first, its position in each operand, or
+        None; positions do not count the batched dims before it.
+    Returns:
+      The result, with the batched dims leading.
+    """
+    params = without_shardings(item.eqn.params)
+    assert params is not None
+
+    def run(*xs: Any) -> Any:
+        return bind_eqn(item.eqn, xs, params)[0]
+
+    for axes in reversed(places):
+        run = jax.vmap(run, in_axes=tuple(axes), out_axes=0)
+    return run(*arrays)
+
+
+def in_pieces(
+    item: FlatOp,
+    rule: Rule,
+    arrays: Sequence[Any],
+    split: Split,
+    pieces: Sequence[int],
+) -> Any:
+    """Run an op that sums, and return its partial sums, of shape (*pieces, *shape);
+    `split` and `pieces` are those of its `DeferredGroup`."""
+    cut: dict[int, list[int]] = {}
+    for piece, factor in split:
+        cut.setdefault(factor, []).append(piece)
+    read, marks = [], []
+    for array, layout in zip(arrays, rule.operands, strict=True):
+        shape: list[int] = []
+        mark: list[int | None] = []
+        for size, dim in zip(array.shape, layout, strict=True):
+            own = cut.get(dim[0], []) if len(dim) == 1 else []
+            sizes = [pieces[piece] for piece in own]
+            shape += [*sizes, size // int(np.prod(sizes, dtype=int))]
+            mark += [*own, None]
+        read.append(array if len(shape) == array.ndim else lax.reshape(array, shape))
+        marks.append(mark)
+    places: list[list[int | None]] = []
+    for piece in range(len(pieces)):
+        places.append([m.index(piece) if piece in m else None for m in marks])
+        marks = [[x for x in m if x != piece] for m in marks]
+    return batched(item, read, places)

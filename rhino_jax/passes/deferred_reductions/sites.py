@@ -9,14 +9,25 @@ sink (reduced) is where the collectives go.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from rhino_jax.ir.program import Op, Program
+from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, Split, can_split
 from rhino_jax.passes.deferred_reductions.flow import FlowNetwork
-from rhino_jax.passes.deferred_reductions.pieces import DeferredGroup, Split, can_split
-from rhino_jax.passes.deferred_reductions.reach import Reach, reach, sums, visible
+from rhino_jax.passes.deferred_reductions.reach import (
+    Reach,
+    carried,
+    inlined,
+    is_sum,
+    runs_of,
+)
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
+from rhino_jax.utils.union_find import DisjointSets
 
 
 Axes = tuple[int, ...]
@@ -41,12 +52,8 @@ class SitePrices(Protocol):
         ...
 
     def held_s(self, op: Op, axes: Axes) -> float:
-        """Return seconds by which one run of an op slows if its result is unreduced.
-
-        Args:
-          op: the op.
-          axes: mesh axes over which the result is unreduced.
-        """
+        """Return seconds by which one run of an op slows if its result is unreduced
+        over mesh axes."""
         ...
 
 
@@ -80,33 +87,22 @@ def sites(program: Program, prices: SitePrices, least_s: float = 1e-6) -> list[S
       prices: its sharding, and costs of reductions.
       least_s: minimum seconds that a site must save per step.
     """
-    runs = visible(program)
-    by_axes: dict[Axes, dict[int, Split]] = {}
+    flat = inlined(program)
+    by_axes: dict[Axes, dict[int, Split]] = defaultdict(dict)
+    runs = runs_of(flat)
     for op_id in runs:
-        found = _split(program.ops[op_id], prices)
+        found = _partial(program.ops[op_id], prices)
         if found is not None:
-            axes, split = found
-            by_axes.setdefault(axes, {})[op_id] = split
-    every = [
-        site
-        for axes, splits in by_axes.items()
-        for site in _sites_over(program, prices, runs, axes, splits)
-    ]
+            by_axes[found[0]][op_id] = found[1]
+    every = [s for x in by_axes.items() for s in _sites_over(flat, runs, prices, *x)]
     return sorted((s for s in every if s.saved_s >= least_s), key=lambda s: -s.saved_s)
 
 
-def _split(op: Op, prices: SitePrices) -> tuple[Axes, Split] | None:
-    """Return the mesh axes over which an op's result is partial, and their factors.
-
-    Args:
-      op: the op.
-      prices: the program's sharding.
-    Returns:
-      The mesh axes, and how they divide the op's summed factors; None where the result
-      is not partial, or its sum cannot be deferred.
-    """
+def _partial(op: Op, prices: SitePrices) -> tuple[Axes, Split] | None:
+    """Return the mesh axes over which an op's result is partial, and its factors that
+    they shard; None where it is not partial, or its sum cannot be deferred."""
     rule, cut = op.rule, prices.cuts.get(op.id)
-    if not sums(op) or rule is None or cut is None or len(op.results) != 1:
+    if not is_sum(op) or rule is None or cut is None or len(op.results) != 1:
         return None
     over = [
         (axis, f)
@@ -122,103 +118,129 @@ def _split(op: Op, prices: SitePrices) -> tuple[Axes, Split] | None:
 
 
 def _sites_over(
-    program: Program,
+    flat: FlatProgram,
+    ops: Mapping[int, tuple[FlatOp, int]],
     prices: SitePrices,
-    runs: Mapping[int, int],
     axes: Axes,
     splits: Mapping[int, Split],
 ) -> Iterator[Site]:
-    """Yield the sites of one set of mesh axes.
+    """Yield the sites of one set of mesh axes, given how it divides the ops' sums."""
+    reach = Reach(flat, ops, splits)
+    values, runs = reach.values, {op: count for op, (_, count) in ops.items()}
+    made = {flat.program.ops[op].results[0]: op for op in splits}
+    close = {v: prices.close(v, axes) for v in values}
+    linear = {result: item.op for _, result, item in reach.passed if item is not None}
+    held_s = {v: prices.held_s(op, axes) * runs[op.id] for v, op in linear.items()}
+
+    network = FlowNetwork()
+    opened = {v: network.node() for v in values}
+    read = {v: network.node() for v in values}
+    for v, count in values.items():
+        network.edge(opened[v], read[v], close[v][0] * count)
+        if held_s.get(v, 0.0) > 0:
+            network.edge(opened[v], 1, held_s[v])
+        if v in made:
+            network.edge(0, opened[v])
+        if v in reach.ended:
+            network.edge(read[v], 1)
+    for v, result, _ in reach.passed:
+        network.edge(read[v], opened[result])
+    for needed, v in reach.together:
+        network.edge(opened[v], opened[needed])
+    side = network.cut()
+
+    links = [(a, b) for a, b, _ in reach.passed] + reach.together
+    for group in _connected([v for v in values if side[opened[v]]], links):
+        summed = tuple(made[v] for v in group if v in made)
+        closed = tuple(v for v in group if not side[read[v]])
+        seconds, sent = (
+            sum(close[flat.program.ops[op].results[0]][i] * runs[op] for op in summed)
+            - sum(close[v][i] * values[v] for v in closed)
+            for i in (0, 1)
+        )
+        seconds -= sum(held_s.get(v, 0.0) for v in group)
+        if len(group) > 1:
+            sizes = tuple(prices.sizes[a] for a in axes)
+            left = DeferredGroup(
+                sizes, {op: splits[op] for op in summed}, frozenset(group)
+            )
+            yield Site(axes, left, seconds, sent, summed, closed)
+
+
+def _connected(
+    values: Sequence[int], links: Sequence[tuple[int, int]]
+) -> Iterator[list[int]]:
+    """Yield the connected components of some values."""
+    values = sorted(values)
+    place = {v: i for i, v in enumerate(values)}
+    sets, found = DisjointSets(len(values)), defaultdict[int, list[int]](list)
+    for a, b in links:
+        if a in place and b in place:
+            sets.union(place[a], place[b])
+    for v, name in zip(values, sets.names(), strict=True):
+        found[name].append(v)
+    yield from found.values()
+
+
+@dataclass(frozen=True)
+class _EverySum:
+    """`SitePrices` if every sum is over all of some mesh axes, and costs its bytes."""
+
+    program: Program
+    sizes: Sequence[int]
+
+    @cached_property
+    def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+        count, axes = math.prod(self.sizes), tuple(range(len(self.sizes)))
+        found = {}
+        for op in self.program.ops:
+            factors = op.rule.factors if op.rule else ()
+            fits = (f.reducer == "sum" and f.size % count == 0 for f in factors)
+            first = next((f for f, is_cut in enumerate(fits) if is_cut), None)
+            found[op.id] = tuple(
+                axes if f == first else () for f in range(len(factors))
+            )
+        return found
+
+    def close(self, value: int, axes: Axes) -> tuple[float, float]:
+        size = float(self.program.values[value].bytes)
+        return size, size
+
+    def held_s(self, op: Op, axes: Axes) -> float:
+        return 0.0
+
+
+def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
+    """Return the sums of loops that can be deferred to the end of the loop: gradient
+    accumulation.
+
+    A plan that reduces in every iteration avoids sharding the summed dims, and so never
+    shows that deferring would pay. Here every such sum is assumed to be over given mesh
+    axes; by which it is sharded is the planner's choice.
 
     Args:
       program: the program.
-      prices: its sharding, and costs of reductions.
-      runs: number of times that each op runs per step.
-      axes: the mesh axes.
-      splits: id of each op with partial sums over them → how its factors are divided.
+      pieces: sizes of the mesh axes.
     """
-    found = reach(program, splits, runs)
-    made = {program.ops[op].results[0]: op for op in splits}
-    costs = {v: prices.close(v, axes) for v in found.values}
-    is_open, is_summed = _cut(found, made, prices, axes, costs, runs)
-    pieces = tuple(prices.sizes[a] for a in axes)
-    linear = {result: op for _, result, op in found.passed if op}
-    for values in _flows(found, is_open):
-        ops = [made[v] for v in values if v in made]
-        closed = [v for v in values if is_summed[v]]
-        saved = [
-            sum(costs[program.ops[op].results[0]][i] * runs[op] for op in ops)
-            - sum(costs[v][i] * found.values[v] for v in closed)
-            for i in (0, 1)
-        ]
-        held = [linear[v] for v in values if v in linear]
-        saved[0] -= sum(prices.held_s(op, axes) * runs[op.id] for op in held)
-        if len(values) > 1:
-            group = DeferredGroup(
-                pieces, {op: splits[op] for op in ops}, frozenset(values)
-            )
-            yield Site(axes, group, saved[0], saved[1], tuple(ops), tuple(closed))
+    ops = runs_of(inlined(program)).values()
+    runs = {v: count for item, count in ops for v in item.results}
+    readers = defaultdict[int, list[Op]](list)
+    for item, _ in ops:
+        for v in item.operands:
+            readers[v].append(item.op)
 
+    def only_adds(entering: int, leaving: int) -> bool:
+        read = readers[entering]
+        is_added = len(read) == 1 and read[0].traits.reducer == "sum"
+        return is_added and read[0].results[0] == leaving
 
-def _cut(
-    found: Reach,
-    made: Mapping[int, int],
-    prices: SitePrices,
-    axes: Axes,
-    costs: Mapping[int, tuple[float, float]],
-    runs: Mapping[int, int],
-) -> tuple[dict[int, bool], dict[int, bool]]:
-    """Compute a minimum cut of unreduced values.
-
-    Args:
-      found: values that can be unreduced, and how ops read them.
-      made: id of each unreduced result → id of the op that sums.
-      prices: costs of reductions.
-      axes: the mesh axes.
-      costs: value id → seconds and bytes of its reduction.
-      runs: number of times that each op runs per step.
-    Returns:
-      For each value, whether it is unreduced, and whether it then has to be reduced for
-      a reader.
-    """
-    network = FlowNetwork()
-    opened = {v: network.node() for v in found.values}
-    passed = {v: network.node() for v in found.values}
-    for v, count in found.values.items():
-        network.edge(opened[v], passed[v], costs[v][0] * count)
-        if v in made:
-            network.edge(0, opened[v])
-        if v in found.ended:
-            network.edge(passed[v], 1)
-    for op_id, op in {op.id: op for _, _, op in found.passed if op}.items():
-        held_s = prices.held_s(op, axes) * runs[op_id]
-        if held_s > 0:
-            network.edge(opened[op.results[0]], 1, held_s)
-    for v, result, _ in found.passed:
-        network.edge(passed[v], opened[result])
-    for needed, v in found.together:
-        network.edge(opened[v], opened[needed])
-    side = network.cut()
-    is_open = {v: side[opened[v]] for v in found.values}
-    return is_open, {v: is_open[v] and not side[passed[v]] for v in found.values}
-
-
-def _flows(found: Reach, is_open: Mapping[int, bool]) -> list[list[int]]:
-    """Return the connected components of unreduced values."""
-    near: dict[int, set[int]] = {v: set() for v, yes in is_open.items() if yes}
-    pairs = [(a, b) for a, b, _ in found.passed] + found.together
-    for a, b in pairs:
-        if a in near and b in near:
-            near[a].add(b)
-            near[b].add(a)
-    flows: list[list[int]] = []
-    left = set(near)
-    while left:
-        flow, stack = [], [left.pop()]
-        while stack:
-            flow.append(stack.pop())
-            more = near[flow[-1]] & left
-            left -= more
-            stack += more
-        flows.append(sorted(flow))
-    return flows
+    # The state of a recurrence: its gradient is linear, too, but read in every trip.
+    state = {a for item, _ in ops for a, b, _ in carried(item) if not only_adds(a, b)}
+    return [
+        site
+        for site in sites(program, _EverySum(program, pieces), 0.0)
+        if state.isdisjoint(site.group.open)
+        and any(v in runs for v in site.closed)
+        and max(runs[program.ops[op].results[0]] for op in site.ops)
+        > min(runs[v] for v in site.closed if v in runs)
+    ]
