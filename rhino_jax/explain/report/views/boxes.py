@@ -82,18 +82,23 @@ def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) 
     )
 
 
+class Markup(str):
+    """HTML, which is not escaped again."""
+
+
 def row(label: str, inside: Sequence[str], height_em: float = 1.6) -> str:
     """Return a track of boxes, with its name at the left.
 
     Args:
-      label: the name.
+      label: the name, as text or as `Markup`.
       inside: HTML of the boxes.
       height_em: height of the track, in em.
     """
+    name = label if isinstance(label, Markup) else escape(label)
     return (
         '<div class="track" style="display:flex;text-align:left;margin:2px 0">'
         '<div class="name" style="flex:0 0 11em;overflow-wrap:anywhere">'
-        f"{escape(label)}</div>"
+        f"{name}</div>"
         f'<div class="boxes" style="flex:1 1 auto;position:relative;'
         f'height:{height_em}em;min-width:0">{"".join(inside)}</div></div>'
     )

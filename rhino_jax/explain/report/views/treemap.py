@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.step import program_of
 from rhino_jax.explain.report.tables import fold, format_array
 from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend
 from rhino_jax.ir.program import Op, Program, Region
@@ -30,9 +29,13 @@ MAX_OPS = 1500
 
 def regions(plan: PlanData) -> str:
     """Draw the planned program; empty if it is unknown, or has stages."""
-    program = program_of(plan)
-    if program is None or plan.has_tasks:
+    traced = plan.traced
+    for transform in plan.transforms:
+        if traced is not None and transform.choice:
+            traced = traced.after_passes.get((transform.name, transform.choice))
+    if traced is None or plan.has_tasks:
         return ""
+    program = traced.program
     writer = _Writer(program, plan, itertools.count())
     inside = "".join(writer.region(program.body))
     more = len(program.ops) - MAX_OPS
