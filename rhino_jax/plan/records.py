@@ -297,12 +297,17 @@ class PeakValue:
       source: the source line.
       context: scopes of the op that makes it, as "in encoder/attn", or the argument it
         is made of, as "reading params['w']".
+      shard: type of one device's shard, as `bf16[24,2,512]`; of one value, if there are
+        several.
+      spec: its spec as text.
     """
 
     what: str
     bytes: int
     source: str = ""
     context: str = ""
+    shard: str = ""
+    spec: str = ""
 
     @property
     def place(self) -> str:
