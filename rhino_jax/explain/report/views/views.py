@@ -23,6 +23,7 @@ from rhino_jax.explain.report.step import (
 )
 from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.explain.report.views.boxes import HUES, Markup, box, colour, legend, row
+from rhino_jax.explain.report.views.shardings import shardings
 from rhino_jax.explain.report.views.treemap import regions, treemap
 from rhino_jax.ir.collectives import KINDS
 from rhino_jax.units import format_bytes, format_flops, format_seconds, format_share
@@ -340,6 +341,7 @@ def views_of(plan: PlanData) -> tuple[Section, ...]:
             "memory over the step", drawing=memory(step, budget_bytes) if step else ""
         ),
         Section("memory of one device", drawing=treemap(plan)),
+        Section("shards of the largest arrays", drawing=shardings(plan)),
         Section("the mesh", drawing=network(plan) if plan.mesh_axes else ""),
         Section("the program, by line", drawing=regions(plan), is_open=False),
     )
