@@ -218,7 +218,9 @@ def _of_axes(
             continue
         has = a in axes_of(current)
         turned = [(s, c) for s, c in others if (a in axes_of(s)) != has]
-        text = (f"not sharded over AXES: {_not_divided(place, axis.size)}.",)
+        text: tuple[str, ...] = (
+            f"not sharded over AXES: {_not_divided(place, axis.size)}.",
+        )
         if has and not turned:
             continue
         for spec, cost in _best(turned):

@@ -159,3 +159,18 @@ def test_the_curve_has_an_axis_and_the_budgets_line() -> None:
     assert f">peak {format_bytes(peak)}<" in near and ">0</div>" in near
     far = memory(found, 1000 * peak)
     assert far.count("<line") == 1 and "beyond the axis" in far
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "one-program"])
+def test_plans_in_stages_have_the_timeline_of_their_program(
+    schedule: str, tmp_path: Path
+) -> None:
+    axes, options = {"stage": 2, "data": 2}, {"schedule": schedule, "level": "fast"}
+    stack, x = arguments()
+    plan = rhino.plan(looped, stack, x, mesh=axes, progress=False, **options)
+    found = step_of(plan)
+    assert (found is None) == plan.has_tasks == (schedule == "1f1b")
+    if found is not None:
+        assert found.seconds == pytest.approx(plan.predicted.step_time_s)
+        assert len(found.sent) == len(plan.collectives)
+    assert [e for e in events(plan, tmp_path) if e["ph"] == "X"]

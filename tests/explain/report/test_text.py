@@ -22,6 +22,7 @@ from rhino_jax.plan.records import (
     SearchReport,
 )
 from rhino_jax.plan.stages import StageSend
+from rhino_jax.verify.results.check import Check, ComparedLeaf
 from tests.plan.samples import sample_plan, sample_stage
 
 
@@ -306,6 +307,31 @@ def test_nothing_is_cut_and_long_paths_stay_whole(full: bool) -> None:
     whole = " ".join(" ".join(rows).split())
     for word in ("('replica_of_data',", "'model_parallel'),", "'sequence_parallel'),"):
         assert word in whole
+
+
+def test_checks_print_paths_whole_and_their_reasons_too() -> None:
+    paths = [DEEP.format(moment) for moment in ("mu", "nu")]
+    leaves = tuple(
+        ComparedLeaf(
+            path, (32, 4096, 3, 128), "bfloat16", 0.1, 0.2, 1e-4, (1, 2, 3, 4), 7
+        )
+        for path in paths
+    )
+    why = "its elements are random, and the two runs draw other numbers than each other"
+    left = ((f"{paths[0]}.key", why),)
+    found = Check(
+        program_name="step",
+        mesh_axes=(("data", 4),),
+        devices="4 CPUs",
+        leaves=leaves,
+        not_compared=left,
+        seconds=1.0,
+    )
+    lines = found.table().splitlines()
+    assert max(map(display_width, lines)) <= MAX_WIDTH
+    for path in (*paths, f"{paths[0]}.key"):
+        assert any(line.strip(" >") == path for line in lines)
+    assert why in " ".join(found.table().split())
 
 
 def test_columns_are_aligned_with_wide_characters() -> None:
