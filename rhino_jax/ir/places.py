@@ -36,7 +36,7 @@ _A_RANGE = "\ue000"
 def _one_of(low: str, high: str, second: str, last: str) -> str:
     step = int(second) - int(low) if second else 1
     numbers = range(int(low), int(high or last or second) + 1, max(step, 1))
-    return f"(?:{'|'.join(map(str, numbers))})"
+    return f"0*(?:{'|'.join(map(str, numbers))})"  # `layer_00` folds as 0
 
 
 def on_line(key: str) -> Callable[[Source], bool] | None:

@@ -96,3 +96,4 @@ def test_a_range_means_its_numbers_and_no_others(numbers: Any) -> None:
     pattern = path_glob(row.label)
     found = [i for i in range(40) if pattern.fullmatch(f"h[{i}]['w']")]
     assert found == list(numbers)
+    assert pattern.fullmatch(f"h[0{numbers[0]}]['w']")
