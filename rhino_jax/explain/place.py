@@ -6,7 +6,6 @@ everything else is solved again.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rhino_jax.errors import PinError, nearest
-from rhino_jax.ir.places import at_place, known_places
+from rhino_jax.ir.places import at_place, known_places, path_glob
 from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, axes_of
@@ -108,7 +107,7 @@ def _ends(key: str, program: Program) -> list[tuple[str, int, int]]:
     A result that replaces an argument shares its layout, and is listed as that
     argument.
     """
-    pattern = re.compile(fnmatch.translate(key.replace("[", "[[]")))
+    pattern = path_glob(key)
     paths = {e.path for e in program.inputs} | {e.path for e in program.outputs}
 
     def is_meant(path: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +10,7 @@ from itertools import accumulate
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.explain.place import PlacedValues, nodes_of
 from rhino_jax.ir.op import Source
-from rhino_jax.ir.places import at_place
+from rhino_jax.ir.places import at_place, path_glob
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.passes.staged.step import TaskKind, TaskSend, ValueKey, ValueKind
@@ -126,7 +124,7 @@ class Where:
 
     def _is_meant(self, key: str) -> bool:
         """Whether a stage pin's key names the place or an op that reads it."""
-        glob = re.compile(fnmatch.translate(key.replace("[", "[[]")))
+        glob = path_glob(key)
         inputs = self.solved.groups[self.stage].of.program.inputs
         paths = [inputs[i].path for i in self.place.inputs]
         sources = self._readers.values()

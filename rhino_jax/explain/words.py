@@ -1,4 +1,5 @@
-"""The explanation in sentences: for each mesh axis, what the plan gains by its use.
+"""The explanation in sentences: for each mesh axis, why the plan uses it or does not,
+and what the best layout with the opposite choice costs.
 
 `cost_of` has the cost of a solution, by mesh axes and by the user's source lines.
 """
@@ -188,12 +189,12 @@ def answer(
     if place.others:
         lines.append(f"{place.key} also means {', '.join(place.others)}.")
     if len(others) == 1:
-        lines.append(_of_one(*others[0], model, planned))
+        lines += _of_one(*others[0], model, planned)
     elif is_asked:
         if not any(x.cannot for x in layouts):
             lines.append(f"{layouts[0].spec} is the plan's own layout.")
     elif current is None:
-        lines += [_of_one(s, c, model, planned) for s, c in _best(others)]
+        lines += [x for s, c in _best(others) for x in _of_one(s, c, model, planned)]
     else:
         lines += _of_axes(place, model, current, others, planned)
     lines += [f"it cannot be {x.spec}: {x.cannot}." for x in layouts if x.cannot]
@@ -211,22 +212,35 @@ def _of_axes(
     others: Sequence[tuple[Spec, CostTerms]],
     planned: CostTerms,
 ) -> list[str]:
-    names, said = model.mesh.names, dict[str, list[str]]()
+    names, said = model.mesh.names, dict[tuple[str, ...], list[str]]()
     for a, axis in enumerate(model.mesh.axes):
         if axis.size == 1:
             continue
         has = a in axes_of(current)
         turned = [(s, c) for s, c in others if (a in axes_of(s)) != has]
-        text = f"not sharded over AXES: {_not_divided(place, axis.size)}."
+        text: tuple[str, ...] = (
+            f"not sharded over AXES: {_not_divided(place, axis.size)}.",
+        )
         if has and not turned:
             continue
         for spec, cost in _best(turned):
             best = f"best as {format_spec(spec, names)}, {_what_changes(cost, planned)}"
-            text = f"not sharded over AXES: sharded so, {best}."
+            cause = _cause(cost, planned)
+            text = (
+                f"not sharded over AXES because then {cause}.",
+                f"sharded over AXES, {best}.",
+            )
             if has:
-                text = f"sharded over AXES because without it, {best}."
+                text = (
+                    f"sharded over AXES because without it {cause}.",
+                    f"without it, {best}.",
+                )
         said.setdefault(text, []).append(f"`{axis.name}`")
-    lines = [text.replace("AXES", " and ".join(axes)) for text, axes in said.items()]
+    lines = [
+        line.replace("AXES", " and ".join(axes))
+        for text, axes in said.items()
+        for line in text
+    ]
     moved = [(s, c) for s, c in others if axes_of(s) == axes_of(current)]
     for spec, cost in _best(moved):
         lines.append(
@@ -236,9 +250,39 @@ def _of_axes(
     return lines
 
 
-def _of_one(spec: Spec, cost: CostTerms, model: MeshModel, planned: CostTerms) -> str:
+def _of_one(
+    spec: Spec, cost: CostTerms, model: MeshModel, planned: CostTerms
+) -> list[str]:
     text = format_spec(spec, model.mesh.names)
-    return f"as {text}, {_what_changes(cost, planned)}."
+    return [
+        f"not {text} because then {_cause(cost, planned)}.",
+        f"as {text}, {_what_changes(cost, planned)}.",
+    ]
+
+
+def _cause(cost: CostTerms, planned: CostTerms) -> str:
+    """Name the largest term that a layout loses by: one collective, compute or memory.
+
+    As "1.1 ms more go to all-gathers over `model` at gpt.py:61 (gathers params['up'])".
+    """
+    if cost.predicted is None:
+        return "nothing fits in memory"
+    delta = cost.step_s - planned.step_s
+    if more(delta, planned.step_s) != "=" and delta > 0:
+        terms = _terms(cost, planned)
+        seconds, what = max(terms, key=lambda term: term[0])
+        lost_s = planned.hidden_s - cost.hidden_s
+        if lost_s > seconds:
+            return f"{format_seconds(lost_s)} of collectives are no longer hidden"
+        if what == terms[0][1]:
+            return f"each device computes {format_seconds(seconds)} longer"
+        return f"{format_seconds(seconds)} more go to {what.removeprefix('of ')}"
+    bytes_more = cost.peak_bytes - planned.peak_bytes
+    if bytes_more > MEMORY_WORTH * planned.peak_bytes:
+        return f"the peak is {format_bytes(bytes_more)} higher"
+    if cost.total_s > planned.total_s:
+        return "other stages, or what passes between them, take longer"
+    return "nothing is gained"
 
 
 def _not_divided(place: PlacedValues, size: int) -> str:
@@ -321,18 +365,45 @@ WORTH = 0.05
 """Share of the largest term from which on a term is named by itself."""
 
 
+CANCELS = 0.02
+"""Share of the larger of two terms below which their sum is not named."""
+
+
+def _terms(cost: CostTerms, planned: CostTerms) -> list[tuple[float, str]]:
+    """Return (seconds, words) of compute and of all collectives that differ.
+
+    What one line does to one value is one term, as an all-reduce in place of a
+    reduce-scatter; terms that cancel are left out.
+    """
+    assert cost.predicted is not None and planned.predicted is not None
+    groups: dict[tuple[str, str], list[Added]] = defaultdict(list)
+    for x in added(cost, planned):
+        groups[x.source, x.reason.partition(": ")[0] or x.kind].append(x)
+    terms = [(sum(x.seconds for x in g), _said(g)) for g in groups.values()]
+    whole = [sum(abs(x.seconds) for x in g) for g in groups.values()]
+    terms = [t for t, s in zip(terms, whole, strict=True) if abs(t[0]) > CANCELS * s]
+    terms.sort(key=lambda term: -abs(term[0]))
+    left: list[tuple[float, str]] = []
+    for term in terms:
+        if left and abs(left[-1][0] + term[0]) <= CANCELS * abs(term[0]):
+            left.pop()
+        else:
+            left.append(term)
+    compute_s = cost.predicted.compute_s - planned.predicted.compute_s
+    return [(compute_s, "of compute"), *left]
+
+
 def _reasons(cost: CostTerms, planned: CostTerms) -> str:
     """Return the terms that add up to the difference of the steps, in words."""
     assert cost.predicted is not None and planned.predicted is not None
-    lines = [(x.seconds, _said(x)) for x in added(cost, planned)]
-    compute_s = cost.predicted.compute_s - planned.predicted.compute_s
+    terms = _terms(cost, planned)
     beside_s = cost.hidden_s - planned.hidden_s
     beside = "hidden" if beside_s > 0 else "no longer hidden"
-    whole = [(compute_s, "of compute"), *lines]
-    largest = max(abs(s) for s, _ in [*whole, (beside_s, "")])
-    named = [x for x in whole if abs(x[0]) >= max(WORTH * largest, 1e-12)]
+    largest = max(abs(s) for s, _ in [*terms, (beside_s, "")])
+    named = [x for x in terms if abs(x[0]) >= max(WORTH * largest, 1e-12)]
     named = sorted(named, key=lambda x: -abs(x[0]))[:MAX_REASONS]
-    rest_s = sum(s for s, _ in whole) - sum(s for s, _ in named)
+    changed = sum(x.seconds for x in added(cost, planned)) + terms[0][0]
+    rest_s = changed - sum(s for s, _ in named)
     if named and abs(rest_s) >= WORTH * largest:
         named.append((rest_s, "of the rest"))
     found = [f"{format_seconds(abs(s))} {_sign(s)} {what}" for s, what in named]
@@ -352,7 +423,14 @@ def _sign(amount: float) -> str:
     return "more" if amount > 0 else "less"
 
 
-def _said(x: Added) -> str:
-    place = f" at {x.source.partition(' (')[0]}" if x.source else ""
-    reason = f" ({x.reason})" if x.reason else ""
-    return f"of {x.kind}s over `{'+'.join(x.axes)}`{place}{reason}"
+def _said(group: Sequence[Added]) -> str:
+    """Describe what a line sends of one value, and what this takes the place of."""
+    least, most = (f(group, key=lambda x: x.seconds) for f in (min, max))
+    lead = most if most.seconds > 0 else least
+    what = f"{lead.kind}s over `{'+'.join(lead.axes)}`"
+    before = f"{least.kind}s over `{'+'.join(least.axes)}`"
+    if least.seconds < 0 < most.seconds and what != before:
+        what += f" in place of {before}"
+    place = f" at {lead.source.partition(' (')[0]}" if lead.source else ""
+    reason = f" ({lead.reason})" if lead.reason else ""
+    return f"of {what}{place}{reason}"

@@ -17,6 +17,28 @@ _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _NUMBER = re.compile(r"_\d+$")
 
 
+def path_glob(key: str) -> re.Pattern[str]:
+    """Return the pattern of a glob over tree paths, whose brackets are no sets.
+
+    Numbers may be ranges, as tables fold them: `[0..11]`, every second `[0,2..10]`, and
+    `[0,4]`.
+    """
+    ranges = iter(_RANGE.findall(key))
+    glob = fnmatch.translate(_RANGE.sub(_A_RANGE, key).replace("[", "[[]"))
+    return re.compile(re.sub(_A_RANGE, lambda _: _one_of(*next(ranges)), glob))
+
+
+_RANGE = re.compile(r"(\d+)(?:\.\.(\d+)|,(\d+)(?:\.\.(\d+))?)")
+_A_RANGE = "\ue000"
+"""Private character that stands for a range in a glob."""
+
+
+def _one_of(low: str, high: str, second: str, last: str) -> str:
+    step = int(second) - int(low) if second else 1
+    numbers = range(int(low), int(high or last or second) + 1, max(step, 1))
+    return f"0*(?:{'|'.join(map(str, numbers))})"  # `layer_00` folds as 0
+
+
 def on_line(key: str) -> Callable[[Source], bool] | None:
     """Return a predicate of sources for a key like `model.py:61`; None for any other
     key."""

@@ -14,10 +14,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from typing import TypeVar
 
 from rhino_jax.ir.program import Program, Source
 from rhino_jax.plan.plan import AnyPlan, PlanData
-from rhino_jax.plan.records import Collective, LineTime, PeakValue
+from rhino_jax.plan.records import (
+    Collective,
+    LineSpan,
+    LineTime,
+    LoopSpan,
+    PeakValue,
+    Timeline,
+    WhileLoop,
+)
 from rhino_jax.plan.while_loops import while_loops_of
 
 
@@ -61,9 +70,6 @@ def sent(collectives: Iterable[Collective], communication_s: float) -> list[Line
 
 Place = tuple[int, int]
 """(op id, index of a collective in a manually sharded op; -1 for the op itself)."""
-
-_OP = re.compile(r" #(\d+)$")
-"""Matches the op id at the end of a collective's `op`."""
 
 
 def with_lines(plan: AnyPlan, program: Program) -> AnyPlan:
@@ -111,9 +117,14 @@ def _texts(plan: PlanData) -> Iterator[str]:
     for h in plan.at_peak:
         yield from (h.what, h.source, h.context)
     yield from (line.source for line in plan.line_times)
+    yield from (span.source for span in plan.timeline.spans)
+    yield from (loop.source for loop in plan.timeline.loops)
     yield from (loop.source for loop in plan.while_loops)
     yield from plan.notes
     yield from plan.pins
+
+
+Placed = TypeVar("Placed", LineTime, LoopSpan, WhileLoop)
 
 
 def _written_anew(
@@ -122,8 +133,8 @@ def _written_anew(
     text = _substitution(moved)
 
     def collective(c: Collective) -> Collective:
-        found, source = _OP.search(c.op), text(c.source)
-        op = None if found is None else program.ops[int(found[1])]
+        source = text(c.source)
+        op = None if c.op_id is None else program.ops[c.op_id]
         if op is not None and op.manual is None and c.source:
             source = str(op.source)  # two ops of one line may now be on two
         return replace(c, source=source, reason=text(c.reason))
@@ -133,16 +144,21 @@ def _written_anew(
             h, what=text(h.what), source=text(h.source), context=text(h.context)
         )
 
+    def span(x: LineSpan) -> LineSpan:
+        return replace(x, source=str(program.ops[x.first_op].source))
+
+    def at_lines(records: Iterable[Placed]) -> tuple[Placed, ...]:
+        return tuple(replace(x, source=text(x.source)) for x in records)
+
     return replace(
         plan,
         collectives=tuple(map(collective, plan.collectives)),
         at_peak=tuple(map(holding, plan.at_peak)),
-        line_times=tuple(
-            replace(line, source=text(line.source)) for line in plan.line_times
+        line_times=at_lines(plan.line_times),
+        timeline=Timeline(
+            tuple(map(span, plan.timeline.spans)), at_lines(plan.timeline.loops)
         ),
-        while_loops=tuple(
-            replace(loop, source=text(loop.source)) for loop in plan.while_loops
-        ),
+        while_loops=at_lines(plan.while_loops),
         notes=tuple(map(text, plan.notes)),
         pins={text(key): spec for key, spec in plan.pins.items()},
     )

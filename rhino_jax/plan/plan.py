@@ -20,6 +20,7 @@ from rhino_jax.plan.records import (
     PeakValue,
     Predicted,
     SearchReport,
+    Timeline,
     Variant,
     WhileLoop,
 )
@@ -92,6 +93,8 @@ class PlanData:
       refined: the plans that were compiled for comparison, this one among them, if the
         plan was refined.
       line_times: predicted seconds by source line, the most first.
+      timeline: compute and live memory of the step over time; empty for a plan in
+        stages, or read from a file of an older version.
       model_flops: arithmetic of the program as its user wrote it.
       while_loops: loops whose trip count depends on data, and the trip counts that were
         assumed.
@@ -136,6 +139,7 @@ class PlanData:
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
     refined: tuple[CompiledCandidate, ...] = ()
     line_times: tuple[LineTime, ...] = ()
+    timeline: Timeline = field(default_factory=Timeline)
     model_flops: ModelFlops = field(default_factory=ModelFlops)
     while_loops: tuple[WhileLoop, ...] = ()
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -102,6 +103,58 @@ class LineTime:
 
 
 @dataclass(frozen=True, slots=True)
+class LineSpan:
+    """Consecutive ops of one source line in a predicted step.
+
+    Attributes:
+      source: the source line, as in `LineTime`.
+      is_backward: whether differentiation produced the ops.
+      first_op, last_op: ids of the first and of the last op, both included.
+      seconds: seconds of their compute, of all trips of the loops around them.
+      flops: floating-point operations of one device, of all trips.
+      live_bytes: largest sum of live bytes of one device while they run.
+    """
+
+    source: str
+    is_backward: bool
+    first_op: int
+    last_op: int
+    seconds: float
+    flops: float
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSpan:
+    """A loop in a predicted step.
+
+    Attributes:
+      source: the source line.
+      trip_count: number of trips.
+      first_op, last_op: ids of the first and of the last op inside, both included.
+    """
+
+    source: str
+    trip_count: int
+    first_op: int
+    last_op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Compute and live memory of a predicted step, in program order.
+
+    Attributes:
+      spans: the ops by source line; the body of a loop has one span per line, of all
+        its trips.
+      loops: the loops, outer ones first.
+    """
+
+    spans: tuple[LineSpan, ...] = ()
+    loops: tuple[LoopSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WhileLoop:
     """A `while` loop whose trip count depends on data, and its assumed trip count.
 
@@ -128,7 +181,7 @@ class Collective:
       bytes: bytes that one device puts on the wire, times `count`.
       count: how often it runs per step.
       seconds: predicted time of all its trips.
-      op: the op that requires it, as `dot_general %123`.
+      op: the op that requires it, as `dot_general #123`.
       source: the source line.
       reason: explanation, as "gradient of params['w']: sum over the batch".
       is_rounded: whether it moves bfloat16 in place of float32, as compilers do with
@@ -144,6 +197,16 @@ class Collective:
     source: str
     reason: str = ""
     is_rounded: bool = False
+
+    @property
+    def op_id(self) -> int | None:
+        """Id of the op; None: the end of the program."""
+        found = _OP.search(self.op)
+        return None if found is None else int(found[1])
+
+
+_OP = re.compile(r" #(\d+)$")
+"""Matches the op id at the end of a collective's `op`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +297,17 @@ class PeakValue:
       source: the source line.
       context: scopes of the op that makes it, as "in encoder/attn", or the argument it
         is made of, as "reading params['w']".
+      shard: type of one device's shard, as `bf16[24,2,512]`; of one value, if there are
+        several.
+      spec: its spec as text.
     """
 
     what: str
     bytes: int
     source: str = ""
     context: str = ""
+    shard: str = ""
+    spec: str = ""
 
     @property
     def place(self) -> str:

@@ -8,9 +8,7 @@ line or scope reads. Values of the backward pass are not pinned.
 
 from __future__ import annotations
 
-import fnmatch
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rhino_jax.errors import PinError, nearest
-from rhino_jax.ir.places import in_scope, known_places, on_line
+from rhino_jax.ir.places import in_scope, known_places, on_line, path_glob
 from rhino_jax.ir.program import Op, Pin, Program, RegionKind, Value
 from rhino_jax.ir.spec import OpenSpec, Spec, axes_text, entry_axes
 from rhino_jax.utils.keywords import brief
@@ -171,7 +169,7 @@ def resolve_pins(
     inside: dict[str, Any] = {}
     globs_first = sorted((pins or {}).items(), key=lambda pin: pin[0] in paths)
     for key, spec in globs_first:
-        pattern = _glob(key)
+        pattern = path_glob(key)
         is_path = key in paths
         matched = [
             e for e in entries if (e[0] == key if is_path else pattern.fullmatch(e[0]))
@@ -383,10 +381,6 @@ def _dividing(dim: int, value: Value, mesh_axes: MeshAxes) -> str:
     if others:
         return f"leave dim {dim} whole; dim {' or '.join(others)} can be sharded."
     return "leave the array whole: PartitionSpec()."
-
-
-def _glob(key: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(key.replace("[", "[[]")))
 
 
 def _matches_nothing(key: str, paths: Sequence[str], program: Program) -> PinError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -67,8 +68,8 @@ def test_the_best_mesh_is_that_of_searches_on_all(
         solved = SOLVE.run(None, mesh_problem, COMPARED, request, None, starts)
         found[mesh_problem.model.mesh.sizes] = solved.solution.objective
     chosen = comparison.solved[0].mesh_problem.model.mesh.sizes
-    # An axis more has to gain `axis_gain`.
-    assert found[chosen] <= (1.005 + LIMITS.axis_gain) * min(found.values())
+    # A second axis has to gain what tables show.
+    assert found[chosen] <= (1.005 + LIMITS.second_axis_gain) * min(found.values())
 
 
 def test_meshes_are_bounded_by_their_compute_before_they_are_searched() -> None:
@@ -152,3 +153,25 @@ def test_no_other_mesh_is_tried_where_nothing_fits_on_as_many_devices() -> None:
         comparison.run([[("x", 8)], [("x", 2), ("y", 4)], [("x", 4), ("y", 2)]])
         tried[limits.nothing_fits] = len(comparison.objectives)
     assert tried == {True: 1, False: 3}
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen"),
+    [
+        ({(8,): 59.7, (2, 4): 59.4}, (2, 4)),
+        ({(8,): 59.42, (2, 4): 59.4}, (8,)),
+        ({(2, 4): 59.7, (2, 2, 2): 59.4}, (2, 4)),
+        ({(2, 4): 59.7, (2, 2, 2): 58.4}, (2, 2, 2)),
+    ],
+)
+def test_of_two_axes_the_faster_mesh_is_taken(
+    steps: dict[tuple[int, ...], float], chosen: tuple[int, ...]
+) -> None:
+    analysis: Any = None
+    request = Request(2**40, {}, {}, level="fast")
+    comparison = Comparison(analysis, request, None, MoreAxes.of(request))
+    comparison.objectives.update(steps)
+    assert comparison.in_order[0][0] == chosen
+    is_told = steps[chosen] > (1 + 1e-3) * min(steps.values())
+    assert len(comparison.notes()) == is_told
+    assert not is_told or "0.5%" in comparison.notes()[0]

@@ -60,16 +60,22 @@ _STYLE = """
 & details.ops{margin:0 0 0 1em}
 & details.ops summary{font-weight:400}
 & .op{margin-left:2em;overflow-wrap:anywhere}
-& :is(.timeline,.memory,.treemap,.network,.program,.compared,.scatter){
+& :is(.timeline,.memory,.treemap,.shardings,.network,.program,.compared,.scatter){
  margin:.2em 0 .6em 1em}
 & .box{font-size:12px;line-height:1.6em;text-indent:2px;white-space:nowrap;
  box-shadow:inset -1px 0 rgba(128,128,128,.25);color:inherit}
+& .treemap .box{white-space:normal;overflow-wrap:anywhere;line-height:1.35em}
 & .treemap .box{box-shadow:inset 0 0 0 1px rgba(128,128,128,.3)}
 & .key{display:inline-block;margin-right:1.2em;white-space:nowrap}
 & .filter{display:block;font:inherit;color:inherit;background:transparent;
  border:1px solid rgba(128,128,128,.5);padding:.2em .5em;width:28em;max-width:100%}
 & code.copied{background:rgba(128,128,128,.35)}
+& .scroll.more{-webkit-mask-image:linear-gradient(to right,#000 85%,transparent);
+ mask-image:linear-gradient(to right,#000 85%,transparent)}
+& .scroll.more::before{content:"scroll sideways \\2192";position:sticky;left:0;
+ font-size:11px;opacity:.7}
 @media (max-width:900px){
+& .track .name{flex-basis:7em!important}
 & table,& p{margin-left:0}
 & :is(th,td){padding-right:.7em}
 & code{font-size:11px}

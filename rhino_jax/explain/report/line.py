@@ -29,13 +29,14 @@ def one_line(plan: PlanData) -> str:
     """Return program, mesh, hardware, step, peak, gap and status in one line."""
     predicted, search = plan.predicted, plan.search
     # For several stages there is no bound over all stage cuts, so no gap.
+    status = search.status + " on this mesh" * (search.status == "optimal")
     gap = f" gap {format_share(search.gap)}," if not plan.has_tasks else _idle(plan)
     return (
         f"Plan({plan.program_name} on {format_mesh(plan.mesh_axes)},"
         f" {plan.hardware}: {format_seconds(predicted.step_time_s)}/step,"
         f" peak {format_bytes(predicted.peak_bytes)}"
         f" of {format_bytes(plan.memory_budget_bytes)},"
-        f"{gap} {search.status})"
+        f"{gap} {status})"
     )
 
 

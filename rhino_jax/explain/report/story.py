@@ -168,7 +168,14 @@ def _memory(plan: PlanData, *, full: bool) -> Section:
     rest = plan.at_peak[len(shown) :]
     total = max(1, plan.predicted.peak_bytes)
     rows = tuple(
-        (h.what, format_bytes(h.bytes), format_share(h.bytes / total), h.source)
+        (
+            h.what,
+            h.shard,
+            h.spec,
+            format_bytes(h.bytes),
+            format_share(h.bytes / total),
+            h.source,
+        )
         for h in plan.at_peak
     )
     lines: tuple[str, ...] = ()
@@ -177,10 +184,10 @@ def _memory(plan: PlanData, *, full: bool) -> Section:
         lines = (f"and {format_count(len(rest))} more: {format_bytes(rest_bytes)}",)
     peak = format_bytes(plan.predicted.peak_bytes)
     table = Table(
-        ("what", "bytes", "share", "source"),
+        ("what", "shard", "spec", "bytes", "share", "source"),
         rows,
-        "<>><",
-        (0, 3),
+        "<<<>><",
+        (0, 2, 5),
         tuple(h.bytes / total for h in plan.at_peak),
     )
     return Section(

@@ -1,11 +1,12 @@
-"""Reports as plain text: aligned columns, no line longer than 100 characters."""
+"""Reports as plain text: aligned columns, no line longer than 100 characters, nothing
+shortened."""
 
 from __future__ import annotations
 
-import textwrap
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.section import Section, Table
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
 
 MAX_WIDTH = 100
-_MIN_COLUMN = 8
+_MIN_COLUMN = 12
+"""Width in characters below which no column is wrapped."""
 
 
 def to_text(plan: PlanData, *, full: bool = False) -> str:
@@ -32,11 +34,15 @@ def sections_to_text(sections: tuple[Section, ...]) -> str:
 def _section_lines(section: Section) -> list[str]:
     lines = []
     if section.title:
-        lines.append(shorten(section.title, MAX_WIDTH))
-    width = max((display_width(name) for name, _ in section.facts), default=0)
-    width = min(width, MAX_WIDTH // 2)
-    for name, value in section.facts:
-        lines += _wrap(value, f"  {pad(shorten(name, width), width, '<')}  ")
+        first, *rest = wrapped(section.title, MAX_WIDTH - 2)
+        lines += [first, *(f"  {line}" for line in rest)]
+    names = [_clean(name) for name, _ in section.facts]
+    width = min(max(map(display_width, names), default=0), MAX_WIDTH // 2)
+    for name, (_, value) in zip(names, section.facts, strict=True):
+        if display_width(name) > width:
+            lines += _wrap(name, "  ")
+            name = ""
+        lines += _wrap(value, f"  {pad(name, width, '<')}  ")
     if section.table is not None and section.table.rows:
         lines += _table_lines(section.table)
     for line in section.lines:
@@ -46,12 +52,8 @@ def _section_lines(section: Section) -> list[str]:
 
 def _wrap(text: str, first: str) -> list[str]:
     rest = " " * display_width(first)
-    room = MAX_WIDTH - len(rest)
-    parts = textwrap.wrap(_clean(text), room, break_on_hyphens=False) or [""]
-    return [
-        (first if i == 0 else rest) + shorten(part, room)
-        for i, part in enumerate(parts)
-    ]
+    parts = wrapped(text, MAX_WIDTH - len(rest))
+    return [(first if i == 0 else rest) + part for i, part in enumerate(parts)]
 
 
 def _table_lines(table: Table) -> list[str]:
@@ -60,28 +62,61 @@ def _table_lines(table: Table) -> list[str]:
     if table.below is not None:
         sentences = [row[table.below] for row in cells]
         cells = [_without(row, table.below) for row in cells]
-    widths = [max(display_width(row[i]) for row in cells) for i in range(len(cells[0]))]
-    gaps = 2 * sum(width > 0 for width in widths)
-    while sum(widths) + gaps > MAX_WIDTH:
-        widest = max(table.shrink, key=lambda i: widths[i])
+    lines = []
+    for i, (row, sentence) in enumerate(
+        zip(_fitted(cells, table), sentences, strict=True)
+    ):
+        margin = "> " if i - 1 in table.marked else "  "
+        for line in row:
+            lines.append(margin + line.rstrip())
+            margin = "  "
+        if sentence and i:
+            lines += _wrap(sentence, _BELOW)
+    return lines
+
+
+def _fitted(cells: list[tuple[str, ...]], table: Table) -> list[list[str]]:
+    """Return the lines of each row, none wider than the page and no text shortened: of
+    the widths that are possible those with the fewest lines."""
+    widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
+    if _total(widths) <= MAX_WIDTH:
+        return [_row_lines(row, widths, table.align) for row in cells]
+    first = range(widths[0], _MIN_COLUMN - 1, -4) if 0 in table.shrink else [widths[0]]
+    found = [_shrunk([width, *widths[1:]], table.shrink) for width in first]
+    fitting = [w for w in found if _total(w) <= MAX_WIDTH] or found[-1:]
+    every = ([_row_lines(row, w, table.align) for row in cells] for w in fitting)
+    return min(every, key=lambda rows: sum(map(len, rows)))
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * sum(width > 0 for width in widths)
+
+
+def _shrunk(widths: list[int], shrink: Sequence[int]) -> list[int]:
+    """Return the widths with all shrinking columns but the first made narrower."""
+    others = [i for i in shrink if i and widths[i] > 0]
+    while others and _total(widths) > MAX_WIDTH:
+        widest = max(others, key=lambda i: widths[i])
         if widths[widest] <= _MIN_COLUMN:
             break
         widths[widest] -= 1
+    return widths
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int], align: str) -> list[str]:
+    """Return a row as lines. A first cell that does not fit has lines of its own, so
+    that paths stay whole; the others wrap."""
     lines = []
-    columns = [
-        shorten_apart(c, w)
-        for c, w in zip(zip(*cells, strict=True), widths, strict=True)
-    ]
-    for i, row in enumerate(zip(*columns, strict=True)):
+    if display_width(row[0]) > widths[0]:
+        lines, row = wrapped(row[0], MAX_WIDTH - 2), ("", *row[1:])
+    parts = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for texts in zip_longest(*parts, fillvalue=""):
         padded = [
-            pad(cell, width, align)
-            for cell, width, align in zip(row, widths, table.align, strict=True)
+            pad(text, width, a)
+            for text, width, a in zip(texts, widths, align, strict=True)
             if width
         ]
-        margin = "> " if i - 1 in table.marked else "  "
-        lines.append(margin + "  ".join(padded).rstrip())
-        if sentences[i] and i:
-            lines += _wrap(sentences[i], _BELOW)
+        lines.append("  ".join(padded))
     return lines
 
 
@@ -105,70 +140,27 @@ def _char_width(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def shorten(text: str, width: int) -> str:
-    """Shorten a text: tree paths lose quotes, then `…` replaces the middle."""
-    text = _clean(text)
-    if display_width(text) <= width:
-        return text
-    text = text.replace("['", "[").replace("']", "]")
-    if display_width(text) <= width:
-        return text
-    tail = _take(text[::-1], (width - 1) // 2)[::-1]
-    head = _take(text, width - 1 - display_width(tail))
-    return f"{head}…{tail}"
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text in lines: broken at spaces, words that are too long before keys,
+    and elsewhere only where there is no such place."""
+    lines, line = [], ""
+    for word in _WORDS.findall(_clean(text)):
+        if line and display_width(line + word.rstrip()) > width:
+            lines.append(line.rstrip())
+            line = ""
+        while display_width(word.rstrip()) > width > 0:
+            head = _take(word, width) or word[0]
+            keys = [m.start() for m in _KEY.finditer(head) if m.start()]
+            if keys and display_width(head) < display_width(word):
+                head = head[: keys[-1]]
+            lines.append(head)
+            word = word[len(head) :]
+        line += word
+    return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
 
-def shorten_apart(texts: Sequence[str], width: int) -> list[str]:
-    """Shorten texts to a width so that different ones remain different.
-
-    Where the middle is replaced, the part that differs stays visible.
-    """
-    short = [shorten(text, width) for text in texts]
-    alike: dict[str, dict[str, None]] = {}
-    for text, fits in zip(texts, short, strict=True):
-        alike.setdefault(fits, {})[text] = None
-    apart: dict[str, str] = {}
-    for same in alike.values():
-        if len(same) > 1:
-            apart.update(zip(same, _around_differences(list(same), width), strict=True))
-    return [apart.get(text, fits) for text, fits in zip(texts, short, strict=True)]
-
-
-def _around_differences(texts: Sequence[str], width: int) -> Iterator[str]:
-    """Yield each text shortened around the words between the common prefix and suffix.
-
-    Texts whose differing words do not fit are numbered.
-    """
-    plain = [_clean(t).replace("['", "[").replace("']", "]") for t in texts]
-    head = _length_alike(plain)
-    tail = _length_alike([text[head:][::-1] for text in plain])
-    for i, text in enumerate(plain):
-        start, end = head, len(text) - tail
-        while start and text[start - 1].isalnum():
-            start -= 1
-        while end < len(text) and text[end].isalnum():
-            end += 1
-        words = text[start:end]
-        room = width - display_width(words)
-        if room < 2:
-            number = f"…{i + 1}"
-            rest = shorten(text, width - len(number)) if width > len(number) else ""
-            yield _take(rest + number, width)
-            continue
-        before = _cut_to(text[:start], max(1, room // 2))
-        after = _cut_to(text[end:][::-1], room - display_width(before))[::-1]
-        yield before + words + after
-
-
-def _length_alike(texts: Sequence[str]) -> int:
-    """Return the length of the common prefix of all texts."""
-    columns = zip(*texts, strict=False)
-    return sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))
-
-
-def _cut_to(text: str, width: int) -> str:
-    """Return the start of a text, with `…` for the part that does not fit."""
-    return text if display_width(text) <= width else _take(text, width - 1) + "…"
+_WORDS = re.compile(r"\S+ *| +")
+_KEY = re.compile(r"[\[.](?=.)")
 
 
 def _take(text: str, width: int) -> str:

@@ -31,7 +31,7 @@ from rhino_jax.plan.stages import StagePlan
 from rhino_jax.utils.codec import from_json, to_json
 
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 FORMAT = "rhino_jax plan"
 
 _LAST = ("pipeline", "transforms", "variants", "stages")
@@ -165,10 +165,11 @@ _NEW_IN = {
     4: ("variants",),
     5: ("pipeline",),
     6: ("line_times", "model_flops", "while_loops", "outline"),
+    8: ("timeline",),
 }
 """Keys added in each version; those of version 3 in place of the key `decisions`."""
 
-OLD_VERSIONS = (6, 5, 4, 3, 2)
+OLD_VERSIONS = (7, 6, 5, 4, 3, 2)
 """Versions that are read as well. 7 has standard terms: see `_with_standard_terms`."""
 
 
@@ -189,6 +190,7 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
         data = _from_2(data)
     new: dict[str, Any] = {"variants": [], "pipeline": None}
     new |= {"while_loops": [], "outline": "", "line_times": [], "model_flops": {}}
+    new |= {"timeline": {}}
     return _with_standard_terms({**new, **data, "schema_version": SCHEMA_VERSION})
 
 

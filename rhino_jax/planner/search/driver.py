@@ -274,7 +274,7 @@ def _search(
     comparison = Comparison(analysis, request, progress, limits, bound_axes=bound_axes)
     comparison.run(different)
     every, in_order = comparison.solved, comparison.in_order
-    notes = comparison.limits.notes()
+    notes = comparison.notes()
     compared = every[0]
     if is_estimate or compared.solution.bound > request.cutoff_s:
         return every, compared, in_order, notes

@@ -31,11 +31,13 @@ class SearchLimits:
         something else (same source).
       meshes_share: share of the time limit that they may take where there is one; the
         best of them is then searched to the end.
+      second_axis_gain: share of the step time that meshes of two axes must have gained
+        over those of one: less than the three digits of tables tell.
       axis_gain: share of the step time that meshes of one more axis must have gained
-        over those of fewer, before one of them is chosen, or meshes of yet another axis
-        are tried. GPT 7B on 1,024 H100 gained 0.4 % by a third axis in the comparison;
-        searched to the end, with its variants, the mesh of two is 2 % faster, and takes
-        a fifth of the time.
+        over those of two or more, before one of them is chosen, or meshes of yet
+        another axis are tried. GPT 7B on 1,024 H100 gained 0.4 % by a third axis in the
+        comparison; searched to the end, with its variants, the mesh of two is 2 %
+        faster, and takes a fifth of the time.
       recipes_share: share of the remaining time that recipes may take, where time is
         limited. The search starts from them, and finds plans that they exclude.
       prediction_error: error of the ratio of two plans' predicted step times against
@@ -73,6 +75,7 @@ class SearchLimits:
     another_axis_s: float = 2.1e-6
     meshes_s: float = 10.0
     meshes_share: float = 0.5
+    second_axis_gain: float = 0.001
     axis_gain: float = 0.01
     recipes_share: float = 0.4
     prediction_error: float = 0.3

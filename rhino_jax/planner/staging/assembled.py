@@ -21,7 +21,7 @@ from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.lines import scaled, summed
 from rhino_jax.plan.plan import Leaf, PlanData
-from rhino_jax.plan.records import LineTime, Predicted
+from rhino_jax.plan.records import LineTime, Predicted, Timeline
 from rhino_jax.plan.stages import Pipeline, StagePlan, StageSend
 from rhino_jax.planner.search.read_back.assemble import pins_text
 from rhino_jax.planner.staging.planned import PlannedGroup
@@ -78,6 +78,7 @@ def assemble_plan(
         transforms=search.transforms,
         pipeline=pipeline,
         recipes={},
+        timeline=Timeline(),
         pins=_pins(search, [name for name, _ in mesh_axes]),
         notes=tuple(
             dict.fromkeys([*(n for g in groups for n in g.plan.notes), *_notes(search)])

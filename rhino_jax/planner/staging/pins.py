@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rhino_jax.errors import PinError, nearest
 from rhino_jax.ir.op import Source
-from rhino_jax.ir.places import in_scope, known_places, on_line
+from rhino_jax.ir.places import in_scope, known_places, on_line, path_glob
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import Sides
@@ -84,7 +82,7 @@ def pinned_ops(
             for part, link in enumerate(chains.pop(k, ()), stack.first):
                 found.update(dict.fromkeys(link, part))
     for key, stage in pins.items():
-        glob = re.compile(fnmatch.translate(key.replace("[", "[[]")))
+        glob = path_glob(key)
         ops = {i for at, _, mine in reads if glob.match(paths[at]) for i in mine}
         ops |= set(_inside(key, sides))
         if not ops:

@@ -293,7 +293,7 @@ class Check(Displayed):
         )
         left = Section(
             "not compared",
-            table=Table(("what", "why"), self.not_compared, "<<"),
+            table=Table(("what", "why"), self.not_compared, "<<", (0, 1)),
         )
         return (
             head,

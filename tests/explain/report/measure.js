@@ -43,6 +43,8 @@
       box: box(element.getBoundingClientRect()),
       room: box(scroll.getBoundingClientRect()),
       canScroll: getComputedStyle(scroll).overflowX === "auto",
+      isWide: scroll.scrollWidth > scroll.clientWidth + 2,
+      hint: getComputedStyle(scroll, "::before").content,
     };
   };
   const report = (element) => ({
@@ -57,8 +59,16 @@
       isMap: !!inside.closest(".treemap"),
       boxes: [...inside.querySelectorAll(".box")].map((b) => ({
         box: box(b.getBoundingClientRect()), text: b.textContent,
-        isCut: b.textContent !== "" && b.scrollWidth > b.clientWidth + 1,
+        isCut: b.textContent !== "" && (b.scrollWidth > b.clientWidth + 1 ||
+          (!!inside.closest(".treemap") && b.scrollHeight > b.clientHeight + 1)),
         align: getComputedStyle(b).textAlign,
+      })),
+    })),
+    shards: [...element.querySelectorAll(".sharding")].map((one) => ({
+      box: box(one.getBoundingClientRect()),
+      cells: [...one.querySelectorAll(".box")].map((b) => ({
+        box: box(b.getBoundingClientRect()), text: b.textContent,
+        isCut: b.scrollWidth > b.clientWidth + 1 || b.scrollHeight > b.clientHeight + 1,
       })),
     })),
     plots: [...element.querySelectorAll(".scatter")].map((plot) => ({

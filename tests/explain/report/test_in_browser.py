@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
 from rhino_jax.explain.report.html import page
+from rhino_jax.explain.report.views.page import plan_page
 from tests.explain.report.browser import find_browser, measure, notebook_page
 from tests.plan.samples import sample_plan
 
@@ -284,6 +286,32 @@ def test_points_lie_inside_of_their_plot_and_ticks_apart(measured: Any) -> None:
             across = min(a["right"], b["right"]) - max(a["left"], b["left"])
             down = min(a["bottom"], b["bottom"]) - max(a["top"], b["top"])
             assert across < 1 or down < 1
+
+
+def test_shards_stand_side_by_side_with_their_devices(measured: Any) -> None:
+    name, found = measured
+    drawn = [shard for report in found for shard in report["shards"]]
+    assert len(drawn) > 5
+    for one in drawn:
+        assert one["box"]["right"] - one["box"]["left"] > 100
+        for cell in one["cells"]:
+            assert cell["text"] and not cell["isCut"], (name, cell)
+        for a, b in itertools.combinations([c["box"] for c in one["cells"]], 2):
+            across = min(a["right"], b["right"]) - max(a["left"], b["left"])
+            down = min(a["bottom"], b["bottom"]) - max(a["top"], b["top"])
+            assert across < 1 or down < 1
+
+
+@pytest.mark.parametrize("width", [500, 1400])
+def test_tables_that_scroll_say_so_and_no_others(tmp_path: Path, width: int) -> None:
+    """500 pixels are the narrowest window that Chromium opens without a screen."""
+    find_browser()
+    (found,) = measure(plan_page(long_plan()), width, tmp_path, f"phone {width}")
+    wide = [table["isWide"] for table in found["tables"]]
+    assert any(wide) == (width == 500)
+    for table in found["tables"]:
+        assert table["isWide"] == ("scroll sideways" in table["hint"])
+    assert found["box"]["right"] <= found["window"] + 1
 
 
 def luminance(color: str) -> float:

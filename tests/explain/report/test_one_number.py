@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -64,3 +65,19 @@ def test_marked_rows_have_the_step_of_the_plan(options: Any) -> None:
     if plan.pipeline is not None:
         simulated_s = plan.simulate().step_time_s
         assert simulated_s == pytest.approx(plan.predicted.step_time_s, rel=1e-6)
+
+
+def test_rows_of_the_peak_show_the_shard_that_takes_their_bytes() -> None:
+    plan = plan_of(mesh={"data": 4, "model": 2}, level="fast")
+    specs = {leaf.path: leaf for leaf in plan.inputs}
+    text = plan.table(full=True)
+    one = [h for h in plan.at_peak if " × " not in h.what and "resharded" not in h.what]
+    assert len(one) > 5
+    for held in one:
+        dims = [int(d) for d in re.findall(r"\d+", held.shard.partition("[")[2])]
+        assert held.shard.startswith("f32[")
+        assert math.prod(dims) * 4 <= held.bytes < 2.1 * math.prod(dims) * 4 + 4096
+        assert held.shard in text
+        if held.what in specs:
+            assert held.bytes == specs[held.what].bytes_per_device
+    assert any("'data'" in held.spec for held in one)

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 import rhino_jax as rhino
+from rhino_jax.errors import PlanFileError
 from rhino_jax.explain.report.step import step_of
+from rhino_jax.explain.report.views.views import memory, timeline, views_of
+from rhino_jax.units import format_bytes
 from tests.plan.samples import sample_plan
 
 
@@ -64,8 +67,110 @@ def test_a_trace_reads_back(plan: Any, tmp_path: Path, name: str) -> None:
     assert max(ends) == pytest.approx(plan.predicted.step_time_s * 1e6, rel=0.01)
 
 
-def test_a_plan_from_a_file_has_a_step_too(tmp_path: Path) -> None:
+def events(plan: Any, folder: Path) -> Any:
+    plan.save_trace(folder / "step.json")
+    return json.loads((folder / "step.json").read_text())["traceEvents"]
+
+
+def test_a_plan_from_a_file_has_the_same_step(plan: Any, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    loaded = rhino.load_plan(tmp_path / "plan.json")
+    assert step_of(loaded) == step_of(plan)
+    assert events(loaded, tmp_path) == events(plan, tmp_path)
+    drawn = [view for view in views_of(plan) if view.title != "the program, by line"]
+    assert views_of(loaded) == tuple(drawn)
+
+
+def test_a_cached_plan_has_the_same_step(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RHINO_CACHE", "1")
+    monkeypatch.setenv("RHINO_CACHE_DIR", str(tmp_path))
+    args = looped, *arguments()
+    first, cached = (rhino.plan(*args, mesh=MESH, progress=False) for _ in range(2))
+    assert cached.cached and not first.cached
+    assert step_of(cached) == step_of(first)
+
+
+def test_a_plan_without_a_timeline_draws_none(tmp_path: Path) -> None:
     plan = sample_plan()
-    plan.save_trace(tmp_path / "step.json")
-    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-    assert [e["name"] for e in events if e.get("cat") == "collective"]
+    assert {"one step, by the clock", "memory over the step"}.isdisjoint(
+        view.title for view in views_of(plan)
+    )
+    with pytest.raises(PlanFileError, match="no timeline"):
+        plan.save_trace(tmp_path / "step.json")
+
+
+MESH = {"data": 2}
+LAYERS, WIDTH, ROWS = 6, 64, 4096
+
+
+def looped(stack: Any, x: Any) -> Any:
+    def loss(stack: Any) -> Any:
+        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, stack)
+        return jnp.mean(y**2)
+
+    return stack - jax.grad(loss)(stack)
+
+
+def arguments() -> tuple[Any, Any]:
+    shapes = (LAYERS, WIDTH, WIDTH), (ROWS, WIDTH)
+    a, b = (jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+    return a, b
+
+
+def test_a_scans_stacks_are_live_from_the_loops_start() -> None:
+    plan = rhino.plan(looped, *arguments(), mesh=MESH, progress=False)
+    found = step_of(plan)
+    assert found is not None
+    forward, backward = found.loops
+    assert [x.loop.trip_count for x in found.loops] == [LAYERS, LAYERS]
+    assert 0 <= forward.start_s < forward.end_s <= backward.start_s < backward.end_s
+    live = dict(found.memory)
+    saved = LAYERS * ROWS // 2 * WIDTH * 4  # the carries that the backward pass reads
+    assert live[forward.start_s] >= saved
+    assert max(live.values()) == plan.predicted.peak_bytes
+    assert "6 trips" in timeline(found)
+
+
+def test_a_loop_within_a_loop_has_a_track_of_its_own() -> None:
+    def microbatches(stack: Any, batches: Any) -> Any:
+        return jax.lax.scan(lambda s, x: (looped(s, x), None), stack, batches)[0]
+
+    stack, x = arguments()
+    batches = jax.ShapeDtypeStruct((3, *x.shape), "float32")
+    plan = rhino.plan(microbatches, stack, batches, mesh=MESH, progress=False)
+    found = step_of(plan)
+    assert found is not None
+    outer, *inner = found.loops
+    assert [x.loop.trip_count for x in inner] == [LAYERS, LAYERS]
+    assert outer.loop.trip_count == 3
+    assert outer.start_s <= inner[0].start_s < inner[1].end_s <= outer.end_s
+    drawn = timeline(found)
+    assert drawn.count("6 trips of") == 2 and drawn.count("3 trips of") == 1
+    assert drawn.count(">loops</div>") == 2
+
+
+def test_the_curve_has_an_axis_and_the_budgets_line() -> None:
+    plan = rhino.plan(looped, *arguments(), mesh=MESH, progress=False)
+    found = step_of(plan)
+    assert found is not None
+    peak = plan.predicted.peak_bytes
+    near = memory(found, 2 * peak)
+    assert near.count("<line") == 2 and f">budget {format_bytes(2 * peak)}<" in near
+    assert f">peak {format_bytes(peak)}<" in near and ">0</div>" in near
+    far = memory(found, 1000 * peak)
+    assert far.count("<line") == 1 and "beyond the axis" in far
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "one-program"])
+def test_plans_in_stages_have_the_timeline_of_their_program(
+    schedule: str, tmp_path: Path
+) -> None:
+    axes, options = {"stage": 2, "data": 2}, {"schedule": schedule, "level": "fast"}
+    stack, x = arguments()
+    plan = rhino.plan(looped, stack, x, mesh=axes, progress=False, **options)
+    found = step_of(plan)
+    assert (found is None) == plan.has_tasks == (schedule == "1f1b")
+    if found is not None:
+        assert found.seconds == pytest.approx(plan.predicted.step_time_s)
+        assert len(found.sent) == len(plan.collectives)
+    assert [e for e in events(plan, tmp_path) if e["ph"] == "X"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -9,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 from rhino_jax.explain.report.text import (
     MAX_WIDTH,
     display_width,
-    shorten,
-    shorten_apart,
+    wrapped,
 )
 from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.plan import Leaf
@@ -22,6 +22,7 @@ from rhino_jax.plan.records import (
     SearchReport,
 )
 from rhino_jax.plan.stages import StageSend
+from rhino_jax.verify.results.check import Check, ComparedLeaf
 from tests.plan.samples import sample_plan, sample_stage
 
 
@@ -255,39 +256,82 @@ def test_no_line_is_wider_than_promised(program: str, path: str, source: str) ->
         assert max(display_width(line) for line in text.splitlines()) <= MAX_WIDTH
 
 
-@given(st.text(), st.integers(1, 60))
-def test_shortened_text_fits(text: str, width: int) -> None:
-    assert display_width(shorten(text, width)) <= width
+@given(st.text(), st.integers(2, 60))
+def test_wrapped_text_fits_and_is_whole(text: str, width: int) -> None:
+    lines = wrapped(text, width)
+    assert max(map(display_width, lines)) <= width
+    assert "".join("".join(lines).split()) == "".join(
+        c for c in text if c.isprintable() and not c.isspace()
+    )
 
 
-def test_shortened_paths_lose_their_quotes_then_their_middle() -> None:
+def test_paths_break_before_keys_and_specs_between_dims() -> None:
     path = "params['layers'][0]['attention']['out']"
-    assert shorten(path, 39) == path
-    assert shorten(path, 38) == "params[layers][0][attention][out]"
-    assert shorten(path, 21) == "params[lay…tion][out]"
+    assert wrapped(path, 39) == [path]
+    assert wrapped(path, 30) == ["params['layers'][0]", "['attention']['out']"]
+    spec = "P(None, ('data', 'model'), 'stage')"
+    assert wrapped(spec, 20) == ["P(None, ('data',", "'model'), 'stage')"]
 
 
-@given(
-    st.lists(
-        st.text("ab[]'._", min_size=1, max_size=60), min_size=1, max_size=6, unique=True
-    ),
-    st.integers(12, 60),
-)
-def test_texts_that_differ_still_differ_when_shortened(
-    texts: list[str], width: int
-) -> None:
-    found = shorten_apart(texts, width)
-    assert all(display_width(text) <= width for text in found)
-    plain = {text.replace("['", "[").replace("']", "]") for text in texts}
-    assert len(set(found)) >= len(plain)
+DEEP = "opt_state[0].{}['transformer']['blocks']['attention']['projection']['kernel']"
 
 
-def test_optimizer_moments_are_told_apart() -> None:
-    paths = [f"opt_state[0].{m}['blocks']['attention']['out']" for m in ("mu", "nu")]
-    assert shorten_apart(paths, 25) == [
-        "opt_state[…mu…ntion][out]",
-        "opt_state[…nu…ntion][out]",
-    ]
+def deep_plan() -> Any:
+    """Rows that differ in the middle of long paths, or of long specs alone."""
+    axes = (("replica_of_data", 2), ("model_parallel", 2), ("sequence_parallel", 2))
+    specs = ((), (0, 1), (2,)), ((), (0, 2), (1,))
+    leaves = tuple(
+        Leaf(DEEP.format(moment), (32, 4096, 3, 128), "bfloat16", (*spec, ()), 4)
+        for moment in ("mu", "nu")
+        for spec in specs
+    )
+    held = tuple(
+        PeakValue(f"{leaf.path} resharded", 2**20, "m.py:7") for leaf in leaves
+    )
+    pins = {leaf.path: "P(None, 'replica_of_data')" for leaf in leaves}
+    stage = dataclasses.replace(sample_stage(), mesh_axes=axes)
+    return sample_plan(
+        mesh_axes=axes, stages=(stage,), inputs=leaves, at_peak=held, pins=pins
+    )
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_nothing_is_cut_and_long_paths_stay_whole(full: bool) -> None:
+    plan = deep_plan()
+    text = plan.table(full=full)
+    assert "…" not in text
+    rows = lines_of(text, "inputs")
+    for leaf in plan.inputs:
+        assert sum(leaf.path in line for line in rows) == 2
+        assert leaf.path in "\n".join(lines_of(text, "pins"))
+    whole = " ".join(" ".join(rows).split())
+    for word in ("('replica_of_data',", "'model_parallel'),", "'sequence_parallel'),"):
+        assert word in whole
+
+
+def test_checks_print_paths_whole_and_their_reasons_too() -> None:
+    paths = [DEEP.format(moment) for moment in ("mu", "nu")]
+    leaves = tuple(
+        ComparedLeaf(
+            path, (32, 4096, 3, 128), "bfloat16", 0.1, 0.2, 1e-4, (1, 2, 3, 4), 7
+        )
+        for path in paths
+    )
+    why = "its elements are random, and the two runs draw other numbers than each other"
+    left = ((f"{paths[0]}.key", why),)
+    found = Check(
+        program_name="step",
+        mesh_axes=(("data", 4),),
+        devices="4 CPUs",
+        leaves=leaves,
+        not_compared=left,
+        seconds=1.0,
+    )
+    lines = found.table().splitlines()
+    assert max(map(display_width, lines)) <= MAX_WIDTH
+    for path in (*paths, f"{paths[0]}.key"):
+        assert any(line.strip(" >") == path for line in lines)
+    assert why in " ".join(found.table().split())
 
 
 def test_columns_are_aligned_with_wide_characters() -> None:

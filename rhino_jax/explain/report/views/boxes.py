@@ -14,7 +14,8 @@ from html import escape
 HUES = (210, 25, 140, 285, 50, 180, 330, 90)
 """Distinguishable hues, in degrees, in the order in which they are used."""
 
-_KEYS = re.compile(r"[^\W\d]\w*")
+KEYS = re.compile(r"[^\W\d]\w*")
+"""Matches the keys of a tree path that are names."""
 
 CHARACTERS = 60
 """Characters of a 12 px label that fit in a drawing of 430 px, the narrowest; source:
@@ -35,6 +36,8 @@ def box(
     *,
     title: str,
     label: str = "",
+    labels: Sequence[str] | None = None,
+    lines: int = 1,
     top: float = 0.0,
     height: float = 100.0,
 ) -> str:
@@ -45,10 +48,14 @@ def box(
       background: CSS colour.
       title: tooltip.
       label: text inside, shortened if needed.
+      labels: texts of which the first that fits is shown; None: those of `label`.
+      lines: number of lines of text that the box has room for.
       top, height: vertical position and size, in percent.
     """
     room = int(width / 100 * CHARACTERS) - 1
-    shown = escape(next((x for x in _shorter(label, room) if len(x) <= room), ""))
+    room = room * lines * 3 // 4 if lines > 1 else room * lines
+    texts = _shorter(label, room) if labels is None else labels
+    shown = escape(next((x for x in texts if len(x) <= room), ""))
     return (
         f'<div class="box" title="{escape(title)}" style="position:absolute;'
         f"left:{left:.3f}%;width:{max(width, 0.05):.3f}%;top:{top:.3f}%;"
@@ -65,7 +72,7 @@ def _shorter(label: str, room: int) -> Iterator[str]:
     """
     yield label
     yield label.partition(" (")[0]
-    keys = _KEYS.findall(label) if "[" in label else []
+    keys = KEYS.findall(label) if "[" in label else []
     for begin in range(len(keys)):
         yield ".".join(keys[begin:])
     if keys and room > 4:
@@ -82,18 +89,23 @@ def beside(left: float, words: str, *, top: float = 0.0, height: float = 100.0) 
     )
 
 
+class Markup(str):
+    """HTML, which is not escaped again."""
+
+
 def row(label: str, inside: Sequence[str], height_em: float = 1.6) -> str:
     """Return a track of boxes, with its name at the left.
 
     Args:
-      label: the name.
+      label: the name, as text or as `Markup`.
       inside: HTML of the boxes.
       height_em: height of the track, in em.
     """
+    name = label if isinstance(label, Markup) else escape(label)
     return (
         '<div class="track" style="display:flex;text-align:left;margin:2px 0">'
         '<div class="name" style="flex:0 0 11em;overflow-wrap:anywhere">'
-        f"{escape(label)}</div>"
+        f"{name}</div>"
         f'<div class="boxes" style="flex:1 1 auto;position:relative;'
         f'height:{height_em}em;min-width:0">{"".join(inside)}</div></div>'
     )

@@ -1,7 +1,7 @@
 """A plan as one HTML file: its report, with sorting and filtering by a script.
 
-The script sorts and filters tables, and copies paths. Notebooks get none: they store
-outputs of others for years, and show them untrusted.
+The script sorts and filters tables, says which can be scrolled, and copies paths.
+Notebooks get none: they store outputs of others for years, and show them untrusted.
 """
 
 from __future__ import annotations
@@ -48,6 +48,17 @@ SCRIPT = """
         cell.addEventListener("click", () => sort(table, i));
       });
     }
+    const boxes = [...report.querySelectorAll(".scroll")];
+    const hint = () => {
+      for (const box of boxes) {
+        const end = box.scrollLeft + box.clientWidth;
+        box.classList.toggle("more", end < box.scrollWidth - 2);
+      }
+    };
+    for (const box of boxes) box.addEventListener("scroll", hint);
+    report.addEventListener("toggle", hint, true);
+    addEventListener("resize", hint);
+    hint();
     const filter = document.createElement("input");
     filter.type = "search";
     filter.className = "filter";

@@ -7,14 +7,15 @@ their specs.
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.step import program_of
 from rhino_jax.explain.report.tables import fold, format_array
-from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend
+from rhino_jax.explain.report.views.boxes import HUES, KEYS, box, colour, legend
 from rhino_jax.ir.program import Op, Program, Region
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.units import format_bytes, format_flops
@@ -30,9 +31,13 @@ MAX_OPS = 1500
 
 def regions(plan: PlanData) -> str:
     """Draw the planned program; empty if it is unknown, or has stages."""
-    program = program_of(plan)
-    if program is None or plan.has_tasks:
+    traced = plan.traced
+    for transform in plan.transforms:
+        if traced is not None and transform.choice:
+            traced = traced.after_passes.get((transform.name, transform.choice))
+    if traced is None or plan.has_tasks:
         return ""
+    program = traced.program
     writer = _Writer(program, plan, itertools.count())
     inside = "".join(writer.region(program.body))
     more = len(program.ops) - MAX_OPS
@@ -106,14 +111,19 @@ class Area:
     Attributes:
       name: tree path, or description.
       bytes: bytes on one device.
-      cut: names of the mesh axes that shard it; None if that is not known.
-      spec: spec as text.
+      spec: spec as text; empty if it is not known.
+      is_argument: whether it is an argument, not an activation.
     """
 
     name: str
     bytes: int
-    cut: tuple[str, ...] | None
     spec: str
+    is_argument: bool
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Names of the mesh axes that shard it."""
+        return tuple(sorted(re.findall(r"'([^']+)'", self.spec)))
 
 
 def treemap(plan: PlanData) -> str:
@@ -122,7 +132,7 @@ def treemap(plan: PlanData) -> str:
     rest = sum(a.bytes for a in areas[MOST:])
     areas = areas[:MOST]
     if rest:
-        areas.append(Area("the rest", rest, None, ""))
+        areas.append(Area("the rest", rest, "", False))
     areas = [a for a in areas if a.bytes > 0]
     if not areas:
         return ""
@@ -132,27 +142,59 @@ def treemap(plan: PlanData) -> str:
         box(
             x,
             w,
-            colour(hues.get(a.cut or ()), 0.45 if a.cut is not None else 0.15),
+            colour(hues.get(a.cut), 0.45 if a.is_argument else 0.2),
             title=f"{a.name}: {format_bytes(a.bytes)} {a.spec}",
-            label=a.name.partition(" ")[0] if h > _LABELLED else "",
+            labels=labels,
+            lines=int(h / LINE_PERCENT),
             top=y,
             height=h,
         )
-        for a, (x, y, w, h) in zip(
-            areas, squarified([a.bytes for a in areas]), strict=True
+        for a, labels, (x, y, w, h) in zip(
+            areas, _labels(areas), squarified([a.bytes for a in areas]), strict=True
         )
     ]
     keys = [(colour(hues[c], 0.45), f"sharded over {' × '.join(c)}") for c in cuts]
     keys.append((colour(None, 0.45), "replicated"))
-    keys.append((colour(None, 0.15), "activations at the peak, as they are sharded"))
+    keys.append((colour(None, 0.2), "pale: activations at the peak"))
     return (
         '<div class="treemap"><div class="boxes" style="position:relative;'
         f'height:18em;width:100%">{"".join(boxes)}</div>{legend(keys)}</div>'
     )
 
 
-_LABELLED = 8.0
-"""Percent of the height that a line of text needs; smaller areas have no label."""
+LINE_PERCENT = 8.0
+"""Percent of the height that a line of text needs."""
+
+
+def _labels(areas: Sequence[Area]) -> list[list[str]]:
+    """Return the labels of each area that no other area could have, longest first."""
+    forms = [dict.fromkeys(_forms(area.name)) for area in areas]
+    count = Counter(form for every in forms for form in every)
+    return [
+        sorted((f for f in every if count[f] == 1), key=lambda f: -len(f))
+        for every in forms
+    ]
+
+
+def _forms(name: str) -> Iterator[str]:
+    """Yield a name, and shorter forms of it.
+
+    Of a path these are its last keys, and one earlier key with the last, as `mu…up`; of
+    an activation, what made it with its line, and its type.
+    """
+    yield name
+    words = name.split(" ")
+    if len(words) > 1:
+        whole = [i for i, word in enumerate(words) if word.endswith("]")]
+        for i in whole[:1]:
+            yield " ".join(words[: i + 1])
+            yield " ".join([*words[:i], *words[i + 1 : i + 2]])
+            yield words[i]
+        yield words[0]
+        return
+    keys = KEYS.findall(name)
+    yield from (".".join(keys[begin:]) for begin in range(len(keys)))
+    yield from (f"{key}…{keys[-1]}" for key in keys[:-2])
 
 
 def _areas(plan: PlanData) -> Iterator[Area]:
@@ -164,12 +206,12 @@ def _areas(plan: PlanData) -> Iterator[Area]:
     for found in fold(items):
         leaf = plan.inputs[found.members[0]]
         total = sum(plan.inputs[i].bytes_per_device for i in found.members)
-        cut = tuple(names[a] for a in sorted({a for dim in leaf.spec for a in dim}))
-        yield Area(found.label, total, cut, format_spec(leaf.spec, names))
+        yield Area(found.label, total, format_spec(leaf.spec, names), True)
     known = {leaf.path for leaf in plan.inputs}
     for holding in plan.at_peak:
         if holding.what not in known:
-            yield Area(f"{holding.what} {holding.place}", holding.bytes, None, "")
+            name = f"{holding.what} {holding.place}".strip()
+            yield Area(name, holding.bytes, holding.spec, False)
 
 
 def squarified(

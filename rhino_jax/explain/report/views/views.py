@@ -8,8 +8,9 @@ device sends over every axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.section import Section
@@ -17,10 +18,12 @@ from rhino_jax.explain.report.step import (
     DeviceStep,
     LineCompute,
     StepCollective,
+    StepLoop,
     step_of,
 )
 from rhino_jax.explain.report.tables import format_axes
-from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
+from rhino_jax.explain.report.views.boxes import HUES, Markup, box, colour, legend, row
+from rhino_jax.explain.report.views.shardings import shardings
 from rhino_jax.explain.report.views.treemap import regions, treemap
 from rhino_jax.ir.collectives import KINDS
 from rhino_jax.units import format_bytes, format_flops, format_seconds, format_share
@@ -32,37 +35,84 @@ if TYPE_CHECKING:
 
 HEIGHT = 120
 WIDTH = 1000
+HEIGHT_EM = 8.0
+
+MIN_OF_BUDGET = 0.1
+"""Smallest peak, as a share of the budget, that is drawn to the scale of the budget:
+smaller curves could not be read."""
 
 
 def memory(step: DeviceStep, budget_bytes: int) -> str:
-    """Draw live bytes over the step; empty if they are not known."""
+    """Draw live bytes over the step, with an axis and the budget."""
     if not step.memory or not step.seconds:
         return ""
     peak_s, peak = max(step.memory, key=lambda point: point[1])
+    is_to_scale = peak >= MIN_OF_BUDGET * budget_bytes
+    top = 1.08 * max(peak, budget_bytes if is_to_scale else 1)
     points, last = [f"0,{HEIGHT}"], step.memory[0][1]
     for time_s, held in _few(step):
         x = time_s / step.seconds * WIDTH
-        points += [f"{x:.1f},{_y(last, peak)}", f"{x:.1f},{_y(held, peak)}"]
+        points += [f"{x:.1f},{_y(last, top)}", f"{x:.1f},{_y(held, top)}"]
         last = held
-    points += [f"{WIDTH},{_y(last, peak)}", f"{WIDTH},{HEIGHT}"]
+    points += [f"{WIDTH},{_y(last, top)}", f"{WIDTH},{HEIGHT}"]
     at = peak_s / step.seconds
-    words = (
-        f"{format_bytes(peak)} at the peak, {format_share(at)} into the step;"
-        f" budget {format_bytes(budget_bytes)}"
+    budget = f"budget {format_bytes(budget_bytes)}"
+    words = f"{format_bytes(peak)} at the peak, {format_share(at)} into the step"
+    words += f"; {budget}" if is_to_scale else f"; the {budget} is beyond the axis"
+    marks = [(peak, f"peak {format_bytes(peak)}")]
+    if is_to_scale:
+        marks.append((budget_bytes, budget))
+    lines = "".join(
+        f'<line x1="0" x2="{WIDTH}" y1="{_y(held, top)}" y2="{_y(held, top)}"'
+        ' stroke="currentColor" stroke-dasharray="4 3" opacity=".6"'
+        ' vector-effect="non-scaling-stroke"/>'
+        for held, _ in marks
+    )
+    drawn = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img"'
+        ' style="width:100%;height:100%;display:block;border-left:1px solid;'
+        f'border-bottom:1px solid"><title>{words}</title>'
+        f'<polygon points="{" ".join(points)}" fill="{colour(HUES[0], 0.35)}"/>'
+        f"{lines}</svg>"
     )
     return (
         f'<div class="memory" style="text-align:left"><div>{words}</div>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img"'
-        f' style="width:100%;height:8em;display:block"><title>{words}</title>'
-        f'<polygon points="{" ".join(points)}" fill="{colour(HUES[0], 0.35)}"/>'
-        f'<line x1="{at * WIDTH:.1f}" x2="{at * WIDTH:.1f}" y1="0" y2="{HEIGHT}"'
-        ' stroke="currentColor" stroke-dasharray="4 3" opacity=".6"'
-        ' vector-effect="non-scaling-stroke"/></svg></div>'
+        f"{row(_axis(marks, top), [drawn], HEIGHT_EM)}"
+        f"{_clock(step)}</div>"
     )
 
 
-def _y(held: int, peak: int) -> str:
-    return f"{HEIGHT * (1 - held / peak) if peak else HEIGHT:.1f}"
+def _axis(marks: Sequence[tuple[int, str]], top: float) -> Markup:
+    """Return the labels of a vertical axis from 0 to `top`, without those that would
+    overlap."""
+    found, used = [], [0.0]
+    for amount, words in (*marks, (0, "0"), (int(top / 2.16), "")):
+        up = amount / top * 100
+        is_apart = all(abs(up - x) > 100 * 1.5 / HEIGHT_EM for x in used)
+        if amount and not is_apart:
+            continue
+        used.append(up)
+        found.append(
+            f'<div style="position:absolute;right:.4em;bottom:{up:.1f}%;'
+            f'transform:translateY(50%)">{escape(words or format_bytes(amount))}</div>'
+        )
+    return Markup(
+        '<div class="axis" style="position:relative;height:100%;white-space:nowrap">'
+        f"{''.join(found)}</div>"
+    )
+
+
+def _y(held: float, top: float) -> str:
+    return f"{HEIGHT * (1 - held / top):.1f}"
+
+
+def _clock(step: DeviceStep) -> str:
+    """Return a track with a mark at every quarter of the step."""
+    ticks = [f"{i * 25} %" for i in range(4)]
+    marks = [
+        box(i * 25, 25, "transparent", title=t, label=t) for i, t in enumerate(ticks)
+    ]
+    return row(f"of {format_seconds(step.seconds)}", marks, 1.4)
 
 
 def _few(step: DeviceStep) -> list[tuple[float, int]]:
@@ -96,11 +146,10 @@ def timeline(step: DeviceStep) -> str:
         sent = [s for s in step.sent if s.collective.axes == axes]
         boxes = [b for s in sent for b in _sent(s, to_percent)]
         lines.append(row(f"over {format_axes(axes)}", boxes))
-    ticks = [f"{i * 25} %" for i in range(4)]
-    marks = [
-        box(i * 25, 25, "transparent", title=t, label=t) for i, t in enumerate(ticks)
-    ]
-    lines.append(row(f"of {format_seconds(step.seconds)}", marks, 1.4))
+    if step.loops:
+        nested = [*_tracks(step.loops)]
+        lines += [row("loops", [_loop(x, to_percent) for x in one]) for one in nested]
+    lines.append(_clock(step))
     kinds = sorted({s.collective.kind for s in step.sent})
     keys = [
         (colour(HUES[0], 0.55), "compute, forward and update"),
@@ -112,21 +161,61 @@ def timeline(step: DeviceStep) -> str:
     return f'<div class="timeline">{"".join(lines)}{legend(keys)}</div>'
 
 
+def _tracks(loops: Sequence[StepLoop]) -> Iterator[list[StepLoop]]:
+    """Yield loops that do not overlap: the outer ones, then those inside, two levels at
+    most."""
+    rest = list(loops)
+    for _ in range(2):
+        ends = [
+            x
+            for x in rest
+            if not any(
+                y is not x
+                and y.loop.first_op <= x.loop.first_op
+                and x.loop.last_op <= y.loop.last_op
+                for y in rest
+            )
+        ]
+        if ends:
+            yield ends
+        rest = [x for x in rest if x not in ends]
+
+
+def _loop(x: StepLoop, to_percent: float) -> str:
+    """Draw a loop, with marks between its trips where these can be seen apart."""
+    count, line = x.loop.trip_count, x.loop.source.partition(" (")[0]
+    left, width = x.start_s * to_percent, (x.end_s - x.start_s) * to_percent
+    trips = f"{count:,} trips"
+    title = (
+        f"{trips} of the loop at {x.loop.source}: {format_seconds(x.end_s - x.start_s)}"
+    )
+    background = colour(None, 0.35)
+    if count <= width * MAX_BOXES / 100:
+        each = f"calc(100%/{count})"
+        background = (
+            f"repeating-linear-gradient(to right,{colour(None, 0.35)} 0,"
+            f"{colour(None, 0.35)} calc({each} - 1px),{colour(None, 1.2)}"
+            f" calc({each} - 1px),{colour(None, 1.2)} {each})"
+        )
+    return box(left, width, background, title=title, label=f"{trips} ({line})")
+
+
 def _few_spans(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCompute]:
     """Yield compute with adjacent entries merged if too narrow to be seen."""
     least_s = step.seconds / MAX_BOXES
     held: LineCompute | None = None
     for w in work:
-        if held is not None and w.is_backward == held.is_backward:
+        if held is not None and w.span.is_backward == held.span.is_backward:
             is_narrow = held.end_s - held.start_s < least_s
             if w.start_s - held.end_s < least_s / 4 and is_narrow:
-                held = replace(
-                    held,
-                    end_s=w.end_s,
-                    ops=held.ops + w.ops,
-                    flops=held.flops + w.flops,
-                    name=held.name if w.flops <= held.flops else w.name,
+                a, b = held.span, w.span
+                span = replace(
+                    a,
+                    last_op=b.last_op,
+                    flops=a.flops + b.flops,
+                    source=a.source if b.flops <= a.flops else b.source,
                 )
+                held = LineCompute(span, held.start_s, w.end_s)
                 continue
         if held is not None:
             yield held
@@ -136,14 +225,14 @@ def _few_spans(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCo
 
 
 def _work(w: LineCompute, to_percent: float) -> str:
-    seconds = w.end_s - w.start_s
+    seconds, span = w.end_s - w.start_s, w.span
     title = (
-        f"{w.name}: {format_seconds(seconds)}, {format_flops(w.flops)}, {w.ops} ops"
-        f"{', backward' if w.is_backward else ''}"
+        f"{span.source}: {format_seconds(seconds)}, {format_flops(span.flops)}"
+        f"{', backward' if span.is_backward else ''}"
     )
-    background = colour(HUES[0], 0.3 if w.is_backward else 0.55)
+    background = colour(HUES[0], 0.3 if span.is_backward else 0.55)
     left, width = w.start_s * to_percent, seconds * to_percent
-    return box(left, width, background, title=title, label=w.name)
+    return box(left, width, background, title=title, label=span.source)
 
 
 def _sent(s: StepCollective, to_percent: float) -> Iterable[str]:
@@ -245,11 +334,14 @@ def views_of(plan: PlanData) -> tuple[Section, ...]:
     """Return sections with the drawings of a plan, without those that have no data."""
     if plan.has_tasks:
         return (Section("memory of one device", drawing=treemap(plan)),)
-    step = step_of(plan)
+    step, budget_bytes = step_of(plan), plan.memory_budget_bytes
     found = (
-        Section("one step, by the clock", drawing=timeline(step)),
-        Section("memory over the step", drawing=memory(step, plan.memory_budget_bytes)),
+        Section("one step, by the clock", drawing=timeline(step) if step else ""),
+        Section(
+            "memory over the step", drawing=memory(step, budget_bytes) if step else ""
+        ),
         Section("memory of one device", drawing=treemap(plan)),
+        Section("shards of the largest arrays", drawing=shardings(plan)),
         Section("the mesh", drawing=network(plan) if plan.mesh_axes else ""),
         Section("the program, by line", drawing=regions(plan), is_open=False),
     )

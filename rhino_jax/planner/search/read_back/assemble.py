@@ -29,7 +29,7 @@ from rhino_jax.planner.search.read_back.extract import (
     predicted_of,
 )
 from rhino_jax.planner.search.read_back.infeasible import explain
-from rhino_jax.planner.search.read_back.line_times import line_times
+from rhino_jax.planner.search.read_back.line_times import line_times, timeline
 from rhino_jax.planner.search.read_back.notes import notes_of
 from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic
 from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
@@ -95,6 +95,7 @@ def assemble(
         meshes=meshes,
         transforms=program.transforms,
         line_times=line_times(model, labels, predicted, collectives),
+        timeline=timeline(model, labels, collectives),
         notes=notes_of(target, found, decisions, unknown),
     )
 

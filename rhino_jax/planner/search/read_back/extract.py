@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind
 from rhino_jax.cost.combine import combine_route
 from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.ir.printer import format_type
 from rhino_jax.ir.program import Op
-from rhino_jax.ir.spec import Spec, replicated
+from rhino_jax.ir.spec import Spec, format_spec, local_shape, replicated
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
 from rhino_jax.plan.decisions import Decisions
@@ -161,23 +163,37 @@ def live_at(
     """
     problem, graph = model.problem, model.graph
     saved = read_backward(graph)
-    held: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    held: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for usage in [u for u in problem.node_usages if u.start <= time < u.stop]:
-        node = model.graph.nodes[usage.node]
-        amount = float(usage.usage[labels[usage.node]])
-        held[name_of(graph, node.ports[0], saved), *_place(model, node)].append(amount)
+        node, label = graph.nodes[usage.node], labels[usage.node]
+        amount = float(usage.usage[label])
+        spec = model.options[node.id].strategies[label].results[node.ports[0].result]
+        name, shard = name_of(graph, node.ports[0], saved), _shard(model, node, spec)
+        held[name, *_place(model, node), *shard].append(amount)
     for pair in [u for u in problem.edge_usages if u.start <= time < u.stop]:
         amount = float(pair.usage[labels[pair.source], labels[pair.target]])
-        node = model.graph.nodes[pair.target]
-        source = model.graph.nodes[pair.source].ports[0]
-        name = f"resharded {name_of(graph, source, saved)}"
-        held[name, *_place(model, node)].append(amount)
+        node, source = graph.nodes[pair.target], graph.nodes[pair.source]
+        name = f"resharded {name_of(graph, source.ports[0], saved)}"
+        strategy = model.options[node.id].strategies[labels[node.id]]
+        ends = (e for e in graph.incoming[node.id] if e.source.node == source.id)
+        specs = [strategy.operands[edge.operand] for edge in ends][:1]
+        shard = _shard(model, source, specs[0] if specs else None)
+        held[name, *_place(model, node), *shard].append(amount)
     largest = sorted(held.items(), key=lambda item: (-sum(item[1]), item[0]))
     return tuple(
-        PeakValue(_counted(what, amounts), math.ceil(sum(amounts)), source, context)
-        for (what, source, context), amounts in largest[:most]
+        PeakValue(_counted(what, amounts), math.ceil(sum(amounts)), *about)
+        for (what, *about), amounts in largest[:most]
         if sum(amounts) > 0
     )
+
+
+def _shard(model: MeshModel, node: Node, spec: Spec | None) -> tuple[str, str]:
+    """Return the type of a device's shard of a node's value, and its spec, as text."""
+    value = model.graph.program.values[node.value]
+    if spec is None or len(spec) != value.rank:
+        return "", ""
+    local = local_shape(spec, value.shape, model.mesh.sizes)
+    return format_type(replace(value, shape=local)), format_spec(spec, model.mesh.names)
 
 
 def _counted(what: str, amounts: Sequence[float]) -> str:
