@@ -6,7 +6,6 @@ runtime applies that to the user's program again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -61,7 +60,7 @@ def apply_passes(traced: Traced, transforms: Iterable[Transform]) -> Traced:
             continue
         found = _kept(traced, transform.name, transform.choice)
         if _is_otherwise(transform, traced, found):
-            found = _as_then(traced, transform, found)
+            raise _changed(traced, transform, found)
         traced = found
     return traced
 
@@ -89,23 +88,15 @@ def _is_otherwise(transform: Transform, before: Traced, after: Traced) -> bool:
     return is_again and transform.ops_after != len(after.program.ops)
 
 
-def _as_then(traced: Traced, transform: Transform, found: Traced) -> Traced:
-    """Rerun a pass as older versions did, whose choices had fewer fields.
+def _changed(traced: Traced, transform: Transform, found: Traced) -> PlanFileError:
+    """Return the error of a pass that rewrites otherwise than when the plan was made.
 
     Args:
       traced: the call before the pass.
       transform: the pass, with the op counts recorded in the plan.
       found: the result of the pass in this version.
-    Raises:
-      PlanFileError: no known older behavior yields the recorded op count either.
     """
-    before = PASSES[transform.name].older
-    if before and before.keys().isdisjoint(transform.chosen):
-        text = json.dumps({**transform.chosen, **before}, sort_keys=True)
-        older = _kept(traced, transform.name, text)
-        if not _is_otherwise(transform, traced, older):
-            return older
-    raise PlanFileError(
+    return PlanFileError(
         f"the plan of `{traced.name}` was made by a version of rhino_jax that does the"
         f" pass {transform.name!r} otherwise.",
         where=f"choice {transform.choice}",

@@ -4,8 +4,8 @@ the planner tries them. `apply.PASSES` lists all of them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -113,15 +113,12 @@ class ProgramPass:
         first; none for a pass whose choices depend on a plan of the program.
       trial: how the planner tries it; None: it is applied on request, or under a plan
         (`planner.storage`, `planner.deferred_reductions`, `planner.staging`).
-      older: fields of its choice, with the values that they had before choices could
-        state them.
     """
 
     name: str
     apply: Callable[[Any, Program, str], Any]
     choices: Callable[[Traced, ChoiceLimits], Iterable[Transform]] = _by_plan
     trial: Trial | None = None
-    older: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_choice(record: type[Choice], text: str, what: str) -> Choice:

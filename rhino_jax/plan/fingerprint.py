@@ -95,7 +95,7 @@ def outline(program: Program) -> str:
 def outline_of(plan: PlanData) -> str:
     """Return the outline of the program that a plan is for.
 
-    Empty if unknown, as for a plan from a file of an older version.
+    Empty if unknown.
     """
     if plan.outline or plan.traced is None:
         return plan.outline

@@ -171,7 +171,7 @@ class PlanData:
     def places(self) -> tuple[int, ...]:
         """Number of places of every stage along the stage axis."""
         if self.is_one_program:
-            return (1,) * self.num_stages  # plans of older versions have one record
+            return (1,) * self.num_stages
         return tuple(stage.places for stage in self.stages)
 
     @property

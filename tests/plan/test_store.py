@@ -14,14 +14,9 @@ from hypothesis import given, settings, strategies as st
 import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
 from rhino_jax.hardware.lowering import LoweringPolicy
-from rhino_jax.ir.transform import Transform
 from rhino_jax.plan.files.schema import SCHEMA_VERSION, current_versions
 from rhino_jax.plan.files.store import checksum, plan_from_json, plan_to_json
 from rhino_jax.plan.stages import (
-    Pipeline,
-    PipelinePass,
-    StageCost,
-    StageRemat,
     StageSend,
 )
 from tests.plan.samples import sample_plan, sample_stage
@@ -67,97 +62,6 @@ def test_several_stages_come_back() -> None:
     assert loaded.stages == (first, second) and loaded == plan
     assert loaded.stages[0].compute_s == plan.predicted.compute_s
     assert loaded.stages[1].peak_bytes == plan.predicted.peak_bytes
-
-
-def test_files_of_version_2_load() -> None:
-    """Written by the last commit that wrote them."""
-    file = Path(__file__).parent / "files" / "version_2.json"
-    loaded = rhino.load_plan(file)
-    stage = sample_stage(
-        waypoints={7: (((), (1,)), ((0,), ())), 9: (((0,),),)},
-        lowering=LoweringPolicy(gathers_by_axis=True, annotates_waypoints=False),
-    )
-    assert loaded == sample_plan(stages=(stage,), transforms=(), variants=())
-    assert json.loads(plan_to_json(loaded))["schema_version"] == SCHEMA_VERSION == 8
-    assert plan_from_json(plan_to_json(loaded)) == loaded
-
-
-NEW_IN_6 = ("outline", "while_loops", "line_times", "model_flops", "timeline")
-
-
-def test_files_of_version_3_load() -> None:
-    """Which had no variants, and transforms without a choice."""
-    plan = sample_plan(variants=())
-    old = json.loads(plan_to_json(plan))
-    old["schema_version"] = 3
-    for key in ("variants", "pipeline", *NEW_IN_6):
-        del old[key]
-    for transform in old["transforms"]:
-        del transform["choice"]
-    old["checksum"] = checksum(old)
-    assert plan_from_json(json.dumps(old)) == plan
-
-
-def test_files_of_version_5_load() -> None:
-    """Which had no outline of the program, no trip counts and no times by line."""
-    plan = sample_plan()
-    old = json.loads(plan_to_json(plan))
-    old["schema_version"] = 5
-    for key in NEW_IN_6:
-        del old[key]
-    old["checksum"] = checksum(old)
-    assert plan_from_json(json.dumps(old)) == plan
-
-
-def test_files_of_version_6_load() -> None:
-    """Which had other words for remat, residuals of weight gradients, and sends."""
-    cost = StageCost(
-        forward_s=1.0,
-        backward_s=2.0,
-        update_s=0.5,
-        activation_bytes=9,
-        fixed_bytes=8,
-        working_bytes=7,
-        weight_residual_bytes=6,
-        output_gradient_bytes=5,
-    )
-    pipeline = Pipeline(
-        micro_batches=4,
-        schedule="zero-bubble",
-        runs=((0, 3),),
-        costs=(cost,),
-        hops=(),
-        remat=(StageRemat(choice="[]", added_s=-0.25),),
-        passes=(PipelinePass(tick_s=1.0, send_s=0.5, send_bytes=3, before_s=0.0),),
-    )
-    transforms = (Transform("deferred reductions", 4, 3, "[]"),)
-    plan = sample_plan(pipeline=pipeline, transforms=transforms)
-    old = json.loads(plan_to_json(plan))
-    old["schema_version"] = 6
-    del old["timeline"]
-    old["transforms"][0]["name"] = "partial sums"
-    of_cost, of_pass = old["pipeline"]["costs"][0], old["pipeline"]["passes"][0]
-    old["pipeline"]["made_again"] = old["pipeline"].pop("remat")
-    of_cost["kept_bytes"] = of_cost.pop("weight_residual_bytes")
-    of_cost["handed_bytes"] = of_cost.pop("output_gradient_bytes")
-    of_pass["handed_s"] = of_pass.pop("send_s")
-    of_pass["handed_bytes"] = of_pass.pop("send_bytes")
-    old["checksum"] = checksum(old)
-    assert plan_from_json(json.dumps(old)) == plan
-
-
-@pytest.mark.parametrize(
-    ("key", "message"), [("decisions", "missing: decisions"), (None, "edited")]
-)
-def test_files_of_version_2_are_checked_as_well(key: str, message: str) -> None:
-    file = Path(__file__).parent / "files" / "version_2.json"
-    data = json.loads(file.read_text())
-    if key is None:
-        data["decisions"]["says_stops"] = True
-    else:
-        del data[key]
-    with pytest.raises(PlanFileError, match=message):
-        plan_from_json(json.dumps(data))
 
 
 def test_saving_a_loaded_plan_changes_nothing(tmp_path: Path) -> None:

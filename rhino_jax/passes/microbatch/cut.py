@@ -12,11 +12,6 @@ from rhino_jax.passes.program_pass import read_choice
 from rhino_jax.utils.codec import to_json
 
 
-KEPT = 1.0
-"""Default of `MicrobatchChoice.kept`. Plans made before 2026-11-25 used 0 and do not
-record it."""
-
-
 @dataclass(frozen=True, slots=True)
 class MicrobatchChoice:
     """Options of the micro-batch pass.
@@ -47,7 +42,7 @@ class MicrobatchChoice:
     most_growth: float = 3.0
     most_meeting: float = 0.1
     cheap: float = 4.0
-    kept: float = KEPT
+    kept: float = 1.0
     per_microbatch: tuple[str, ...] = ()
     least: int = 2
 

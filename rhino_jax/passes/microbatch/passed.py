@@ -99,5 +99,4 @@ PASS = ProgramPass(
     ),
     # Per-row values of earlier loops were not saved to avoid a loop, once
     # (`cut.MicrobatchChoice.kept`).
-    older={"kept": 0.0},
 )

@@ -31,7 +31,6 @@ from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.cut import (
-    KEPT,
     LoopCrossing,
     MicrobatchChoice,
     MicrobatchCut,
@@ -160,8 +159,6 @@ def take_apart(
     program: Program,
     count: int,
     places: tuple[str, ...] = (),
-    *,
-    kept: float = KEPT,
 ) -> Apart:
     """Divide a step into programs before, in and after its loop over micro-batches.
 
@@ -171,12 +168,11 @@ def take_apart(
       count: number of micro-batches.
       places: as `MicrobatchChoice.per_microbatch`: ops whose sums over the batch are
         those of a micro-batch.
-      kept: as of `MicrobatchChoice`.
     Raises:
       MicrobatchError: the batch cannot be divided so, or needs more than two loops.
     """
     choice = MicrobatchChoice(
-        count, most_loops=MAX_LOOPS, kept=kept, per_microbatch=places, least=1
+        count, most_loops=MAX_LOOPS, per_microbatch=places, least=1
     )
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
     opened = consts_as_inputs(open_jaxpr(closed))

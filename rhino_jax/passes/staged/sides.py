@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rhino_jax._compat import jaxpr_consts
-from rhino_jax.errors import MicrobatchError, PlanFileError
+from rhino_jax.errors import PlanFileError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.staged.apart import Apart, take_apart
@@ -217,9 +216,6 @@ def apart_as_planned(
 ) -> Apart:
     """Divide a planned step as it was when it was planned.
 
-    That may be as before rows of earlier loops were saved to avoid one
-    (`passes.microbatch.cut.MicrobatchChoice.kept`).
-
     Args:
       closed, program, count, places: as of `take_apart`.
       planned: how many forward ops the plan puts into stages, and whether micro-batches
@@ -228,19 +224,11 @@ def apart_as_planned(
       MicrobatchError: the batch cannot be divided so.
       PlanFileError: the step is not the one that was planned.
     """
-
-    def found(apart: Apart) -> tuple[int, bool]:
-        sides = sides_of(apart)
-        return len(sides.forward), sides.is_coupled
-
     apart = take_apart(closed, program, count, places)
-    now = found(apart)
+    sides = sides_of(apart)
+    now = len(sides.forward), sides.is_coupled
     if now == planned:
         return apart
-    with contextlib.suppress(MicrobatchError):
-        older = take_apart(closed, program, count, places, kept=0.0)
-        if found(older) == planned:
-            return older
     raise PlanFileError(
         f"the plan of `{program.name}` was made by a version of rhino_jax that cuts its"
         " micro-batches otherwise.",

@@ -2,6 +2,6 @@
 
 In: a `rhino_jax.plan.plan.PlanData`, or a file.
 Out: JSON with a schema version and checksum, or the plan that it holds.
-Order: `schema` (a plan and its trees as data, also of older versions), `store` (files),
+Order: `schema` (a plan and its trees as data), `store` (files),
 `cache` (cached plans, by everything that they depend on).
 """

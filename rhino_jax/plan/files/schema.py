@@ -15,7 +15,6 @@ become text.
 from __future__ import annotations
 
 import collections
-import math
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -158,101 +157,6 @@ def _runs(numbers: Iterable[int]) -> list[list[int]]:
         else:
             found.append([n, n + 1])
     return found
-
-
-_NEW_IN = {
-    3: ("stages", "transforms", "lines"),
-    4: ("variants",),
-    5: ("pipeline",),
-    6: ("line_times", "model_flops", "while_loops", "outline"),
-    8: ("timeline",),
-}
-"""Keys added in each version; those of version 3 in place of the key `decisions`."""
-
-OLD_VERSIONS = (7, 6, 5, 4, 3, 2)
-"""Versions that are read as well. 7 has standard terms: see `_with_standard_terms`."""
-
-
-def keys_of(version: int) -> list[str]:
-    """Return the keys of a file of a version."""
-    later = {key for v, keys in _NEW_IN.items() if v > version for key in keys}
-    found = [key for key in KEYS if key not in later]
-    return [*found, "decisions"] if version == 2 else found
-
-
-def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the content of a file of an older version to the current version.
-
-    Raises:
-      KeyError, TypeError, ValueError: the content does not fit its version.
-    """
-    if data["schema_version"] == 2:
-        data = _from_2(data)
-    new: dict[str, Any] = {"variants": [], "pipeline": None}
-    new |= {"while_loops": [], "outline": "", "line_times": [], "model_flops": {}}
-    new |= {"timeline": {}}
-    return _with_standard_terms({**new, **data, "schema_version": SCHEMA_VERSION})
-
-
-def _from_2(data: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {key: value for key, value in data.items() if key != "decisions"}
-    decisions = dict(data["decisions"])
-    decisions["waypoints"] = decisions.pop("stops")
-    decisions["lowering"] = {
-        "gathers_by_axis": decisions.pop("gathers_by_axis"),
-        "annotates_waypoints": decisions.pop("says_stops"),
-    }
-    stage = {
-        "mesh_axes": data["mesh_axes"],
-        "devices": [[0, math.prod(size for _, size in data["mesh_axes"])]],
-        "predicted": data["predicted"],
-        "sends": [],
-        "decisions": decisions,
-    }
-    # Lines are found again when the plan is applied to its program.
-    return {**rest, "stages": [stage], "transforms": [], "lines": {}}
-
-
-_RENAMED = {
-    "made_again": "remat",
-    "kept_bytes": "weight_residual_bytes",
-    "handed_bytes": "output_gradient_bytes",
-    "partial sums": "deferred reductions",
-}
-_OF_A_PASS = {"handed_s": "send_s", "handed_bytes": "send_bytes"}
-
-
-def _with_standard_terms(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename what versions before 7 called otherwise, and drop what they computed."""
-    stages = len(data["stages"])
-    found = {
-        **data,
-        "inputs": [_on_all_stages(x, stages) for x in data["inputs"]],
-        "outputs": [_on_all_stages(x, stages) for x in data["outputs"]],
-        "transforms": [
-            {**x, "name": _RENAMED.get(x["name"], x["name"])}
-            for x in data["transforms"]
-        ],
-    }
-    pipeline = data["pipeline"]
-    if pipeline is not None:
-        pipeline = _renamed(pipeline, _RENAMED)
-        pipeline.pop("parts", None)
-        pipeline["costs"] = [_renamed(x, _RENAMED) for x in pipeline["costs"]]
-        passes = pipeline.get("passes", ())
-        pipeline["passes"] = [_renamed(x, _OF_A_PASS) for x in passes]
-    return found | {"pipeline": pipeline}
-
-
-def _on_all_stages(leaf: Mapping[str, Any], stages: int) -> dict[str, Any]:
-    """Return a leaf whose stage -1, for all stages, is written as their number."""
-    if leaf.get("stage", 0) >= 0:
-        return dict(leaf)
-    return {**leaf, "stage": 0, "num_stages": stages}
-
-
-def _renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(key, key): value for key, value in data.items()}
 
 
 def tree_to_json(tree: Any) -> Any:

@@ -18,12 +18,9 @@ from rhino_jax.errors import PlanFileError, nearest
 from rhino_jax.plan.files.schema import (
     FORMAT,
     KEYS,
-    OLD_VERSIONS,
     SCHEMA_VERSION,
-    keys_of,
     plan_from_dict,
     plan_to_dict,
-    upgraded,
 )
 from rhino_jax.plan.fits import check_fits as check_fits
 from rhino_jax.plan.plan import PlanData
@@ -118,8 +115,6 @@ def plan_from_json(text: str, *, what: str = "`load_plan`") -> PlanData:
             fix="plan again with pins={path: PartitionSpec} and save that plan.",
         )
     try:
-        if data["schema_version"] in OLD_VERSIONS:
-            data = upgraded(data)
         return plan_from_dict(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise PlanFileError(
@@ -169,18 +164,16 @@ def _parse(text: str, what: str) -> dict[str, Any]:
 
 def _check_schema(data: Mapping[str, Any], what: str) -> None:
     version = data.get("schema_version")
-    if version not in (SCHEMA_VERSION, *OLD_VERSIONS):
+    if version != SCHEMA_VERSION:
         made_with = data.get("versions")
         raise PlanFileError(
             f"{what}: the plan was saved with another schema version.",
             where=f"key 'schema_version'; the file was made with {made_with}",
-            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}"
-            f" and {', '.join(map(str, OLD_VERSIONS))}",
+            numbers=f"got {version!r}, this rhino_jax reads {SCHEMA_VERSION}",
             fix="plan again and save that plan, or use the version that made it.",
         )
-    expected = keys_of(version)
-    missing = [key for key in expected if key not in data]
-    extra = sorted(set(data) - set(expected))
+    missing = [key for key in KEYS if key not in data]
+    extra = sorted(set(data) - set(KEYS))
     if missing or extra:
         raise PlanFileError(
             f"{what}: the plan has missing or unknown keys.",
