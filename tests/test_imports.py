@@ -35,7 +35,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "passes": "errors utils _compat ir frontend rewrite analysis",
     "plan": "errors units version utils ir cost hardware",
     "pipeline": "errors units utils ir cost plan",
-    "export": "errors _compat ir frontend passes analysis plan runtime",
+    "export": "errors _compat ir hardware frontend passes analysis plan runtime",
     "explain.report": "errors units ir plan pipeline",
     "models": "errors hardware",
 }
