@@ -27,6 +27,7 @@ from rhino_jax._compat.devices import (
     only_nccl as only_nccl,
     own_host as own_host,
     parameter_axes as parameter_axes,
+    sharding_of_array as sharding_of_array,
 )
 from rhino_jax._compat.jaxprs import (
     captured_as_inputs as captured_as_inputs,

@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 import jax
 
-from rhino_jax._compat import coordination_client
+from rhino_jax._compat import coordination_client, sharding_of_array
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.call import Signature, array_type
 from rhino_jax.frontend.leaves import Static, is_python_scalar
@@ -32,11 +32,7 @@ from rhino_jax.runtime.spmd import executable_of
 from rhino_jax.runtime.storage import Storage
 
 
-_IDENTITY: tuple[Callable[[Any], Any], ...] = (
-    type,
-    operator.attrgetter("aval"),
-    operator.attrgetter("sharding"),
-)
+_AVAL, _SHARDING = map(operator.attrgetter, ("aval", "sharding"))
 
 
 class Bound(Generic[AnyPlan]):
@@ -60,9 +56,13 @@ class Bound(Generic[AnyPlan]):
         self.storage = Storage.of(traced.program, plan)
         self.in_shardings = self.executable.in_shardings[:count]
         self.const_shardings = self.executable.in_shardings[count:]
-        # Class, aval and sharding of each argument when it was last placed as planned.
+        # Aval and sharding of each argument when it was last placed as planned.
         # Comparing identities, of all arguments at once, makes a call cheap.
-        self._seen: list[list[Any]] = [[None] * count for _ in _IDENTITY]
+        self._seen: list[list[Any]] = [[None] * count for _ in range(2)]
+        kinds = [str(dtype) for _, dtype, _ in traced.signature.arrays]
+        # Arrays of random keys have the public attribute alone.
+        has_keys = any(kind.startswith("key<") for kind in kinds)
+        self._sharding_of = _SHARDING if has_keys else sharding_of_array
         self._donations = Donations(
             traced.name, traced.arguments.array_paths, traced.donated
         )
@@ -146,16 +146,14 @@ class Bound(Generic[AnyPlan]):
                 if static != Static(leaves[position]):
                     return None
             arrays = [leaves[p] for p in arguments.positions]
-        if _are_same(arrays, self._seen):
+        if self._are_as_seen(arrays):
             return Arguments(arrays, [])
         to_move: list[int] = []
-        for i, (x, kind, aval, sharding) in enumerate(
-            zip(arrays, *self._seen, strict=True)
-        ):
-            if type(x) is kind and x.aval is aval and x.sharding is sharding:
-                continue
+        for i, (x, aval, sharding) in enumerate(zip(arrays, *self._seen, strict=True)):
             if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct | jax.Ref):
                 return None
+            if isinstance(x, jax.Array) and x.aval is aval and x.sharding is sharding:
+                continue
             try:
                 if array_type(x) != self.traced.signature.arrays[i]:
                     return None
@@ -166,11 +164,20 @@ class Bound(Generic[AnyPlan]):
                 and x.sharding == self.in_shardings[i]
                 and x.committed
             ):
-                for get, column in zip(_IDENTITY, self._seen, strict=True):
-                    column[i] = get(x)
+                self._seen[0][i], self._seen[1][i] = x.aval, x.sharding
             else:
                 to_move.append(i)
         return Arguments(arrays, to_move)
+
+    def _are_as_seen(self, arrays: Sequence[Any]) -> bool:
+        """Whether every array has the type and sharding that were seen before."""
+        avals, shardings = self._seen
+        try:
+            return all(map(operator.is_, map(_AVAL, arrays), avals)) and all(
+                map(operator.is_, map(self._sharding_of, arrays), shardings)
+            )
+        except AttributeError:  # not an array of JAX
+            return False
 
     def place(self, arguments: Arguments) -> list[Any]:
         """Return the arrays in the plan's shardings; the user's own do not change."""
@@ -312,17 +319,6 @@ class Bound(Generic[AnyPlan]):
                 types, [*self.in_shardings, *self.const_shardings], strict=True
             )
         ]
-
-
-def _are_same(arrays: Sequence[Any], seen: Sequence[Sequence[Any]]) -> bool:
-    """Whether every array has the class, type and sharding that was seen before."""
-    try:
-        return all(
-            all(map(operator.is_, map(get, arrays), column))
-            for get, column in zip(_IDENTITY, seen, strict=True)
-        )
-    except AttributeError:  # not an array of JAX
-        return False
 
 
 class Arguments:

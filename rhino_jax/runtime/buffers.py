@@ -79,7 +79,7 @@ class Donations:
     ) -> None:
         self._name, self._paths = name, tuple(paths)
         self._positions = tuple(i for i, gone in enumerate(donated) if gone)
-        self._made: frozenset[int] = frozenset()
+        self._made: list[int] = []
 
     def check(self, arrays: Sequence[Any], to_move: Sequence[int] = ()) -> None:
         """Refuse a call in which a donated array is given twice.
@@ -92,12 +92,27 @@ class Donations:
         """
         if not self._positions:
             return
-        if len(set(map(id, arrays))) < len(arrays):
-            self._refuse_twice(arrays, [id(x) for x in arrays])
-        if not all(id(arrays[i]) in self._made for i in self._positions):
+        ids = list(map(id, arrays))
+        if self._is_fed_back(ids):
+            return
+        if len(set(ids)) < len(ids):
+            self._refuse_twice(arrays, ids)
+        if not set(self._made).issuperset(ids[i] for i in self._positions):
             copied = set(to_move)
             places = [None if i in copied else _memory(x) for i, x in enumerate(arrays)]
             self._refuse_twice(arrays, places)
+
+    def _is_fed_back(self, ids: Sequence[int]) -> bool:
+        """Whether the donated arrays come first, and are the last call's first results.
+
+        The usual case of a training step, in a tenth of the time.
+        """
+        count = len(self._positions)
+        return (
+            self._positions[-1] == count - 1
+            and ids[:count] == self._made[:count]
+            and set(ids[count:]).isdisjoint(self._made)
+        )
 
     def check_alive(self, arrays: Sequence[Any]) -> None:
         """Refuse deleted arrays.
@@ -126,7 +141,7 @@ class Donations:
     def made(self, outs: Sequence[Any]) -> None:
         """Register the results of a call."""
         if self._positions:
-            self._made = frozenset(map(id, outs))
+            self._made = list(map(id, outs))
 
     def _refuse_twice(self, arrays: Sequence[Any], places: Sequence[Any]) -> None:
         donated, seen = set(self._positions), dict[Any, int]()
