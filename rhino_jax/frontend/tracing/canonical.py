@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
 from jax.core import ShapedArray
@@ -104,7 +105,7 @@ def _literal(atom: Any) -> Any:
     is_plain = isinstance(atom.val, np.generic) and aval is atom.aval
     if is_plain or not isinstance(aval, ShapedArray) or aval.shape:
         return atom
-    if dtypes.issubdtype(aval.dtype, dtypes.extended):
+    if jnp.issubdtype(aval.dtype, dtypes.extended):
         return atom
     return type(atom)(np.asarray(atom.val, aval.dtype)[()], aval)
 
