@@ -134,6 +134,30 @@ def test_weak_types_do_not_change_the_program(fn):
     assert len(texts) == 1 and "mesh=" not in texts.pop()
 
 
+def test_weights_of_weak_types_are_not_stacked_for_the_backward_loop():
+    def loss(w, x):
+        def layer(x, w):
+            return jnp.tanh(x @ w.astype("float32")), None
+
+        return jnp.sum(jax.lax.scan(layer, x, w)[0])
+
+    types = [
+        jax.ShapeDtypeStruct((3, 4, 4), "float32", weak_type=weak)
+        for weak in (True, False)
+    ]
+    mesh = AbstractMesh((2,), ("a",), axis_types=(AxisType.Auto,))
+    found = [
+        trace(jax.grad(loss), (w, ARGS[1]), {}, mesh=around).program
+        for w in types
+        for around in (None, mesh)
+    ]
+    assert len({fingerprint(each, ()) for each in found}) == 1
+    w = jnp.full((3, 4, 4), 0.1)
+    assert w.weak_type
+    run = rhino.auto_shard(jax.grad(loss), progress=False)
+    np.testing.assert_allclose(run(w, ARGS[1]), jax.grad(loss)(w, ARGS[1]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("fn", WEAK)
 def test_results_have_the_types_that_jit_gives_them(fn):
     run = rhino.auto_shard(fn, progress=False)

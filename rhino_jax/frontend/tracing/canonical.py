@@ -15,8 +15,10 @@ nothing are left out. `Traced.out_types` has the weak types of results.
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
 from jax.core import ShapedArray
@@ -26,12 +28,20 @@ from rhino_jax._compat import (
     context_without_mesh,
     is_literal,
     open_jaxpr,
+    scan_counts,
     with_eqns,
     with_type,
 )
-from rhino_jax.frontend.regions import region_kind, sub_jaxprs, with_bodies
+from rhino_jax.frontend.regions import (
+    closed_region_jaxprs,
+    region_kind,
+    sub_jaxprs,
+    with_bodies,
+    with_jaxprs,
+)
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
+from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 
 
@@ -71,16 +81,44 @@ def canonical(jaxpr: Any) -> Any:
         if _is_noop(eqn):
             known[eqn.outvars[0]] = operands[0]
             continue
-        results = [*map(plain, eqn.outvars)]
+        given, results = eqn.outvars, [*map(plain, eqn.outvars)]
         if _differ(operands, eqn.invars) or _differ(results, eqn.outvars):
             eqn = eqn.replace(invars=operands, outvars=results)
-        eqns.append(with_bodies(_plain(eqn), canonical))
+        eqn = with_bodies(_plain(eqn), canonical)
+        passed = _passed_through(eqn)
+        if passed:
+            known.update((given[k], eqn.invars[i]) for k, i in passed.items())
+            eqn = _without_results(eqn, passed)
+        eqns.append(eqn)
     results = [*map(read, opened.outvars)]
     now = invars, constvars, eqns, results
     then = opened.invars, opened.constvars, opened.eqns, opened.outvars
     if not any(map(_differ, now, then)):
         return jaxpr
     return with_eqns(jaxpr, eqns, results, invars=invars, constvars=constvars)
+
+
+def _passed_through(eqn: Any) -> dict[int, int]:
+    """Return the results of a scan that stack what it slices: position → that of the
+    operand. JAX stacks weights that the backward loop reads, where their types are
+    weak, and reads them themselves where they are strong."""
+    if region_kind(eqn) is not RegionKind.SCAN or "num_carry" not in eqn.params:
+        return {}
+    num_consts, num_carry = scan_counts(eqn.params)
+    body = open_jaxpr(eqn.params["jaxpr"])
+    at = {v: i for i, v in enumerate(body.invars) if i >= num_consts + num_carry}
+    stacked = [*enumerate(body.outvars)][num_carry:]
+    return {k: at[v] for k, v in stacked if not is_literal(v) and v in at}
+
+
+def _without_results(eqn: Any, dropped: Collection[int]) -> Any:
+    (body,) = closed_region_jaxprs(eqn)
+    outs = (eqn.outvars, open_jaxpr(body).outvars)
+    results, inner = (
+        [v for k, v in enumerate(each) if k not in dropped] for each in outs
+    )
+    body = with_eqns(body, open_jaxpr(body).eqns, inner)
+    return eqn.replace(outvars=results, params=dict(with_jaxprs(eqn, [body])))
 
 
 def _differ(new: list[Any], old: Any) -> bool:
@@ -104,7 +142,7 @@ def _literal(atom: Any) -> Any:
     is_plain = isinstance(atom.val, np.generic) and aval is atom.aval
     if is_plain or not isinstance(aval, ShapedArray) or aval.shape:
         return atom
-    if dtypes.issubdtype(aval.dtype, dtypes.extended):
+    if jnp.issubdtype(aval.dtype, dtypes.extended):
         return atom
     return type(atom)(np.asarray(atom.val, aval.dtype)[()], aval)
 

@@ -102,7 +102,8 @@ def chunks_of(
         for i in reversed(ops):
             if slices[i] is None:
                 later = {r for v in region.makes[i] for r in sides.readers.get(v, ())}
-                read = {slices[r] for r in later if back[r] == back[i]} - {None}
+                known = (slices[r] for r in later if back[r] == back[i])
+                read = [t for t in known if t is not None]
                 slices[i] = first(read, default=None if back[i] else 0)
     found: list[int | None] = []
     for source, at in zip(cut.source, slices, strict=True):

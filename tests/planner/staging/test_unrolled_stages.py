@@ -79,7 +79,7 @@ def test_other_hardware_and_users_keep_the_loops() -> None:
 
 @pytest.mark.slow
 def test_unrolled_stages_run_and_are_loaded(tmp_path: Any) -> None:
-    plan = planned(in_a_loop, shapes(4, 512, 4096, stacked=True))
+    plan = planned(in_a_loop, shapes(4, 512, 4096, stacked=True), schedule="1f1b")
     assert plan.pipeline.unrolled_trips
     plan.save(tmp_path / "p.json")
     loaded = rhino.load_plan(tmp_path / "p.json")
