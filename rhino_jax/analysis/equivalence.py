@@ -65,6 +65,7 @@ def find_equivalent(
         return (
             *work_of(op, sizes),
             kernels.reads[node.id],
+            kernels.parts.get(node.id),
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             kernels.launches[node.id],
             kernels.vector_ops[node.id],
