@@ -21,7 +21,13 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports, read_ports
+from rhino_jax.analysis.uses import (
+    NOWHERE,
+    are_views,
+    copied_ports,
+    looks_up,
+    read_ports,
+)
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
@@ -193,12 +199,13 @@ def _read(
 
 
 def _takes_part(graph: Graph, node: Node) -> bool:
-    """Whether a node takes a part of its first operand: a slice, or a look-up."""
+    """Whether a node takes a part of its first operand: a slice, or a look-up, which
+    may take less on each device than a table that is replicated."""
     op, values = node.op, graph.program.values
     if node.kind is not NodeKind.OP or op is None:
         return False
-    if op.traits.kind not in (OpKind.MOVEMENT, OpKind.LOOKUP):
-        return False
+    if op.traits.kind is not OpKind.MOVEMENT:
+        return looks_up(node)
     read, made = (math.prod(values[v].shape) for v in (op.operands[0], op.results[0]))
     return made < read
 
