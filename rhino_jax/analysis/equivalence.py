@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.in_place import is_copied_at_start
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.ir.program import Op
 from rhino_jax.utils.union_find import number
@@ -64,6 +65,7 @@ def find_equivalent(
         return (
             *work_of(op, sizes),
             kernels.reads[node.id],
+            kernels.parts.get(node.id),
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
             kernels.launches[node.id],
             kernels.vector_ops[node.id],
@@ -94,13 +96,14 @@ def work_of(op: Op, types: Sequence[int] | np.ndarray) -> tuple[Hashable, ...]:
 
 def passed_bytes(graph: Graph, liveness: Liveness, node: Node) -> int:
     """Return the bytes that a loop reads and writes to copy a stack slice by slice, or
-    a carry in every trip."""
+    a carry in every trip, and at its start where it may not write there."""
     passes = liveness.stack_passes.get(node.id, 0)
+    if node.kind is NodeKind.CARRY:
+        passes *= copied_slices(graph, liveness, node)
+        passes += 2 * is_copied_at_start(graph, node)
+        return passes * graph.program.values[node.value].bytes
     if not passes or node.op is None:
         return 0
-    if node.kind is NodeKind.CARRY:
-        trips = copied_slices(graph, liveness, node)
-        return passes * trips * graph.program.values[node.value].bytes
     stack = node.value if node.kind is NodeKind.STACK else node.op.operands[node.slot]
     return passes * graph.program.values[stack].bytes
 

@@ -3,21 +3,23 @@
 A scatter or a `dynamic_update_slice` takes the buffer of the array that it updates
 where nothing reads that array later, and where the program may write there: the result
 of another op, a donated argument, what a loop carries. It then moves its updates alone.
-Elsewhere the compilers copy the array first.
-Source: openxla/xla, hlo/transforms/simplifiers/hlo_dataflow_analysis.cc and
-service/copy_insertion.cc. Seen in HLO of h100 and v5e, jax 0.10.2: writes to a KV cache
-in a scan, rows added to a donated table.
+Elsewhere the compilers copy the array first. Of several updates of one array, the last
+is in place.
+Source: openxla/xla, xla/service/copy_insertion.cc; seen in HLO of h100 and v5e, jax
+0.10.2: writes to a KV cache in a scan, rows added to a donated table.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from rhino_jax.analysis.graph import Edge, Graph, NodeKind, Port
+from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.uses import looks_up
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
 
+
+_OWNING = (NodeKind.OP, NodeKind.CARRY, NodeKind.STACK, NodeKind.JOIN)
 
 ARRAY = 0
 """Position of the array among the operands of an update."""
@@ -59,6 +61,7 @@ def update_in_place(
       Node id → the update.
     """
     found: dict[int, InPlace] = {}
+    taken: set[int] = set()
     for node in reversed(graph.run_order):
         if node.kind is not NodeKind.OP or node.op is None:
             continue
@@ -67,9 +70,15 @@ def update_in_place(
         for edge in [e for e in graph.incoming[node.id] if e.operand == ARRAY]:
             sources, result = _sources(graph, edge), node.ports[0].id
             held = sources[-1]
-            if not is_stored[held.id] or not is_writable(graph, held):
+            # Buffers of a loop's results and of a branch's belong to other ports.
+            is_own = (
+                graph.nodes[held.node].kind is not NodeKind.JOIN and not held.result
+            )
+            is_free = is_own and is_stored[held.id] and held.id not in taken
+            if not is_free or not is_writable(graph, held):
                 continue
             if not _is_read_behind(graph, edge, sources):
+                taken.add(held.id)
                 found[node.id] = InPlace(at, result)
                 for port in sources:
                     read[port.id] = max(read[port.id], read[result])
@@ -119,10 +128,20 @@ def enters_loop(graph: Graph, edge: Edge) -> bool:
     return target.kind is NodeKind.CARRY and edge.time <= target.time
 
 
+def is_copied_at_start(graph: Graph, carry: Node) -> bool:
+    """Whether a loop copies the first value of a carry, as it may not write there."""
+    edges = [e for e in graph.incoming[carry.id] if enters_loop(graph, e)]
+    return any(
+        not is_writable(graph, port)
+        for edge in edges
+        for port in _sources(graph, edge)[-1:]
+    )
+
+
 def is_writable(graph: Graph, port: Port) -> bool:
-    """Whether nothing outside of the program needs what a port holds, and no loop that
-    reads it in its next trip."""
+    """Whether nothing outside of the program needs what a port holds."""
     node = graph.nodes[port.node]
     if node.kind is NodeKind.INPUT:
         return graph.program.inputs[node.slot].is_donated
-    return node.kind in (NodeKind.OP, NodeKind.CARRY)
+    is_sent = port.id in graph.crossing
+    return not is_sent and node.kind in _OWNING

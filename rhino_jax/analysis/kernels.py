@@ -18,10 +18,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Graph, NodeKind
+from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.analysis.uses import NOWHERE, are_views, copied_ports, read_ports
+from rhino_jax.analysis.uses import (
+    NOWHERE,
+    are_views,
+    copied_ports,
+    looks_up,
+    read_ports,
+)
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
@@ -33,6 +39,8 @@ class Kernels:
     Attributes:
       reads: [nodes], positions of the operands that are read from memory; a value that
         several ops of a fusion read is listed at the first of them only.
+      parts: node id → number of readers in its kernel that take a part of its first
+        operand, of about as many elements as its result has, where no other does.
       launches: [nodes], whether the node stands for a kernel launch, of its own or of
         its fusion.
       vector_ops: [nodes], operations of vector units for one FLOP of an op in a kernel
@@ -41,6 +49,7 @@ class Kernels:
     """
 
     reads: list[tuple[int, ...]]
+    parts: dict[int, int]
     launches: list[bool]
     vector_ops: list[float]
 
@@ -155,10 +164,16 @@ def _read(
     reads_itself = columns.is_op[reader] & ~are_views(graph)[reader]
     is_read = reads_itself & (in_memory[port] | is_again)
     read = np.flatnonzero(is_read & (group[maker] != group[reader]))
-    read = read[np.lexsort((columns.operand[read], columns.place[reader[read]]))]
+    takes = np.array([_takes_part(graph, node) for node in graph.nodes])
+    # A part is read with the whole, where that is read, too.
+    order = columns.operand[read], columns.place[reader[read]], takes[reader[read]]
+    read = read[np.lexsort(order)]
     pairs = group[reader[read]] * len(graph.ports) + port[read]
     is_first = np.zeros(len(read), dtype=bool)
-    is_first[np.unique(pairs, return_index=True)[1]] = True
+    _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+    is_first[first] = True
+    firsts = zip(reader[read[first]].tolist(), counts.tolist(), strict=True)
+    parts = {node: count for node, count in firsts if takes[node]}
     read = read[is_first | ~columns.is_fused[reader[read]]]
     again = _read_again(graph, group, port, in_memory, set(pairs.tolist()))
     reads: list[tuple[int, ...]] = [()] * num_nodes
@@ -178,14 +193,28 @@ def _read(
     launches[running[np.unique(group[running], return_index=True)[1]]] = True
     vector_ops = [0.0] * num_nodes
     if ops_per_byte < math.inf:
-        vector_ops = _find_vector_ops(graph, group, reads, in_memory, ops_per_byte)
-    return Kernels(reads, launches.tolist(), vector_ops)
+        stored = reads, parts, in_memory
+        vector_ops = _find_vector_ops(graph, group, *stored, ops_per_byte)
+    return Kernels(reads, parts, launches.tolist(), vector_ops)
+
+
+def _takes_part(graph: Graph, node: Node) -> bool:
+    """Whether a node takes a part of its first operand: a slice, or a look-up, which
+    may take less on each device than a table that is replicated."""
+    op, values = node.op, graph.program.values
+    if node.kind is not NodeKind.OP or op is None:
+        return False
+    if op.traits.kind is not OpKind.MOVEMENT:
+        return looks_up(node)
+    read, made = (math.prod(values[v].shape) for v in (op.operands[0], op.results[0]))
+    return made < read
 
 
 def _find_vector_ops(
     graph: Graph,
     group: np.ndarray,
     reads: list[tuple[int, ...]],
+    parts: dict[int, int],
     in_memory: np.ndarray,
     ops_per_byte: float,
 ) -> list[float]:
@@ -202,9 +231,10 @@ def _find_vector_ops(
         if op.traits.kind in (*ELEMENTWISE_KINDS, OpKind.REDUCTION):
             per_flop[node.id] = op.traits.vector_ops
             ops[group[node.id]] += op.flops * op.traits.vector_ops
-        moved[group[node.id]] += sum(
-            values[op.operands[i]].bytes for i in reads[node.id]
-        )
+        for i in reads[node.id]:
+            whole = values[op.operands[i]].bytes
+            part = parts.get(node.id, 0) * values[op.results[0]].bytes
+            moved[group[node.id]] += min(whole, part) if part and not i else whole
         stored = [p.result for p in node.ports if in_memory[p.id]]
         moved[group[node.id]] += sum(values[op.results[i]].bytes for i in stored)
     return np.where((ops > ops_per_byte * moved)[group], per_flop, 0.0).tolist()

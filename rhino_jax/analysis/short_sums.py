@@ -6,8 +6,8 @@ points, summed over coordinates and then over points, nothing is stored. The red
 of all readers have to run in one kernel: a softmax reads its rows twice, a sum over
 columns reads them in another order. In front of elementwise ops whose result `top_k` or
 a product reads, it runs in their kernel.
-Source: openxla/xla, service/gpu/reduction_utils.cc; seen in HLO of h100, jax 0.10.2:
-kernel sums, nearest points, kernel regressions.
+Seen in HLO of h100, jax 0.10.2: kernel sums, nearest points, kernel regressions, of 2
+to 15 coordinates and of 16 to 128.
 """
 
 from __future__ import annotations

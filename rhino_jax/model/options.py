@@ -17,7 +17,6 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.in_place import ARRAY, InPlace
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
-from rhino_jax.analysis.uses import looks_up
 from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
@@ -337,9 +336,9 @@ class OptionBuilder:
         traffic = np.zeros(len(draft.strategies))
         for i in kernels.reads[node.id]:
             read = self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
-            if i == 0 and looks_up(node):
+            if i == 0 and (parts := kernels.parts.get(node.id)):
                 made = draft.ports.made[0], values[op.results[0]]
-                read = np.minimum(read, self.sizes.held_bytes(*made))
+                read = np.minimum(read, parts * self.sizes.held_bytes(*made))
             traffic += read
         for i in [p.result for p in node.ports if materialised[p.id]]:
             traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])

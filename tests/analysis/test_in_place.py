@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from rhino_jax.analysis.equivalence import passed_bytes
+from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
@@ -67,6 +69,13 @@ def test_arrays_that_are_needed_later_are_copied() -> None:
     assert _count(_old_table_behind, TABLE, AT, ROWS) == 0
 
 
+def test_one_of_two_updates_of_an_array_is_in_place() -> None:
+    def fn(table: Any, at: Any, rows: Any) -> Any:
+        return table.at[at].add(rows), table.at[at].max(rows)
+
+    assert _count(fn, TABLE, AT, ROWS) == 1
+
+
 def test_a_carry_that_is_read_after_its_update_is_copied() -> None:
     def fn(table: Any, at: Any, rows: Any) -> Any:
         def one(carry: Any, x: Any) -> Any:
@@ -77,3 +86,14 @@ def test_a_carry_that_is_read_after_its_update_is_copied() -> None:
         return jax.lax.scan(one, (table, table), (at, rows))[0]
 
     assert _count(fn, TABLE, AT, ROWS) == 0
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_a_loop_copies_what_it_may_not_write(donate: tuple[int, ...]) -> None:
+    args = (TABLE, AT, ROWS)
+    program = trace(_in_a_scan, args, {}, donate_argnums=donate).program
+    analysis = ProgramAnalysis.of(program, load_target("h100:8"))
+    graph, liveness = analysis.graph, analysis.liveness
+    (carry,) = [n for n in graph.nodes if n.kind is NodeKind.CARRY]
+    copied = 0 if donate else 2 * program.values[carry.value].bytes
+    assert passed_bytes(graph, liveness, carry) == copied

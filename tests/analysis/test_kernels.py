@@ -140,3 +140,19 @@ def test_arithmetic_takes_time_where_a_kernel_moves_little() -> None:
     # As many bytes as elements: a tanh of 40 operations hides behind 8 bytes.
     assert not found(jnp.tanh, 12.0)
     assert not found(forces, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("fn", "parts"),
+    [
+        (lambda x: x[16:32] * 2.0, [1]),
+        (lambda x: x[:32] * x[32:], [2]),
+        (lambda x: jax.lax.dynamic_slice(x, (3, 0), (8, 64)) * 2.0, [1]),
+        (lambda x: x * 2.0 + x[:1], []),
+        (lambda x: x[::-1] * 2.0, []),
+    ],
+)
+def test_kernels_of_slices_read_parts(fn: Any, parts: list[int]) -> None:
+    """Of an array that the same kernel reads as a whole, no part is read again."""
+    _, live = analysed(fn, X)
+    assert list(live.kernels.parts.values()) == parts
