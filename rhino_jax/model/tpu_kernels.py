@@ -10,6 +10,10 @@ trip of a scatter reads whole tiles for its own.
 A scatter of rows that are narrower than the lanes works on a copy of its operand with
 padded rows, and copies the result back.
 
+A convolution of an image with fewer channels than a tile has rows (a stem, a patch
+embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
+the channels, padded to at least four, on the rows.
+
 Complex arrays are two arrays of their parts, taken apart where the program starts, in a
 kernel each that reads the whole, and joined where it ends. A product is three products
 of real arrays, each with its own partial sums; windows are gathered part by part. They
@@ -32,7 +36,7 @@ import numpy as np
 
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
-from rhino_jax.cost.compute import op_s
+from rhino_jax.cost.compute import op_s, padding
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op, item_bytes
 from rhino_jax.ir.spec import shards_per_dim
@@ -69,7 +73,8 @@ def with_loops_and_parts(
     for node in analysis.graph.nodes:
         is_complex = splits(values[node.value], device.lowering)
         is_window = device.loops_windows and _indexes(node)
-        if not is_window and not is_complex and node.id not in repeats:
+        is_image = node.op is not None and bool(node.op.traits.channels)
+        if not (is_window or is_complex or is_image or node.id in repeats):
             continue
         own, is_state = options[node.id], node.slot in state
         key = id(own), node.kind, is_complex, is_state, node.id in repeats
@@ -77,13 +82,15 @@ def with_loops_and_parts(
             new = own
             if is_window:
                 new = _added(new, _indexed_s(analysis, sizes, node, own, is_complex))
-            elif node.op is not None and node.op.traits.is_contraction:
+            if is_image:
+                new = _added(new, _image_s(analysis, sizes, node, own))
+            if node.id in repeats:
+                read = item_bytes("float32") * own.flops
+                new = _added(new, op_s(analysis.target, 0.0 * read, read, "float32"))
+            if is_complex and node.op is not None and node.op.traits.is_contraction:
                 dtype = values[node.op.operands[0]].dtype
                 more = (REAL_PRODUCTS - 1) * own.flops
-                new = _added(own, op_s(analysis.target, more, 0.0 * more, dtype))
-            elif node.id in repeats:
-                read = item_bytes("float32") * own.flops
-                new = _added(own, op_s(analysis.target, 0.0 * read, read, "float32"))
+                new = _added(new, op_s(analysis.target, more, 0.0 * more, dtype))
             if is_complex:
                 new = _added(new, _parts_s(analysis, sizes, node, own, is_state))
             found[key] = new
@@ -93,6 +100,26 @@ def with_loops_and_parts(
 
 def _added(own: Options, seconds: np.ndarray) -> Options:
     return replace(own, cost_s=own.cost_s + seconds, compute_s=own.compute_s + seconds)
+
+
+def _image_s(
+    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node, own: Options
+) -> np.ndarray:
+    """Return [options], the seconds of copying an image of few channels."""
+    op, (rows, lanes) = node.op, analysis.target.device.tile
+    assert op is not None and op.rule is not None
+    channel, factors = op.traits.channels[0], op.rule.factors
+    dims = [f for dim in op.rule.operands[0] for f in dim]
+    batch = [f for f in dims if f != channel and factors[f].kind is not FactorKind.HALO]
+    none = np.zeros(len(own.cost_s))
+    if channel not in dims or factors[channel].size >= rows or len(batch) != 1:
+        return none
+    image = analysis.graph.program.values[op.operands[0]]
+    cut = [shards_per_dim(s.cut, sizes.mesh_sizes)[batch[0]] for s in own.strategies]
+    size = np.ceil(factors[batch[0]].size / np.array(cut))
+    padded = padding(size, lanes) * padding(factors[channel].size, rows // 2)
+    traffic = (1 + padded) * sizes.held_bytes(own.ins[0], image)
+    return op_s(analysis.target, none, traffic, "float32")
 
 
 def _find_repeats(analysis: ProgramAnalysis) -> set[int]:

@@ -121,3 +121,18 @@ def test_a_reduction_of_a_broadcast_takes_its_elements_time() -> None:
     more = max(s for _, s in added(distances, x, x))
     assert more == pytest.approx(4 * 256 * 256 * 128 / rate, rel=0.01)
     assert not added(lambda x: jnp.abs(x).sum(-1), x)
+
+
+def test_an_image_of_few_channels_is_copied_with_the_batch_on_lanes() -> None:
+    def patches(x: Any, k: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, k, (8, 8), "VALID", dimension_numbers=dims
+        )
+
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    more = added(patches, array(64, 64, 128, 3), array(8, 8, 3, 256))
+    image = 64 * 64 * 128 * 3 * 4
+    # A batch of 64 on 128 lanes, and three channels on four rows.
+    assert max(s for _, s in more) == pytest.approx((1 + 2 * 4 / 3) * image / rate)
+    assert not added(patches, array(64, 64, 128, 8), array(8, 8, 8, 256))

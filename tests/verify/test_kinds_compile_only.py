@@ -96,6 +96,23 @@ def per_example(x: Any, w: Any, y: Any) -> Any:
     return (grads / jnp.maximum(1, norms)[:, None, None]).mean(0)
 
 
+def embedded(images: Any, kernel: Any) -> Any:
+    """Patches of images."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        images, kernel, (16, 16), "VALID", dimension_numbers=dims
+    )
+
+
+def embedded_gradient(images: Any, g: Any) -> Any:
+    kernel = jnp.zeros((16, 16, 3, 768), images.dtype)
+    return jax.linear_transpose(lambda k: embedded(images, k), kernel)(g)[0]
+
+
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
 def c64(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.complex64)
 
@@ -122,6 +139,11 @@ ON_TPU: dict[str, Kind] = {
     "windows": (windows, (f32(2048, 2048), indices(2048, 2))),
     "patches": (patches, (f32(2048, 2048), indices(1024, 2), f32(1024, 64, 64))),
     "complex patches": (patches, (c64(2048, 2048), indices(512, 2), c64(512, 64, 64))),
+    "embedded": (embedded, (bf16(256, 224, 224, 3), bf16(16, 16, 3, 768))),
+    "embedded gradient": (
+        embedded_gradient,
+        (bf16(256, 224, 224, 3), bf16(256, 14, 14, 768)),
+    ),
     "distances": (distances, (f32(2048, 128), f32(2048, 128))),
     "per example": (per_example, (f32(512, 512),) * 3),
 }
