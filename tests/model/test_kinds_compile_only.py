@@ -104,11 +104,6 @@ def embedded(images: Any, kernel: Any) -> Any:
     )
 
 
-def embedded_gradient(images: Any, g: Any) -> Any:
-    kernel = jnp.zeros((16, 16, 3, 768), images.dtype)
-    return jax.linear_transpose(lambda k: embedded(images, k), kernel)(g)[0]
-
-
 def bf16(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
@@ -140,10 +135,6 @@ ON_TPU: dict[str, Kind] = {
     "patches": (patches, (f32(2048, 2048), indices(1024, 2), f32(1024, 64, 64))),
     "complex patches": (patches, (c64(2048, 2048), indices(512, 2), c64(512, 64, 64))),
     "embedded": (embedded, (bf16(256, 224, 224, 3), bf16(16, 16, 3, 768))),
-    "embedded gradient": (
-        embedded_gradient,
-        (bf16(256, 224, 224, 3), bf16(256, 14, 14, 768)),
-    ),
     "distances": (distances, (f32(2048, 128), f32(2048, 128))),
     "per example": (per_example, (f32(512, 512),) * 3),
 }
