@@ -8,7 +8,8 @@ Windows that are narrower than the lanes are stored with the windows on the lane
 trip of a scatter reads whole tiles for its own.
 
 A scatter of rows that are narrower than the lanes works on a copy of its operand with
-padded rows, and copies the result back.
+padded rows, and copies the result back. (Rows that only sharding makes narrow were
+copied once, in fast memory, at little cost.)
 
 A convolution of an image with fewer channels than a tile has rows (a stem, a patch
 embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
@@ -188,11 +189,15 @@ def _indexed_s(
         return trips * _trip_s(analysis, op, _PARTS if is_complex else 1)
     table, columns = values[op.operands[0]], op.rule.operands[0][-1]
     is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
-    if op.traits.kind is not OpKind.SCATTER or not is_row:
+    lanes, is_scatter = (
+        analysis.target.device.tile[-1],
+        op.traits.kind is OpKind.SCATTER,
+    )
+    if not is_scatter or not is_row or table.shape[-1] >= lanes:
         return np.zeros(len(own.cost_s))
     cut = [shards_per_dim(s.made[0], sizes.mesh_sizes)[-1] for s in own.strategies]
-    width, lanes = table.shape[-1] / np.array(cut), analysis.target.device.tile[-1]
-    copied = np.where(width > 1, 2 * (1 + lanes / width), 0.0) * (width < lanes)
+    width = table.shape[-1] / np.array(cut)
+    copied = np.where(width > 1, 2 * (1 + lanes / width), 0.0)
     traffic = copied * sizes.held_bytes(own.outs[0], table)
     return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
 
