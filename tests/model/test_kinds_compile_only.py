@@ -133,7 +133,10 @@ ON_TPU: dict[str, Kind] = {
     "complex functions": (lambda a, b: jnp.exp(a * b), (c64(2048, 2048),) * 2),
     "windows": (windows, (f32(2048, 2048), indices(2048, 2))),
     "patches": (patches, (f32(2048, 2048), indices(1024, 2), f32(1024, 64, 64))),
-    "complex patches": (patches, (c64(2048, 2048), indices(512, 2), c64(512, 64, 64))),
+    "complex patches": (
+        patches,
+        (c64(4096, 4096), indices(8192, 2), c64(8192, 64, 64)),
+    ),
     "embedded": (embedded, (bf16(256, 224, 224, 3), bf16(16, 16, 3, 768))),
     "distances": (distances, (f32(2048, 128), f32(2048, 128))),
     "per example": (per_example, (f32(512, 512),) * 3),
