@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rhino_jax.analysis.graph import AnnotationSite, Graph, Node, NodeKind
 from rhino_jax.analysis.shared_copies import share_copies
@@ -150,11 +151,11 @@ class _GraphBuilder:
         for region in regions:
             for outer, inner in zip(op.operands[1:], region.inputs, strict=True):
                 self.alias(outer, inner)
-            self.decided(predicate, lambda r=region: self.apart(r, count))
+            self.decided(predicate, partial(self.apart, region, count))
         for slot, result in enumerate(op.results):
             if not self.program.values[result].rank:
-                inner = [region.outputs[slot] for region in regions]
-                self.compute_scalar(result, [predicate, *inner])
+                chosen = [region.outputs[slot] for region in regions]
+                self.compute_scalar(result, [predicate, *chosen])
                 continue
             node = self.graph.add(NodeKind.JOIN, count, self.time, op, slot, result)
             for r, region in enumerate(op.call.regions):

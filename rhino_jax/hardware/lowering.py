@@ -29,6 +29,8 @@ class LoweringPolicy:
       rounds_products: whether float32 operands of products at JAX's default precision
         are rounded to bfloat16 before they are sent: gathered, permuted or exchanged
         (`rhino_jax.model.op_collectives`).
+      splits_complex: whether complex arrays are arrays of their parts, and a product of
+        them three products with partial sums each (`rhino_jax.model.tpu_kernels`).
       annotates_waypoints: whether the program is annotated with every spec on the way
         from one to another, or only with the last.
     """
@@ -37,6 +39,7 @@ class LoweringPolicy:
     scatters_by_axis: bool = False
     combines: bool = False
     rounds_products: bool = False
+    splits_complex: bool = False
     annotates_waypoints: bool = True
 
     @property
@@ -53,7 +56,11 @@ class LoweringPolicy:
     def routes(self) -> LoweringPolicy:
         """This policy reduced to what routes between specs depend on; for plans."""
         return replace(
-            self, scatters_by_axis=False, combines=False, rounds_products=False
+            self,
+            scatters_by_axis=False,
+            combines=False,
+            rounds_products=False,
+            splits_complex=False,
         )
 
     def without_waypoints(self) -> LoweringPolicy:

@@ -73,7 +73,7 @@ class Device:
         use no memory.
       hoists_conversions: whether the compiler hoists dtype conversions of a loop's
         stacked inputs out of the loop, and converts all slices at once.
-      gathers_by_axis, scatters_by_axis, combines, rounds_products: see
+      gathers_by_axis, scatters_by_axis, combines, rounds_products, splits_complex: see
         `LoweringPolicy`.
       combines_levels: whether the compiler combines reductions of which none depends on
         another, from the program's end on (see `rhino_jax.analysis.reduction_levels`).
@@ -104,6 +104,8 @@ class Device:
       fuses_by_bytes: whether the compiler fuses by the bytes that this saves: look-ups
         compute the elements that they read, and of a chain of elementwise ops with
         readers in several kernels the narrowest value is stored.
+      loops_windows: whether gathers and scatters of windows are loops over the windows
+        (see `rhino_jax.model.tpu_kernels`).
       host_bytes_per_s: bandwidth of a device's link to host memory, one direction; None
         if it is unknown, or the compiler does not support host offload.
       recomputes: names of costly elementwise ops that the compiler recomputes in the
@@ -145,6 +147,8 @@ class Device:
     copies_stacks: bool = False
     fuses_rotations: bool = False
     fuses_by_bytes: bool = False
+    loops_windows: bool = False
+    splits_complex: bool = False
     host_bytes_per_s: float | None = None
     recomputes: tuple[str, ...] = ()
     tile: tuple[int, ...] = ()
@@ -168,6 +172,7 @@ class Device:
             scatters_by_axis=self.scatters_by_axis,
             combines=self.combines,
             rounds_products=self.rounds_products,
+            splits_complex=self.splits_complex,
         )
 
 

@@ -6,8 +6,8 @@ Out: `build.MeshModel`: the options of every node, and a `solver.Problem` of the
 costs, of reshard tables between neighbours, and of memory over time.
 Order: `strategies` (mesh axes → an op's factors), `op_collectives` (collectives inside
 ops), `options` (strategies and costs of every node), `sizes` (bytes per device, and
-borders of shifts), `resharding` (a table for every edge), `packing`, `gpu_kernels` and
-`channels_last` (kernels and memory traffic that compilers add or save), `constants`
-(constants), `neighbourhood` (fewer options, where all are too many), `build` (the
-model).
+borders of shifts), `resharding` (a table for every edge), `packing`, `gpu_kernels`,
+`tpu_kernels` and `channels_last` (kernels and memory traffic that compilers add or
+save), `constants` (constants), `neighbourhood` (fewer options, where all are too many),
+`build` (the model).
 """

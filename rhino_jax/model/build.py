@@ -26,6 +26,7 @@ from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import are_combined, with_packing
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.sizes import LocalSizes, SpecTable
+from rhino_jax.model.tpu_kernels import with_loops_and_parts
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.utils.union_find import for_each, number_objects, number_rows
 
@@ -113,6 +114,7 @@ def build_model(
     options = with_reversals(analysis, options)
     options = with_second_passes(analysis, mesh, options)
     options = ChannelsLast(analysis, sizes).with_scatters(options)
+    options = with_loops_and_parts(analysis, sizes, options)
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],

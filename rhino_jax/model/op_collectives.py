@@ -37,7 +37,7 @@ def own_steps(
         if not any(strategy.cut[f] for f in summed):
             continue  # every device has the complete result
         made, done = strategy.made[r], strategy.results[r]
-        local = _partial_bytes(program, op.results[r], made, mesh)
+        local = _partial_bytes(program, op, r, made, mesh)
         steps += combine_steps(made, done, strategy.partial, local, mesh)
     return tuple(steps)
 
@@ -82,7 +82,7 @@ class OpCollectives:
                     continue
                 made, done = s.made[r], s.results[r]
                 price = self._price(made, done, s.partial)
-                local = _partial_bytes(self.program, op.results[r], made, self.mesh)
+                local = _partial_bytes(self.program, op, r, made, self.mesh)
                 total[k] += price.fixed_s + price.s_per_byte * local
         return total
 
@@ -128,6 +128,11 @@ def as_read(op: Op | None, value: Value, lowering: LoweringPolicy) -> Value:
     if not is_rounded or value.dtype != "float32":
         return value
     return replace(value, dtype="bfloat16")
+
+
+def splits(value: Value, lowering: LoweringPolicy) -> bool:
+    """Whether an array is two arrays of its parts."""
+    return lowering.splits_complex and value.dtype.startswith("complex")
 
 
 def is_rounded_halo(
@@ -224,7 +229,15 @@ def _summed(rule: Rule) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def _partial_bytes(program: Program, value: int, made: Spec, mesh: LaidMesh) -> float:
-    whole = program.values[value]
+REAL_PRODUCTS = 3
+"""Real products of a complex one, of compilers that split complex arrays."""
+
+
+def _partial_bytes(
+    program: Program, op: Op, result: int, made: Spec, mesh: LaidMesh
+) -> float:
+    whole = program.values[op.results[result]]
     local = whole.bytes * share_of(made, whole.shape, mesh.sizes)
+    if op.traits.is_contraction and splits(whole, mesh.lowering):
+        local *= REAL_PRODUCTS / 2
     return max(local, item_bytes("bool"))

@@ -72,6 +72,50 @@ def clipped(params: Any, x: Any) -> Any:
     return jax.tree.map(lambda p, g: p - g * jnp.minimum(1, 0.1 / norm), params, grads)
 
 
+def windows(x: Any, at: Any) -> Any:
+    return jax.vmap(lambda p: jax.lax.dynamic_slice(x, (p[0], p[1]), (64, 64)))(at)
+
+
+def patches(x: Any, at: Any, data: Any) -> Any:
+    loss = lambda x: (jnp.abs(windows(x, at) - data) ** 2).sum()  # noqa: E731
+    return x - 0.1 * jax.grad(loss)(x).conj()
+
+
+def gram(a: Any, b: Any) -> Any:
+    return jnp.einsum("ni,nj->ij", a, b)
+
+
+def distances(x: Any, y: Any) -> Any:
+    return jnp.abs(x[:, None] - y[None]).sum(-1)
+
+
+def per_example(x: Any, w: Any, y: Any) -> Any:
+    loss = lambda w, x, y: ((x @ w - y) ** 2).sum()  # noqa: E731
+    grads = jax.vmap(jax.grad(loss), (None, 0, 0))(w, x, y)
+    norms = jnp.sqrt((grads * grads).sum((1, 2)))
+    return (grads / jnp.maximum(1, norms)[:, None, None]).mean(0)
+
+
+def embedded(images: Any, kernel: Any) -> Any:
+    """Patches of images."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        images, kernel, (16, 16), "VALID", dimension_numbers=dims
+    )
+
+
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def c64(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.complex64)
+
+
+def indices(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
 Kind = tuple[Callable[..., Any], tuple[Any, ...]]
 
 SUMS: dict[str, Kind] = {
@@ -80,6 +124,22 @@ SUMS: dict[str, Kind] = {
     "until small": (until_small, (f32(2**20), f32(2**20))),
     "branch on a norm": (branch_on_a_norm, (f32(2**20),)),
     "clipped": (clipped, ([(f32(1024, 1024), f32(1024))] * 6, f32(8192, 1024))),
+}
+
+
+ON_TPU: dict[str, Kind] = {
+    "complex product": (gram, (c64(16384, 1024), c64(16384, 1024))),
+    "complex matrix and vector": (jnp.matmul, (c64(4096, 4096), c64(4096))),
+    "complex functions": (lambda a, b: jnp.exp(a * b), (c64(2048, 2048),) * 2),
+    "windows": (windows, (f32(2048, 2048), indices(2048, 2))),
+    "patches": (patches, (f32(2048, 2048), indices(1024, 2), f32(1024, 64, 64))),
+    "complex patches": (
+        patches,
+        (c64(4096, 4096), indices(8192, 2), c64(8192, 64, 64)),
+    ),
+    "embedded": (embedded, (bf16(256, 224, 224, 3), bf16(16, 16, 3, 768))),
+    "distances": (distances, (f32(2048, 128), f32(2048, 128))),
+    "per example": (per_example, (f32(512, 512),) * 3),
 }
 
 
@@ -95,3 +155,8 @@ def predicted_over_compiled(kind: Kind, hardware: str) -> float:
 @pytest.mark.parametrize("name", SUMS)
 def test_what_waits_for_sums_to_a_scalar(name: str) -> None:
     assert 0.7 < predicted_over_compiled(SUMS[name], "h100:8") < 1.4
+
+
+@pytest.mark.parametrize("name", ON_TPU)
+def test_what_tpus_do_otherwise(name: str) -> None:
+    assert 0.7 < predicted_over_compiled(ON_TPU[name], "v5e:2x4") < 1.4

@@ -1,0 +1,229 @@
+"""Kernels that XLA:TPU adds: loops over windows, padded copies, complex arrays' parts.
+
+A gather or a scatter of rows, or of elements, is one kernel. One of windows that are
+parts of dims (`vmap` of `dynamic_slice`, and its gradient) is a loop over the windows,
+each of whose trips slices its indices, takes them apart where there are several, and
+slices or writes the window; a scatter also tests whether it is in bounds, and adds.
+Windows that are narrower than the lanes are stored with the windows on the lanes: a
+trip of a scatter reads whole tiles for its own.
+
+A scatter of rows that are narrower than the lanes works on a copy of its operand with
+padded rows, and copies the result back. (Rows that only sharding makes narrow were
+copied once, in fast memory, at little cost.)
+
+A convolution of an image with fewer channels than a tile has rows (a stem, a patch
+embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
+the channels, padded to at least four, on the rows.
+
+Complex arrays are two arrays of their parts, taken apart where the program starts, in a
+kernel each that reads the whole, and joined where it ends. A product is three products
+of real arrays, each with its own partial sums; windows are gathered part by part. They
+are scattered in one loop, which is not partitioned: each device writes all windows.
+
+A reduction of a broadcast, as of all differences of two sets of vectors, stores no
+operand, but takes as long as if it read it in float32 (by XLA's estimate a v5e reduces
+101 elements in a cycle, and streams 108 float32).
+
+Seen in HLO of v5e:4x4 and v5e:2x2, libtpu 0.0.52.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Node, NodeKind
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.cost.compute import op_s, padding
+from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.program import Op, item_bytes
+from rhino_jax.ir.spec import shards_per_dim
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.model.op_collectives import REAL_PRODUCTS, splits
+from rhino_jax.model.options import Options
+from rhino_jax.model.sizes import LocalSizes
+
+
+_PARTS = 2
+"""Real and imaginary."""
+
+_APART, _JOINED = 3.0, 2.0
+"""Bytes read and written over those of an array: two kernels read it and write a part
+each; one reads the parts and writes it."""
+
+
+def with_loops_and_parts(
+    analysis: ProgramAnalysis, sizes: LocalSizes, options: Sequence[Options]
+) -> list[Options]:
+    """Return the options with the costs of the kernels that XLA:TPU adds.
+
+    Args:
+      analysis: the program.
+      sizes: local sizes of values, under lists of specs.
+      options: [nodes], the options of each.
+    """
+    changed, device = list(options), analysis.target.device
+    if not device.loops_windows and not device.splits_complex:
+        return changed
+    values, found = analysis.graph.program.values, dict[tuple[object, ...], Options]()
+    repeats = _find_repeats(analysis) if device.tile else set()
+    state = {o.state_of for o in analysis.graph.program.outputs}
+    for node in analysis.graph.nodes:
+        is_complex = splits(values[node.value], device.lowering)
+        is_window = device.loops_windows and _indexes(node)
+        is_image = node.op is not None and bool(node.op.traits.channels)
+        if not (is_window or is_complex or is_image or node.id in repeats):
+            continue
+        own, is_state = options[node.id], node.slot in state
+        key = id(own), node.kind, is_complex, is_state, node.id in repeats
+        if key not in found:
+            new = own
+            if is_window:
+                new = _added(new, _indexed_s(analysis, sizes, node, own, is_complex))
+            if is_image:
+                new = _added(new, _image_s(analysis, sizes, node, own))
+            if node.id in repeats:
+                read = item_bytes("float32") * own.flops
+                new = _added(new, op_s(analysis.target, 0.0 * read, read, "float32"))
+            if is_complex and node.op is not None and node.op.traits.is_contraction:
+                dtype = values[node.op.operands[0]].dtype
+                more = (REAL_PRODUCTS - 1) * own.flops
+                new = _added(new, op_s(analysis.target, more, 0.0 * more, dtype))
+            if is_complex:
+                new = _added(new, _parts_s(analysis, sizes, node, own, is_state))
+            found[key] = new
+        changed[node.id] = found[key]
+    return changed
+
+
+def _added(own: Options, seconds: np.ndarray) -> Options:
+    return replace(own, cost_s=own.cost_s + seconds, compute_s=own.compute_s + seconds)
+
+
+def _image_s(
+    analysis: ProgramAnalysis, sizes: LocalSizes, node: Node, own: Options
+) -> np.ndarray:
+    """Return [options], the seconds of copying an image of few channels."""
+    op, (rows, lanes) = node.op, analysis.target.device.tile
+    assert op is not None and op.rule is not None
+    channel, factors = op.traits.channels[0], op.rule.factors
+    dims = [f for dim in op.rule.operands[0] for f in dim]
+    batch = [f for f in dims if f != channel and factors[f].kind is not FactorKind.HALO]
+    none = np.zeros(len(own.cost_s))
+    if channel not in dims or factors[channel].size >= rows or len(batch) != 1:
+        return none
+    image = analysis.graph.program.values[op.operands[0]]
+    cut = [shards_per_dim(s.cut, sizes.mesh_sizes)[batch[0]] for s in own.strategies]
+    size = np.ceil(factors[batch[0]].size / np.array(cut))
+    padded = padding(size, lanes) * padding(factors[channel].size, rows // 2)
+    traffic = (1 + padded) * sizes.held_bytes(own.ins[0], image)
+    return op_s(analysis.target, none, traffic, "float32")
+
+
+def _find_repeats(analysis: ProgramAnalysis) -> set[int]:
+    """Return the ids of reductions of more elements than any array in memory has of
+    which they are computed."""
+    graph, values = analysis.graph, analysis.graph.program.values
+    in_memory = analysis.liveness.is_materialised
+    stored, found = [0] * len(graph.nodes), set[int]()
+    for node in graph.run_order:
+        for edge in graph.incoming[node.id]:
+            maker = graph.nodes[edge.source.node]
+            is_read = in_memory[edge.source.id] or not maker.is_fusible
+            size = math.prod(values[edge.value].shape)
+            read = size if is_read else stored[maker.id]
+            stored[node.id] = max(stored[node.id], read)
+        op = node.op
+        if node.is_fused and op is not None and op.traits.kind is OpKind.REDUCTION:
+            summed = math.prod(values[op.operands[0]].shape)
+            if summed > stored[node.id] > 0:
+                found.add(node.id)
+    return found
+
+
+def _parts_s(
+    analysis: ProgramAnalysis,
+    sizes: LocalSizes,
+    node: Node,
+    own: Options,
+    is_state: bool,
+) -> np.ndarray:
+    """Return [options], the seconds of taking a complex input apart, or of joining an
+    output."""
+    value, none = analysis.graph.program.values[node.value], np.zeros(len(own.cost_s))
+    passes = _JOINED if node.kind is NodeKind.OUTPUT else _APART + is_state * _JOINED
+    if node.kind not in (NodeKind.INPUT, NodeKind.OUTPUT):
+        return none
+    traffic = passes * sizes.held_bytes(own.ins[0], value)
+    return op_s(analysis.target, none, traffic, "float32")
+
+
+def _indexes(node: Node) -> bool:
+    """Whether a node is a gather, or a scatter, at several indices."""
+    op = node.op
+    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+        return False
+    operands = {OpKind.LOOKUP: 2, OpKind.SCATTER: 3}.get(op.traits.kind)
+    return len(op.operands) == operands and any(op.rule.operands[1])
+
+
+def _indexed_s(
+    analysis: ProgramAnalysis,
+    sizes: LocalSizes,
+    node: Node,
+    own: Options,
+    is_complex: bool,
+) -> np.ndarray:
+    """Return [options], the seconds of the loop, or the copies, that a gather or a
+    scatter is or needs."""
+    op, values = node.op, analysis.graph.program.values
+    assert op is not None and op.rule is not None
+    kinds = {op.rule.factors[f].kind for dim in op.rule.operands[0] for f in dim}
+    if FactorKind.WHOLE in kinds:
+        trips = _trips(
+            op.rule, own, sizes, is_whole=is_complex and len(op.operands) > 2
+        )
+        return trips * _trip_s(analysis, op, _PARTS if is_complex else 1)
+    table, columns = values[op.operands[0]], op.rule.operands[0][-1]
+    is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
+    lanes, is_scatter = (
+        analysis.target.device.tile[-1],
+        op.traits.kind is OpKind.SCATTER,
+    )
+    if not is_scatter or not is_row or table.shape[-1] >= lanes:
+        return np.zeros(len(own.cost_s))
+    cut = [shards_per_dim(s.made[0], sizes.mesh_sizes)[-1] for s in own.strategies]
+    width = table.shape[-1] / np.array(cut)
+    copied = np.where(width > 1, 2 * (1 + lanes / width), 0.0)
+    traffic = copied * sizes.held_bytes(own.outs[0], table)
+    return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
+
+
+def _trips(
+    rule: Rule, own: Options, sizes: LocalSizes, *, is_whole: bool
+) -> np.ndarray:
+    """Return [options], the number of windows that one device copies."""
+    indices = [f for dim in rule.operands[1] for f in dim]
+    windows = np.array([rule.factors[f].size for f in indices], dtype=float)
+    if is_whole:
+        return np.full(len(own.cost_s), windows.prod())
+    cut = [shards_per_dim(s.cut, sizes.mesh_sizes) for s in own.strategies]
+    return np.ceil(windows / np.array(cut, dtype=float)[:, indices]).prod(1)
+
+
+def _trip_s(analysis: ProgramAnalysis, op: Op, parts: int) -> float:
+    """Return the seconds of copying one window of an array of so many parts."""
+    values, target = analysis.graph.program.values, analysis.target
+    indexing = min(values[op.operands[1]].shape[-1], 2)
+    if op.traits.kind is not OpKind.SCATTER:
+        return parts * (indexing + 1) * target.device.launch_s
+    updates, lanes = values[op.operands[2]], target.device.tile[-1]
+    launches, tiles = parts, np.zeros(1)
+    if updates.shape[-1] < lanes:
+        windows = math.prod(values[op.operands[1]].shape[:-1])
+        launches, tiles = 2 * parts, tiles + lanes * updates.bytes / max(windows, 1)
+    read_s = float(op_s(target, 0.0 * tiles, tiles, "float32")[0])
+    return (indexing + 1 + launches) * target.device.launch_s + read_s

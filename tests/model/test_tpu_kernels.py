@@ -1,0 +1,138 @@
+"""What XLA:TPU adds: loops over windows, copies of narrow tables, parts of complex
+arrays, and reductions of broadcasts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.model.build import MeshModel
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
+
+
+TARGET = load_target("v5e:2x4")
+LAUNCH_S = TARGET.device.launch_s
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def model_of(fn: Any, *args: Any, **changes: bool) -> MeshModel:
+    analysis = ProgramAnalysis.of(
+        trace(fn, args, {}).program, TARGET.replace(**changes)
+    )
+    request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
+    return build_mesh_problem(analysis, (("x", 8),), request).model
+
+
+def added(fn: Any, *args: Any) -> list[tuple[bool, float]]:
+    """Return, for every option that takes longer than without the behaviours, whether
+    it is sharded, and by how many seconds."""
+    off = {"loops_windows": False, "splits_complex": False}
+    models = model_of(fn, *args), model_of(fn, *args, **off)
+    found = []
+    for a, b in zip(*(m.options for m in models), strict=True):
+        for s, more in zip(a.strategies, a.compute_s - b.compute_s, strict=True):
+            if more > 1e-12:
+                found.append((any(s.cut), float(more)))
+    return found
+
+
+def windows(x: Any, at: Any) -> Any:
+    return jax.vmap(lambda p: jax.lax.dynamic_slice(x, (p[0], p[1]), (64, 256)))(at)
+
+
+def test_windows_are_gathered_one_by_one() -> None:
+    table, at = array(1024, 1024), array(512, 2, dtype=jnp.int32)
+    assert added(windows, table, at) == [
+        (False, pytest.approx(512 * 3 * LAUNCH_S)),
+        (True, pytest.approx(64 * 3 * LAUNCH_S)),
+    ]
+    rows = lambda x, at: x[at]  # noqa: E731
+    assert not added(rows, table, array(512, dtype=jnp.int32))
+
+
+def test_windows_are_added_one_by_one() -> None:
+    def gradient(x: Any, at: Any, g: Any) -> Any:
+        return jax.linear_transpose(lambda x: windows(x, at), x)(g)[0]
+
+    table, at = array(1024, 1024), array(512, 2, dtype=jnp.int32)
+    for is_cut, more in added(gradient, table, at, array(512, 64, 256)):
+        assert more == pytest.approx((64 if is_cut else 512) * 4 * LAUNCH_S)
+
+
+def test_a_narrow_table_is_copied_to_padded_rows() -> None:
+    def gradient(x: Any, at: Any, g: Any) -> Any:
+        return x.at[at].add(g)
+
+    def most(columns: int) -> float:
+        more = added(
+            gradient,
+            array(2**16, columns),
+            array(512, dtype=jnp.int32),
+            array(512, columns),
+        )
+        return max([s for is_cut, s in more if not is_cut], default=0.0)
+
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    # The rows padded to 128 columns and as they are, there and back.
+    assert most(8) == pytest.approx(2 * (128 + 8) * 2**16 * 4 / rate)
+    assert most(128) == 0
+
+
+def test_complex_arrays_are_taken_apart_and_joined() -> None:
+    x = array(256, 256, dtype=jnp.complex64)
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    passes = sorted(s * rate / x.size / 8 for is_cut, s in added(jnp.sin, x))
+    assert passes[-2:] == pytest.approx([2, 3])
+    assert not added(jnp.sin, array(256, 256))
+
+
+def test_a_complex_product_is_three_with_partial_sums_each() -> None:
+    def steps_s(dtype: Any) -> float:
+        x = array(4096, 2048, dtype=dtype)
+        model = model_of(lambda a, b: a.T @ b, x, x)
+        (node,) = [n for n in model.graph.nodes if n.is_matmul]
+        own = model.options[node.id]
+        return max(
+            float(c - k)
+            for s, c, k in zip(own.strategies, own.cost_s, own.compute_s, strict=True)
+            if s.partial == (0,) and not any(s.results[0])
+        )
+
+    real_s, complex_s = (steps_s(d) for d in (jnp.float32, jnp.complex64))
+    assert complex_s == pytest.approx(3 * real_s, rel=0.1)
+
+
+def test_a_reduction_of_a_broadcast_takes_its_elements_time() -> None:
+    def distances(x: Any, y: Any) -> Any:
+        return jnp.abs(x[:, None] - y[None]).sum(-1)
+
+    x = array(256, 128)
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    more = max(s for _, s in added(distances, x, x))
+    assert more == pytest.approx(4 * 256 * 256 * 128 / rate, rel=0.01)
+    assert not added(lambda x: jnp.abs(x).sum(-1), x)
+
+
+def test_an_image_of_few_channels_is_copied_with_the_batch_on_lanes() -> None:
+    def patches(x: Any, k: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            x, k, (8, 8), "VALID", dimension_numbers=dims
+        )
+
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    more = added(patches, array(64, 64, 128, 3), array(8, 8, 3, 256))
+    image = 64 * 64 * 128 * 3 * 4
+    # A batch of 64 on 128 lanes, and three channels on four rows.
+    assert max(s for _, s in more) == pytest.approx((1 + 2 * 4 / 3) * image / rate)
+    assert not added(patches, array(64, 64, 128, 8), array(8, 8, 8, 256))
