@@ -54,6 +54,7 @@ def test_writes_in_steps_are_pads(fn: Callable[[Any], Any]) -> None:
         lambda x: x.at[jnp.arange(8) * 2, jnp.arange(8)].set(1.0),
         lambda x: x.at[:4:2].multiply(3.0),
         lambda x: x.at[::-2].set(x[::2]),
+        lambda x: x.at[jax.random.categorical(jax.random.key(0), x[0])].set(1.0),
     ],
 )
 def test_other_writes_stay(fn: Callable[[Any], Any]) -> None:

@@ -44,9 +44,10 @@ class Lines:
 
     def see(self, eqn: Any) -> None:
         """Record an equation's result, where it has integers in steps."""
-        (made, *others), name = eqn.outvars, eqn.primitive.name
-        is_small = hasattr(made.aval, "shape") and hasattr(made.aval, "dtype")
-        if others or not is_small or not np.issubdtype(made.aval.dtype, np.integer):
+        if len(eqn.outvars) != 1:
+            return
+        (made,), name = eqn.outvars, eqn.primitive.name
+        if not _has_integers(made.aval):
             return
         if math.prod(made.aval.shape) > np.iinfo(made.aval.dtype).max:
             return
@@ -65,7 +66,7 @@ class Lines:
             return self._lines.get(atom)
         is_integer = isinstance(atom.val, int | np.integer | np.ndarray)
         is_scalar = is_integer and np.ndim(atom.val) == 0
-        if not is_scalar or not np.issubdtype(atom.aval.dtype, np.integer):
+        if not is_scalar or not _has_integers(atom.aval):
             return None
         return Line(int(atom.val), ())
 
@@ -98,6 +99,12 @@ class Lines:
         if combine is None:
             return places.taken, (array,)
         return partial(places.written, combine=combine), (array, eqn.invars[2])
+
+
+def _has_integers(aval: Any) -> bool:
+    """Whether values of a type are arrays of integers, and no PRNG keys."""
+    dtype = getattr(aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and bool(np.issubdtype(dtype, np.integer))
 
 
 @dataclass(frozen=True, slots=True)
