@@ -111,7 +111,7 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
 _Position = tuple[int, tuple[int, ...]]
 """A node, and for every dim how far from its own element another node reads it."""
 
-_MOST_POSITIONS = 64
+_MAX_POSITIONS = 64
 
 
 def _positions(
@@ -134,7 +134,7 @@ def _positions(
             for n, offsets in before
             if len(offsets) == len(shifts)
         )
-    return frozenset(sorted(before)[:_MOST_POSITIONS])
+    return frozenset(sorted(before)[:_MAX_POSITIONS])
 
 
 def _shifts(node: Node) -> tuple[int, ...] | None:

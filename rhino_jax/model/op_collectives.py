@@ -202,8 +202,8 @@ def _halo_steps(
 def _merge_steps(
     rule: Rule, strategy: Strategy, mesh: LaidMesh
 ) -> Iterator[ReshardStep]:
-    """Yield the all-gathers of what every shard of a MERGE factor sends, one per
-    array."""
+    """Yield the all-gathers of what every shard of a MERGE factor sends, one per array
+    where the compiler does not combine them."""
     for f, (axes, factor) in enumerate(zip(strategy.cut, rule.factors, strict=True)):
         if not axes or factor.kind is not FactorKind.MERGE:
             continue
@@ -216,7 +216,8 @@ def _merge_steps(
         )
         shards = math.prod(mesh.sizes[a] for a in axes)
         items = min(factor.sent_items * shards, factor.size) * others
-        for item in factor.sent_item_bytes:
+        sent = factor.sent_item_bytes
+        for item in (sum(sent),) if mesh.lowering.combines else sent:
             yield ReshardStep(ALL_GATHER, axes, items * item)
 
 

@@ -41,7 +41,7 @@ def opened_window(
       values: integers that its operands hold; None where they are unknown.
       is_narrow: whether a scatter is rewritten however narrow its window is.
     """
-    if eqn.primitive.name in _COMBINE:
+    if eqn.primitive.name in COMBINE:
         return _scatter(eqn, values, is_narrow)
     find = _WINDOWS.get(eqn.primitive.name)
     return None if find is None else find(eqn, values)
@@ -95,27 +95,41 @@ def _scatter(
     fits = _is_inside if is_narrow else _is_most
     if not fits(start, tuple(window), shape):
         return None
-    combine = _COMBINE[eqn.primitive.name]
+    combine = COMBINE[eqn.primitive.name]
 
     def run(x: Any, _: Any, updates: Any) -> Any:
-        return _written(x, lax.expand_dims(updates, inserted), start, combine)
+        return written(x, lax.expand_dims(updates, inserted), start, combine)
 
     return run
 
 
-def _written(x: Any, window: Any, start: Start, combine: Any) -> Any:
-    """Return `x` with a window of it combined with other elements."""
-    edges = list(zip(start, window.shape, x.shape, strict=True))
-    config = [(at, size - at - n, 0) for at, n, size in edges]
+def written(
+    x: Any, window: Any, start: Start, combine: Any, steps: Sequence[int] = ()
+) -> Any:
+    """Return `x` with a window of it combined with other elements.
+
+    Args:
+      x: the array.
+      window: the other elements.
+      start: the element of `x` at which the window begins.
+      combine: function of both elements.
+      steps: steps of the window's elements, for every dim; empty: all are one.
+    """
+    steps = steps or (1,) * x.ndim
+    spans = [(n - 1) * step + 1 for n, step in zip(window.shape, steps, strict=True)]
+    edges = list(zip(start, spans, x.shape, steps, strict=True))
+    config = [(at, size - at - n, step - 1) for at, n, size, step in edges]
     padded = lax.pad(window, jnp.zeros((), window.dtype), config)
     if combine in (lax.add, lax.sub):
         return combine(x, padded)
     inside: Any = None
-    for d, (at, n, size) in enumerate(edges):
-        if n == size:
+    for d, (at, n, size, step) in enumerate(edges):
+        if n == size and step == 1:
             continue
         place = lax.broadcasted_iota(jnp.int32, x.shape, d)
         here = (place >= at) & (place < at + n)
+        if step > 1:
+            here &= (place - at) % step == 0
         inside = here if inside is None else inside & here
     found = combine(x, padded)
     return found if inside is None else lax.select(inside, found, x)
@@ -125,7 +139,7 @@ def _replace(x: Any, padded: Any) -> Any:
     return padded
 
 
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "scatter": _replace,
     **dict.fromkeys(("scatter-add", "scatter_add"), lax.add),
     **dict.fromkeys(("scatter-sub", "scatter_sub"), lax.sub),
@@ -178,7 +192,7 @@ def _update_slice(
     start = _clamped(shape, window, values[2:])
     if start is None or not _is_most(start, window, shape):
         return None
-    return lambda x, update, *_: _written(x, update, start, _replace)
+    return lambda x, update, *_: written(x, update, start, _replace)
 
 
 def _split(eqn: Any, values: Sequence[np.ndarray | None]) -> Callable[..., Any] | None:

@@ -34,6 +34,7 @@ from rhino_jax.frontend.rules.rotate import rotate
 from rhino_jax.frontend.tracing.constant_windows import opened_window, shifted_shapes
 from rhino_jax.frontend.tracing.padded_slices import Pads, opened_pad
 from rhino_jax.frontend.tracing.row_numbers import RowNumbers
+from rhino_jax.frontend.tracing.stepped_windows import Lines
 from rhino_jax.ir.traits import OpKind
 
 
@@ -162,6 +163,7 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) ->
       rows: row numbers among the inputs; those of its variables are added.
     """
     inner, rotations, pads = open_jaxpr(jaxpr), Rotations(), Pads()
+    lines = Lines()
     rows.enter(inner.invars)
     known = {inner.invars[i]: value for i, value in entering.items()}
     for var, const in zip(inner.constvars, jaxpr_consts(jaxpr), strict=False):
@@ -182,7 +184,7 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) ->
         is_narrow = is_shifted or (not is_known and first in computed)
         window = opened_window(eqn, values, is_narrow=is_narrow)
         window = window or opened_pad(eqn)
-        move = rotations.of(eqn) or pads.of(eqn) or rows.of(eqn)
+        move = rotations.of(eqn) or pads.of(eqn) or lines.of(eqn) or rows.of(eqn)
         if window is not None:
             made = _spelled(eqn, eqn.invars, window, inner.debug_info)
         elif move is not None:
@@ -190,6 +192,7 @@ def _opened(jaxpr: Any, entering: Mapping[int, np.ndarray], rows: RowNumbers) ->
         for one in made:
             rotations.see(one)
             pads.see(one)
+            lines.see(one)
             rows.see(one)
             if traits_of(one.primitive.name).kind in _POINTWISE:
                 computed.update(one.outvars)

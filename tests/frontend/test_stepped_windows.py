@@ -1,0 +1,86 @@
+"""Writes and reads in steps, and slices of padded arrays: pads and slices in their
+place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rhino_jax.frontend.tracing.transforms import transformed
+
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((16, 9)), jnp.float32)
+
+INDEXED = {"gather", "scatter", "scatter-add", "scatter-mul", "scatter-max"}
+
+
+def both(fn: Callable[[Any], Any]) -> tuple[set[str], Any, Any]:
+    """Return the primitives of a function once transformed, its result, and that of the
+    function itself."""
+    closed = jax.make_jaxpr(fn)(X)
+    found, _ = transformed(closed, "fn")
+    names = {eqn.primitive.name for eqn in found.jaxpr.eqns}
+    results = (jax.core.eval_jaxpr(j.jaxpr, j.consts, X)[0] for j in (found, closed))
+    return names, *results
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.at[::2].set(x[1::2]),
+        lambda x: x.at[1:-1:2, 1:-1].add(x[1:-1:2, 1:-1]),
+        lambda x: x.at[::4, ::2].multiply(x[1::4, ::2]),
+        lambda x: x.at[:, 1::3].max(x[:, ::3]),
+        lambda x: x.reshape(4, 4, 9).at[:, ::2, ::2].set(2.0),
+        lambda x: jax.vmap(lambda row: row.at[::2].set(2 * row[::2]))(x),
+        jax.grad(lambda x: (x.at[::2].set(jnp.sin(x[1::2])) ** 2).sum()),
+    ],
+)
+def test_writes_in_steps_are_pads(fn: Callable[[Any], Any]) -> None:
+    names, got, want = both(fn)
+    assert not names & INDEXED
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.at[jnp.arange(0, 18, 2)].add(1.0),
+        lambda x: x.at[jnp.arange(8) * 2, jnp.arange(8)].set(1.0),
+        lambda x: x.at[:4:2].multiply(3.0),
+        lambda x: x.at[::-2].set(x[::2]),
+        lambda x: x.at[jax.random.categorical(jax.random.key(0), x[0])].set(1.0),
+    ],
+)
+def test_other_writes_stay(fn: Callable[[Any], Any]) -> None:
+    names, got, want = both(fn)
+    assert names & INDEXED
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda q: q[2:, 1:-1] + q[:-2, 1:-1] + q[1:-1, 1:-1],
+        lambda q: q[1::2, :-2] + q[3::2, 2:].sum(),
+        lambda q: q[:-2:3],
+    ],
+)
+def test_slices_of_a_padded_array_are_pads(fn: Callable[[Any], Any]) -> None:
+    names, got, want = both(lambda x: fn(jnp.pad(x, 1, constant_values=2.0)))
+    closed, _ = transformed(jax.make_jaxpr(lambda x: fn(jnp.pad(x, 1)))(X), "fn")
+    slices = [e.params for e in closed.jaxpr.eqns if e.primitive.name == "slice"]
+    assert all(set(p["start_indices"]) == {0} for p in slices)
+    assert "pad" in names
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_part_of_the_padding_stays_a_slice() -> None:
+    names, got, want = both(lambda x: jnp.pad(x, 20)[:3])
+    assert "slice" in names
+    np.testing.assert_array_equal(got, want)
