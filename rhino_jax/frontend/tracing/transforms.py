@@ -8,6 +8,11 @@ function would give two programs, and a plan for one would be refused for the ot
 Linear solves: `custom_linear_solve` has four jaxprs, of which only the solver runs; the
 others define its derivative. As a call of its solver it is planned like any other, and
 differentiated as before.
+
+Predicates: where `vmap` batches the condition of a `while`, JAX lowers the loop to run
+while any element holds, and selects, element by element, what a trip changes
+(jax/_src/lax/control_flow/loops.py, `_while_lowering`). Written out, the reduction in
+every trip is planned and costed.
 """
 
 from __future__ import annotations
@@ -18,24 +23,37 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import lax
 from jax.core import eval_jaxpr
 from jax.sharding import AxisType
 
 from rhino_jax._compat import (
     TypedInputs,
+    at_line_of,
     bind_eqn,
     is_literal,
     jaxpr_consts,
+    like_jaxpr,
     open_jaxpr,
     retrace,
     without_dead_code,
     without_refs,
 )
 from rhino_jax.errors import RhinoWarning
-from rhino_jax.frontend.regions import inner_equations, with_bodies, with_changed
+from rhino_jax.frontend.regions import (
+    closed_region_jaxprs,
+    inner_equations,
+    rebuild_jaxpr,
+    region_jaxprs,
+    region_kind,
+    with_bodies,
+    with_changed,
+    with_jaxprs,
+)
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.frontend.split_dims import split_merged_dims
 from rhino_jax.frontend.tracing.open_moves import with_open_moves
+from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import Transform
 
@@ -80,6 +98,56 @@ def _call_of_solver(eqn: Any) -> Any:
     made, _ = retrace(lambda *x: solve(*x), typed)
     (call,) = made.eqns
     return eqn.replace(primitive=call.primitive, params=call.params)
+
+
+def with_whole_predicates(jaxpr: Any) -> Any:
+    """Return the jaxpr with its batched `while` loops written as JAX lowers them.
+
+    Args:
+      jaxpr: closed or not.
+
+    Returns:
+      The same object where there are none.
+    """
+    opened, eqns = open_jaxpr(jaxpr), []
+    for eqn in opened.eqns:
+        eqn = with_bodies(eqn, with_whole_predicates)
+        if region_kind(eqn) is RegionKind.WHILE and not eqn.effects:
+            cond, _ = region_jaxprs(eqn)
+            eqn = _with_whole_predicate(eqn) if cond.outvars[0].aval.shape else eqn
+        eqns.append(eqn)
+    return with_changed(jaxpr, eqns, opened.outvars)
+
+
+def _with_whole_predicate(eqn: Any) -> Any:
+    """Return a `while` of a scalar condition in place of one that is batched."""
+    (cond, body), count = closed_region_jaxprs(eqn), eqn.params["cond_nconsts"]
+    first = count + eqn.params["body_nconsts"]
+
+    def holds(*inputs: Any) -> Any:
+        (found,) = eval_jaxpr(open_jaxpr(cond), jaxpr_consts(cond), *inputs)
+        return found
+
+    def any_holds(*inputs: Any) -> list[Any]:
+        with at_line_of(eqn):
+            found = holds(*inputs)
+            return [lax.reduce_or(found, tuple(range(found.ndim)))]
+
+    def step(*inputs: Any) -> list[Any]:
+        old = inputs[first:]
+        with at_line_of(eqn):
+            is_live = holds(*inputs[:count], *old)
+            new = eval_jaxpr(open_jaxpr(body), jaxpr_consts(body), *inputs[count:])
+            dims = tuple(range(is_live.ndim))
+            live = [lax.broadcast_in_dim(is_live, x.shape, dims) for x in old]
+            return [lax.select(*case) for case in zip(live, new, old, strict=True)]
+
+    # The condition's constants are now read in the body, too.
+    types = TypedInputs(eqn.invars, open_jaxpr(body).debug_info.with_unknown_names())
+    step_jaxpr = like_jaxpr(body, *retrace(step, types))
+    jaxprs = rebuild_jaxpr(any_holds, cond), step_jaxpr
+    params = {**with_jaxprs(eqn, jaxprs), "body_nconsts": first}
+    return eqn.replace(invars=[*eqn.invars[:count], *eqn.invars], params=params)
 
 
 def without_noops(jaxpr: Any) -> Any:
@@ -136,6 +204,7 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
         ("references as values", without_refs),
         ("no-ops", without_noops),
         ("linear solves", with_open_solves),
+        ("batched predicates", with_whole_predicates),
         ("constant windows, rotations, row numbers", with_open_moves),
         # XLA drops dead code; otherwise it would be planned, costed and reported.
         ("dead code", without_dead_code),
