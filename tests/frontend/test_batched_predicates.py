@@ -63,7 +63,9 @@ def test_results_are_the_same(name: str) -> None:
     written = with_whole_predicates(closed)
     assert "reduce_or" in str(written) and "reduce_or" not in str(closed)
     assert with_whole_predicates(written) is written
-    found, right = (jax.core.eval_jaxpr(j.jaxpr, j.consts, x) for j in (written, closed))
+    found, right = (
+        jax.core.eval_jaxpr(j.jaxpr, j.consts, x) for j in (written, closed)
+    )
     for a, b in zip(found, right, strict=True):
         np.testing.assert_array_equal(a, b)
     pins = {"x": jax.P("x")}
