@@ -53,13 +53,13 @@ def plan() -> Any:
     return rhino.plan(step, *arguments(), mesh=MESH, level="fast", progress=False)
 
 
-def printed(plan: Any, *, full: bool) -> list[tuple[str, int]]:
-    """Each path of the tables of values, with the number of arrays in its row."""
+def printed(plan: Any, *, full: bool) -> list[tuple[str, str, int]]:
+    """Each path and spec of the tables of values, with the number of arrays."""
     found = []
     for section in value_sections(plan, full=full):
         for table in (section.table, section.rest):
-            for path, count, *_ in () if table is None else table.rows:
-                found.append((path, int(count[:-1]) if count else 1))
+            for path, count, _, spec, _ in () if table is None else table.rows:
+                found.append((path, spec, int(count[:-1]) if count else 1))
     return found
 
 
@@ -67,19 +67,20 @@ def printed(plan: Any, *, full: bool) -> list[tuple[str, int]]:
 def test_each_printed_path_is_taken_as_it_is(plan: Any, full: bool) -> None:
     program, axes = plan.traced.program, tuple(MESH.items())
     rows = printed(plan, full=full)
-    assert full or any(count > 2 for _, count in rows)
+    assert full or any(count > 2 for *_, count in rows)
     text = plan.table(full=full)
-    for path, count in rows:
+    for path, spec, count in rows:
         assert path in text or not full
         place = find_place(path, program, "`plan.why`")
         assert max(len(place.inputs), len(place.outputs)) == count, path
-        pins = read_pins([f"{path}=P()"])
-        resolved = resolve_pins(pins, program, axes)
+        resolved = resolve_pins(read_pins([f"{path}={spec}"]), program, axes)
+        for i, pinned in resolved.inputs.items():
+            assert pinned == plan.inputs[i].spec
         assert max(len(resolved.inputs), len(resolved.outputs)) == count, path
 
 
 def test_a_folded_row_is_asked_and_pinned_as_it_is_printed(plan: Any) -> None:
-    rows = [path for path, count in printed(plan, full=False) if count == 3]
+    rows = [path for path, _, count in printed(plan, full=False) if count == 3]
     key = "params['blocks'][0,2..4]['mlp']['up']"
     assert key in rows
     why = plan.why(key)

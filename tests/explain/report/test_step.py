@@ -13,7 +13,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.errors import PlanFileError
-from rhino_jax.explain.report.step import step_of
+from rhino_jax.explain.report.step import DeviceStep, step_of
 from rhino_jax.explain.report.views.views import memory, timeline, views_of
 from rhino_jax.units import format_bytes
 from tests.plan.samples import sample_plan
@@ -157,6 +157,8 @@ def test_the_curve_has_an_axis_and_the_budgets_line() -> None:
     near = memory(found, 2 * peak)
     assert near.count("<line") == 2 and f">budget {format_bytes(2 * peak)}<" in near
     assert f">peak {format_bytes(peak)}<" in near and ">0</div>" in near
+    spike = DeviceStep(1.0, (), (), (), ((0.0, 10), (0.5, 80), (0.5004, 20)))
+    assert " 1000,97.8 1000,120" in memory(spike, 100)  # 20 of 108, to the end
     far = memory(found, 1000 * peak)
     assert far.count("<line") == 1 and "beyond the axis" in far
 

@@ -116,13 +116,13 @@ def _clock(step: DeviceStep) -> str:
 
 
 def _few(step: DeviceStep) -> list[tuple[float, int]]:
-    """Return the largest point of each pixel, as more points cannot be seen."""
-    found: dict[int, tuple[float, int]] = {}
+    """Return the largest and the last point of each pixel: more cannot be seen."""
+    found: dict[int, list[tuple[float, int]]] = {}
     for point in step.memory:
         pixel = int(point[0] / step.seconds * WIDTH / 2)
-        if pixel not in found or found[pixel][1] < point[1]:
-            found[pixel] = point
-    return list(found.values())
+        seen = [*found.get(pixel, ()), point]
+        found[pixel] = [max(seen, key=lambda at: at[1]), point]
+    return [point for points in found.values() for point in points]
 
 
 MAX_BOXES = 300
