@@ -37,6 +37,7 @@ _NUMBER = re.compile(
 _TIMELINE = re.compile(r"([FBIWMU](#(\.#)?)?[·─ ]*){4,}")
 _BARS = re.compile(r"([-─━═=·█▉▊▋▌▍▎▏░▒▓])[-─━═=·█▉▊▋▌▍▎▏░▒▓]+")
 _TAGS = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TEMPORARY = re.compile(re.escape(tempfile.gettempdir()) + r"/tmp\w+")
 
 
@@ -143,7 +144,8 @@ def texts(cell: Any) -> list[str]:
             found.append(
                 html.unescape(_TAGS.sub("\n", content)) if is_html else content
             )
-    lines = (line.rstrip() for text in found for line in text.splitlines())
+    plain = (_COLOURS.sub("", text) for text in found)
+    lines = (line.rstrip() for text in plain for line in text.splitlines())
     return [line for line in lines if line]
 
 

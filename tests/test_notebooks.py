@@ -70,6 +70,7 @@ def differences(before: str, after: str, *tags: str, kind: str = "") -> list[str
         ("0: F0F1·B0·B1U", "0: F0─F1─F2B0·B1·B2··U"),
         ("███▌ compute", "█▌ compute"),
         ("fingerprint 1f0b3c5d7e9a", "fingerprint aaaaaaaabbbb"),
+        ("\x1b[1;31m3 ms\x1b[0m", "\x1b[32m4 ms\x1b[m"),
     ],
 )
 def test_numbers_and_what_follows_from_them_may_differ(before: str, after: str) -> None:
