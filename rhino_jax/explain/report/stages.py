@@ -99,8 +99,7 @@ def stage_sections(plan: PlanData) -> tuple[Section, ...]:
                 (
                     "stage",
                     "forward F, backward B (of inputs I, of weights W), update U"
-                    f"{', of the whole batch M' if pipeline.between else ''}"
-                    "; idle ·",
+                    f"{', of the whole batch M' if pipeline.between else ''}; idle ·",
                 ),
                 tuple(
                     (str(g), line.replace(" ", "·"))

@@ -32,11 +32,7 @@ from rhino_jax.passes.staged.step import (
 
 hide_frames(__file__)
 
-_KINDS = {
-    0: TaskKind.FORWARD,
-    1: TaskKind.BACKWARD,
-    2: TaskKind.WEIGHTS,
-}
+_KINDS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS
 """Task kinds by the turn of a label."""
 
 NOTHING = StagedRemat()

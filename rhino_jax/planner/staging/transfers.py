@@ -162,7 +162,7 @@ def _hops(
         if pair not in known:
             sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0]
     return tuple(
-        StageHop(*pair, forward, backward, bytes_per_s, latency_s)
+        StageHop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s)
         for pair, (forward, backward) in sorted(sizes.items())
     )
 
