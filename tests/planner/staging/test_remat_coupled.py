@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_coupled import STEPS, arguments
 
 import rhino_jax as rhino
 from tests.cases import without_reserve
@@ -19,25 +18,6 @@ WISHES = {
     "schedule": "gpipe",
     "donate_argnums": 0,
 }
-
-
-def many_rows():
-    params, batch = arguments()
-    rng = np.random.default_rng(0)
-    rows = jax.tree.map(
-        lambda x: rng.normal(size=(4096, *x.shape[1:])).astype(x.dtype), batch
-    )
-    return params, rows
-
-
-@pytest.mark.slow
-def test_a_stage_that_does_not_fit_makes_some_values_again():
-    step, args = STEPS["balanced"], many_rows()
-    plan = rhino.plan(step, *args, **WISHES, memory_budget_bytes="1600KiB")
-    pipeline = plan.pipeline
-    assert pipeline.between and pipeline.recomputed == ()
-    assert pipeline.remat[0].count and pipeline.remat[0].saved_bytes > 0
-    assert plan.check(step, *args).ok
 
 
 @pytest.mark.slow
