@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,51 @@ def test_outputs_are_of_no_machine(book: Path) -> None:
             assert output["output_type"] != "error" and output.get("name") != "stderr"
             found = OF_A_MACHINE.search(json.dumps(output))
             assert found is None, f"{cell['id']}: {found}"
+
+
+def differences(before: str, after: str, *tags: str, kind: str = "") -> list[str]:
+    """Return what `.ci/notebooks.py` says of a notebook that shows another text."""
+    books = pytest.importorskip("nbformat.v4")
+    pytest.importorskip("nbclient")
+    path = Path(__file__).parents[1] / ".ci" / "notebooks.py"
+    ci = runpy.run_path(str(path))
+
+    def book(text: str) -> Any:
+        output = books.new_output("stream", text=text)
+        if kind:
+            output = books.new_output("display_data", {kind: text})
+        cell = books.new_code_cell("", id="c", outputs=[output])
+        cell.metadata.tags = list(tags)
+        return books.new_notebook(cells=[cell])
+
+    return [*ci["differences"](book(before), book(after))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("step 13.4 ms, peak 2 GiB", "step  9.12 s, peak 512.5 MiB"),
+        ("all-gather  1,024 MiB  −3 %", "all-gather  12 KiB  4.5e-05 s"),
+        ("0: F0F1·B0·B1U", "0: F0─F1─F2B0·B1·B2··U"),
+        ("███▌ compute", "█▌ compute"),
+        ("fingerprint 1f0b3c5d7e9a", "fingerprint aaaaaaaabbbb"),
+        ("\x1b[1;31m3 ms\x1b[0m", "\x1b[32m4 ms\x1b[m"),
+    ],
+)
+def test_numbers_and_what_follows_from_them_may_differ(before: str, after: str) -> None:
+    assert not differences(before, after)
+    assert differences(before, after, "stable")
+
+
+@pytest.mark.parametrize("after", ["reduce-scatter 3 ms", "all-gather 3 ms\nof state"])
+def test_other_words_are_shown_as_a_diff(after: str) -> None:
+    (found,) = differences("all-gather 4 ms", after)
+    assert f"+{after.splitlines()[-1].replace('3 ms', '#')}" in found
+    assert not differences("all-gather 4 ms", after, "varies")
+
+
+def test_of_html_the_text_counts() -> None:
+    page = '<style>a {{ b }}</style><p title="{}">peak {}</p>'
+    old = page.format(1, "2 GiB")
+    assert not differences(old, page.format("x", "3 GiB"), kind="text/html")
+    assert differences(old, page.format(1, "memory"), kind="text/html")

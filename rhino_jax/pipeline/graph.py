@@ -27,8 +27,7 @@ def graph_of(
     pass frees. A sequence slice waits for the slices before it (attention reads their
     keys and values), and its backward pass for those after it (TeraPipe, arXiv
     2102.07988). If micro-batches are coupled, all forward passes precede all backward
-    passes, unless separate tasks ahead of the forward passes compute the coupling
-    values.
+    passes.
 
     Args:
       work: costs of the stages.
@@ -46,7 +45,6 @@ class _TaskGraphBuilder:
         self.is_forward_only = is_forward_only
         self.backward = PassKind.INPUT_GRADIENT if is_split else PassKind.BACKWARD
         self.has_between = bool(work.between) and not is_forward_only
-        self.is_twice = self.has_between and work.is_twice
         self.has_update = work.has_update and not is_forward_only
         self.keys = [
             *self._micro_batch_keys(),
@@ -59,8 +57,7 @@ class _TaskGraphBuilder:
         self.at = {key: i for i, key in enumerate(self.keys)}
 
     def _micro_batch_keys(self) -> Iterator[Key]:
-        kinds = [PassKind.AHEAD] if self.is_twice else []
-        kinds.append(PassKind.FORWARD)
+        kinds = [PassKind.FORWARD]
         if not self.is_forward_only:
             kinds.append(self.backward)
         if self.is_split and not self.is_forward_only:
@@ -112,7 +109,6 @@ class _TaskGraphBuilder:
         group = self.work.chunks[c].group
         cost = self.work.chunks[c].costs[s]
         seconds = {
-            PassKind.AHEAD: cost.ahead_s,
             PassKind.FORWARD: cost.forward_s,
             PassKind.BACKWARD: cost.whole_backward_s,
             PassKind.INPUT_GRADIENT: cost.split_s[0],
@@ -167,7 +163,7 @@ class _TaskGraphBuilder:
     def _after(self, key: Key) -> Iterable[Key]:
         """Return the tasks that a task waits for without a transfer."""
         kind, c, m, s = key
-        if kind in (PassKind.AHEAD, PassKind.FORWARD):
+        if kind is PassKind.FORWARD:
             return [(kind, c, m, s - 1)] if s else []
         if kind is self.backward:
             found: list[Key] = [(PassKind.FORWARD, c, m, s)]
@@ -178,8 +174,7 @@ class _TaskGraphBuilder:
         if kind is PassKind.WEIGHT_GRADIENT:
             return [(PassKind.INPUT_GRADIENT, c, m, s)]
         if kind is PassKind.BETWEEN:
-            before = PassKind.AHEAD if self.is_twice else PassKind.FORWARD
-            return [k for k in self.keys if k[0] is before]
+            return [k for k in self.keys if k[0] is PassKind.FORWARD]
         return self._gradients(self.work.chunks[c].group)
 
     def _gradients(self, group: int) -> Iterator[Key]:
@@ -194,9 +189,6 @@ class _TaskGraphBuilder:
         batches, slices = range(work.micro_batches), range(work.slices)
         for m, edge, s in product(batches, work.edges, slices):
             a, b = edge.source, edge.target
-            if self.is_twice and edge.ahead_bytes:
-                ahead = at[PassKind.AHEAD, a, m, s], at[PassKind.AHEAD, b, m, s]
-                yield *ahead, edge.ahead_bytes[s]
             forward = at[PassKind.FORWARD, a, m, s], at[PassKind.FORWARD, b, m, s]
             yield *forward, edge.forward_bytes[s]
             if not self.is_forward_only:
@@ -205,6 +197,6 @@ class _TaskGraphBuilder:
         firsts = [chunks[0] for chunks in work.chunks_of]
         for group, between in enumerate(work.between if self.has_between else ()):
             for source, size in between.receives:
-                kind = PassKind.AHEAD if self.is_twice else PassKind.FORWARD
-                left = kind, work.chunks_of[source][-1], batches[-1], slices[-1]
-                yield at[left], at[PassKind.BETWEEN, firsts[group], 0, 0], size
+                last = work.chunks_of[source][-1], batches[-1], slices[-1]
+                left = at[PassKind.FORWARD, *last]
+                yield left, at[PassKind.BETWEEN, firsts[group], 0, 0], size

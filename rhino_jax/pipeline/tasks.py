@@ -11,7 +11,6 @@ from functools import cached_property
 class PassKind(enum.StrEnum):
     """The kind of work that a task does, for a micro-batch or for the whole step."""
 
-    AHEAD = "ahead"
     FORWARD = "forward"
     BACKWARD = "backward"
     INPUT_GRADIENT = "input-gradient"
@@ -31,9 +30,8 @@ class PassKind(enum.StrEnum):
 
 
 _LETTERS = {
-    PassKind.AHEAD: "A", PassKind.FORWARD: "F", PassKind.BACKWARD: "B",
-    PassKind.INPUT_GRADIENT: "I", PassKind.WEIGHT_GRADIENT: "W", PassKind.BETWEEN: "M",
-    PassKind.UPDATE: "U",
+    PassKind.FORWARD: "F", PassKind.BACKWARD: "B", PassKind.INPUT_GRADIENT: "I",
+    PassKind.WEIGHT_GRADIENT: "W", PassKind.BETWEEN: "M", PassKind.UPDATE: "U",
 }  # fmt: skip
 
 Key = tuple[PassKind, int, int, int]

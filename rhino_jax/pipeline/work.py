@@ -40,15 +40,12 @@ class ChunkEdge:
       source, target: positions of the chunks.
       forward_bytes: bytes by slice, from source to target; of one device.
       backward_bytes: bytes of the gradients by slice, from target to source.
-      ahead_bytes: bytes by slice of the tasks ahead of forward passes, from source to
-        target; empty for none.
     """
 
     source: int
     target: int
     forward_bytes: tuple[int, ...]
     backward_bytes: tuple[int, ...]
-    ahead_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +65,6 @@ class StepWork:
       has_update: whether every group has a task for its optimizer.
       between: by group, the task after all forward passes and before any of its
         backward passes; empty if micro-batches are not coupled.
-      is_twice: whether that task waits for tasks ahead of the forward passes, which
-        save nothing else, instead of the forward passes.
       limit_bytes: memory limit of every group's devices; empty for none.
     """
 
@@ -81,7 +76,6 @@ class StepWork:
     dispatch_s: float = 0.0
     has_update: bool = False
     between: tuple[Between, ...] = ()
-    is_twice: bool = False
     limit_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -306,7 +300,6 @@ def work_of(pipeline: Pipeline, limit_bytes: int = 0) -> StepWork:
         has_update=not is_forward_only,
         limit_bytes=(limit_bytes,) * len(firsts) if limit_bytes else (),
         between=pipeline.between,
-        is_twice=pipeline.is_twice,
     )
 
 
@@ -317,9 +310,8 @@ def _edges(pipeline: Pipeline) -> tuple[ChunkEdge, ...]:
     for h in pipeline.hops:
         is_near = groups[h.source] == groups[h.target]
         if h.forward_bytes or h.backward_bytes or is_near:
-            ahead = (h.ahead_bytes,) if h.ahead_bytes or is_near else ()
             sizes = (h.forward_bytes,), (h.backward_bytes,)
-            found.append(ChunkEdge(h.source, h.target, *sizes, ahead))
+            found.append(ChunkEdge(h.source, h.target, *sizes))
     return tuple(found)
 
 

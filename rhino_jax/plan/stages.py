@@ -27,14 +27,12 @@ class StageSend:
       what: description of the value: tree path, or op and source line.
       bytes: bytes per step, over all devices.
       seconds: predicted seconds per step.
-      is_ahead: whether tasks ahead of forward passes send it (`Pipeline.is_twice`).
     """
 
     to: int
     what: str
     bytes: int
     seconds: float
-    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,6 @@ class StageCost:
       backward_s: seconds of its backward pass, without `weights_s`.
       weights_s: seconds of its weight gradients, if a separate task computes them or
         may do; None: not known, half of the backward pass where it is split.
-      ahead_s: seconds of the task ahead of a forward pass (`Pipeline.is_twice`).
       update_s: of the stage, seconds of the update, once per step.
       activation_bytes: residuals that the forward pass of a micro-batch saves for its
         backward pass, received values included.
@@ -68,7 +65,6 @@ class StageCost:
     forward_s: float
     backward_s: float = 0.0
     weights_s: float | None = None
-    ahead_s: float = 0.0
     update_s: float = 0.0
     activation_bytes: int = 0
     weight_residual_bytes: int | None = None
@@ -106,7 +102,6 @@ class StageHop:
       source, target: positions of the chunks, the earlier one first.
       forward_bytes, backward_bytes: bytes of one device for one micro-batch.
       bytes_per_s, latency_s: bandwidth and latency of the link, one way.
-      ahead_bytes: `forward_bytes` of the tasks ahead of forward passes.
     """
 
     source: int
@@ -115,7 +110,6 @@ class StageHop:
     backward_bytes: int
     bytes_per_s: float
     latency_s: float
-    ahead_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +197,6 @@ class Pipeline:
         micro-batches are not coupled.
       recomputed: chunks whose backward passes recompute their whole forward passes.
       remat: by stage, selective remat and offload; empty if there is none.
-      is_twice: whether values that couple micro-batches are computed in tasks ahead of
-        all forward passes, which recompute them.
       passes: passes of an SPMD pipeline, in order; `between` is then the work before
         and between them, and `update_s` of costs the work after the last.
       slices: lengths of the sequence slices (TeraPipe); empty if sequences are whole.
@@ -228,7 +220,6 @@ class Pipeline:
     between: tuple[Between, ...] = ()
     recomputed: tuple[int, ...] = ()
     remat: tuple[StageRemat, ...] = ()
-    is_twice: bool = False
     passes: tuple[PipelinePass, ...] = ()
     slices: tuple[int, ...] = ()
     unrolled_trips: int = 0
@@ -259,7 +250,7 @@ class Pipeline:
         """Seconds per step in which each stage runs tasks."""
         busy = [0.0] * (1 + max(self.groups))
         for stage, cost in zip(self.groups, self.costs, strict=True):
-            once_s = cost.ahead_s + cost.forward_s + cost.whole_backward_s
+            once_s = cost.forward_s + cost.whole_backward_s
             busy[stage] += self.micro_batches * once_s + cost.update_s
         for stage, one in enumerate(self.between):
             busy[stage] += one.seconds

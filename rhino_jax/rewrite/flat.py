@@ -198,30 +198,6 @@ class FlatRegion:
             dict(zip(of(self.avals), self.avals.values(), strict=True)),
         )
 
-    def with_copies(self, ops: Collection[int], outputs: Collection[int]) -> FlatRegion:
-        """Return the region with copies of some ops ahead of all.
-
-        Args:
-          ops: positions of the ops to copy; copies read one another.
-          outputs: positions of the outputs that are results of copies.
-        """
-        copied = [self.ops[i] for i in sorted(ops)]
-        first = 1 + max(self.avals, default=-1)
-        made = [v for each in copied for v in each.results]
-        copy = {v: first + k for k, v in enumerate(made)}
-
-        def of(values: Iterable[int]) -> tuple[int, ...]:
-            return tuple(copy.get(v, v) for v in values)
-
-        copies = (each.renamed(of) for each in copied)
-        pairs = enumerate(zip(self.outputs, of(self.outputs), strict=True))
-        return replace(
-            self,
-            ops=(*copies, *self.ops),
-            outputs=tuple(b if k in outputs else a for k, (a, b) in pairs),
-            avals={**self.avals, **{copy[v]: self.avals[v] for v in made}},
-        )
-
     def needed(
         self, values: Iterable[int], known: Collection[int] = ()
     ) -> tuple[set[int], set[int]]:

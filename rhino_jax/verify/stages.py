@@ -176,7 +176,6 @@ def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
     once = [c.working_bytes for c in tasks if is_once(c.task)]
     return replace(
         planned,
-        ahead_s=seconds[TaskKind.AHEAD],
         forward_s=seconds[TaskKind.FORWARD],
         backward_s=seconds[TaskKind.BACKWARD],
         weights_s=seconds[TaskKind.WEIGHTS],

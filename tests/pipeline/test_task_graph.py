@@ -8,7 +8,6 @@ import pytest
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import PassKind, TransferLink
@@ -119,36 +118,6 @@ def test_backward_passes_wait_for_what_couples_micro_batches(name: str) -> None:
     assert [starts[i] for i in between] == [last + 0.25, last, last]
     assert min(starts[i] for i in back) == last
     assert min(starts[i] for i in back if tasks[i].group == 0) >= last + 0.75
-
-
-@pytest.mark.parametrize(("name", "flying"), [("1f1b", 1), ("kfkb", 2), ("gpipe", 4)])
-def test_what_couples_micro_batches_may_be_made_ahead(name: str, flying: int) -> None:
-    work = coupled()
-    costs = [replace(chunk.costs[0], ahead_s=0.75) for chunk in work.chunks]
-    chunks = zip(work.chunks, costs, strict=True)
-    work = replace(
-        work,
-        chunks=tuple(replace(chunk, costs=(cost,)) for chunk, cost in chunks),
-        edges=tuple(replace(edge, ahead_bytes=(8,)) for edge in work.edges),
-        is_twice=True,
-    )
-    simulation = simulate(make(name, work))
-    tasks = simulation.schedule.graph.tasks
-    ends = simulation.task_end_s
-    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in PassKind}
-    assert len(of[PassKind.AHEAD]) == len(of[PassKind.FORWARD]) == 3 * 4
-    assert {tasks[i].seconds for i in of[PassKind.AHEAD]} == {0.75}
-    last = max(ends[i] for i in of[PassKind.AHEAD])
-    starts = [simulation.task_start_s[i] for i in of[PassKind.BETWEEN]]
-    assert min(starts) >= last and starts[0] >= last + 0.25
-    # Forward passes wait neither for that nor for one another; they leave as much.
-    assert in_flight(simulation.schedule)[-1] == flying
-    order = [tasks[i].kind for i in simulation.schedule.orders[0]]
-    assert order[:4] == [PassKind.AHEAD] * 4
-    graph = simulation.schedule.graph
-    sent = [t.bytes for t in graph.transfers if tasks[t.source].kind is PassKind.AHEAD]
-    assert sorted(sent) == [8] * 2 * 4 + [64]
-    assert order[order.index(PassKind.BETWEEN) + 1] is PassKind.BACKWARD
 
 
 @pytest.mark.parametrize(

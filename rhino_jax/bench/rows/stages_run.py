@@ -143,7 +143,6 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
 
 
 _PER_MICRO_BATCH = {
-    TaskKind.AHEAD.name: "ahead_s",
     TaskKind.FORWARD.name: "forward_s",
     TaskKind.BACKWARD.name: "backward_s",
     TaskKind.WEIGHTS.name: "weights_s",

@@ -27,7 +27,7 @@ MAX_TASKS = 2000
 """Maximum number of tasks drawn, each some 300 bytes: larger pages are slow to open."""
 
 COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
-    "forward": (colour(HUES[0], 0.55), (PassKind.AHEAD, PassKind.FORWARD)),
+    "forward": (colour(HUES[0], 0.55), (PassKind.FORWARD,)),
     "backward": (colour(HUES[1], 0.5), (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)),
     "gradients of weights": (colour(HUES[4], 0.5), (PassKind.WEIGHT_GRADIENT,)),
     "whole batch": (colour(HUES[3], 0.4), (PassKind.BETWEEN,)),
@@ -94,14 +94,12 @@ def stage_sections(plan: PlanData) -> tuple[Section, ...]:
                 *_slices(pipeline),
                 ("bubble", f"{format_share(simulation.bubble)} of all devices' time"),
                 *_links(pipeline, simulation),
-                *_sent_ahead(plan),
             ),
             table=Table(
                 (
                     "stage",
                     "forward F, backward B (of inputs I, of weights W), update U"
-                    f"{', of the whole batch M' if pipeline.between else ''}"
-                    f"{', ahead of it A' if pipeline.is_twice else ''}; idle ·",
+                    f"{', of the whole batch M' if pipeline.between else ''}; idle ·",
                 ),
                 tuple(
                     (str(g), line.replace(" ", "·"))
@@ -140,14 +138,13 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
     costs: list[list[StageCost]] = [[] for _ in plan.stages]
     for group, cost in zip(pipeline.groups, pipeline.costs, strict=True):
         costs[group].append(cost)
-    is_twice, in_ticks = pipeline.is_twice, bool(pipeline.passes)
+    in_ticks = bool(pipeline.passes)
     between = [[format_seconds(one.seconds)] for one in pipeline.between]
     rows = tuple(
         (
             str(i),
             format_mesh(stage.mesh_axes),
             *([_layers(stage), format_bytes(costs[i][0].fixed_bytes)] * in_ticks),
-            *([format_seconds(sum(c.ahead_s for c in costs[i]))] if is_twice else ()),
             format_seconds(sum(c.forward_s for c in costs[i])),
             *(between[i] if between else ()),
             format_seconds(sum(c.whole_backward_s for c in costs[i])),
@@ -157,9 +154,8 @@ def _costs(plan: PlanData, pipeline: Pipeline, simulation: Simulation) -> Table:
         )
         for i, stage in enumerate(plan.stages)
     )
-    ahead = ("ahead",) if is_twice else ()
     met = ("whole batch",) if between else ()
-    passes = (*ahead, "forward", *met, "backward", "update")
+    passes = ("forward", *met, "backward", "update")
     held = ("layers", "arguments") if in_ticks else ()
     header = ("stage", "mesh", *held, *passes, "peak", SENDS)
     aligned, wraps = f"><{'>' * len(header[2:-1])}<", (len(header) - 1, 1)
@@ -215,18 +211,6 @@ def _sends(stage: StagePlan) -> str:
     for send in stage.sends:
         to[send.to] = to.get(send.to, 0) + send.bytes
     return ", ".join(f"{format_bytes(size)} to {i}" for i, size in sorted(to.items()))
-
-
-def _sent_ahead(plan: PlanData) -> Iterator[tuple[str, str]]:
-    """Yield the fact on bytes that tasks ahead of the forward passes send in a step."""
-    to: dict[tuple[int, int], int] = {}
-    for source, stage in enumerate(plan.stages):
-        for send in stage.sends:
-            if send.is_ahead:
-                to[source, send.to] = to.get((source, send.to), 0) + send.bytes
-    if to:
-        parts = (f"{format_bytes(n)} from {a} to {b}" for (a, b), n in to.items())
-        yield "sends ahead", f"{', '.join(parts)} a step"
 
 
 def _table(plan: PlanData) -> Table:

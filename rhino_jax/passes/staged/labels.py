@@ -22,9 +22,7 @@ class Labels:
     The backward pass of a chunk that is recomputed recomputes what it reads of its
     forward pass from that pass's inputs: for in-flight micro-batches only these are
     saved (full activation recomputation: Korthikanti et al. 2022, arXiv:2205.05198). Or
-    it recomputes some of the values alone (`remat`), from what it reads anyway. Where
-    what couples micro-batches is computed ahead (`twice`), the labels of that come
-    before all of these: 0 to C - 1, and the others C higher.
+    it recomputes some of the values alone (`remat`), from what it reads anyway.
 
     Attributes:
       sides: of a micro-batch.
@@ -35,8 +33,6 @@ class Labels:
       remat: values of other chunks that are recomputed there.
       saved: values that are saved to recompute these, though nothing else of the
         backward pass reads them.
-      is_twice: whether a forward pass up to what couples micro-batches runs ahead, and
-        again.
     """
 
     sides: Sides
@@ -46,7 +42,6 @@ class Labels:
     recomputed: frozenset[int] = frozenset()
     remat: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
-    is_twice: bool = False
 
     @classmethod
     def at(
@@ -106,25 +101,13 @@ class Labels:
         )
         return replace(self, of=of, is_split=True)
 
-    def twice(self, early: int) -> Labels:
-        """Return labels with what couples micro-batches computed ahead, and again.
-
-        Args:
-          early: how many results of a micro-batch couple, the first ones.
-        """
-        ahead = [self.of[i] for i in sorted(self.sides.ahead)]
-        rest = [None if at is None else at + self.chunks for at in self.of]
-        sides = self.sides.twice(early)
-        return replace(self, sides=sides, of=(*ahead, *rest), is_twice=True)
-
     @property
     def region(self) -> FlatRegion:
         return self.sides.region
 
     @property
     def count(self) -> int:
-        turns = 2 + self.is_split if self.sides.backward else 1
-        return (turns + self.is_twice) * self.chunks
+        return (2 + self.is_split if self.sides.backward else 1) * self.chunks
 
     @property
     def chunks(self) -> int:
@@ -135,8 +118,8 @@ class Labels:
         return 1 + max(self.group_of)
 
     def turn(self, label: int) -> int:
-        """Return a label's pass: 0 forward, 1 backward, 2 split off that, -1 ahead."""
-        return label // self.chunks - self.is_twice
+        """Return a label's pass: 0 forward, 1 backward, 2 split off that."""
+        return label // self.chunks
 
     def chunk(self, label: int) -> int:
         place = label % self.chunks
@@ -208,10 +191,9 @@ class Labels:
         """
         # Micro-batches have no callbacks: these run where the whole batch is available.
         known = set(self.made_at)
-        if self.turn(label) <= 0:
+        if self.turn(label) == 0:
             return known
-        ahead = self.chunk(label) + self.chunks * self.is_twice
-        own = {v for v, at in self.made_at.items() if at == ahead}
+        own = {v for v, at in self.made_at.items() if at == self.chunk(label)}
         if self.chunk(label) in self.recomputed:
             return known - own
         if own.isdisjoint(self.remat):

@@ -1,10 +1,9 @@
 """Tasks that run once a step: before, between and after the passes of micro-batches.
 
 BETWEEN tasks compute what couples micro-batches, between all forward and all backward
-passes, or between AHEAD tasks and backward passes. Every submesh whose backward passes
-read such values computes them for itself, of outputs of the forward passes: that is
-little (embeddings of the batch, sums over it), and submeshes would else wait for one
-another.
+passes. Every submesh whose backward passes read such values computes them for itself,
+of outputs of the forward passes: that is little (embeddings of the batch, sums over
+it), and submeshes would else wait for one another.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -37,7 +37,6 @@ class Sides:
       parameters: ids of the inputs that depend on other arrays than the data: weights,
         converted or not. Scalars and random keys are not.
       coupled: ids of the inputs that depend on all micro-batches.
-      ahead: ops that the coupled values depend on.
     """
 
     flat: FlatProgram
@@ -46,7 +45,6 @@ class Sides:
     is_backward: tuple[bool, ...]
     parameters: frozenset[int]
     coupled: frozenset[int]
-    ahead: frozenset[int]
 
     @property
     def program(self) -> Program:
@@ -57,26 +55,6 @@ class Sides:
     def is_coupled(self) -> bool:
         """Whether backward passes wait for the forward passes of all micro-batches."""
         return any(self.readers.get(v) for v in self.coupled)
-
-    def twice(self, early: int) -> Sides:
-        """Return the ops with copies of `ahead` first.
-
-        Early outputs are results of the copies; the backward pass reads the equations
-        that run again in the forward pass. The program is still that of the original
-        micro-batch.
-
-        Args:
-          early: number of early outputs.
-        """
-        count = len(self.ahead)
-        first = sorted(self.ahead)
-        return replace(
-            self,
-            region=self.region.with_copies(self.ahead, range(early)),
-            is_free=(*(self.is_free[i] for i in first), *self.is_free),
-            is_backward=(*(False for _ in first), *self.is_backward),
-            ahead=frozenset(range(count)),
-        )
 
     @cached_property
     def forward(self) -> tuple[int, ...]:
@@ -302,5 +280,4 @@ def _sides_of(
         ),
         parameters=parameters,
         coupled=coupled,
-        ahead=frozenset(ahead),
     )

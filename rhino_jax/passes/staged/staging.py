@@ -32,12 +32,7 @@ from rhino_jax.passes.staged.step import (
 
 hide_frames(__file__)
 
-_KINDS = {
-    -1: TaskKind.AHEAD,
-    0: TaskKind.FORWARD,
-    1: TaskKind.BACKWARD,
-    2: TaskKind.WEIGHTS,
-}
+_KINDS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS
 """Task kinds by the turn of a label."""
 
 NOTHING = StagedRemat()
@@ -51,7 +46,6 @@ def staged(
     *,
     is_split: bool = False,
     remat: StagedRemat = NOTHING,
-    is_twice: bool = False,
     together: Sequence[Collection[int]] = (),
 ) -> StagedStep:
     """Return the tasks of a step.
@@ -66,8 +60,6 @@ def staged(
       remat: what backward passes recompute, and which residuals are offloaded to host
         memory; where backward passes are split, no whole passes, and nothing that scans
         stack.
-      is_twice: whether what couples micro-batches is computed ahead of all forward
-        passes, and these run again: then backward passes wait for none but their own.
       together: positions of the step's inputs that lie on one submesh: a weight, and
         its optimizer state (`Unstacked.together`).
     """
@@ -105,8 +97,6 @@ def staged(
             remat=again,
             saved=saved,
         )
-    if is_twice:
-        labels = labels.twice(apart.early)
     names = ValueNames(apart, labels.region)
     return _Staging(apart, labels, names, sent, tuple(together)).step()
 
@@ -155,11 +145,11 @@ class _Staging:
     def step(self) -> StagedStep:
         names, groups = self.names, self.labels.groups
         pieces = [self._piece(label) for label in range(self.labels.count)]
-        ahead, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
+        forward, back = pieces[: self.labels.chunks], pieces[self.labels.chunks :]
         first, last = starts(self.labels, names), updates(names, self.after)
         middle = between(self.labels, names)
         tasks: list[list[StagedTask]] = [[] for _ in range(groups)]
-        for task in (*first, *ahead, *middle, *back, *last):
+        for task in (*first, *forward, *middle, *back, *last):
             if task.makes:
                 tasks[task.group].append(task)
         home, copies = self._homes(tasks)
@@ -213,12 +203,8 @@ class _Staging:
         if stacks and index not in reads:
             reads = [index, *reads]
 
-        # Copies that run ahead come first, and have no place in `Sides.forward` of the
-        # choice.
-        copies = len(labels.sides.ahead) if labels.is_twice else 0
-        forward = [i for i in labels.sides.forward if i >= copies]
-        is_forward = labels.turn(label) == 0
-        tags = {i: str(k) for k, i in enumerate(forward)} if is_forward else {}
+        forward = labels.sides.forward if labels.turn(label) == 0 else ()
+        tags = {i: str(k) for k, i in enumerate(forward)}
 
         def run(*arrays: Any) -> list[Any]:
             env = dict(zip(reads, arrays, strict=False))

@@ -55,13 +55,11 @@ class TaskKind(enum.StrEnum):
     START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch. WEIGHTS:
     the part of the backward pass that nothing waits for, where that is split off.
     BETWEEN: once, after the forward passes of all micro-batches and before any of their
-    backward passes, where the rows of the batch meet. AHEAD: of a chunk, for every
-    micro-batch: what BETWEEN reads, where that does not wait for forward passes, which
-    compute it again. UPDATE: once, after them, in rounds.
+    backward passes, where the rows of the batch meet. UPDATE: once, after them, in
+    rounds.
     """
 
     START = "start"
-    AHEAD = "ahead"
     FORWARD = "forward"
     BACKWARD = "backward"
     WEIGHTS = "weights"
@@ -69,9 +67,7 @@ class TaskKind(enum.StrEnum):
     UPDATE = "update"
 
 
-PER_MICRO_BATCH = frozenset(
-    {TaskKind.AHEAD, TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS}
-)
+PER_MICRO_BATCH = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

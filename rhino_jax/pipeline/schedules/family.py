@@ -49,9 +49,6 @@ class Family:
       build: function from costs of the stages, and options, to a schedule.
       placements: those that it is for.
       is_split: whether it may split backward passes into two tasks.
-      waits: whether all forward passes come before all backward passes, so that it runs
-        coupled micro-batches; False: it runs them only with parts of the forward passes
-        ahead; None: it runs them either way.
       in_slices: whether it runs slices of sequences, and nothing else.
       has_backward: whether it runs a whole training step.
     """
@@ -62,7 +59,6 @@ class Family:
     build: Callable[..., Schedule]
     placements: tuple[Placement, ...] = (Placement.ONE,)
     is_split: bool = False
-    waits: bool | None = None
     in_slices: bool = False
     has_backward: bool = True
 
@@ -77,12 +73,10 @@ class Family:
         placement = Placement.BACK if work.is_v else Placement.ROUND
         if work.is_one_chunk_each:
             placement = Placement.ONE
-        may_be_coupled = self.waits is None or self.waits != work.is_twice
         return (
             self.has_backward
             and (self.in_slices or placement in self.placements)
             and self.in_slices == (work.slices > 1)
-            and (may_be_coupled or not work.between)
         )
 
 
@@ -116,8 +110,7 @@ def in_order(
 ) -> Schedule:
     """Build a schedule from every group's order of micro-batch tasks.
 
-    Tasks of the whole step are added after it, and tasks ahead of forward passes
-    before.
+    Tasks of the whole step are added after it.
 
     Raises:
       ScheduleError: micro-batches are coupled, and backward passes start before all
@@ -140,16 +133,11 @@ def in_order(
 
 
 def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Key]:
-    """Insert the whole batch's task before the first backward pass of an order.
-
-    Tasks ahead of forward passes come first, if there are any.
-    """
-    chunks = work.chunks_of[group]
-    batches, slices = range(work.micro_batches), range(work.slices)
+    """Insert the whole batch's task before the first backward pass of an order."""
     passes = (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)
     first = next(i for i, key in enumerate(order) if key[0] in passes)
     late = [key for key in order[first:] if key[0] is PassKind.FORWARD]
-    if late and not work.is_twice:
+    if late:
         raise ScheduleError(
             f"`{name}` starts backward passes before all forward passes are done: here"
             " they read what the whole batch makes.",
@@ -158,14 +146,8 @@ def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Ke
             f" passes of group {group} come later",
             fix='take "gpipe", or "auto".',
         )
-    ahead = [(PassKind.AHEAD, c, m, s) for c in chunks for m in batches for s in slices]
-    between = (PassKind.BETWEEN, chunks[0], 0, 0)
-    return [
-        *ahead[: len(ahead) * work.is_twice],
-        *order[:first],
-        between,
-        *order[first:],
-    ]
+    between = (PassKind.BETWEEN, work.chunks_of[group][0], 0, 0)
+    return [*order[:first], between, *order[first:]]
 
 
 def _updates(graph: TaskGraph, group: int) -> list[int]:

@@ -72,7 +72,7 @@ def _in_order(graph: TaskGraph) -> list[int]:
 
 
 _BACKWARD_FIRST = {
-    PassKind.UPDATE: 0, PassKind.BETWEEN: 0, PassKind.AHEAD: 1, PassKind.BACKWARD: 1,
+    PassKind.UPDATE: 0, PassKind.BETWEEN: 0, PassKind.BACKWARD: 1,
     PassKind.INPUT_GRADIENT: 1, PassKind.FORWARD: 2, PassKind.WEIGHT_GRADIENT: 3,
 }  # fmt: skip
 

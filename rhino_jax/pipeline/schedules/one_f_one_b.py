@@ -38,7 +38,7 @@ def forward_only(work: StepWork) -> Schedule:
     return in_order("forward-only", work, orders, is_forward_only=True)
 
 
-@family("gpipe", "all forward, then all backward", "arXiv 1811.06965", waits=True)
+@family("gpipe", "all forward, then all backward", "arXiv 1811.06965")
 def gpipe(work: StepWork) -> Schedule:
     """Schedule GPipe: every group holds the residuals of all micro-batches.
 
@@ -82,7 +82,7 @@ def interleaved(work: StepWork) -> Schedule:
     Source: Narayanan et al., "Efficient large-scale language model training on GPU
     clusters using Megatron-LM" (arXiv 2104.04473), section 2.2.
     """
-    is_met = bool(work.between) and not work.is_twice
+    is_met = bool(work.between)
     _check(work, is_any=is_met)
     if is_met:
         return replace(gpipe(work), name="interleaved")
@@ -135,7 +135,7 @@ def _check(work: StepWork, *, is_any: bool) -> None:
         )
 
 
-@family("1f1b", "one forward, one backward", "arXiv 2006.09503", waits=False)
+@family("1f1b", "one forward, one backward", "arXiv 2006.09503")
 def one_f_one_b(work: StepWork) -> Schedule:
     """Schedule 1F1B: GPipe's bubble with less memory.
 
@@ -145,7 +145,7 @@ def one_f_one_b(work: StepWork) -> Schedule:
     return _in_turn("1f1b", work, 1)
 
 
-@family("kfkb", "k forward, k backward", "arXiv 2303.01675", waits=False)
+@family("kfkb", "k forward, k backward", "arXiv 2303.01675")
 def k_f_k_b(work: StepWork, *, k: int = 2) -> Schedule:
     """Schedule kFkB: k forward passes and k backward passes alternate.
 

@@ -41,7 +41,7 @@ def zero_bubble(work: StepWork) -> Schedule:
     """
     need_one_chunk("zero-bubble", work)
     count, slices = work.micro_batches, work.slices
-    is_met = bool(work.between) and not work.is_twice
+    is_met = bool(work.between)
 
     def order(stage: int) -> list[Key]:
         warm = count if is_met else min(count, work.groups - stage - 1)
@@ -87,7 +87,7 @@ def zero_bubble_v(work: StepWork) -> Schedule:
             fix="cut into twice as many chunks as groups, in groups 0 … S-1, S-1 … 0.",
         )
     # If backward passes wait for all micro-batches, all of these are in flight.
-    is_met = bool(work.between) and not work.is_twice
+    is_met = bool(work.between)
     limit = () if is_met else (2 * work.groups,) * work.groups
     graph, found = graph_of(work, is_split=True), []
     # Without reservation gaps fill better, but it may deadlock if stages differ.

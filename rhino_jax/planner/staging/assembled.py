@@ -14,7 +14,7 @@ from rhino_jax.errors import StageError
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import replicated, without
 from rhino_jax.passes.staged.stacks import End, Unstacked
-from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
+from rhino_jax.passes.staged.step import StagedStep, ValueKey, ValueKind
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import simulate
@@ -265,8 +265,6 @@ def _sends(
         size = times * int(aval.size) * int(getattr(aval.dtype, "itemsize", 4))
         ends = groups[position], groups[send.target]
         local = times * bytes_between(step, *ends, send.key)
-        is_ahead = send.kind is TaskKind.AHEAD
-        by = "ahead of forward passes" if is_ahead else f"of a {send.kind} pass"
-        what = f"{aval.dtype.name}{list(aval.shape)} {by}"
-        found.append(StageSend(send.target, what, size, local / rates[pair], is_ahead))
+        what = f"{aval.dtype.name}{list(aval.shape)} of a {send.kind} pass"
+        found.append(StageSend(send.target, what, size, local / rates[pair]))
     return tuple(found)

@@ -31,7 +31,7 @@ from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
 from rhino_jax.planner.staging.bounds import NotFaster, bound_of_axes, check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
-from rhino_jax.planner.staging.problem import estimate_work, problem_of, twice
+from rhino_jax.planner.staging.problem import estimate_work, problem_of
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
 from rhino_jax.planner.staging.slices import (
     COUNTS,
@@ -268,9 +268,6 @@ def cuts_of(
                 with contextlib.suppress(ScheduleError):
                     found += _in_slices(asked, whole, sides, problem)
             found.append(whole)
-            if sides.is_coupled:
-                again = twice(work, sides, shapes, chosen)
-                found.append(replace(whole, work=again))
     return found
 
 

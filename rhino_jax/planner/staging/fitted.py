@@ -51,7 +51,6 @@ def fit_stages(
             cut_step.group_of,
             is_split=candidate.is_split,
             remat=remat,
-            is_twice=cut_step.work.is_twice,
             together=together,
         )
 
@@ -62,7 +61,8 @@ def fit_stages(
     would_recompute = ""
     if cut_step.has_backward:
         is_kept = not asked.may_recompute
-        would_recompute = 'recompute="auto"' if is_kept else 'schedule="1f1b"'
+        usual = schedules.usual(cut_step.work)
+        would_recompute = 'recompute="auto"' if is_kept else f'schedule="{usual}"'
     is_free = asked.may_recompute and cut_step.has_backward
     # The search for schedules does not simulate links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
@@ -115,7 +115,6 @@ def _pipeline(
         is_split=candidate.is_split,
         recomputed=tuple(sorted(remat.chunks)),
         remat=by_stage if any(x.choice for x in by_stage) else (),
-        is_twice=cut_step.work.is_twice,
         slices=cut_step.slices,
         unrolled_trips=asked.of_step.unrolled_trips,
     )

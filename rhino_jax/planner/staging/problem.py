@@ -211,28 +211,6 @@ def estimate_work(
     return replace(work, between=between)
 
 
-def twice(
-    work: StepWork, sides: Sides, shapes: GroupMeshes, chosen: StageCut
-) -> StepWork:
-    """Return the work in which values that couple micro-batches are computed ahead of
-    all forward passes."""
-    took = [0.0] * len(work.chunks)
-    labels = Labels.at(sides, chosen.stages, [chunk.group for chunk in work.chunks])
-    for i in sides.ahead:
-        label = labels.of[i]
-        if label is not None:
-            seconds = shapes.seconds[shapes.places[labels.group(label)]]
-            op = sides.program.body.ops[i]
-            took[label] += with_regions(sides.program, seconds, op)
-    chunks = tuple(
-        replace(chunk, costs=(replace(chunk.costs[0], ahead_s=s),))
-        for chunk, s in zip(work.chunks, took, strict=True)
-    )
-    # Ahead tasks send at most what forward passes do.
-    edges = tuple(replace(edge, ahead_bytes=edge.forward_bytes) for edge in work.edges)
-    return replace(work, chunks=chunks, edges=edges, is_twice=True)
-
-
 def _cost(
     labels: Labels, chunk: int, took: Sequence[float], devices: int, whole: StageCost
 ) -> StageCost:

@@ -28,7 +28,7 @@ USUAL = "1f1b"
 
 COUPLED = "gpipe"
 """The default schedule of coupled micro-batches: backward passes wait for all forward
-passes, or else for those parts of them that run once more, ahead of them."""
+passes."""
 
 RUN = tuple(name for name, family in FAMILIES.items() if family.has_backward)
 """Schedules that stages can run. "auto" considers `token-slices` only where
@@ -161,13 +161,13 @@ def shortlist(
     the best of all, then the default of every cut, which holds least."""
     if schedule != AUTO:
         return list(candidates)
-    usual = [candidate for candidate in candidates if candidate.is_usual]
-    return list(dict.fromkeys([candidates[0], *usual]))
+    usual_ones = [candidate for candidate in candidates if candidate.is_usual]
+    return list(dict.fromkeys([candidates[0], *usual_ones]))
 
 
-def _usual(work: StepWork) -> str:
+def usual(work: StepWork) -> str:
     """Return the default schedule of one chunk per submesh."""
-    return COUPLED if work.between and not work.is_twice else USUAL
+    return COUPLED if work.between else USUAL
 
 
 def _candidate(at: int, name: str, work: StepWork) -> EstimatedSchedule:
@@ -193,7 +193,7 @@ def _candidate(at: int, name: str, work: StepWork) -> EstimatedSchedule:
     if not fits and name in FAMILIES and not schedule.is_split:
         again_s = simulate(FAMILIES[name].build(_recomputed(free))).step_time_s
     time_s = simulation.step_time_s
-    is_usual, is_split = name == _usual(work), schedule.is_split
+    is_usual, is_split = name == usual(work), schedule.is_split
     return EstimatedSchedule(
         at, name, is_split, time_s, fits, flights, again_s, is_usual, work.slices
     )
@@ -255,8 +255,8 @@ def is_worth_it(pipeline: Pipeline, step_time_s: float) -> bool:
     if pipeline.schedule in WHOLE or pipeline.group_of:
         return True
     work = work_of(pipeline)
-    usual = FAMILIES[_usual(work)].build(work)
-    return step_time_s < (1 - MIN_GAIN) * simulate(usual).step_time_s
+    usual_s = simulate(FAMILIES[usual(work)].build(work)).step_time_s
+    return step_time_s < (1 - MIN_GAIN) * usual_s
 
 
 def note_on(

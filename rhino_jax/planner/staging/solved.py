@@ -134,8 +134,7 @@ class Laid:
         pipeline = self.run.pipeline
         for hop in pipeline.hops:
             a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
-            once = hop.forward_bytes + hop.backward_bytes + hop.ahead_bytes
-            size = pipeline.micro_batches * once
+            size = pipeline.micro_batches * (hop.forward_bytes + hop.backward_bytes)
             sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
         return sent
 

@@ -70,7 +70,6 @@ def _cost(
         fixed_bytes=group.fixed_bytes(step) if is_first else 0,
         working_bytes=group.working_bytes(chunk),
         update_bytes=group.update_bytes if is_first else 0,
-        ahead_s=parts[TaskKind.AHEAD] / times,
         weights_s=parts[TaskKind.WEIGHTS] / times,
         weight_residual_bytes=kept,
         output_gradient_bytes=handed,
@@ -131,7 +130,7 @@ def _hops(
     and count no bytes. A value that several chunks of a submesh read is sent to the
     first of them, after which the others run; within a submesh nothing is sent.
     """
-    sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward, ahead
+    sizes: dict[tuple[int, int], list[int]] = {}  # forward, backward
     made: dict[ValueKey, int] = {}
     readers: dict[tuple[ValueKey, int], int] = {}
     tasks = [t for mine in step.tasks for t in mine]
@@ -146,26 +145,25 @@ def _hops(
             if not task.is_per_micro_batch or source == task.place:
                 continue
             pair = min(source, task.place), max(source, task.place)
-            into = sizes.setdefault(pair, [0, 0, 0])
+            into = sizes.setdefault(pair, [0, 0])
             if step.chunks[source] == task.group:
                 continue
             if (first := readers.get((key, task.group))) is not None:
                 if first != task.place:
                     near = min(first, task.place), max(first, task.place)
-                    sizes.setdefault(near, [0, 0, 0])
+                    sizes.setdefault(near, [0, 0])
                 continue
             readers[key, task.group] = task.place
             ends = groups[step.chunks[source]], groups[task.group]
-            which = 2 if task.kind is TaskKind.AHEAD else int(source > task.place)
-            into[which] += bytes_between(step, *ends, key)
+            into[source > task.place] += bytes_between(step, *ends, key)
     for send in step.sends:
         pair = min(send.source, send.target), max(send.source, send.target)
         known = {tuple(sorted((step.chunks[a], step.chunks[b]))) for a, b in sizes}
         if pair not in known:
-            sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0, 0]
+            sizes[step.chunks.index(pair[0]), step.chunks.index(pair[1])] = [0, 0]
     return tuple(
-        StageHop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s, ahead)
-        for pair, (forward, backward, ahead) in sorted(sizes.items())
+        StageHop(min(pair), max(pair), forward, backward, bytes_per_s, latency_s)
+        for pair, (forward, backward) in sorted(sizes.items())
     )
 
 

@@ -36,7 +36,6 @@ from rhino_jax.runtime.tasks.programs import GroupPrograms
 
 
 _KINDS = {
-    Work.AHEAD: TaskKind.AHEAD,
     Work.FORWARD: TaskKind.FORWARD,
     Work.BETWEEN: TaskKind.BETWEEN,
     Work.BACKWARD: TaskKind.BACKWARD,

@@ -69,7 +69,6 @@ def step_of(of_step: Unstacked, pipeline: Pipeline) -> StagedStep:
         pipeline.group_of,
         is_split=pipeline.is_split,
         remat=remat,
-        is_twice=pipeline.is_twice,
         together=of_step.together,
     )
 

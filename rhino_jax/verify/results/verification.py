@@ -312,9 +312,8 @@ def out_of_memory_section(found: OutOfMemory | None) -> Section:
     )
 
 
-PASSES = ("ahead", "forward", "whole batch", "backward", "update")
-"""Passes in their order in a step. The first and the third exist if micro-batches are
-coupled."""
+PASSES = ("forward", "whole batch", "backward", "update")
+"""Passes in their order in a step. The second exists if micro-batches are coupled."""
 
 
 def _chunks(found: Verification) -> Section:
@@ -331,8 +330,7 @@ def _chunks(found: Verification) -> Section:
         [_passes(cost, s) for cost, s in zip(pair, seconds, strict=True)]
         for pair, seconds in zip(found.stages, of_chunk, strict=True)
     ]
-    is_ahead = any(each[0] for passes in every for each in passes)
-    there = (is_ahead, True, bool(found.between), True, True)
+    there = (True, bool(found.between), True, True)
     names = tuple(itertools.compress(PASSES, there))
     rows, drawn = [], []
     for i, (pair, all_passes) in enumerate(zip(found.stages, every, strict=True)):
@@ -379,5 +377,4 @@ def _peaks(found: Verification) -> Section:
 
 def _passes(cost: StageCost, between_s: float) -> tuple[float, ...]:
     """Return seconds of a chunk's passes, in the order of `PASSES`."""
-    back_s = cost.whole_backward_s
-    return cost.ahead_s, cost.forward_s, between_s, back_s, cost.update_s
+    return cost.forward_s, between_s, cost.whole_backward_s, cost.update_s

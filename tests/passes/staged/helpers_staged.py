@@ -92,10 +92,9 @@ def run_tasks(
     for g in range(step.groups):
         run((TaskKind.START, g, 0))
     chunks = [*enumerate(step.chunks)]
-    for kind in (TaskKind.AHEAD, TaskKind.FORWARD):
-        for m in range(step.micro_batches):
-            for c, g in chunks:
-                run((kind, g, c), m)
+    for m in range(step.micro_batches):
+        for c, g in chunks:
+            run((TaskKind.FORWARD, g, c), m)
     for g in range(step.groups):
         run((TaskKind.BETWEEN, g, 0))
     for m in range(step.micro_batches):

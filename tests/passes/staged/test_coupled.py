@@ -114,13 +114,12 @@ def test_rows_that_meet_twice_are_refused_with_a_way_out():
 
 
 @pytest.mark.parametrize("name", covering(NAMES, ["weighted", "hardest", "normed"]))
-@pytest.mark.parametrize("is_twice", [False, True])
-def test_whatever_the_cut_a_group_gets_what_its_tasks_read(name, is_twice):
+def test_whatever_the_cut_a_group_gets_what_its_tasks_read(name):
     traced, _ = traced_step(name)
     apart = take_apart(traced.closed_jaxpr, traced.program, 4, ())
     ops = len(sides_of(apart).forward)
     for first in range(1, ops):
         stages = (0,) * first + (1,) * (ops - first)
-        step = staged(apart, stages, is_split=False, is_twice=is_twice)
+        step = staged(apart, stages, is_split=False)
         read = {(k, t.group) for of in step.tasks for t in of for k in t.reads}
         assert {(send.key, send.target) for send in step.sends} <= read

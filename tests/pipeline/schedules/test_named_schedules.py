@@ -200,7 +200,7 @@ def test_families_say_what_they_are() -> None:
 def test_a_family_that_is_registered_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @family("test-lifo", "the last micro-batch first", waits=True)
+    @family("test-lifo", "the last micro-batch first")
     def lifo(work: StepWork) -> Schedule:
         return replace(make("gpipe", work), name="test-lifo")
 
