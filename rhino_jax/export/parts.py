@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from rhino_jax.errors import HardwareError
 from rhino_jax.export.constraints import Constraint, constraints_of
 from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import (
@@ -22,7 +20,6 @@ from rhino_jax.export.pytrees import (
 )
 from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.spec import axes_text
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.apply import apply_passes
@@ -32,7 +29,6 @@ from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.plan.trees import donated_arguments
 from rhino_jax.runtime.constraints import spec_on_mesh
 from rhino_jax.runtime.indexing import writes_one_index
-from rhino_jax.runtime.meshes import over_slices
 from rhino_jax.runtime.ops_on_shards import needs_shards
 
 
@@ -146,6 +142,7 @@ def head(
       kind: type of the mesh axes.
     """
     plan = subject.plan
+    names, sizes = zip(*plan.mesh_axes, strict=True)
     axes = axes_text(plan.mesh_axes)
     page = "\n\n".join(
         [f"`{plan.program_name}` over {axes}: a plan of rhino_jax, style {style!r}."]
@@ -154,51 +151,10 @@ def head(
     page = page.replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1)
     return (
         f'r"""{page}\n"""\n\n{imports}'
-        "from jax.sharding import AxisType, NamedSharding, PartitionSpec as P\n"
-        + _mesh(subject.plan, kind)
-    )
-
-
-_TORUS_MESH = """from jax.experimental import mesh_utils
-
-mesh = jax.sharding.Mesh(
-    mesh_utils.{make}(
-        {sizes}, jax.devices()[:{count}], allow_split_physical_axes=True
-    ),
-    {names},
-    axis_types={types},
-)
-"""
-
-
-def _mesh(plan: PlanData, kind: str) -> str:
-    """Return source of the mesh, in the order of devices that the plan is priced for.
-
-    `jax.make_mesh` splits no dim of a torus (but on v5e), and knows no slices.
-    """
-    names, sizes = zip(*plan.mesh_axes, strict=True)
-    name_text, types = (
-        _tuple(map(quoted, names)),
-        f"(AxisType.{kind},) * {len(names)}",
-    )
-    try:
-        torus = load_target(plan.hardware).torus
-    except HardwareError:
-        torus = None  # The user's own file, which is not here.
-    count = math.prod(sizes)
-    if torus is None:
-        return (
-            f"\nmesh = jax.make_mesh(\n    {_tuple(map(str, sizes))}, {name_text},"
-            f" axis_types={types}\n)\n"
-        )
-    outer = over_slices(sizes, max(1, count // (torus.size or count)))
-    size_text, make = _tuple(map(str, sizes)), "create_device_mesh"
-    if math.prod(outer) > 1:
-        inner = [size // n for size, n in zip(sizes, outer, strict=True)]
-        size_text = f"{_tuple(map(str, inner))}, {_tuple(map(str, outer))}"
-        make = "create_hybrid_device_mesh"
-    return _TORUS_MESH.format(
-        make=make, sizes=size_text, count=count, names=name_text, types=types
+        "from jax.sharding import AxisType, NamedSharding, PartitionSpec as P\n\n"
+        f"mesh = jax.make_mesh(\n    {_tuple(map(str, sizes))},"
+        f" {_tuple(map(quoted, names))},"
+        f" axis_types=(AxisType.{kind},) * {len(names)}\n)\n"
     )
 
 

@@ -86,12 +86,13 @@ def sharding_of(plan: PlanData) -> Callable[[Leaf], NamedSharding]:
       MeshError: the plan has no mesh.
     """
     if plan.mesh is None:
+        sizes = tuple(size for _, size in plan.mesh_axes)
+        names = tuple(name for name, _ in plan.mesh_axes)
         raise MeshError(
             f"the plan of `{plan.program_name}` has no mesh, so no shardings.",
             where="`Plan.mesh` is None: planned from axis sizes, or loaded",
             numbers=f"the plan's axes: {axes_text(plan.mesh_axes)}",
-            fix="plan.with_mesh(mesh), with your mesh of these axes; plan.jit,"
-            " plan.init and plan.put make one of the devices that are here.",
+            fix=f"plan.with_mesh(jax.make_mesh({sizes}, {names})).",
         )
     names = tuple(name for name, _ in plan.mesh_axes)
     return lambda leaf: NamedSharding(

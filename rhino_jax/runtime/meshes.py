@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only
@@ -82,47 +81,7 @@ def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | Abstrac
     needed = math.prod(sizes)
     if needed > len(present):
         return AbstractMesh(sizes, names, axis_types=kinds)
-    return Mesh(arranged(present[:needed], sizes), names, axis_types=kinds)
-
-
-def arranged(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
-    """Return devices as an array of a mesh's shape, in the order that is priced.
-
-    As `jax.make_mesh` orders them, so that the minor axis runs over neighbours, but
-    axes may cover part of a torus dim (`jax.make_mesh` allows that on v5e alone), and
-    several TPU slices are divided along the major axes.
-
-    Args:
-      devices: as many as the mesh has, of one kind, present or compile-only.
-      sizes: sizes of the mesh axes, major first.
-    """
-    from jax.experimental import mesh_utils
-
-    is_tpu = devices[0].platform == "tpu"
-    slices = len({getattr(d, "slice_index", None) for d in devices}) if is_tpu else 1
-    outer = over_slices(sizes, slices)
-    inner = [size // n for size, n in zip(sizes, outer, strict=True)]
-    try:
-        # A torus dim is split only where no product of whole dims has an axis's size.
-        if math.prod(outer) == 1:
-            return mesh_utils.create_device_mesh(
-                sizes, devices, allow_split_physical_axes=True
-            )
-        return mesh_utils.create_hybrid_device_mesh(
-            inner, outer, devices, allow_split_physical_axes=True
-        )
-    except (AssertionError, IndexError, NotImplementedError, ValueError):
-        # Some of a slice's devices, which are no box of its torus.
-        return np.asarray(devices).reshape(tuple(sizes))
-
-
-def over_slices(sizes: Sequence[int], slices: int) -> list[int]:
-    """Return how many TPU slices every mesh axis runs over, the major axes first."""
-    outer = []
-    for size in sizes:
-        outer.append(math.gcd(size, slices))
-        slices //= outer[-1]
-    return outer
+    return jax.make_mesh(sizes, names, axis_types=kinds, devices=present[:needed])
 
 
 def devices_here(what: str) -> list[Any]:

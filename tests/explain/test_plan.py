@@ -57,7 +57,9 @@ def test_shardings_need_a_mesh() -> None:
     with pytest.raises(MeshError) as error:
         _ = sample_plan().in_shardings
     assert "data=4, model=2" in error.value.numbers
-    assert "plan.with_mesh(mesh)" in str(error.value)
+    assert "plan.with_mesh(jax.make_mesh((4, 2), ('data', 'model')))" in str(
+        error.value
+    )
 
 
 def test_shardings_on_a_concrete_mesh_place_arrays() -> None:

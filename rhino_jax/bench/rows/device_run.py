@@ -22,7 +22,6 @@ from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models.workload import Workload
-from rhino_jax.runtime.meshes import make_mesh
 from rhino_jax.runtime.sharded import jit_with_plan
 from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.places import place_of
@@ -80,7 +79,7 @@ def device_row(row: BenchRow) -> MeasuredStep:
             fix="change the row's mesh or memory.",
         )
     axes = dict(planned.plan.mesh_axes)
-    mesh = make_mesh(tuple(axes.items()), "`bench`")
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
     place = place_of(planned.plan, mesh, "`bench`")
     made = compile_plan(planner.traced, planned.plan, place, row.target, {})
     run = jit_with_plan(
