@@ -7,10 +7,11 @@ lie end to end are one line, and lines that make up a dim are the whole dim.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import product
 
 from rhino_jax.hardware.target import Target, Tier
 from rhino_jax.hardware.topology import capacities, torus_dims
@@ -64,16 +65,20 @@ def ring_over(parts: Sequence[AxisShare]) -> AxisShare:
     )
 
 
+NO_DIM = -1
+"""The dim of a piece that fits none."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """A line of `size` devices of a torus dim, `stride` apart.
 
     Attributes:
-      dim: position of the torus dim; None: devices that fit no dim, linked through
+      dim: position of the torus dim; `NO_DIM`: devices that fit no dim, linked through
         whatever lies between them.
     """
 
-    dim: int | None
+    dim: int
     stride: int
     size: int
 
@@ -93,7 +98,7 @@ class MeshParts:
     target: Target
     sizes: tuple[int, ...]
     domains: tuple[int, ...]
-    torus: tuple[tuple[tuple[int, ...], Mapping[int, Sequence[_Piece]]], ...]
+    torus: tuple[tuple[tuple[int, ...], Mapping[int, Sequence[Piece]]], ...]
 
     @classmethod
     def of(cls, target: Target, sizes: Sequence[int]) -> MeshParts:
@@ -104,18 +109,31 @@ class MeshParts:
           sizes: sizes of the mesh axes, major first.
         """
         domains = capacities(target, math.prod(sizes))
-        torus: list[tuple[tuple[int, ...], Mapping[int, Sequence[_Piece]]]] = []
+        torus: list[tuple[tuple[int, ...], Mapping[int, Sequence[Piece]]]] = []
         within = 1
         for tier, domain, shares in zip(
             target.tiers, domains, _shares(sizes, domains), strict=True
         ):
             if tier.topology == "torus":
                 dims = torus_dims(tier, max(1, round(domain / within)))
-                torus.append((dims, _on_torus(dims, shares)))
+                torus.append((dims, on_torus(dims, shares)))
             else:
                 torus.append(((), {}))
             within = domain
         return cls(target, tuple(sizes), domains, tuple(torus))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every domain of a tier holds as many devices of each mesh axis."""
+        within = 1
+        for domain, shares in zip(
+            self.domains, _shares(self.sizes, self.domains), strict=True
+        ):
+            whole = [round(share) for share in shares]
+            if whole != shares or math.prod(whole) * within != domain:
+                return False
+            within = domain
+        return True
 
     def together(self, axes: Iterable[int]) -> tuple[AxisShare, ...]:
         """Return the parts of the devices that some axes join, innermost first.
@@ -195,71 +213,69 @@ def _switched(tier: Tier, size: float) -> AxisShare:
     )
 
 
-def _on_torus(
-    dims: tuple[int, ...], shares: Sequence[float]
-) -> dict[int, list[_Piece]]:
-    """Return the pieces of a torus that every axis uses: whole dims where they fit."""
-    minor_first = [
-        (axis, round(n)) for axis, n in reversed(list(enumerate(shares))) if n > 1
-    ]
-    whole = _assign(minor_first, dims, tuple(range(len(dims))))
-    taken = {d for chosen in whole.values() for d in chosen}
-    # Dims to split → the stride of the next piece: the product of those already used.
-    strides = {d: 1 for d in range(len(dims)) if d not in taken}
+def on_torus(dims: tuple[int, ...], shares: Sequence[float]) -> dict[int, list[Piece]]:
+    """Return the pieces of a torus that every axis uses, by axis of several devices.
+
+    Minor axes choose first, as in JAX's `mesh_utils.create_device_mesh` with
+    `allow_split_physical_axes`.
+
+    Args:
+      dims: sizes of the torus dims.
+      shares: devices of the torus along every mesh axis, major first.
+    """
+    # The stride of a dim's next piece: the product of its pieces so far.
+    strides = [1] * len(dims)
     return {
-        axis: [_Piece(d, 1, dims[d]) for d in whole[axis]]
-        if axis in whole
-        else _pieces(dims, strides, size)
-        for axis, size in minor_first
+        axis: _pieces(dims, strides, round(n))
+        for axis, n in reversed(list(enumerate(shares)))
+        if n > 1
     }
 
 
-def _assign(
-    wanted: Sequence[tuple[int, int]], dims: Sequence[int], free: tuple[int, ...]
-) -> dict[int, tuple[int, ...]]:
-    """Assign whole torus dims to as many axes as possible.
-
-    Minor axes choose first, and prefer several dims to one, as in JAX's
-    `mesh_utils.create_device_mesh`.
-    """
-    if not wanted:
-        return {}
-    (axis, size), rest = wanted[0], wanted[1:]
-    choices: list[tuple[int, ...]] = [
-        chosen
-        for count in range(len(free), 0, -1)
-        for chosen in combinations(free, count)
-        if math.prod(dims[d] for d in chosen) == size
-        and all(dims[d] > 1 for d in chosen)
-    ]
-    results = [
-        {axis: c, **_assign(rest, dims, tuple(d for d in free if d not in c))}
-        for c in choices
-    ]
-    # `max` takes the first of the best.
-    return max([*results, _assign(rest, dims, free)], key=len)
-
-
-def _pieces(dims: tuple[int, ...], strides: dict[int, int], size: int) -> list[_Piece]:
+def _pieces(dims: tuple[int, ...], strides: list[int], size: int) -> list[Piece]:
     """Return dims, and lines along dims, that make up `size`; updates `strides`."""
-    pieces = []
-    while size > 1:
-        # The dim with the largest common divisor; among equals, the nearest devices.
-        cut, _, dim = max(
-            ((math.gcd(size, dims[d] // s), -s, d) for d, s in strides.items()),
-            default=(1, 0, 0),
-        )
-        if cut == 1:
-            pieces.append(_Piece(None, 1, size))
-            break
-        pieces.append(_Piece(dim, strides[dim], cut))
-        strides[dim] *= cut
-        size //= cut
-    return pieces
+    sizes = _preferred(dims, tuple(strides), size)
+    rest = 1
+    if sizes is None:
+        # No such part of the torus: as much of it as fits the dims.
+        counts = _divisors(size)
+        found = (_preferred(dims, tuple(strides), size // n) for n in counts)
+        rest, sizes = next((n, f) for n, f in zip(counts, found, strict=True) if f)
+    pieces = [Piece(d, strides[d], n) for d, n in enumerate(sizes) if n > 1]
+    for piece in pieces:
+        strides[piece.dim] *= piece.size
+    return pieces if rest == 1 else [*pieces, Piece(NO_DIM, 1, rest)]
+
+
+@functools.cache
+def _preferred(
+    dims: tuple[int, ...], taken: tuple[int, ...], size: int
+) -> tuple[int, ...] | None:
+    """Return how many devices of every torus dim make up `size`, as JAX prefers: whole
+    dims, several rather than one, dims that minor axes began; None if none do.
+
+    Args:
+      dims: sizes of the torus dims.
+      taken: the product of the pieces of every dim that minor axes use.
+      size: number of devices.
+    """
+
+    def preference(sizes: tuple[int, ...]) -> tuple[object, ...]:
+        whole = [n for n, dim in zip(sizes, dims, strict=True) if n == dim > 1]
+        begun = [n for n, used in zip(sizes, taken, strict=True) if used > 1]
+        return math.prod(whole), len(whole), math.prod(begun), sizes
+
+    free = [_divisors(dim // used) for dim, used in zip(dims, taken, strict=True)]
+    fitting = (sizes for sizes in product(*free) if math.prod(sizes) == size)
+    return max(fitting, key=preference, default=None)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _on_dims(
-    tier: Tier, dims: tuple[int, ...], pieces: Sequence[_Piece]
+    tier: Tier, dims: tuple[int, ...], pieces: Sequence[Piece]
 ) -> Iterable[AxisShare]:
     """Return the parts that pieces of a torus make up.
 
@@ -274,13 +290,13 @@ def _on_dims(
             links.append(_whole(tier, dims[dim], wraps[dim]))
         elif mine:
             links.append(_along_one_dim([_line(tier, p) for p in mine]))
-    rest = [_line(tier, p) for p in pieces if p.dim is None]
+    rest = [_line(tier, p) for p in pieces if p.dim == NO_DIM]
     return [*_at_once(links), *rest]
 
 
-def _end_to_end(pieces: Iterable[_Piece]) -> list[_Piece]:
+def _end_to_end(pieces: Iterable[Piece]) -> list[Piece]:
     """Merge pieces of one dim where one begins at the end of another."""
-    joined: list[_Piece] = []
+    joined: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: p.stride):
         last = joined[-1] if joined else None
         if last and last.stride * last.size == piece.stride:
@@ -327,7 +343,7 @@ def _whole(tier: Tier, size: int, wraps: bool) -> AxisShare:
     )
 
 
-def _line(tier: Tier, piece: _Piece) -> AxisShare:
+def _line(tier: Tier, piece: Piece) -> AxisShare:
     """Return the share that is a line over every `stride`-th device of a torus dim."""
     return AxisShare(
         size=piece.size,

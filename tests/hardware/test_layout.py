@@ -73,7 +73,9 @@ def _ring_s(axis: MeshAxis, total_bytes: float) -> float:
         ("v5p", (64,), [("ici", "ring", 540)]),
         ("v5p", (16, 4), [("ici", "ring", 360), ("ici", "ring", 180)]),
         ("v5p", (4, 4, 4), [("ici", "ring", 180)] * 3),
-        ("v5p", (2, 2, 4), [("ici", "line", 90)] * 3),
+        # The minor axis takes two whole dims, as in JAX.
+        ("v5p", (2, 2, 4), [("ici", "line", 45), ("ici", "line", 90),
+                            ("ici", "line", 180)]),
         ("v5p", (192,), [("ici", "ring", 540)]),
         ("v5p:4x4x4", (8,), [("ici", "line", 270)]),
         ("v4", (4, 4, 4), [("ici", "ring", 90)] * 3),
