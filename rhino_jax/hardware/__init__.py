@@ -4,7 +4,8 @@ In: `configs/hardware/*.toml`, or a file of the same format, or the devices pres
 Out: `target.Target`, and `mesh.LaidMesh`: mesh axes with latency and bandwidth.
 Order: `schema` (a file → a target), `files` (by name, path or
 devices), `target` (devices and tiers of links), `lowering` (behaviour of compilers),
-`topology` and `parts` (which links an axis lies on), `layout` (the mesh over them);
+`topology` and `parts` (which links an axis lies on), `layout` (the mesh over them),
+`ordering` (its devices in that order);
 `compile_only` makes JAX devices for hardware that is not present, `emulated` keeps CPU
 devices of one process from deadlocking.
 

@@ -1,6 +1,6 @@
 """Laying a mesh over hardware: which link each mesh axis lies on, and which meshes.
 
-Devices are numbered as `jax.make_mesh` numbers them: the minor mesh axis runs over
+Devices are in the order of `hardware.ordering`: the minor mesh axis runs over
 neighbours. From the minor axis outwards, axes fill the innermost tier, then the next.
 An axis may lie on several tiers (16 GPUs over two hosts) or several torus dims. Its
 parts then work as a pipeline, as the rings of NCCL and the multi-dim rings of TPUs
@@ -179,7 +179,8 @@ def mesh_shapes(
 
     Every axis has at least two devices. Among shapes with equally many axes, those
     whose axes lie on whole links (one tier, whole torus dims) come first, then those
-    with the most equal sizes. At most 12 shapes, in a deterministic order.
+    with the most equal sizes. At most 12 shapes, in a deterministic order. TPUs make
+    a mesh of each of them (`hardware.ordering`).
 
     Args:
       target: the hardware.
@@ -191,14 +192,16 @@ def mesh_shapes(
     _check(target, [("x", num_devices)])
     if num_devices == 1:
         return ((1,),)
+    is_torus = target.torus is not None and not target.links
     most_axes = min(max_axes, len(target.links) or len(MESH_AXIS_NAMES))
     shapes: list[tuple[int, ...]] = []
     for rank in range(1, most_axes + 1):
         room = math.ceil((_MAX_SHAPES - len(shapes)) / (most_axes - rank + 1))
-        found = sorted(
-            factorisations(num_devices, rank, 2), key=lambda s: _rank(target, s)
-        )
-        shapes += found[:room]
+        found = factorisations(num_devices, rank, 2)
+        if is_torus and rank > 1:
+            # Devices are in no order by which slices share an axis unevenly.
+            found = tuple(s for s in found if MeshParts.of(target, s).is_even)
+        shapes += sorted(found, key=lambda s: _rank(target, s))[:room]
     return tuple(shapes)
 
 

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from rhino_jax._compat import is_compile_only
 from rhino_jax.errors import MeshError
+from rhino_jax.hardware.ordering import device_mesh
 from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.keywords import brief, whole
@@ -60,10 +61,12 @@ def read_mesh(mesh: Any, what: str = "`auto_shard`") -> Any | None:
 
 
 def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | AbstractMesh:
-    """Return a mesh with Auto axes of the present devices, abstract if these are few.
+    """Return a mesh with Auto axes of the present devices, in the order that costs are
+    estimated for; abstract if the devices are too few.
 
     Raises:
-      MeshError: no axes, or a size that is no positive integer.
+      MeshError: no axes, a size that is no positive integer, or TPUs of which no box
+        has as many.
     """
     names = tuple(name for name, _ in mesh_axes)
     read = [whole(size) for _, size in mesh_axes]
@@ -81,7 +84,15 @@ def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | Abstrac
     needed = math.prod(sizes)
     if needed > len(present):
         return AbstractMesh(sizes, names, axis_types=kinds)
-    return jax.make_mesh(sizes, names, axis_types=kinds, devices=present[:needed])
+    arranged = device_mesh(sizes, present)
+    if arranged is None:
+        raise MeshError(
+            f"{what}: no box of the present devices' torus has that many of them.",
+            where="mesh=",
+            numbers=f"{needed} of {len(present)} devices, {axes_text(mesh_axes)}",
+            fix="take a mesh of a number of devices that fill a box, as all of them.",
+        )
+    return Mesh(arranged, names, axis_types=kinds)
 
 
 def devices_here(what: str) -> list[Any]:

@@ -4,8 +4,7 @@
 mesh that plans, lowers and compiles as one of real devices would: with the real
 compiler, for the real topology.
 
-Devices are ordered as `jax.make_mesh` orders real ones: the minor mesh axis runs over
-neighbours. Several TPU slices are split along the major axes. Where a name has no
+Devices are ordered as real ones are (`hardware.ordering`). Where a name has no
 topology, `topology_for` takes the usual one for the number of devices.
 """
 
@@ -13,17 +12,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from rhino_jax.errors import HardwareError, MeshError
 from rhino_jax.hardware.compile_only import gpu_devices, tpu_devices
 from rhino_jax.hardware.files import configs_dir, hardware_names, load_target
 from rhino_jax.hardware.layout import mesh_axis_names
+from rhino_jax.hardware.ordering import device_mesh
 from rhino_jax.hardware.target import Target, Tier
 from rhino_jax.hardware.topology import factorisations
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
@@ -152,7 +151,9 @@ def compile_target(name: str | Path, mesh: Any = None) -> Mesh:
             f" {target.name} has {len(devices)}",
             fix=_other_size(target, math.prod(sizes)),
         )
-    return Mesh(_arrange(devices, sizes), [n for n, _ in axes], axis_types=kinds)
+    arranged = device_mesh(sizes, devices)
+    assert arranged is not None  # the whole topology is a box
+    return Mesh(arranged, [n for n, _ in axes], axis_types=kinds)
 
 
 def _with_topology(name: str | Path, axes: Axes | None) -> Target:
@@ -235,33 +236,6 @@ def _devices(
     slices = count // (torus.size or count)
     topology = f"{generation}:{'x'.join(map(str, torus.dims))}"
     return tpu_devices(topology, slices), (slices, *torus.dims)
-
-
-def _arrange(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
-    """Return the devices as an array of the mesh's shape."""
-    from jax.experimental import mesh_utils
-
-    slices = len({getattr(d, "slice_index", None) for d in devices})
-    outer: list[int] = []
-    for size in sizes:
-        outer.append(math.gcd(size, slices))
-        slices //= outer[-1]
-    inner = [size // n for size, n in zip(sizes, outer, strict=True)]
-
-    def create(allow_split: bool) -> np.ndarray:
-        if math.prod(outer) == 1:
-            return mesh_utils.create_device_mesh(
-                sizes, devices, allow_split_physical_axes=allow_split
-            )
-        return mesh_utils.create_hybrid_device_mesh(
-            inner, outer, devices, allow_split_physical_axes=allow_split
-        )
-
-    try:
-        return create(False)
-    except NotImplementedError:
-        # Some mesh axis covers only part of a torus dimension.
-        return create(True)
 
 
 def _other_size(target: Target, num_devices: int) -> str:

@@ -22,6 +22,7 @@ from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
 from rhino_jax.models.workload import Workload
+from rhino_jax.runtime.meshes import make_mesh
 from rhino_jax.runtime.sharded import jit_with_plan
 from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.places import place_of
@@ -78,8 +79,7 @@ def device_row(row: BenchRow) -> MeasuredStep:
             numbers=planned.error,
             fix="change the row's mesh or memory.",
         )
-    axes = dict(planned.plan.mesh_axes)
-    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
+    mesh = make_mesh(planned.plan.mesh_axes, "`bench`")
     place = place_of(planned.plan, mesh, "`bench`")
     made = compile_plan(planner.traced, planned.plan, place, row.target, {})
     run = jit_with_plan(
