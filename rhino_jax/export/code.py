@@ -111,8 +111,8 @@ _EXPLICIT_HEAD = """    with jax.set_mesh(inside):
 """
 _CALLED = re.compile(r"^        (.*),\n")
 _RESULT = re.compile(r"out_shardings=shardings\(out_specs\((.*)\)\),\n")
-_INSIDE = """inside = jax.make_mesh(  # the same, as the step itself sees it
-    mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
+_INSIDE = """inside = Mesh(  # the same, as the step itself sees it
+    mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
 )
 """
 _EXPLICIT = '''

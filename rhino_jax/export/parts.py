@@ -9,6 +9,7 @@ from functools import cached_property
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rhino_jax.export.constraints import Constraint, constraints_of
+from rhino_jax.export.meshes import mesh_source
 from rhino_jax.export.patch import Words, diff_of
 from rhino_jax.export.pytrees import (
     Argument,
@@ -17,6 +18,7 @@ from rhino_jax.export.pytrees import (
     quoted,
     results_of,
     spec_text,
+    tuple_text,
 )
 from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.trace import Traced
@@ -142,25 +144,18 @@ def head(
       kind: type of the mesh axes.
     """
     plan = subject.plan
-    names, sizes = zip(*plan.mesh_axes, strict=True)
     axes = axes_text(plan.mesh_axes)
     page = "\n\n".join(
         [f"`{plan.program_name}` over {axes}: a plan of rhino_jax, style {style!r}."]
         + [f"- {line}" for line in (*says, *_losses(subject))]
     )
     page = page.replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1)
+    more, mesh = mesh_source(plan, kind)
     return (
-        f'r"""{page}\n"""\n\n{imports}'
-        "from jax.sharding import AxisType, NamedSharding, PartitionSpec as P\n\n"
-        f"mesh = jax.make_mesh(\n    {_tuple(map(str, sizes))},"
-        f" {_tuple(map(quoted, names))},"
-        f" axis_types=(AxisType.{kind},) * {len(names)}\n)\n"
+        f'r"""{page}\n"""\n\n{imports}{more}'
+        "from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P\n\n"
+        f"{mesh}"
     )
-
-
-def _tuple(items: object) -> str:
-    found = list(items)  # type: ignore[call-overload]
-    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
 
 
 def _guarded(subject: Subject) -> list[str]:
@@ -250,7 +245,7 @@ def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") ->
     names = [a.name for a in arguments]
     given = donated_arguments(subject.plan)
     donated = [names.index(d) if isinstance(d, str) else d for d in given]
-    parts.append(f"DONATED = {_tuple(map(str, donated))}")
+    parts.append(f"DONATED = {tuple_text(map(str, donated))}")
     specs = [
         wrap.format(_specs(a, constants[a.name], name))
         for a, name in zip(arguments, called, strict=True)
@@ -264,10 +259,10 @@ def layouts(subject: Subject, text: LeafText | None = None, wrap: str = "{}") ->
     parts.append(
         f"\n\ndef in_specs({', '.join(called)}):\n"
         '    """Specs shaped like the arguments."""\n'
-        f"    return {_tuple(specs)}\n"
+        f"    return {tuple_text(specs)}\n"
         "\n\ndef out_specs(result):\n"
         '    """Specs shaped like the result."""\n'
-        f"    return {_tuple(made) if is_tuple else made[0]}\n"
+        f"    return {tuple_text(made) if is_tuple else made[0]}\n"
     )
     return "\n".join(parts) + (
         PLACE if subject.has_objects else _functions(called, keywords)

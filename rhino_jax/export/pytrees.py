@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,12 @@ def _dim_text(dim: Any) -> str:
     if isinstance(dim, tuple):
         return f"({', '.join(quoted(name) for name in dim)})"
     return "None" if dim is None else quoted(dim)
+
+
+def tuple_text(items: Iterable[str]) -> str:
+    """Return items of source as the source of their tuple."""
+    found = list(items)
+    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
 
 
 def quoted(text: str) -> str:

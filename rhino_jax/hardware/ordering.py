@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from rhino_jax.hardware.parts import NO_DIM, Piece, on_torus
-from rhino_jax.hardware.topology import factorisations
+from rhino_jax.hardware.parts import NO_DIM, TorusPiece, on_torus
+from rhino_jax.hardware.target import Target
+from rhino_jax.hardware.topology import capacities, factorisations, torus_dims
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOrder:
-    """Where the devices of a mesh lie, and how these become the mesh.
+    """The box of a torus that a mesh fills, and how its devices become the mesh.
 
     Attributes:
       box: sides of the box that the devices fill: slices, torus dims, devices of a
@@ -75,7 +76,7 @@ def _shared(sizes: Sequence[int], count: int) -> list[int]:
 
 def _box(
     dims: tuple[int, ...], sizes: Sequence[int]
-) -> tuple[tuple[int, ...], dict[int, list[Piece]]] | None:
+) -> tuple[tuple[int, ...], dict[int, list[TorusPiece]]] | None:
     """Return the sides of a box of the torus, and the pieces of the mesh axes in it."""
     pieces = on_torus(dims, sizes)
     every = [piece for mine in pieces.values() for piece in mine]
@@ -96,7 +97,7 @@ def _box(
 def _order(
     sizes: Sequence[int],
     outer: Sequence[int],
-    pieces: dict[int, list[Piece]],
+    pieces: dict[int, list[TorusPiece]],
     chip: Sequence[int],
     box: tuple[int, ...],
 ) -> DeviceOrder:
@@ -140,6 +141,24 @@ def device_mesh(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray | No
     for place in np.ndindex(order.box):
         found[place] = at[place]
     return order.arranged(found)
+
+
+def grid_of(target: Target, count: int) -> tuple[int, ...] | None:
+    """Return slices, dims of the torus and devices of a chip; None: no torus.
+
+    Args:
+      target: the hardware.
+      count: number of devices, where the target does not fix it.
+    """
+    torus = target.torus
+    if torus is None:
+        return None
+    count = target.num_devices or count
+    domains = capacities(target, count)
+    at = target.tiers.index(torus)
+    cores = domains[at - 1] if at else 1
+    dims = torus_dims(torus, max(1, domains[at] // cores))
+    return count // domains[at], *dims, cores
 
 
 def _places(devices: Sequence[Any]) -> dict[tuple[int, ...], Any]:

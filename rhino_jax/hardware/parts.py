@@ -70,7 +70,7 @@ NO_DIM = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TorusPiece:
     """A line of `size` devices of a torus dim, `stride` apart.
 
     Attributes:
@@ -98,7 +98,7 @@ class MeshParts:
     target: Target
     sizes: tuple[int, ...]
     domains: tuple[int, ...]
-    torus: tuple[tuple[tuple[int, ...], Mapping[int, Sequence[Piece]]], ...]
+    torus: tuple[tuple[tuple[int, ...], Mapping[int, Sequence[TorusPiece]]], ...]
 
     @classmethod
     def of(cls, target: Target, sizes: Sequence[int]) -> MeshParts:
@@ -109,7 +109,7 @@ class MeshParts:
           sizes: sizes of the mesh axes, major first.
         """
         domains = capacities(target, math.prod(sizes))
-        torus: list[tuple[tuple[int, ...], Mapping[int, Sequence[Piece]]]] = []
+        torus: list[tuple[tuple[int, ...], Mapping[int, Sequence[TorusPiece]]]] = []
         within = 1
         for tier, domain, shares in zip(
             target.tiers, domains, _shares(sizes, domains), strict=True
@@ -213,7 +213,9 @@ def _switched(tier: Tier, size: float) -> AxisShare:
     )
 
 
-def on_torus(dims: tuple[int, ...], shares: Sequence[float]) -> dict[int, list[Piece]]:
+def on_torus(
+    dims: tuple[int, ...], shares: Sequence[float]
+) -> dict[int, list[TorusPiece]]:
     """Return the pieces of a torus that every axis uses, by axis of several devices.
 
     Minor axes choose first, as in JAX's `mesh_utils.create_device_mesh` with
@@ -232,7 +234,7 @@ def on_torus(dims: tuple[int, ...], shares: Sequence[float]) -> dict[int, list[P
     }
 
 
-def _pieces(dims: tuple[int, ...], strides: list[int], size: int) -> list[Piece]:
+def _pieces(dims: tuple[int, ...], strides: list[int], size: int) -> list[TorusPiece]:
     """Return dims, and lines along dims, that make up `size`; updates `strides`."""
     sizes = _preferred(dims, tuple(strides), size)
     rest = 1
@@ -241,10 +243,10 @@ def _pieces(dims: tuple[int, ...], strides: list[int], size: int) -> list[Piece]
         counts = _divisors(size)
         found = (_preferred(dims, tuple(strides), size // n) for n in counts)
         rest, sizes = next((n, f) for n, f in zip(counts, found, strict=True) if f)
-    pieces = [Piece(d, strides[d], n) for d, n in enumerate(sizes) if n > 1]
+    pieces = [TorusPiece(d, strides[d], n) for d, n in enumerate(sizes) if n > 1]
     for piece in pieces:
         strides[piece.dim] *= piece.size
-    return pieces if rest == 1 else [*pieces, Piece(NO_DIM, 1, rest)]
+    return pieces if rest == 1 else [*pieces, TorusPiece(NO_DIM, 1, rest)]
 
 
 @functools.cache
@@ -275,7 +277,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _on_dims(
-    tier: Tier, dims: tuple[int, ...], pieces: Sequence[Piece]
+    tier: Tier, dims: tuple[int, ...], pieces: Sequence[TorusPiece]
 ) -> Iterable[AxisShare]:
     """Return the parts that pieces of a torus make up.
 
@@ -294,9 +296,9 @@ def _on_dims(
     return [*_at_once(links), *rest]
 
 
-def _end_to_end(pieces: Iterable[Piece]) -> list[Piece]:
+def _end_to_end(pieces: Iterable[TorusPiece]) -> list[TorusPiece]:
     """Merge pieces of one dim where one begins at the end of another."""
-    joined: list[Piece] = []
+    joined: list[TorusPiece] = []
     for piece in sorted(pieces, key=lambda p: p.stride):
         last = joined[-1] if joined else None
         if last and last.stride * last.size == piece.stride:
@@ -343,7 +345,7 @@ def _whole(tier: Tier, size: int, wraps: bool) -> AxisShare:
     )
 
 
-def _line(tier: Tier, piece: Piece) -> AxisShare:
+def _line(tier: Tier, piece: TorusPiece) -> AxisShare:
     """Return the share that is a line over every `stride`-th device of a torus dim."""
     return AxisShare(
         size=piece.size,

@@ -32,7 +32,7 @@ TOPOLOGIES = [
 ]
 
 
-def _devices(name: str, *, real: bool) -> list[Any]:
+def torus_devices(name: str, *, real: bool = False) -> list[Any]:
     """Devices of a topology: those of its compiler, or objects with their places."""
     target = load_target(name)
     torus, count = target.torus, target.num_devices
@@ -77,7 +77,7 @@ def _estimated(name: str, shape: tuple[int, ...], axis: int) -> tuple[Any, ...]:
 
 
 def _check_every_shape(name: str, *, real: bool) -> None:
-    devices = _devices(name, real=real)
+    devices = torus_devices(name, real=real)
     for shape in mesh_shapes(load_target(name), len(devices)):
         arranged = device_mesh(shape, devices)
         assert arranged is not None and arranged.shape == shape
@@ -99,7 +99,7 @@ def test_of_the_devices_of_the_compiler(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["v5e:4x8", "v6e:16x16", "v5p:4x4x4", "v4:4x4x8"])
 def test_the_order_is_that_of_create_device_mesh(name: str) -> None:
-    devices = _devices(name, real=False)
+    devices = torus_devices(name)
     for shape in mesh_shapes(load_target(name), len(devices), max_axes=4):
         made = mesh_utils.create_device_mesh(
             shape, devices, allow_split_physical_axes=True
@@ -108,10 +108,10 @@ def test_the_order_is_that_of_create_device_mesh(name: str) -> None:
 
 
 def test_devices_of_a_chip_and_of_a_slice_are_neighbours() -> None:
-    chips = device_mesh((4, 4, 2), _devices("tpu7x:2x2x4", real=False))
+    chips = device_mesh((4, 4, 2), torus_devices("tpu7x:2x2x4"))
     assert chips is not None
     assert all(len({d.coords for d in pair}) == 1 for pair in chips.reshape(-1, 2))
-    rows = device_mesh((8, 4), _devices("v5e:2x4x4", real=False))
+    rows = device_mesh((8, 4), torus_devices("v5e:2x4x4"))
     assert rows is not None
     assert all(len({d.slice_index for d in row}) == 1 for row in rows)
 
@@ -132,7 +132,7 @@ def test_fewer_devices_fill_a_box(
     name: str, shape: tuple[int, ...], box: tuple[int, ...] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    devices = _devices(name, real=False)
+    devices = torus_devices(name)
     arranged = device_mesh(shape, devices)
     if box is None:
         assert arranged is None
@@ -147,7 +147,7 @@ def test_fewer_devices_fill_a_box(
 
 
 def test_no_box_has_holes() -> None:
-    devices = _devices("v5e:2x4", real=False)
+    devices = torus_devices("v5e:2x4")
     assert device_mesh((2, 4), devices[:5] + devices[6:]) is None
     assert order_on((1, 2, 4, 1), (16,)) is None
 
