@@ -26,6 +26,7 @@ from rhino_jax.hardware.files import detect_target
 from rhino_jax.hardware.mesh import MeshAxis
 from rhino_jax.hardware.target import Device
 from rhino_jax.ir.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, KINDS
+from rhino_jax.utils.progress import Progress
 
 
 SAMPLES = 9
@@ -68,17 +69,21 @@ class Measured:
 def measure(devices: Sequence[Any]) -> Measured:
     """Measure the devices; takes about a minute on emulated ones."""
     one = _Devices(devices, (len(devices),))
-    measured = Measured(
-        kind=devices[0].device_kind,
-        num_devices=len(devices),
-        flops_per_s={name: _matmul_rate(one, name) for name in ("float32", "bfloat16")},
-        hbm_bytes_per_s=_memory_rate(one),
-    )
+    with Progress(doing="measuring matmuls and memory").ticking():
+        flops = {name: _matmul_rate(one, name) for name in ("float32", "bfloat16")}
+        measured = Measured(
+            kind=devices[0].device_kind,
+            num_devices=len(devices),
+            flops_per_s=flops,
+            hbm_bytes_per_s=_memory_rate(one),
+        )
     if len(devices) == 1:
         return measured
     # A switch, or a barrier for threads of one process.
     topology = "barrier" if devices[0].platform == "cpu" else "switch"
-    return _with_links(measured, topology, _collectives(devices))
+    with Progress(doing="measuring collectives").ticking():
+        found = _collectives(devices)
+    return _with_links(measured, topology, found)
 
 
 @dataclass(frozen=True, slots=True)

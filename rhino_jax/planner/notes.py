@@ -8,6 +8,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import jax
+from jax.sharding import Mesh
+
 from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
@@ -92,6 +95,18 @@ def notes_of_rules(program: Program) -> tuple[str, ...]:
     said = [f"{name!r}.{nearest(name, there)}" for name in names]
     return (
         "rules are registered for names that no op has had so far: " + " ".join(said),
+    )
+
+
+def notes_of_idle(mesh: Mesh) -> tuple[str, ...]:
+    """Return a note on present devices that are not in a mesh of others of them."""
+    present = jax.devices()
+    idle = len(present) - mesh.size
+    if idle <= 0 or not set(mesh.devices.flat) <= set(present):
+        return ()
+    return (
+        f"the mesh has {mesh.size} devices, {len(present)} are present: {idle} stay"
+        " idle.",
     )
 
 

@@ -43,6 +43,7 @@ from rhino_jax.planner.meshes import (
 )
 from rhino_jax.planner.notes import (
     notes_of_arguments,
+    notes_of_idle,
     notes_of_rules,
     warn_of_left_out,
     warn_of_uncovered,
@@ -261,7 +262,10 @@ class PlanOptions:
             make,
             self.what,
         )
-        return _told(found, program, target), basis
+        found = _told(found, program, target)
+        if self.hardware is None and isinstance(mesh, Mesh):
+            found = replace(found, notes=(*found.notes, *notes_of_idle(mesh)))
+        return found, basis
 
     def places_on(
         self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]

@@ -28,6 +28,7 @@ from rhino_jax.runtime.storage import (
     remember,
     stored_arguments,
 )
+from rhino_jax.utils.progress import Progress
 
 
 def abstract_args(plan: PlanData) -> Any:
@@ -240,10 +241,12 @@ def init(
     arrays = [in_order(given[i], dims_of(given[i]), ()) for i in at]
     shapes = jax.eval_shape(flat, *arrays)
     known = leaves_for(placed, results[-1].with_arrays(shapes), what)
-    made = _made_by_stages(placed, flat, arrays, known)
-    if placed.mesh.devices.flat[0].platform == "cpu":
-        with WATCHDOG.watching(lambda: what):  # see `SpmdExecutable`
-            jax.block_until_ready(made)
+    doing = f"initializing arguments of `{plan.program_name}`"
+    with Progress(doing=doing, is_enabled=jax.process_index() == 0).ticking():
+        made = _made_by_stages(placed, flat, arrays, known)
+        if placed.mesh.devices.flat[0].platform == "cpu":
+            with WATCHDOG.watching(lambda: what):  # see `SpmdExecutable`
+                jax.block_until_ready(made)
     dims = stored_arguments(placed)
     made = [
         in_order(x, (), dims.get(leaf.path, ()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from rhino_jax.runtime.buffers import copied
 from rhino_jax.runtime.meshes import can_run
 from rhino_jax.runtime.sharded import sharded_by, unbound
 from rhino_jax.runtime.storage import dims_of, in_order
+from rhino_jax.utils.progress import Progress
 from rhino_jax.verify.places import emulated_mesh
 from rhino_jax.verify.results.check import Check, ComparedLeaf, compare
 from rhino_jax.verify.verification import planned_parameters
@@ -81,11 +83,14 @@ def check(
         flat, consts = _as_traced(apply_passes(traced, own))
     else:
         flat, consts = _flat(traced, parameters, call)
-    single = _on_one_device(bound, flat, [*arrays, *consts])
+    with _progress(plan, "on one device"):
+        single = _on_one_device(bound, flat, [*arrays, *consts])
     rounded: list[Any] = [None] * len(single)
     if tolerance is None and _has_16_bits(traced):
-        rounded = _on_one_device(bound, flat, [*arrays, *consts], _ROUNDING)
-    planned = _as_planned(bound, arrays)
+        with _progress(plan, "on one device, rounded elsewhere"):
+            rounded = _on_one_device(bound, flat, [*arrays, *consts], _ROUNDING)
+    with _progress(plan, "as planned"):
+        planned = _as_planned(bound, arrays)
     paths = [*traced.result.array_paths]
     if traced.written is not None:
         paths += traced.written.paths(len(paths))
@@ -109,6 +114,12 @@ def check(
         ),
         seconds=time.monotonic() - started,
     )
+
+
+def _progress(plan: PlanData, how: str) -> AbstractContextManager[None]:
+    """Return a context that shows which of the runs takes the time."""
+    doing = f"checking `{plan.program_name}` {how}"
+    return Progress(doing=doing, is_enabled=jax.process_index() == 0).ticking()
 
 
 def _of_stages(plan: PlanData) -> tuple[Transform, ...]:
