@@ -77,7 +77,7 @@ class Lines:
         combine = COMBINE.get(name)
         if (combine is None and name != "gather") or is_literal(eqn.invars[1]):
             return None
-        array, indices, numbers = *eqn.invars[:2], eqn.params["dimension_numbers"]
+        (array, indices), numbers = eqn.invars[:2], eqn.params["dimension_numbers"]
         one = self._lines.get(indices)
         lines = self._indices.get(indices, [one] if one else [])
         if not lines or numbers.operand_batching_dims:
