@@ -21,9 +21,6 @@ from rhino_jax.ir.traits import OpKind
 
 _OWNING = (NodeKind.OP, NodeKind.CARRY, NodeKind.STACK, NodeKind.JOIN)
 
-ARRAY = 0
-"""Position of the array among the operands of an update."""
-
 
 class InPlace(NamedTuple):
     """An update in place.
@@ -67,7 +64,7 @@ def update_in_place(
             continue
         if (at := updates_of(node.op)) is None:
             continue
-        for edge in [e for e in graph.incoming[node.id] if e.operand == ARRAY]:
+        for edge in [e for e in graph.incoming[node.id] if e.operand == 0]:
             sources, result = _sources(graph, edge), node.ports[0].id
             held = sources[-1]
             # Buffers of a loop's results and of a branch's belong to other ports.

@@ -11,7 +11,6 @@ import numpy as np
 from rhino_jax.analysis.convolutions import find_zero_taps
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
 from rhino_jax.analysis.in_place import (
-    ARRAY,
     InPlace,
     enters_loop,
     is_writable,
@@ -365,5 +364,5 @@ def _copies_until(
     written = np.zeros(len(graph.nodes), dtype=np.int64)
     for node, update in in_place.items():
         written[node] = read[update.result]
-    is_array = columns.operand == ARRAY
+    is_array = columns.operand == 0
     return np.maximum(until, written[columns.target] * is_array).tolist()

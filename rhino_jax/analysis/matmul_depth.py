@@ -111,8 +111,6 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
 _Position = tuple[int, tuple[int, ...]]
 """A node, and for every dim how far from its own element another node reads it."""
 
-_MAX_POSITIONS = 64
-
 
 def _positions(
     node: Node, sources: set[int], at: Sequence[frozenset[_Position]]
@@ -134,7 +132,7 @@ def _positions(
             for n, offsets in before
             if len(offsets) == len(shifts)
         )
-    return frozenset(sorted(before)[:_MAX_POSITIONS])
+    return frozenset(sorted(before)[: OBSERVED.most_positions])
 
 
 def _shifts(node: Node) -> tuple[int, ...] | None:

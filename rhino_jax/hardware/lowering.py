@@ -109,6 +109,10 @@ class Observed:
         first of the one, times those of the other, up to which XLA:GPU computes the
         inner one in the kernel of the outer: a difference of differences is one kernel;
         a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
+      most_positions: positions of one stencil that are followed through others; the
+        largest of public solvers read 27.
+      real_products: real products of a complex one, of compilers that split complex
+        arrays (XLA:TPU, libtpu 0.0.52).
     """
 
     most_scattered: int = 8
@@ -121,6 +125,8 @@ class Observed:
     longest_sum: int = 16_384
     shortest_sum: int = 16
     stencils: float = 1.0
+    most_positions: int = 64
+    real_products: int = 3
 
 
 OBSERVED = Observed()

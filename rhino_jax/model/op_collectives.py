@@ -15,7 +15,7 @@ from rhino_jax.analysis.graph import Edge, Graph, NodeKind
 from rhino_jax.cost.collectives import collective_s
 from rhino_jax.cost.combine import combine_steps
 from rhino_jax.cost.reshard import ReshardStep
-from rhino_jax.hardware.lowering import LoweringPolicy
+from rhino_jax.hardware.lowering import OBSERVED, LoweringPolicy
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.collectives import ALL_GATHER, PERMUTE
 from rhino_jax.ir.factor import FactorKind, Rule
@@ -230,15 +230,11 @@ def _summed(rule: Rule) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-REAL_PRODUCTS = 3
-"""Real products of a complex one, of compilers that split complex arrays."""
-
-
 def _partial_bytes(
     program: Program, op: Op, result: int, made: Spec, mesh: LaidMesh
 ) -> float:
     whole = program.values[op.results[result]]
     local = whole.bytes * share_of(made, whole.shape, mesh.sizes)
     if op.traits.is_contraction and splits(whole, mesh.lowering):
-        local *= REAL_PRODUCTS / 2
+        local *= OBSERVED.real_products / 2
     return max(local, item_bytes("bool"))

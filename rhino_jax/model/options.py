@@ -14,7 +14,7 @@ import numpy as np
 
 from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, work_of
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
-from rhino_jax.analysis.in_place import ARRAY, InPlace
+from rhino_jax.analysis.in_place import InPlace
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
 from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
@@ -385,7 +385,8 @@ class OptionBuilder:
         whole = held(ports.made[0], values[op.results[0]])
         part = held(ports.ins[at], values[op.operands[at]])
         # A slice is overwritten unread.
-        is_read = ARRAY in self.liveness.kernels.reads[node.id]
+        # The array is the first operand of an update.
+        is_read = 0 in self.liveness.kernels.reads[node.id]
         changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
         reads = is_read * (whole - changed)
         is_partial = np.array([s.made != s.results for s in draft.strategies])

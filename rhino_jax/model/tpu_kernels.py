@@ -38,17 +38,15 @@ import numpy as np
 from rhino_jax.analysis.graph import Node, NodeKind
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.cost.compute import op_s, padding
+from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op, item_bytes
 from rhino_jax.ir.spec import shards_per_dim
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.model.op_collectives import REAL_PRODUCTS, splits
+from rhino_jax.model.op_collectives import splits
 from rhino_jax.model.options import Options
 from rhino_jax.model.sizes import LocalSizes
 
-
-_PARTS = 2
-"""Real and imaginary."""
 
 _APART, _JOINED = 3.0, 2.0
 """Bytes read and written over those of an array: two kernels read it and write a part
@@ -74,7 +72,8 @@ def with_loops_and_parts(
     for node in analysis.graph.nodes:
         is_complex = splits(values[node.value], device.lowering)
         is_window = device.loops_windows and _indexes(node)
-        is_image = node.op is not None and bool(node.op.traits.channels)
+        has_image = node.op is not None and bool(node.op.traits.channels)
+        is_image = has_image and bool(device.tile)
         if not (is_window or is_complex or is_image or node.id in repeats):
             continue
         own, is_state = options[node.id], node.slot in state
@@ -90,7 +89,7 @@ def with_loops_and_parts(
                 new = _added(new, op_s(analysis.target, 0.0 * read, read, "float32"))
             if is_complex and node.op is not None and node.op.traits.is_contraction:
                 dtype = values[node.op.operands[0]].dtype
-                more = (REAL_PRODUCTS - 1) * own.flops
+                more = (OBSERVED.real_products - 1) * own.flops
                 new = _added(new, op_s(analysis.target, more, 0.0 * more, dtype))
             if is_complex:
                 new = _added(new, _parts_s(analysis, sizes, node, own, is_state))
@@ -186,7 +185,7 @@ def _indexed_s(
         trips = _trips(
             op.rule, own, sizes, is_whole=is_complex and len(op.operands) > 2
         )
-        return trips * _trip_s(analysis, op, _PARTS if is_complex else 1)
+        return trips * _trip_s(analysis, op, 2 if is_complex else 1)  # real, imaginary
     table, columns = values[op.operands[0]], op.rule.operands[0][-1]
     is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
     lanes, is_scatter = (

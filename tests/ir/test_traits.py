@@ -37,6 +37,8 @@ TOLD_APART = {
     "runtime/ops_on_shards.py": "how what shards find of each is merged",
     "export/constraints.py": "functions of JAX that users lay out values with",
     "frontend/tracing/constant_windows.py": "parameters say where a window lies",
+    "frontend/tracing/padded_slices.py": "the ops that fill what a pad adds",
+    "frontend/tracing/stepped_windows.py": "ops that make integers in steps",
     "frontend/tracing/open_moves.py": "the ops that a rotation is made of",
     "frontend/tracing/row_numbers.py": "which ops keep row numbers and join indices",
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
