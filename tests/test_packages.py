@@ -44,7 +44,31 @@ MAX_LINES_OF_A_FUNCTION = 100
 """Of its body, without signature and docstring."""
 
 CODE_TOKENS = {
-    "passes": 98_163,
+    "": 4_400,
+    "_compat": 4_800,
+    "analysis": 26_700,
+    "bench": 39_700,
+    "commands": 7_300,
+    "contest": 2_300,
+    "cost": 4_000,
+    "explain": 35_200,
+    "export": 12_300,
+    "frontend": 71_100,
+    "hardware": 13_000,
+    "ir": 12_300,
+    "model": 21_300,
+    "models": 15_900,
+    "passes": 96_300,
+    "pipeline": 32_700,
+    "plan": 19_400,
+    "planner": 94_800,
+    "recipes": 4_100,
+    "rewrite": 6_600,
+    "runtime": 45_700,
+    "solver": 35_000,
+    "sweep": 9_700,
+    "utils": 5_600,
+    "verify": 44_800,
 }
 """Most code tokens of each package. A number here is lowered, and never raised."""
 
