@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,11 +110,7 @@ def build_model(
         options, is_narrowed = builder.build(), False
     else:
         options, is_narrowed = narrow(builder)
-    options = with_packing(analysis, mesh, options)
-    options = with_reversals(analysis, options)
-    options = with_second_passes(analysis, mesh, options)
-    options = ChannelsLast(analysis, sizes).with_scatters(options)
-    options = with_loops_and_parts(analysis, sizes, options)
+    options = with_kernels(analysis, mesh, sizes, options)
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],
@@ -125,6 +121,28 @@ def build_model(
     pricing.add_edges(problem)
     pricing.add_held(problem)
     return MeshModel(analysis, builder, options, problem, is_narrowed)
+
+
+def with_kernels(
+    analysis: ProgramAnalysis,
+    mesh: LaidMesh,
+    sizes: LocalSizes,
+    options: Sequence[Options],
+) -> list[Options]:
+    """Return the options with the costs of the kernels that compilers add or save:
+    equal nodes that share an object of options share one afterwards.
+
+    Args:
+      analysis: the program.
+      mesh: the mesh.
+      sizes: local sizes of values, under lists of specs.
+      options: [nodes], the options of each.
+    """
+    found = with_packing(analysis, mesh, options)
+    found = with_reversals(analysis, found)
+    found = with_second_passes(analysis, mesh, found)
+    found = ChannelsLast(analysis, sizes).with_scatters(found)
+    return with_loops_and_parts(analysis, sizes, found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -77,7 +77,9 @@ def with_loops_and_parts(
         if not (is_window or is_complex or is_image or node.id in repeats):
             continue
         own, is_state = options[node.id], node.slot in state
-        key = id(own), node.kind, is_complex, is_state, node.id in repeats
+        # Inputs and outputs of other types share options.
+        size = analysis.alike.types[node.value], analysis.alike.lanes[node.value]
+        key = id(own), node.kind, is_complex, is_state, node.id in repeats, *size
         if key not in found:
             new = own
             if is_window:

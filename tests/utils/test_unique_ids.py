@@ -15,7 +15,7 @@ from rhino_jax.frontend.trace import trace
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.ir.traits import OpKind, Traits
-from rhino_jax.model.build import build_model
+from rhino_jax.model.build import build_model, with_kernels
 from rhino_jax.models import registry
 from rhino_jax.utils.union_find import for_each, groups, number, number_rows
 from tests.cases import covering
@@ -50,16 +50,15 @@ def test_nodes_that_are_alike_have_options_of_their_own_as_the_shared_ones(
 ) -> None:
     program = trace_workload(registry.get(name)).program
     target = load_target("v5e:4x2")
-    # Shared latencies are paid after the options are built.
-    target = replace(target, device=replace(target.device, combines_levels=False))
     analysis = ProgramAnalysis.of(program, target)
     mesh = lay_out(target, (("x", 4), ("y", 2)))
     model = build_model(analysis, mesh, {}, target.device.hbm_bytes)
     assert len(set(map(id, model.options))) < len(model.options) / 2
+    options = model.builder.build()
     # Shared are those of the first; here is what the last of each has by itself.
     last = dict(zip(analysis.alike.nodes.tolist(), analysis.graph.nodes, strict=True))
     for node in last.values():
-        shared = model.options[node.id]
+        shared = options[node.id]
         own = replace(model.builder, _drafts={}, _ports={}).of_node(node)
         assert own.strategies == shared.strategies
         np.testing.assert_array_equal(own.cost_s, shared.cost_s)
@@ -69,6 +68,26 @@ def test_nodes_that_are_alike_have_options_of_their_own_as_the_shared_ones(
             (*own.ins, *own.outs), (*shared.ins, *shared.outs), strict=True
         ):
             assert mine is other
+    # So have the costs of the kernels that are added to them.
+    for node, own in enumerate(
+        with_kernels(analysis, mesh, model.builder.sizes, list(map(replace, options)))
+    ):
+        np.testing.assert_array_equal(own.cost_s, model.options[node].cost_s)
+        np.testing.assert_array_equal(own.compute_s, model.options[node].compute_s)
+
+
+def test_complex_inputs_of_other_types_are_taken_apart_at_costs_of_their_own() -> None:
+    x = jax.ShapeDtypeStruct((256, 256), jnp.complex64)
+    program = trace(lambda x, y: (jnp.sin(x), jnp.sin(y)), (x, x), {}).program
+    values = list(program.values)
+    second = program.inputs[1].value
+    values[second] = replace(values[second], dtype="complex128")
+    target = load_target("v5e:4x2")
+    analysis = ProgramAnalysis.of(replace(program, values=tuple(values)), target)
+    mesh = lay_out(target, (("x", 8),))
+    narrow, wide = build_model(analysis, mesh, {}, target.device.hbm_bytes).options[:2]
+    assert narrow.ins[0] is wide.ins[0]
+    np.testing.assert_allclose(wide.cost_s, 2 * narrow.cost_s)
 
 
 def test_a_kernel_is_no_matmul_though_its_rule_is() -> None:
