@@ -64,7 +64,7 @@ def _light(
     if maker.kind is NodeKind.SLICE or _gives_any(maker, port.result):
         return []
     light = [e for e in edges if not _is_heavy(graph.nodes[e.target])]
-    needing = [e for e in light if _needs_whole(graph, e)]
+    needing = [e for e in light if _may_need_whole(graph, e)]
     is_held = maker.kind in (NodeKind.CARRY, NodeKind.CONST)
     if is_held or (maker.kind is NodeKind.INPUT and maker.slot in tied):
         return needing
@@ -79,11 +79,17 @@ def _gives_any(maker: Node, result: int) -> bool:
     return not _has_whole(maker.op.rule, maker.op.rule.results[result])
 
 
-def _needs_whole(graph: Graph, edge: Edge) -> bool:
-    """Whether a reader needs a dim of more than one element unsharded."""
+def _may_need_whole(graph: Graph, edge: Edge) -> bool:
+    """Whether a reader needs a dim of more than one element unsharded, or reads or
+    writes it in steps: shards may then be sent more than borders."""
     op = graph.nodes[edge.target].op
     assert op is not None and op.rule is not None
-    return _has_whole(op.rule, op.rule.operands[edge.operand])
+    layout = op.rule.operands[edge.operand]
+    shifts = [
+        f for x in layout for y in x if (f := op.rule.factors[y]).shift is not None
+    ]
+    is_stepped = any(f.stride > 1 or f.dilation > 1 for f in shifts)
+    return is_stepped or _has_whole(op.rule, layout)
 
 
 def _has_whole(rule: Rule, layout: Layout) -> bool:
