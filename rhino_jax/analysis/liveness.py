@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -255,26 +255,70 @@ def _stack_passes(
 
 
 def _carry_passes(graph: Graph, materialised: list[bool]) -> dict[int, int]:
-    """Return `Liveness.stack_passes` of carries that a rotation reads in the
-    fusion that computes their next value: that writes another buffer, which is copied
-    at the end of each trip (a weather code in a scan, XLA:GPU of jax 0.11.2)."""
+    """Return `Liveness.stack_passes` of carries that a rotation, a slice or a pad
+    reads in the fusion that computes their next value: that writes another buffer,
+    which is copied at the end of each trip.
+
+    Seen in scans of XLA:GPU: a weather code (jax 0.11.2), slices of a padded grid and
+    space to depth (jax 0.10.2).
+    """
     if not graph.fuses_rotations:
         return {}
-    # The nodes whose result a rotation reads at other positions, in the same fusion.
-    moved = [False] * len(graph.nodes)
-    for node in reversed(graph.run_order):
-        for edge in graph.outgoing[node.id]:
-            reader = graph.nodes[edge.target]
-            if reader.is_fusible and not materialised[reader.ports[0].id]:
-                rotates = reader.op is not None and reader.op.traits.is_rotation
-                moved[node.id] |= rotates or moved[reader.id]
-    found = {}
-    for node in graph.nodes:
-        if node.kind is NodeKind.CARRY and moved[node.id]:
-            makers = [graph.nodes[e.source.node] for e in graph.incoming[node.id]]
-            if makers[-1].is_fusible:
-                found[node.id] = 2
-    return found
+    makers = {
+        node.id: graph.incoming[node.id][-1].source.node
+        for node in graph.nodes
+        if node.kind is NodeKind.CARRY
+    }
+    is_same = [
+        node.kind is NodeKind.COPY
+        or (node.is_fusible and not materialised[node.ports[0].id])
+        for node in graph.nodes
+    ]
+    # A fusion may make several next values, of which one reads another.
+    ends = {n for n in makers.values() if graph.nodes[n].is_fusible}
+    return {
+        carry: 2
+        for carry, maker in makers.items()
+        if maker in ends and _is_moved(graph, is_same, carry, maker, ends)
+    }
+
+
+def _is_moved(
+    graph: Graph, is_same: list[bool], carry: int, maker: int, ends: AbstractSet[int]
+) -> bool:
+    """Whether an op reads a carry at other positions in the fusion of its next value.
+
+    Args:
+      graph: the program.
+      is_same: [nodes], whether the node is computed in its readers' fusions.
+      carry, maker: nodes of the carry, and of its next value.
+      ends: nodes of the next values of all carries.
+    """
+    behind, todo = {maker}, [maker]
+    while todo:
+        for edge in graph.incoming[todo.pop()]:
+            source = edge.source.node
+            if source not in behind and (is_same[source] or source in ends):
+                behind.add(source)
+                todo.append(source)
+    seen, todo = set[int](), [carry]
+    while todo:
+        for edge in graph.outgoing[todo.pop()]:
+            reader = edge.target
+            if is_same[reader] and reader in behind and reader not in seen:
+                if _moves(graph.nodes[reader]):
+                    return True
+                seen.add(reader)
+                todo.append(reader)
+    return False
+
+
+def _moves(node: Node) -> bool:
+    """Whether an op rotates a dim, or slices or pads one that may be cut."""
+    op = node.op
+    if node.kind is not NodeKind.OP or op is None or op.rule is None:
+        return False
+    return op.traits.is_rotation or any(f.shift is not None for f in op.rule.factors)
 
 
 def find_late(graph: Graph, slack: Slack) -> dict[int, int]:

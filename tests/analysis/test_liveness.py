@@ -442,8 +442,11 @@ def test_an_elementwise_value_that_is_stacked_has_no_buffer_of_its_own(
         (lambda y: 2.0 * y, False),
         # The product has read all of it before the carry is written.
         (lambda y: jnp.roll(y, 1, 0) @ y, False),
+        (lambda y: y + jnp.pad(y[1:], ((0, 1), (0, 0))), True),
+        (lambda y: y + jnp.repeat(y[::2], 2, 0), True),
+        (lambda y: y + jnp.pad(y[1:], ((0, 1), (0, 0))) @ y, False),
     ],
-    ids=["shifted", "elementwise", "product"],
+    ids=["shifted", "elementwise", "product", "padded", "in steps", "added product"],
 )
 def test_a_carry_that_its_own_fusion_reads_shifted_is_copied(
     body: Callable[[Any], Any], is_copied: bool
