@@ -16,6 +16,7 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.ordering import DeviceOrder, device_mesh, grid_of, order_on
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.stages import STAGE_AXIS
 
 
 def mesh_source(plan: PlanData, kind: str) -> tuple[str, str]:
@@ -70,7 +71,8 @@ def _is_usual(mesh: Mesh) -> bool:
         if getattr(own[0], "coords", None) is not None:
             return False  # Which box they are is not in the plan's hardware.
         own = present
-    made = device_mesh(mesh.axis_sizes, own)
+    is_staged = STAGE_AXIS in mesh.axis_names
+    made = device_mesh(mesh.axis_sizes, own, is_staged=is_staged)
     return made is not None and bool((made == mesh.devices).all())
 
 

@@ -117,12 +117,17 @@ def _order(
     )
 
 
-def device_mesh(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray | None:
+def device_mesh(
+    sizes: Sequence[int], devices: Sequence[Any], *, is_staged: bool = False
+) -> np.ndarray | None:
     """Return devices in the shape and the order of a mesh; None if no box has as many.
 
     Args:
       sizes: sizes of the mesh axes, major first.
       devices: the devices to choose from, as many as the mesh has or more.
+      is_staged: whether parts of the mesh along its stages run programs of their own. A
+        v5e:2x4 is then in the order of JAX, in which halves are hosts of 2 x 2 chips:
+        libtpu compiles no program for parts of several hosts.
     """
     from jax.experimental import mesh_utils
 
@@ -133,7 +138,9 @@ def device_mesh(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray | No
     order = order_on([max(along) + 1 for along in zip(*at, strict=True)], sizes)
     if order is None or any(place not in at for place in np.ndindex(order.box)):
         return None
-    if max(sizes) == count and order.box[0] == 1:
+    if order.box[0] == 1 and (
+        max(sizes) == count or (is_staged and order.box == _TWO_HOSTS)
+    ):
         box = set(np.ndindex(order.box))
         mine = [d for place, d in at.items() if place in box]
         return mesh_utils.create_device_mesh(sizes, mine)
@@ -141,6 +148,10 @@ def device_mesh(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray | No
     for place in np.ndindex(order.box):
         found[place] = at[place]
     return order.arranged(found)
+
+
+_TWO_HOSTS = (1, 2, 4, 1, 1)
+"""Slices, coordinates in them and devices of a chip, of two hosts of 2 x 2 chips."""
 
 
 def grid_of(target: Target, count: int) -> tuple[int, ...] | None:

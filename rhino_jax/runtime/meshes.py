@@ -14,6 +14,7 @@ from rhino_jax.errors import MeshError
 from rhino_jax.hardware.ordering import device_mesh
 from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.utils.keywords import brief, whole
 
 
@@ -84,7 +85,7 @@ def make_mesh(mesh_axes: Sequence[tuple[str, int]], what: str) -> Mesh | Abstrac
     needed = math.prod(sizes)
     if needed > len(present):
         return AbstractMesh(sizes, names, axis_types=kinds)
-    arranged = device_mesh(sizes, present)
+    arranged = device_mesh(sizes, present, is_staged=STAGE_AXIS in names)
     if arranged is None:
         raise MeshError(
             f"{what}: no box of the present devices' torus has that many of them.",

@@ -25,6 +25,7 @@ from rhino_jax.hardware.layout import mesh_axis_names
 from rhino_jax.hardware.ordering import device_mesh
 from rhino_jax.hardware.target import Target, Tier
 from rhino_jax.hardware.topology import factorisations
+from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.runtime.meshes import axes_of_mesh, read_mesh
 
 
@@ -151,7 +152,8 @@ def compile_target(name: str | Path, mesh: Any = None) -> Mesh:
             f" {target.name} has {len(devices)}",
             fix=_other_size(target, math.prod(sizes)),
         )
-    arranged = device_mesh(sizes, devices)
+    is_staged = STAGE_AXIS in dict(axes)
+    arranged = device_mesh(sizes, devices, is_staged=is_staged)
     assert arranged is not None  # the whole topology is a box
     return Mesh(arranged, [n for n, _ in axes], axis_types=kinds)
 
