@@ -54,7 +54,7 @@ CODE_TOKENS = {
     "explain": 35_200,
     "export": 12_300,
     "frontend": 71_100,
-    "hardware": 13_000,
+    "hardware": 13_100,
     "ir": 12_300,
     "model": 21_400,
     "models": 15_900,
