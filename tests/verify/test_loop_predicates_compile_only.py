@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import rhino_jax as rhino
+from tests.verify.extras import skipped_without_extra
 
 
 pytestmark = [pytest.mark.compile_only, pytest.mark.slow]
@@ -82,6 +83,8 @@ CASES = {
 def test_each_trip_communicates_as_planned(name: str) -> None:
     fn, args = CASES[name]
     plan = rhino.plan(fn, *args, hardware="h100:8", progress=False)
-    verified = plan.verify(fn, *args)
-    reductions = [c for c in plan.collectives if c.kind == "all-reduce"]
-    assert reductions and verified.ok
+    with skipped_without_extra():
+        verified = plan.verify(fn, *args)
+    # Predicates are reduced, or gathered and reduced by each device.
+    in_trips = [c for c in plan.collectives if c.count > 1]
+    assert in_trips and verified.ok
