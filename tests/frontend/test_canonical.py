@@ -134,6 +134,11 @@ def test_weak_types_do_not_change_the_program(fn):
     assert len(texts) == 1 and "mesh=" not in texts.pop()
 
 
+@pytest.mark.xfail(
+    jax.__version_info__ >= (0, 11),
+    reason="scans have trees in place of counts, and keep what they stack",
+    strict=True,
+)
 def test_weights_of_weak_types_are_not_stacked_for_the_backward_loop():
     def loss(w, x):
         def layer(x, w):

@@ -25,9 +25,10 @@ _FILLS = frozenset({"pad", "convert_element_type", "broadcast_in_dim"})
 def opened_pad(eqn: Any) -> Callable[..., Any] | None:
     """Return the function of a call that does nothing but pad, as `jnp.pad`; None for
     all other equations."""
-    if eqn.primitive.name not in PLAIN_CALLS:
+    bodies = closed_region_jaxprs(eqn)
+    if eqn.primitive.name not in PLAIN_CALLS or not bodies:
         return None
-    (body,) = closed_region_jaxprs(eqn)
+    (body,) = bodies
     names = {inner.primitive.name for inner in open_jaxpr(body).eqns}
     if "pad" not in names or not names <= _FILLS:
         return None
