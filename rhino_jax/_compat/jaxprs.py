@@ -86,8 +86,10 @@ def with_eqns(
     """
     changes = {"eqns": list(eqns), "outvars": list(outvars), **inputs}
     inner = getattr(jaxpr, "jaxpr", None)  # on 0.12 the jaxpr itself
-    if inner is jaxpr and "constvars" in inputs:
-        changes["consts"] = jaxpr.consts  # which 0.12 drops with other `constvars`
+    if inner is not None and inner is jaxpr and "constvars" in inputs:
+        changes["consts"] = jaxpr_consts(
+            jaxpr
+        )  # which 0.12 drops with other `constvars`
     if inner is None or inner is jaxpr:
         return jaxpr.replace(**changes)
     return jaxpr.replace(jaxpr=inner.replace(**changes))
