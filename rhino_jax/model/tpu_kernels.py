@@ -188,6 +188,8 @@ def _indexed_s(
             op.rule, own, sizes, is_whole=is_complex and len(op.operands) > 2
         )
         return trips * _trip_s(analysis, op, 2 if is_complex else 1)  # real, imaginary
+    if not analysis.target.device.tile or not op.rule.operands[0]:
+        return np.zeros(len(own.cost_s))
     table, columns = values[op.operands[0]], op.rule.operands[0][-1]
     is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
     lanes, is_scatter = (

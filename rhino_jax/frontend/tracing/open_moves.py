@@ -228,6 +228,8 @@ def _spelled(
         lambda *xs: jax.tree.leaves(fn(*xs)), TypedInputs(operands, debug_info)
     )
     assert not consts, "a window has constants"
+    if any(is_literal(v) or v in made.invars for v in made.outvars):
+        return [eqn]  # Of one element: nothing is computed.
     names = dict(zip(made.invars, operands, strict=True))
     names.update(
         (inner, outer)
