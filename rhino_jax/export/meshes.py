@@ -61,7 +61,8 @@ def _devices_source(plan: PlanData, sizes: tuple[int, ...]) -> tuple[str, str]:
         # `jax.make_mesh` refuses devices of several hosts.
         return ("", "") if is_one else (_UTILS, _created(sizes, ""))
     order = order_on(grid, sizes)
-    return ("", "") if order is None else _torus_source(target, grid, order)
+    is_staged = STAGE_AXIS in dict(plan.mesh_axes)
+    return ("", "") if order is None else _torus_source(target, grid, order, is_staged)
 
 
 def _is_usual(mesh: Mesh) -> bool:
@@ -86,11 +87,11 @@ def _created(sizes: tuple[int, ...], options: str) -> str:
 
 
 def _torus_source(
-    target: Target, grid: tuple[int, ...], order: DeviceOrder
+    target: Target, grid: tuple[int, ...], order: DeviceOrder, is_staged: bool
 ) -> tuple[str, str]:
     """Return imports and devices as JAX makes them, or else from their coordinates."""
     devices = _described(target, grid)
-    made = device_mesh(order.sizes, devices)
+    made = device_mesh(order.sizes, devices, is_staged=is_staged)
     if order.box == grid and grid[0] == 1:
         for options in ("", ", allow_split_physical_axes=True"):
             # As in `jax.make_mesh`.

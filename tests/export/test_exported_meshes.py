@@ -57,13 +57,15 @@ def test_the_mesh_of_every_shape_on_a_torus(
 
     monkeypatch.setattr(jax, "make_mesh", made_by_jax)
     for shape in mesh_shapes(load_target(name), len(devices)):
-        axes = tuple(zip("xyz", shape, strict=False))
-        plan = dataclasses.replace(small, mesh_axes=axes, hardware=name, mesh=None)
-        code = "".join(("import jax\n", _AXES, *mesh_source(plan, "Auto")))
-        with monkeypatch.context() as patch:
-            patch.setattr(mesh_utils, "create_device_mesh", given)
-            made = _made(code, patch)
-        assert (made == device_mesh(shape, devices)).all(), shape
+        for first in ("x", "stage"):
+            axes = tuple(zip((first, "y", "z"), shape, strict=False))
+            plan = dataclasses.replace(small, mesh_axes=axes, hardware=name, mesh=None)
+            code = "".join(("import jax\n", _AXES, *mesh_source(plan, "Auto")))
+            with monkeypatch.context() as patch:
+                patch.setattr(mesh_utils, "create_device_mesh", given)
+                made = _made(code, patch)
+            wanted = device_mesh(shape, devices, is_staged=first == "stage")
+            assert (made == wanted).all(), axes
 
 
 @pytest.mark.parametrize("order", ["reversed", "the last four", "usual"])
