@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.uses import looks_up
-from rhino_jax.ir.program import Op
-from rhino_jax.ir.traits import OpKind
 
 
 _OWNING = (NodeKind.OP, NodeKind.CARRY, NodeKind.STACK, NodeKind.JOIN)
@@ -32,15 +30,6 @@ class InPlace(NamedTuple):
 
     updates: int
     result: int
-
-
-def updates_of(op: Op) -> int | None:
-    """Return the position of the updates among the operands of an op that writes them
-    into another; None for other ops."""
-    if op.traits.kind is OpKind.UPDATE:
-        return 1
-    is_scatter = op.traits.kind is OpKind.SCATTER and len(op.operands) == 3
-    return 2 if is_scatter and op.name.startswith("scatter") else None
 
 
 def update_in_place(
@@ -62,7 +51,7 @@ def update_in_place(
     for node in reversed(graph.run_order):
         if node.kind is not NodeKind.OP or node.op is None:
             continue
-        if (at := updates_of(node.op)) is None:
+        if (at := node.op.traits.updates) is None:
             continue
         for edge in [e for e in graph.incoming[node.id] if e.operand == 0]:
             sources, result = _sources(graph, edge), node.ports[0].id

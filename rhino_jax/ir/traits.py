@@ -127,6 +127,7 @@ class Traits:
       input_dilation: for a convolution, number of positions that each element of its
         first operand takes, all but one of them zeros, as in the gradient of a strided
         convolution; of the kernel, where compilers take that for the input.
+      updates: position of the operand that it writes into its first one; None: none.
       pads_unevenly: for a convolution, whether its window pads some dim of its first
         operand by more at one end than at the other, as "SAME" does with a stride of 2.
       zero_taps: for a convolution, products over those that count, where cuDNN is
@@ -168,6 +169,7 @@ class Traits:
     is_rounded: bool = False
     is_reversal: bool = False
     input_dilation: int = 1
+    updates: int | None = None
     pads_unevenly: bool = False
     zero_taps: float = 1.0
     groups: int = 1

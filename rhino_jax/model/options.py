@@ -384,8 +384,7 @@ class OptionBuilder:
         held, at = self.sizes.held_bytes, update.updates
         whole = held(ports.made[0], values[op.results[0]])
         part = held(ports.ins[at], values[op.operands[at]])
-        # A slice is overwritten unread.
-        # The array is the first operand of an update.
+        # The array is the first operand; a slice of it is overwritten unread.
         is_read = 0 in self.liveness.kernels.reads[node.id]
         changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
         reads = is_read * (whole - changed)

@@ -64,16 +64,16 @@ def with_loops_and_parts(
       options: [nodes], the options of each.
     """
     changed, device = list(options), analysis.target.device
-    if not device.loops_windows and not device.splits_complex:
+    # All of these are about lanes, and so about hardware with tiles.
+    if not device.tile or not (device.loops_windows or device.splits_complex):
         return changed
     values, found = analysis.graph.program.values, dict[tuple[object, ...], Options]()
-    repeats = _find_repeats(analysis) if device.tile else set()
+    repeats = _find_repeats(analysis)
     state = {o.state_of for o in analysis.graph.program.outputs}
     for node in analysis.graph.nodes:
         is_complex = splits(values[node.value], device.lowering)
         is_window = device.loops_windows and _indexes(node)
-        has_image = node.op is not None and bool(node.op.traits.channels)
-        is_image = has_image and bool(device.tile)
+        is_image = node.op is not None and bool(node.op.traits.channels)
         if not (is_window or is_complex or is_image or node.id in repeats):
             continue
         own, is_state = options[node.id], node.slot in state
@@ -167,8 +167,9 @@ def _indexes(node: Node) -> bool:
     op = node.op
     if node.kind is not NodeKind.OP or op is None or op.rule is None:
         return False
-    operands = {OpKind.LOOKUP: 2, OpKind.SCATTER: 3}.get(op.traits.kind)
-    return len(op.operands) == operands and any(op.rule.operands[1])
+    is_gather = op.traits.kind is OpKind.LOOKUP and len(op.operands) == 2
+    is_scatter = op.traits.kind is OpKind.SCATTER and op.traits.updates is not None
+    return (is_gather or is_scatter) and any(op.rule.operands[1])
 
 
 def _indexed_s(
@@ -188,8 +189,6 @@ def _indexed_s(
             op.rule, own, sizes, is_whole=is_complex and len(op.operands) > 2
         )
         return trips * _trip_s(analysis, op, 2 if is_complex else 1)  # real, imaginary
-    if not analysis.target.device.tile or not op.rule.operands[0]:
-        return np.zeros(len(own.cost_s))
     table, columns = values[op.operands[0]], op.rule.operands[0][-1]
     is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
     lanes, is_scatter = (

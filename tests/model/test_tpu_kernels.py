@@ -1,5 +1,5 @@
-"""What XLA:TPU adds: loops over windows, copies of narrow tables, parts of complex
-arrays, and reductions of broadcasts."""
+"""Kernels that XLA:TPU adds: loops over windows, copies of narrow tables, parts of
+complex arrays, and reductions of broadcasts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def model_of(fn: Any, *args: Any, **changes: bool) -> MeshModel:
+def model_of(fn: Any, *args: Any, **changes: Any) -> MeshModel:
     analysis = ProgramAnalysis.of(
         trace(fn, args, {}).program, TARGET.replace(**changes)
     )
@@ -33,11 +33,13 @@ def model_of(fn: Any, *args: Any, **changes: bool) -> MeshModel:
     return build_mesh_problem(analysis, (("x", 8),), request).model
 
 
-def added(fn: Any, *args: Any) -> list[tuple[bool, float]]:
+OFF = {"loops_windows": False, "splits_complex": False}
+
+
+def added(fn: Any, *args: Any, **changes: Any) -> list[tuple[bool, float]]:
     """Return, for every option that takes longer than without the behaviours, whether
     it is sharded, and by how many seconds."""
-    off = {"loops_windows": False, "splits_complex": False}
-    models = model_of(fn, *args), model_of(fn, *args, **off)
+    models = (model_of(fn, *args, **changes, **more) for more in ({}, OFF))
     found = []
     for a, b in zip(*(m.options for m in models), strict=True):
         for s, more in zip(a.strategies, a.compute_s - b.compute_s, strict=True):
@@ -67,6 +69,25 @@ def test_windows_are_added_one_by_one() -> None:
     table, at = array(1024, 1024), array(512, 2, dtype=jnp.int32)
     for is_cut, more in added(gradient, table, at, array(512, 64, 256)):
         assert more == pytest.approx((64 if is_cut else 512) * 4 * LAUNCH_S)
+
+
+def test_hardware_without_tiles_has_none_of_these() -> None:
+    table, at = array(1024, 1024), array(512, 2, dtype=jnp.int32)
+
+    def gradient(x: Any, at: Any, g: Any) -> Any:
+        return jax.linear_transpose(lambda x: windows(x, at), x)(g)[0]
+
+    assert added(gradient, table, at, array(512, 64, 256), tile=()) == []
+
+
+def test_a_compared_window_is_no_index() -> None:
+    def fn(x: Any, source: Any) -> Any:
+        return jax.lax.select_and_scatter_add_p.bind(
+            source, x, select_prim=jax.lax.ge_p, window_dimensions=(1, 2),
+            window_strides=(1, 2), padding=((0, 0), (0, 0)),
+        )  # fmt: skip
+
+    assert added(fn, array(512, 1024), array(512, 512)) == []
 
 
 def test_a_narrow_table_is_copied_to_padded_rows() -> None:

@@ -123,7 +123,7 @@ def dynamic_slice(ctx: OpContext) -> OpRule:
 
 @register(
     "dynamic_update_slice",
-    traits=Traits(OpKind.UPDATE, fuses_operands=True, moves=((0, 1),)),
+    traits=Traits(OpKind.UPDATE, fuses_operands=True, updates=1, moves=((0, 1),)),
 )
 def dynamic_update_slice(ctx: OpContext) -> OpRule:
     """Return the rule: dims updated in full are parallel, those of one-element updates
@@ -169,6 +169,7 @@ def _traits(name: str) -> Traits:
     return Traits(
         OpKind.SCATTER,
         fuses_operands=True,
+        updates=2,
         moves=((0, 2),) if name == "scatter" else (),
         linear=((0, 2),) if reducer == "sum" or name in _SUBTRACTING else (),
         reducer=reducer,
