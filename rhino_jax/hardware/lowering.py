@@ -109,8 +109,8 @@ class Observed:
         first of the one, times those of the other, up to which XLA:GPU computes the
         inner one in the kernel of the outer: a difference of differences is one kernel;
         a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
-      most_positions: positions of one stencil that are followed through others; the
-        largest of public solvers read 27.
+      most_positions: positions of one stencil that are followed through others, to
+        bound the time of the analysis: twice the 27 of a cube of three points a side.
       real_products: real products of a complex one, of compilers that split complex
         arrays (XLA:TPU, libtpu 0.0.52).
     """

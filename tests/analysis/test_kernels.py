@@ -153,6 +153,6 @@ def test_arithmetic_takes_time_where_a_kernel_moves_little() -> None:
     ],
 )
 def test_kernels_of_slices_read_parts(fn: Any, parts: list[int]) -> None:
-    """Of an array that the same kernel reads as a whole, no part is read again."""
+    """No part of an array is read again that the same kernel reads as a whole."""
     _, live = analysed(fn, X)
     assert list(live.kernels.parts.values()) == parts

@@ -61,6 +61,9 @@ def test_state_goes_round() -> None:
     assert a[0, 0] == 4 and b[0, 0] == 8
     with pytest.raises(rhino.TraceError, match="donated as"):
         step(a, a, x)
+    # Fed back in their places, and one of them a second time.
+    with pytest.raises(rhino.TraceError, match="donated as"):
+        step(a, b, a)
 
 
 def test_arrays_of_one_device_are_sliced_on_the_host_and_do_not_change() -> None:

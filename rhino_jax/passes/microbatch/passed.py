@@ -97,6 +97,4 @@ PASS = ProgramPass(
         lambda choice: f"{choice.chosen['count']} micro-batches",
         "microbatches",
     ),
-    # Per-row values of earlier loops were not saved to avoid a loop, once
-    # (`cut.MicrobatchChoice.kept`).
 )
