@@ -97,6 +97,8 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
             through[node.id] = True
             if len(graph.outgoing[node.id]) > 1:
                 found.add(node.id)
+        if not reads:
+            continue
         at[node.id] = _positions(node, sources, at)
         if node.op.traits.kind is not OpKind.MOVEMENT and node.id in reads:
             counts = Counter(source for source, _ in at[node.id])

@@ -103,6 +103,8 @@ class Reach:
     def _through(self, item: FlatOp, count: int) -> None:
         op, values = item.op, self.values
         is_source = op.id in self.sources
+        if not is_source and values.keys().isdisjoint(item.operands):
+            return
         # Reduced operands of such ops would have to be padded with zeros.
         needs_all = op.traits.kind is OpKind.MOVEMENT and op.traits.moves == FROM_ALL
         enough = all if needs_all else any
