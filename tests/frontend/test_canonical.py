@@ -71,6 +71,18 @@ def of_closure(scale, x):
 ARGS = (jnp.float32(0.3), jnp.linspace(-1.0, 1.0, 32, dtype=jnp.float32).reshape(8, 4))
 
 
+def of_merged_rows(scale, x):
+    """Equations with a body, a scatter and a solver, on rows that are merged."""
+
+    def loss(x):
+        rows = jnp.tanh(x * scale).reshape(2, 4, 4)[:, :, jnp.array([0, 0, 1])]
+        flat = rows.reshape(8, 3)
+        solved = jnp.linalg.solve(2 * jnp.eye(4) + x[:4], x[4:])
+        return jnp.sum((flat @ jnp.ones((3, 3))).reshape(2, 4, 3) ** 2) + solved.sum()
+
+    return jax.grad(loss)(x)
+
+
 def empty_reductions(jaxpr):
     return [
         eqn
@@ -80,7 +92,11 @@ def empty_reductions(jaxpr):
 
 
 @pytest.mark.parametrize(
-    "fn", [scaled, in_loop, shifted, set_rows, jacobian, chosen_in_loop, of_closure]
+    "fn",
+    [
+        *(scaled, in_loop, shifted, set_rows, jacobian, chosen_in_loop, of_closure),
+        of_merged_rows,
+    ],
 )
 def test_a_mesh_in_context_does_not_change_the_program(fn):
     mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)

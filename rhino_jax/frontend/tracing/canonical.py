@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +36,6 @@ from rhino_jax._compat import (
 from rhino_jax.frontend.regions import (
     closed_region_jaxprs,
     region_kind,
-    sub_jaxprs,
     with_bodies,
     with_jaxprs,
 )
@@ -155,10 +155,11 @@ def _plain(eqn: Any) -> Any:
     if any(params[key] is not value for key, value in eqn.params.items()):
         eqn = eqn.replace(params=params)
     around = eqn.ctx.cur_abstract_mesh
-    is_opaque = region_kind(eqn) is None and sub_jaxprs(eqn)
-    if around.empty or is_opaque or not _is_auto(around):
+    if around.empty or not _is_auto(around):
         return eqn
-    return eqn.replace(ctx=context_without_mesh(eqn.ctx))
+    # The bodies of kernels may name the mesh.
+    is_kernel = traits_of(eqn.primitive.name).kind is OpKind.KERNEL
+    return eqn if is_kernel else eqn.replace(ctx=context_without_mesh(eqn.ctx))
 
 
 def _param(key: str, value: Any) -> Any:
@@ -183,6 +184,7 @@ def _is_noop(eqn: Any) -> bool:
     return bool(is_reduction and eqn.params.get(traits.dims_param) == ())
 
 
+@lru_cache
 def _says_nothing(sharding: Any) -> bool:
     """Whether a sharding is None, or names no axis and its mesh has only Auto axes."""
     if sharding is None:
@@ -192,5 +194,6 @@ def _says_nothing(sharding: Any) -> bool:
     return all(d is None for d in named) and _is_auto(sharding.mesh)
 
 
+@lru_cache
 def _is_auto(mesh: Any) -> bool:
     return all(kind is AxisType.Auto for kind in mesh.axis_types)

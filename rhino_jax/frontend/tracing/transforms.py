@@ -153,8 +153,8 @@ def transformed(jaxpr: Any, name: str) -> tuple[Any, tuple[Transform, ...]]:
     """
     passes: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("references as values", without_refs),
-        ("canonical form", canonical),
         ("linear solves", with_open_solves),
+        ("canonical form", canonical),  # of solvers, too
         ("batched predicates", with_whole_predicates),
         ("constant windows, rotations, row numbers", with_open_moves),
         # XLA drops dead code; otherwise it would be planned, costed and reported.
