@@ -240,7 +240,7 @@ def _roles(rule: Rule) -> _Roles:
             continue
         elif in_right:
             right.append(f)
-        elif in_left and factor.kind is FactorKind.PARALLEL:
+        elif in_left and factor.kind in (FactorKind.PARALLEL, FactorKind.INDEX):
             left.append(f)
         else:
             positions.append(f)

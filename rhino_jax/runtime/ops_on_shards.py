@@ -1,7 +1,8 @@
 """Run ops on shards that XLA's partitioner gathers or partitions wrongly.
 
-XLA gathers the operands of an FFT and of a grouped convolution, and on CPU those of a
-top-k: seen with jax 0.10.2, for operands sharded by rows or images over 8 CPU devices.
+XLA gathers the operands of an FFT and of a grouped convolution, the sharded rows of a
+grouped matmul (v5e:2x4), and on CPU the operands of a top-k: seen with jax 0.10.2, for
+operands sharded by rows or images over 8 devices.
 For a convolution whose window is sharded it sums the kernel's gradient over all
 devices, replicas included; with channels on another axis, results and all gradients are
 wrong; for some grouped ones its checks abort the process (jaxlib 0.10.2 to 0.12.0.1;
@@ -17,6 +18,7 @@ ops; positions of maxima it merges itself, with a kernel less (8 H100, jax 0.10.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,6 +37,7 @@ from rhino_jax.frontend.pallas import (
     grid_of,
     local_params,
 )
+from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
@@ -211,6 +214,9 @@ def run_each_part(
     # The `sharding` parameters of a gradient refer to the global array, not a shard.
     said = dict.fromkeys(eqn.params.keys() & {"sharding", "out_sharding"})
     run, params = _unchanged, {**eqn.params, **said}
+    if (rows := _ragged_rows(op, cuts)) is not None:
+        names = [mesh.axis_names[axis] for axis in rows[1]]
+        run = functools.partial(_with_own_groups, rows[0], names)
     if op.traits.kind is OpKind.CONVOLUTION:
         shapes = [v.aval.shape for v in values]
         run, params = on_shard(rule, params, shapes, cuts, mesh)
@@ -262,6 +268,10 @@ def _cuts(
         return find_cuts(op.rule, specs[:count], sizes, kinds)
     if not is_gathered and op.name not in MERGED:
         return None
+    if op.name in RAGGED_DOTS:
+        kinds = {FactorKind.PARALLEL, FactorKind.REDUCE, FactorKind.INDEX}
+        cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
+        return cuts if _ragged_rows(op, cuts) is not None else None
     kinds = {FactorKind.PARALLEL, FactorKind.MERGE}
     cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
     is_run = bool(cuts) and (is_gathered or merged_axes(op.rule, cuts) is not None)
@@ -283,6 +293,27 @@ def needs_shards(op: Op, specs: Sequence[Spec | None]) -> bool:
         if spec is not None
         for dim, axes in zip(layout, spec, strict=True)
     )
+
+
+def _ragged_rows(op: Op, cuts: Cuts) -> tuple[int, tuple[int, ...]] | None:
+    """Return the dim of a grouped matmul's first operand that has the rows, and the
+    mesh axes that shard it; None where none do, and of other ops."""
+    if op.name in RAGGED_DOTS and op.rule is not None:
+        for d, dim in enumerate(op.rule.operands[0]):
+            for f in dim:
+                if op.rule.factors[f].kind is FactorKind.INDEX and f in cuts:
+                    return d, cuts[f]
+    return None
+
+
+def _with_own_groups(
+    dim: int, names: Sequence[str], x: Any, other: Any, sizes: Any
+) -> list[Any]:
+    """Return a grouped matmul's operands, with the groups' sizes in this shard."""
+    first, width = Shards(names).position() * x.shape[dim], x.shape[dim]
+    ends = jnp.clip(jnp.cumsum(sizes), first, first + width)
+    sizes = jnp.diff(ends, prepend=first).astype(sizes.dtype)
+    return [x, other, sizes]
 
 
 def _auto_axes(mesh: Any) -> set[str]:

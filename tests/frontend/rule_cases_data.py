@@ -149,6 +149,10 @@ DATA_CASES: dict[str, tuple[Case, ...]] = {
             lax.ragged_dot,
             (normals(rng, 8, 4), normals(rng, 2, 4, 6), np.array([3, 5], np.int32)),
         ),
+        lambda rng: (
+            jax.grad(lambda x, w, n: jnp.sin(lax.ragged_dot(x, w, n)).sum(), (0, 1)),
+            (normals(rng, 8, 4), normals(rng, 4, 4, 6), np.array([0, 5, 0, 2], "i4")),
+        ),
     ),
     "gather": GATHERS,
     "scatter": (

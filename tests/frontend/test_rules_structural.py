@@ -134,7 +134,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "inner product": (dot((0,), (0,)), ((4,), (4,)), "k, k -> ·"),
     "ragged": (
         lax.ragged_dot, ((6, 4), (2, 4, 8), np.array([2, 4], np.int32)),
-        "m! k, g! k n, g! -> m! n",
+        "m@ k, g! k n, g! -> m@ n",
     ),
     # convolutions
     "conv": (

@@ -11,6 +11,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from rhino_jax.frontend.check.shards import Finish, LocalOp, Results
+from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.frontend.rules.gather import REDUCERS, window_dims
 from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.ir.factor import FactorKind
@@ -142,6 +143,17 @@ def _dynamic_update_slice(op: LocalOp) -> tuple[LocalOp, Finish]:
     return op.with_operands(operand, update, *starts), _as_is
 
 
+def _ragged_dot(op: LocalOp) -> tuple[LocalOp, Finish]:
+    """Count the rows of every group that lie in the shard."""
+    x, other, sizes = op.operands
+    (dim,) = op.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+    for f in op.sharded_factors(0, dim):
+        first = op.shard.start(f)
+        ends = np.clip(np.cumsum(sizes), first, first + op.shard.size(f))
+        sizes = np.diff(ends, prepend=first).astype(sizes.dtype)
+    return op.with_operands(x, other, sizes), _as_is
+
+
 def _as_is(results: Results) -> Results:
     return results
 
@@ -229,6 +241,7 @@ INDEXED: Mapping[str, Callable[[LocalOp], tuple[LocalOp, Finish]]] = {
     "slice": _slice,
     "pad": _pad,
     "concatenate": _concatenate,
+    **dict.fromkeys(RAGGED_DOTS, _ragged_dot),
 }
 """Primitive that follows indices, or moves elements along a dim → function from its op
 on a shard to the op to run, and to the function that finishes its results."""

@@ -106,15 +106,19 @@ def _rule(
     return Rule(factors, layouts, (tuple(at[n] for n in out),))
 
 
-@register(
-    "ragged_dot_general", "ragged_dot", traits=Traits(OpKind.CONTRACTION, linear=EITHER)
-)
+RAGGED_DOTS = "ragged_dot_general", "ragged_dot"
+"""The primitive's names in the versions of JAX."""
+
+
+@register(*RAGGED_DOTS, traits=Traits(OpKind.CONTRACTION, linear=EITHER))
 def ragged_dot(ctx: OpContext) -> OpRule:
     """Return the rule of a grouped matmul: rows in groups, each with its own matrix.
 
-    Ragged and group dims are whole. FLOPs are those of every row with its group's
-    matrix; the work that some compilers add is described by the traits. Group sizes
-    that differ along batch dims are not covered (not sharded).
+    Rows are INDEX: each shard has the groups, and the parts of groups, that fall into
+    it; where they are contracted, the results are partial. The group dim is whole.
+    FLOPs are those of every row with its group's matrix; the work that some compilers
+    add is described by the traits. Group sizes that differ along batch dims are not
+    covered (not sharded).
     """
     dims = ctx.params["ragged_dot_dimension_numbers"]
     contract, batch = dims.dot_dimension_numbers
@@ -132,7 +136,8 @@ def ragged_dot(ctx: OpContext) -> OpRule:
     marked = lhs[ragged]
 
     def text(names: Sequence[str]) -> str:
-        parts = [n + "!" if n in ("g", marked) else n for n in names]
+        marks = {"g": "!", marked: "@"}
+        parts = [n + marks.get(n, "") for n in names]
         return " ".join(parts) or "·"
 
     rule = parse_rule(
@@ -146,6 +151,7 @@ def ragged_dot(ctx: OpContext) -> OpRule:
         traits=Traits(
             OpKind.CONTRACTION,
             linear=EITHER,
+            is_gathered=True,
             groups=count,
             masked=(0,) if groups else (0, 1),
             is_turned=bool(groups) and contract[1][-1:] == (len(ctx.in_shapes[1]) - 1,),
