@@ -62,7 +62,7 @@ class PieceEmitter:
         self.found, self.piece = found, piece
         self.env: dict[int, Any] = {}
         self._outer, self._views = outer, views
-        self._recomputed: dict[tuple[int, AxisSpan, bool], Any] = {}
+        self._recomputed: dict[tuple[int, AxisSpan, bool, bool], Any] = {}
 
     def top(self, loop: MicrobatchLoop) -> list[Any]:
         """Run the ops of a loop on the micro-batch; return the values that leave it."""
@@ -217,13 +217,16 @@ class PieceEmitter:
 
     def sliced(self, value: int, rows: RowsState) -> Any:
         """Return the micro-batch's rows of a complete value, cached."""
-        key = value, rows.span, rows.is_own
+        key = value, rows.span, rows.is_own, rows.at is not None
         if key not in self._recomputed:
             self._recomputed[key] = self._sliced(value, rows)
         return self._recomputed[key]
 
     def _sliced(self, value: int, rows: RowsState) -> Any:
         span = rows.span
+        if rows.at is not None:  # positions count from the micro-batch's first row
+            dtype = self.found.flat.program.values[value].dtype
+            return lax.iota(dtype, self.piece.rows * span.inner)
         if (value, span) in self._views:
             return self.piece.take(self._views[value, span], span)
         if self.found.leaves_of(value, span) is not None:

@@ -15,10 +15,10 @@ from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
     Ran,
-    run_plain,
     together,
     with_own,
 )
+from rhino_jax.passes.microbatch.flow.orders import NeedsOrderOfAll, check_in_full
 from rhino_jax.passes.microbatch.flow.regions import Coupled, Flow, relative
 from rhino_jax.passes.microbatch.flow.states import (
     DimPart,
@@ -134,15 +134,29 @@ def analyse(
       OpenedRemat: a recomputed region must be inlined first.
       Divided: a scan must be split first.
     """
-    found = FlowResult(flat, Flow(flat, sizes, takes_own=takes_own), part)
-    states = found.states
+    of_all = set[int]()
+    while True:
+        found = FlowResult(flat, Flow(flat, sizes, takes_own=takes_own), part)
+        found.flow.orders.of_all = of_all
+        try:
+            _analyse(found, cut)
+        except NeedsOrderOfAll as error:
+            new = error.keys - of_all or found.flow.orders.keys() - of_all
+            assert new
+            of_all |= new
+        else:
+            return found
+
+
+def _analyse(found: FlowResult, cut: Mapping[int, RowsState]) -> None:
+    flat, states = found.flat, found.states
     for value, const in flat.consts.items():
         states[value] = WholeState(is_zero=_is_zero(const))
     for value in flat.top.inputs:
         states[value] = cut.get(value, WholeState())
     for item in flat.top.ops:
         found.flow.keep(item, _run(found, item))
-    return found
+    check_in_full(states[v] for v in flat.top.outputs)
 
 
 def _is_zero(const: object) -> bool:
@@ -153,13 +167,15 @@ def _run(found: FlowResult, item: FlatOp) -> Ran:
     """Return how an op runs, with operands in full where it needs them so."""
     states = _as_known(found, item)
     if found.part is not None:
+        if item.op.id not in found.part.ops:
+            check_in_full(states)
         states = found.part.reads(item, states)
     is_cut, met = not all(isinstance(s, WholeState) for s in states), False
     while True:
         done = (
             _run_region(found, item, states)
             if item.regions
-            else run_plain(found.flat, item, states, found.flow.sizes)
+            else found.flow.orders.run(item, states)
         )
         if isinstance(done, Ran):
             break
@@ -171,6 +187,7 @@ def _run(found: FlowResult, item: FlatOp) -> Ran:
             states = own
             continue
         met = True
+        check_in_full(states[i] for i in done.operands)
         known = [in_full(states[i]) for i in done.operands]
         values = tuple(item.operands[i] for i in done.operands)
         phase = max(s.phase for s in known)

@@ -19,9 +19,9 @@ from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
     Ran,
-    run_plain,
     with_own,
 )
+from rhino_jax.passes.microbatch.flow.orders import Orders, check_in_full
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
@@ -62,6 +62,7 @@ class Flow:
       takes_own: whether an op should compute sums over the batch from each
         micro-batch's own rows.
       own: ids of the ops that do.
+      orders: the sorts that each micro-batch does by itself.
     """
 
     flat: FlatProgram
@@ -70,6 +71,10 @@ class Flow:
     ran: dict[int, Ran] = field(default_factory=dict)
     takes_own: Callable[[FlatOp], bool] = lambda item: False
     own: set[int] = field(default_factory=set)
+    orders: Orders = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.orders = Orders(self)
 
     def block(self, block: FlatRegion, enters: Sequence[State]) -> list[State]:
         """Analyse the ops of a region.
@@ -94,7 +99,7 @@ class Flow:
 
     def plain(self, item: FlatOp, states: list[State]) -> Ran:
         """Return how an op without regions runs inside of a region."""
-        found = run_plain(self.flat, item, states, self.sizes)
+        found = self.orders.run(item, states)
         if isinstance(found, Needs) and self.takes_own(item):
             own = with_own(self.flat, item, states, found, is_inside=False)
             if own is not None:
@@ -219,7 +224,9 @@ def _cut_inside(flow: Flow, block: FlatRegion, states: Sequence[State]) -> list[
         uses_of = read.get(value, [])
         spans = {use.span for use in uses_of if isinstance(use, RowsState)}
         is_cut = isinstance(state, WholeState) and len(spans) == 1
-        if is_cut and all(isinstance(use, RowsState) for use in uses_of):
+        if is_cut and all(
+            isinstance(use, RowsState) and use.at is None for use in uses_of
+        ):
             state = RowsState(spans.pop())
         found.append(state)
     return found
@@ -254,6 +261,7 @@ def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
 
     Its body runs unchanged.
     """
+    check_in_full(states)
     call = item.op.call
     assert call is not None
     first = call.num_consts + call.num_carry

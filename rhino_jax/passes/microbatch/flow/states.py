@@ -40,6 +40,19 @@ class WholeState:
 
 
 @dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions of rows among those of a micro-batch; see `orders`.
+
+    Attributes:
+      order: the order in which they count rows, as `RowsState.order`.
+      table: number of the array that has them where rows are in their own order.
+    """
+
+    order: int | None
+    table: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowsState:
     """A value computed inside loop `phase`, of which each micro-batch has its rows.
 
@@ -50,12 +63,17 @@ class RowsState:
         outside of loops; None: it is not cheap.
       is_own: whether an op reads these rows of a sum over the batch that each
         micro-batch computes from its own rows.
+      order: id of the keys by which each micro-batch has sorted its rows; None: they
+        are in the order of the batch.
+      at: the positions that the elements are, if any.
     """
 
     span: AxisSpan
     phase: int = 0
     cheap: int | None = None
     is_own: bool = False
+    order: int | None = None
+    at: Positions | None = None
 
     def moved(self, by: int) -> RowsState:
         """Return the state with its dim shifted by `by` positions."""
@@ -70,14 +88,23 @@ class Partial:
       reducer: the reduction over micro-batches that yields the value: "sum", "max",
         "min", "prod", "and" or "or".
       phase, cheap: see `RowsState`.
+      counts: id of the keys whose rows it counts by group, if any.
     """
 
     reducer: str
     phase: int = 0
     cheap: int | None = None
+    counts: int | None = None
 
 
 State = WholeState | RowsState | Partial
+
+
+def is_sorted(state: State) -> bool:
+    """Whether rows are in an order of their micro-batch, or are positions in it."""
+    if not isinstance(state, RowsState):
+        return False
+    return state.order is not None or state.at is not None
 
 
 def is_outside(state: State) -> bool:

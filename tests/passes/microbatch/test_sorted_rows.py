@@ -1,0 +1,238 @@
+"""Tokens in the order of their experts: micro-batches that sort their own rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import rhino_jax as rhino
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.passes.microbatch import MicrobatchCut
+from tests.passes.microbatch.helpers_microbatch import check, cut_of
+
+
+WIDTH, HIDDEN, GROUPS, CHOICES = 8, 12, 5, 2
+
+
+def routed(p, x):
+    """Weights and experts of each token."""
+    chances = jax.nn.softmax(x @ p["router"])
+    return lax.top_k(chances, CHOICES)
+
+
+def products(p, rows, sizes):
+    gate = jax.nn.silu(lax.ragged_dot(rows, p["gate"], sizes))
+    return lax.ragged_dot(gate * lax.ragged_dot(rows, p["up"], sizes), p["down"], sizes)
+
+
+def added_back(p, x):
+    """Results are added to their tokens."""
+    weights, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    sizes = jnp.bincount(experts.reshape(-1), length=GROUPS)
+    y = products(p, x[order // CHOICES], sizes)
+    y *= weights.reshape(-1)[order][:, None]
+    return jnp.zeros_like(x).at[order // CHOICES].add(y)
+
+
+def taken_back(p, x):
+    """Results are put back in place by the inverse order, and added up."""
+    weights, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    rows = jnp.take(x, order // CHOICES, axis=0)
+    sizes = jax.nn.one_hot(experts.reshape(-1), GROUPS, dtype=jnp.int32).sum(0)
+    y = jnp.take(products(p, rows, sizes), jnp.argsort(order), axis=0)
+    return jnp.einsum("tk,tkd->td", weights, y.reshape(-1, CHOICES, x.shape[-1]))
+
+
+def repeated_first(p, x):
+    """Tokens are repeated, then sorted together with their weights."""
+    weights, experts = routed(p, x)
+    keys = experts.reshape(-1)
+    found, order, weights = lax.sort(
+        (keys, jnp.arange(keys.size), weights.reshape(-1)), num_keys=1, is_stable=True
+    )
+    sizes = jnp.bincount(found, length=GROUPS).astype(jnp.int32)
+    y = products(p, jnp.repeat(x, CHOICES, axis=0)[order], sizes)
+    y = (y + p["bias"][found]) * weights[:, None]
+    y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
+    return y.reshape(-1, CHOICES, x.shape[-1]).sum(1)
+
+
+def written_inverse(p, x):
+    weights, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+    sizes = jnp.bincount(experts.reshape(-1), length=GROUPS)
+    y = products(p, x[order // CHOICES], sizes)[inverse]
+    return (y.reshape(-1, CHOICES, x.shape[-1]) * weights[..., None]).sum(1)
+
+
+LAYERS = [added_back, taken_back, repeated_first, written_inverse]
+
+
+def params(count=1):
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+    shapes = {
+        "router": (WIDTH, GROUPS), "gate": (GROUPS, WIDTH, HIDDEN),
+        "up": (GROUPS, WIDTH, HIDDEN), "down": (GROUPS, HIDDEN, WIDTH),
+        "bias": (GROUPS, WIDTH),
+    }  # fmt: skip
+    return {
+        k: jax.random.normal(next(keys), (count, *s)) / 3 for k, s in shapes.items()
+    }
+
+
+def step_of(layer, loop="scan", after=None):
+    def loss(p, batch):
+        x = batch["x"].reshape(-1, WIDTH)
+
+        def body(x, p):
+            return x + layer(p, x), None
+
+        if loop == "checkpoint":
+            body = jax.checkpoint(body)
+        if loop == "unroll":
+            for k in range(p["up"].shape[0]):
+                x, _ = body(x, jax.tree.map(lambda a, k=k: a[k], p))
+        else:
+            x, _ = lax.scan(body, x, p)
+        return jnp.mean(jnp.square(x - batch["y"].reshape(x.shape)))
+
+    def step(p, batch):
+        value, grads = jax.value_and_grad(loss)(p, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), value
+
+    return step
+
+
+def batch(rows=6, length=4):
+    rng = np.random.default_rng(1)
+    draw = lambda: rng.normal(size=(rows, length, WIDTH)).astype(np.float32)  # noqa: E731
+    return {"x": draw(), "y": draw()}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_micro_batch_sorts_its_own_rows(layer):
+    (cut, *_) = check(step_of(layer, "unroll"), (params(), batch()), counts=(2, 4))
+    assert len(cut.loops) == 1 and cut.meeting_flops == 0
+
+
+def test_rows_of_many_micro_batches():
+    """More than those for which positions are evaluated."""
+    check(step_of(taken_back, "unroll"), (params(), batch(20, 2)), counts=(5,))
+
+
+@pytest.mark.parametrize("loop", ["scan", "checkpoint"])
+@pytest.mark.parametrize("layer", LAYERS[:2])
+def test_so_do_layers_of_a_loop(layer, loop):
+    (cut,) = check(step_of(layer, loop), (params(2), batch()), counts=(3,))
+    assert len(cut.loops) == 1
+
+
+def limited(p, x, most=3):
+    """Each expert drops what comes after its first rows."""
+    weights, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    sizes = jnp.bincount(experts.reshape(-1), length=GROUPS)
+    first = jnp.cumsum(sizes) - sizes
+    place = jnp.arange(order.size) - first[experts.reshape(-1)[order]]
+    y = products(p, x[order // CHOICES], sizes)
+    y = jnp.where(place[:, None] < most, y, 0) * weights.reshape(-1)[order][:, None]
+    return jnp.zeros_like(x).at[order // CHOICES].add(y)
+
+
+def by_place(p, x):
+    """What is added depends on the place in the order."""
+    y = added_back(p, x)
+    order = jnp.argsort(routed(p, x)[1].reshape(-1))
+    return y + jnp.sin(order.reshape(-1, CHOICES).sum(1).astype(x.dtype))[:, None]
+
+
+def counted_otherwise(p, x):
+    """Groups are counted by other keys than rows are sorted by."""
+    _, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    sizes = jnp.bincount((experts.reshape(-1) + 1) % GROUPS, length=GROUPS)
+    y = products(p, x[order // CHOICES], sizes)
+    return jnp.zeros_like(x).at[order // CHOICES].add(y)
+
+
+def next_row(p, x):
+    """Each sorted row reads the one after it."""
+    _, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    rows = jnp.roll(x[order // CHOICES], 1, axis=0)
+    return (
+        jnp.zeros_like(x)
+        .at[order // CHOICES]
+        .add(jnp.tanh(rows @ p["up"][0])[:, :WIDTH])
+    )
+
+
+def by_other_rows(p, x):
+    """Sorted rows meet rows in the order of the batch."""
+    _, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    mixed = x[order // CHOICES] * jnp.repeat(x, CHOICES, axis=0)
+    return (
+        jnp.zeros_like(x)
+        .at[order // CHOICES]
+        .add(jnp.tanh(mixed @ p["up"][0])[:, :WIDTH])
+    )
+
+
+def shifted(p, x):
+    """Rows are looked up one place further on."""
+    _, experts = routed(p, x)
+    order = jnp.argsort(experts.reshape(-1))
+    rows = x[(order // CHOICES + 1) % x.shape[0]]
+    return (
+        jnp.zeros_like(x)
+        .at[order // CHOICES]
+        .add(jnp.tanh(rows @ p["up"][0])[:, :WIDTH])
+    )
+
+
+COUPLED = [limited, by_place, counted_otherwise, next_row, by_other_rows, shifted]
+
+
+@pytest.mark.parametrize("layer", COUPLED)
+def test_what_needs_the_order_of_all_rows_is_not_cut(layer):
+    """It runs on the whole batch, or is refused; its numbers are never others."""
+    step, args = step_of(layer, "unroll"), (params(), batch())
+    found = cut_of(step, args)
+    if isinstance(found, MicrobatchCut):
+        check(step, args, counts=(2,))
+        assert found.meeting_flops > 0 or len(found.loops) > 1
+    else:
+        assert isinstance(found, MicrobatchError)
+
+
+def test_an_order_that_is_returned_is_of_all_rows():
+    def step(p, b):
+        x = b["x"].reshape(-1, WIDTH)
+        order = jnp.argsort(routed(p, x)[1].reshape(-1))
+        return jnp.tanh(x @ p["up"][0]).sum(), order
+
+    p = jax.tree.map(lambda a: a[0], params())
+    check(step, (p, batch()), counts=(2,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"microbatches": 2, "mesh": {"x": 2, "y": 2}},
+        {"microbatches": 3, "mesh": {"x": 4}},
+        {"microbatches": 2, "mesh": {"stage": 2, "x": 2}},
+    ],
+)
+def test_planned_and_run_it_equals_one_device(options):
+    step, args = step_of(taken_back, "unroll"), (params(2), batch())
+    sharded = rhino.auto_shard(step, hardware="v5e:2x2", progress=False, **options)
+    for a, b in zip(
+        jax.tree.leaves(sharded(*args)), jax.tree.leaves(step(*args)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
