@@ -34,7 +34,7 @@ MAY_IMPORT: Mapping[str, str] = {
     "rewrite": "errors utils _compat ir frontend",
     "passes": "errors utils _compat ir frontend rewrite analysis",
     "plan": "errors units version utils ir cost hardware",
-    "pipeline": "errors units utils ir cost plan",
+    "pipeline": "errors units utils ir cost passes plan",
     "export": "errors _compat ir hardware frontend passes analysis plan runtime",
     "explain.report": "errors units ir plan pipeline",
     "models": "errors hardware",

@@ -145,7 +145,7 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
 _PER_MICRO_BATCH = {
     TaskKind.FORWARD.name: "forward_s",
     TaskKind.BACKWARD.name: "backward_s",
-    TaskKind.WEIGHTS.name: "weights_s",
+    TaskKind.WEIGHT_GRADIENT.name: "weights_s",
 }
 
 
