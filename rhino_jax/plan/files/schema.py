@@ -75,7 +75,8 @@ def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
         ]
     for end in "in", "out":
         keys = f"{end}_tree", f"{end}_leaf_positions"
-        saved.update(zip(keys, tree_from_json(*map(data.get, keys)), strict=True))
+        tree, positions = (data[key] for key in keys)
+        saved.update(zip(keys, tree_from_json(tree, positions), strict=True))
     decisions: list[Decisions] = []
     for stage in data["stages"]:
         own = stage["decisions"]

@@ -85,9 +85,9 @@ class ResidualReader:
         rows += self._carried(rows)
         rows.sort(key=lambda row: row.place)
         index = {row.value: i for i, row in enumerate(rows)}
-        needs = [sorted({index[v] for v in row.needs if v in index}) for row in rows]
         found = tuple(
-            replace(row, needs=tuple(own)) for row, own in zip(rows, needs, strict=True)
+            replace(r, needs=tuple(sorted({index[v] for v in r.needs if v in index})))
+            for r in rows
         )
         first = min((min(times) for times in uses.values() if times), default=0)
         return RematQuestion(
