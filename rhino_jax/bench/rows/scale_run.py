@@ -16,6 +16,7 @@ from rhino_jax.bench.planning import trace_workload, workload_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
     Cells,
+    Found,
     Results,
     RowKind,
     the_only,
@@ -131,17 +132,15 @@ def _table(
     return [*header, "CPU s", "yardstick s"], cells
 
 
-def _summary(suite: str, results: Results[ScaledPlan]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[ScaledPlan]) -> tuple[str, ...]:
     """Return a line on the CPU seconds of all rows."""
-    found = [(r.found.total_s, r.row) for r in results if r.found is not None]
-    if not found:
-        return ()
-    slow = sum(s > ALLOWED_S for s, _ in found)
-    most_s, row = max(found, key=lambda one: one[0])
-    devices = max(devices_of(row) for _, row in found)
+    took = [plan.total_s for _, plan in found]
+    slow, most_s = sum(s > ALLOWED_S for s in took), max(took)
+    row, _ = found[took.index(most_s)]
+    devices = max(devices_of(row) for row, _ in found)
     return (
         f"`{suite}`, {len(found)} plans of up to {devices:,} devices:"
-        f" {min(s for s, _ in found):.1f} to {most_s:.1f} CPU seconds"
+        f" {min(took):.1f} to {most_s:.1f} CPU seconds"
         f" ({row.workload} on {row.target}), {slow} above {ALLOWED_S:.0f}.",
     )
 
@@ -256,7 +255,6 @@ SCALE: RowKind[ScaledPlan] = RowKind(
     f" variants together). The yardstick is what {ADDITIONS // 10**6} million additions"
     " in a Python loop took just before.",
     summary=_summary,
-    details=_summary,
     plot=scale_plot,
     plot_title="CPU seconds of planning against devices and layers",
 )
