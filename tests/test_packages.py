@@ -51,7 +51,7 @@ CODE_TOKENS = {
     "commands": 7_300,
     "contest": 2_300,
     "cost": 4_000,
-    "explain": 35_200,
+    "explain": 34_800,
     "export": 12_400,
     "frontend": 71_100,
     "hardware": 13_100,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rhino_jax.errors import RhinoError, StageError, nearest
-from rhino_jax.explain.explaining import explain
+from rhino_jax.explain.explaining import View, explain
 from rhino_jax.explain.in_stages import PipelineView, StagedQuestion, moved
 from rhino_jax.explain.place import steps_held
 from rhino_jax.explain.why import Why
@@ -41,7 +41,7 @@ def why(plan: PlanData, key: str, spec: Any = None) -> Why:
         return _why_in_stages(origin, plan, key, spec)
     solved = origin.solved_for(plan)
     request = _now(solved.search).request
-    view = PipelineView(solved.whole) if plan.is_one_program else None
+    view = PipelineView(solved.whole) if plan.is_one_program else View()
     with shown(origin.plan_options.progress) as report:
         return explain(solved.found, request, plan, key, spec, report, view)
 
