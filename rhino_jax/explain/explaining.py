@@ -272,7 +272,7 @@ def explain_place(
     order = sorted(costs, key=lambda c: (c[0] != shown, c[1].rank))
     layouts = (
         *(_layout(s, c, planned, model, s == shown) for s, c in order),
-        *(_impossible(spec, why) for spec, why in cannot.items()),
+        *(LayoutAlternative(s, None, cannot=why) for s, why in cannot.items()),
     )
     is_asked = asked is not None
     return Why(
@@ -358,13 +358,6 @@ def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:
         return [to_spec(place.key, asked, place.name, value, axes)]
     except PinError as error:
         return f"{error.what.rstrip('.')}: {error.numbers}"
-
-
-def _impossible(spec: str, why: str) -> LayoutAlternative:
-    nothing = float("inf")
-    return LayoutAlternative(
-        spec, None, False, False, nothing, nothing, 0.0, 0.0, (), 0, cannot=why
-    )
 
 
 def _layout(

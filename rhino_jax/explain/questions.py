@@ -82,7 +82,16 @@ def recipe(plan: PlanData, name: str) -> PlanData:
       RhinoError: there is no such recipe, or the program does not allow it.
     """
     origin: PlanOrigin = plan.origin
-    _check_one_mesh(plan, "recipe")
+    if not plan.is_one_mesh:
+        raise StageError(
+            "`plan.recipe`: a plan of several stages cannot be asked.",
+            where=f"the plan of `{plan.program_name}`",
+            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
+            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
+            " the axis `stage`."
+            + " `plan.code('specs')` says what each stage holds, and how."
+            * plan.is_one_program,
+        )
     solved = origin.solved_for(plan)
     search = _now(solved.typed_search)
     found = plan_of_recipe(solved.typed, search.request, name)
@@ -144,24 +153,6 @@ def _with_recipe(problem: MeshProblem, request: Request, name: str) -> MeshProbl
     every = [r for r in recipes_for(problem.model.mesh) if r.name == name]
     effort = replace(RECIPE_EFFORTS[request.level], deadline=request.deadline)
     return RECIPES.run(request.watch, problem, effort, every=every)
-
-
-def _check_one_mesh(plan: PlanData, what: str) -> None:
-    """Refuse a plan with several stages.
-
-    Raises:
-      StageError: the plan has several stages, each a program of its own.
-    """
-    if not plan.is_one_mesh:
-        raise StageError(
-            f"`plan.{what}`: a plan of several stages cannot be asked.",
-            where=f"the plan of `{plan.program_name}`",
-            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
-            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
-            " the axis `stage`."
-            + " `plan.code('specs')` says what each stage holds, and how."
-            * plan.is_one_program,
-        )
 
 
 def _now(search: Search) -> Search:
