@@ -11,8 +11,9 @@ from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import TaskKind, TransferLink
-from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork, chain
+from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
 from rhino_jax.plan.stages import Between, StageCost
+from tests.pipeline.chains import chain
 
 
 COST = StageCost(forward_s=1, backward_s=2, activation_bytes=8)

@@ -216,10 +216,6 @@ def markdown_table(
     )
 
 
-Cell = tuple[str, str, str, str]
-"""Workload, regime, target and method, which identify a cell across versions."""
-
-
 def changes_text(
     results: Iterable[Result], earlier: Iterable[Result], file: str
 ) -> str:

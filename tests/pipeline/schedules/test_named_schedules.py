@@ -12,9 +12,10 @@ from rhino_jax.pipeline.schedules.family import FAMILIES, family
 from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import checked, simulate
 from rhino_jax.pipeline.tasks import LETTERS, Schedule, TransferLink
-from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.planner.staging.schedules import compare, may_split, placements
+from tests.pipeline.chains import chain
 
 
 SIZES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 4), (4, 4), (4, 8), (8, 32)]

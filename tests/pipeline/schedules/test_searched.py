@@ -20,8 +20,9 @@ from rhino_jax.pipeline.schedules.listed import (
 from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import check_complete, simulate
 from rhino_jax.pipeline.tasks import Schedule, TaskKind, TransferLink
-from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.stages import StageCost
+from tests.pipeline.chains import chain
 
 
 def random_work(seed: int) -> StepWork:
