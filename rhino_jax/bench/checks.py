@@ -72,10 +72,6 @@ def is_number(value: Any, least: float = 0, most: float = math.inf) -> bool:
     return is_real and least <= value <= most
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, str) and parse_bytes(value) is not None
-
-
 def _is_names(value: Any) -> bool:
     is_list = isinstance(value, list | tuple)
     return is_list and all(isinstance(name, str) for name in value)
@@ -90,7 +86,10 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a share, > 0 and at most 1",
     ),
     "memory_room": (lambda value: is_number(value, most=1), "a share, from 0 to 1"),
-    "memory": (_is_size, "a size, as '6GiB'"),
+    "memory": (
+        lambda x: isinstance(x, str) and parse_bytes(x) is not None,
+        "a size, as '6GiB'",
+    ),
     "microbatches": (lambda value: _is_count(value, 0), "a number >= 0"),
     "stages": (lambda value: _is_count(value, 0), "a number >= 0"),
     "per_microbatch": (_is_names, "a list of names"),

@@ -162,7 +162,7 @@ def _run(suite: Suite, command: Command) -> int:
         kind = ROW_KINDS[suite.kind]
         rows = run_rows(suite, store, say, kind)
         text = kind.report(suite, rows, _words(command))
-        summary = kind.summary(suite.name, rows)
+        summary = kind.lines(suite.name, rows)
         plot = kind.plot(rows) if kind.plot else ""
         values = {"results": [r.to_json() for r in rows]}
         failed = sum(r.found is None for r in rows)

@@ -88,12 +88,8 @@ class Store:
 
     def save(self, key: str, value: Any, made_with: Mapping[str, Any]) -> None:
         """Save a result, with what it depends on."""
-        write_value(self.folder / "results" / f"{key}.json", value, made_with)
-
-
-def write_value(path: Path, value: Any, made_with: Mapping[str, Any]) -> None:
-    """Write a value with what it depends on, atomically."""
-    write_json(path, {"made_with": made_with, "value": value})
+        path = self.folder / "results" / f"{key}.json"
+        write_json(path, {"made_with": made_with, "value": value})
 
 
 def read_value(path: Path, kind: type[T], made_with: Mapping[str, Any]) -> T | None:

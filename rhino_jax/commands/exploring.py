@@ -171,17 +171,11 @@ def add_saved(commands: Any) -> None:
     show = commands.add_parser("show", help="show a saved plan")
     show.add_argument("file")
     add_showing(show)
-    show.set_defaults(run=_run_show)
+    show.set_defaults(run=lambda args: tell_plan(rhino.load_plan(args.file), args))
 
     diff = commands.add_parser("diff", help="show the differences of two saved plans")
     diff.add_argument("a", metavar="A")
     diff.add_argument("b", metavar="B")
-    diff.set_defaults(run=_run_diff)
-
-
-def _run_show(args: argparse.Namespace) -> None:
-    tell_plan(rhino.load_plan(args.file), args)
-
-
-def _run_diff(args: argparse.Namespace) -> None:
-    print(rhino.load_plan(args.a).diff(rhino.load_plan(args.b)))
+    diff.set_defaults(
+        run=lambda x: print(rhino.load_plan(x.a).diff(rhino.load_plan(x.b)))
+    )

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rhino_jax.analysis.graph import NodeKind
 from rhino_jax.errors import PinError
 from rhino_jax.explain.place import (
+    Found,
     HeldLayout,
     PlacedValues,
     find_place,
@@ -156,42 +157,27 @@ def _recipes(found: SearchResult, place: PlacedValues) -> list[str]:
     return [f"recipes have: {said}."]
 
 
-class View(Protocol):
-    """Relation between the searched program and the planned one that contains it."""
+class View:
+    """Relation between the searched program and the planned one that contains it; here
+    they are the same."""
 
     def sent_s(self, found: SearchResult) -> float:
         """Return the seconds of a step that are added to those of the search."""
-        ...
+        return 0.0
 
     def shape(self, place: PlacedValues) -> tuple[int, ...]:
         """Return the shape of the planned program's value."""
-        ...
+        return place.shape
 
     def shown(self, place: PlacedValues, spec: Spec) -> Spec:
         """Convert a layout of the searched value to one of the planned value."""
-        ...
+        return spec
 
     def refused(self, place: PlacedValues, asked: Any) -> str:
         """Return why the planned program's value cannot have the requested layout.
 
         Empty if only the searched program decides.
         """
-        ...
-
-
-class _Same:
-    """View for a searched program that is the planned one."""
-
-    def sent_s(self, found: SearchResult) -> float:
-        return 0.0
-
-    def shape(self, place: PlacedValues) -> tuple[int, ...]:
-        return place.shape
-
-    def shown(self, place: PlacedValues, spec: Spec) -> Spec:
-        return spec
-
-    def refused(self, place: PlacedValues, asked: Any) -> str:
         return ""
 
 
@@ -202,7 +188,7 @@ def explain(
     key: str,
     asked: Any,
     report: Progress | None,
-    view: View | None = None,
+    view: View,
 ) -> Why:
     """Explain why a value has its layout, and what each alternative would cost.
 
@@ -213,53 +199,93 @@ def explain(
       key: key of the value, see `place`.
       asked: the only alternative to evaluate; None: all.
       report: receives progress; None: nothing is reported.
-      view: relation to the planned program, if the searched one is a part of it; None:
-        both are the same.
+      view: relation to the planned program.
 
     Raises:
       PinError: the key names no value that has a layout.
     """
     started = time.monotonic()
     what = "`plan.why`" if asked is None else "`plan.why_not`"
-    model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
-    assert labels is not None, "a plan fits"
-    place, names = find_place(key, model.graph.program, what), model.mesh.names
-    known = specs_without_pins(found, place)
-    if not known:
+    place = find_place(key, found.solved[0].mesh_problem.model.graph.program, what)
+    if not specs_without_pins(found, place):
         raise laid_out_nowhere(place, what)
     request = replace(request, has_recipes=False, watch=None)
-    now = specs_now(model, place, labels)
+    why = explain_place(
+        found,
+        place,
+        asked,
+        pins_of(request, plan, place),
+        partial(_solve, found, request, place, report),
+        partial(_cost, view),
+        _cost(view, found),
+        view,
+    )
+    return replace(why, seconds=time.monotonic() - started)
+
+
+def explain_place(
+    found: SearchResult,
+    place: PlacedValues,
+    asked: Any,
+    pins: Sequence[str],
+    solve: Callable[[Sequence[Spec], Spec | None], Sequence[HeldLayout[Found]]],
+    cost: Callable[[Found, bool], CostTerms],
+    planned: CostTerms,
+    view: View,
+) -> Why:
+    """Explain the layout of a place that has one.
+
+    Args:
+      found: the solved problem of the place's mesh.
+      place: the values.
+      asked: the only alternative to evaluate; None: all.
+      pins: sentences on pins.
+      solve: (layouts, the plan's layout; None if the values have several) → their
+        results.
+      cost: (result, whether it was searched briefly) → its cost.
+      planned: cost of the plan.
+      view: relation to the planned program.
+    """
+    model, labels = found.solved[0].mesh_problem.model, found.solved[0].solution.labels
+    assert labels is not None, "a plan fits"
+    now, names = specs_now(model, place, labels), model.mesh.names
     current = now[0] if len(set(now)) == 1 else None
-    view = view or _Same()
-    wanted: list[Spec] | str = known
-    is_asked = asked is not None
-    if is_asked:
+    wanted: list[Spec] | str = specs_without_pins(found, place)
+    if asked is not None:
         wanted = view.refused(place, asked) or read(place, asked, model)
-    every: list[HeldLayout[SearchResult]] = []
-    if not isinstance(wanted, str):
-        others = [spec for spec in wanted if spec != current]
-        every = _solve(found, request, place, others, current, report)
-    costs = [
-        (view.shown(place, h.spec), _cost(h.found, view, h.is_brief))
-        for h in every
-        if h.found
-    ]
-    cannot = {
-        format_spec(view.shown(place, h.spec), names): h.cannot
-        for h in every
-        if h.found is None
-    }
+    costs: list[tuple[Spec, CostTerms]] = []
+    cannot: dict[str, str] = {}
+    laid = [view.shown(place, spec) for spec in now]
+    if current is not None:
+        costs.append((laid[0], planned))
     if isinstance(wanted, str):
         cannot[str(asked)] = wanted
-    laid = [view.shown(place, spec) for spec in now]
-    why = explanation(
-        place, model, laid, costs, _cost(found, view), cannot, is_asked=is_asked
+    else:
+        for held in solve([spec for spec in wanted if spec != current], current):
+            spec = view.shown(place, held.spec)
+            if held.found is None:
+                cannot[format_spec(spec, names)] = held.cannot
+            else:
+                costs.append((spec, cost(held.found, held.is_brief)))
+    shown = None if current is None else laid[0]
+    # In order: the plan's, others by cost, impossible ones.
+    order = sorted(costs, key=lambda c: (c[0] != shown, c[1].rank))
+    layouts = (
+        *(_layout(s, c, planned, model, s == shown) for s, c in order),
+        *(LayoutAlternative(s, None, cannot=why) for s, why in cannot.items()),
     )
-    return replace(
-        why,
-        type=format_array(place.dtype, view.shape(place)),
-        forces=forces(found, pins_of(request, plan, place), place, current),
-        seconds=time.monotonic() - started,
+    is_asked = asked is not None
+    return Why(
+        place.key,
+        place.name,
+        format_array(place.dtype, view.shape(place)),
+        place.source,
+        " and ".join(dict.fromkeys(format_spec(s, names) for s in laid)),
+        answer(place, model, shown, costs, planned, layouts, is_asked=is_asked),
+        layouts,
+        forces(found, pins, place, current),
+        planned.step_s,
+        0.0,
     )
 
 
@@ -267,9 +293,9 @@ def _solve(
     found: SearchResult,
     request: Request,
     place: PlacedValues,
+    report: Progress | None,
     specs: Sequence[Spec],
     current: Spec | None,
-    report: Progress | None,
 ) -> list[HeldLayout[SearchResult]]:
     """Solve a place for each layout: all briefly, the most promising at the plan's
     level; see `explain` for the arguments."""
@@ -290,51 +316,7 @@ def _solve(
     return every
 
 
-def explanation(
-    place: PlacedValues,
-    model: MeshModel,
-    now: Sequence[Spec],
-    costs: Sequence[tuple[Spec, CostTerms]],
-    planned: CostTerms,
-    cannot: Mapping[str, str],
-    *,
-    is_asked: bool,
-) -> Why:
-    """Return the explanation of solved layouts, without what forces the plan's.
-
-    Args:
-      place: the values.
-      model: the model of the mesh.
-      now: the plan's layout of each value.
-      costs: the other layouts that were solved, with their costs.
-      planned: cost of the plan.
-      cannot: layout → why no op can produce it.
-      is_asked: whether the question was about one layout alone.
-    """
-    current = now[0] if len(set(now)) == 1 else None
-    if current is not None:
-        costs = [(current, planned), *costs]
-    # In order: the plan's, others by cost, impossible ones.
-    order = sorted(costs, key=lambda c: (c[0] != current, c[1].rank))
-    layouts = (
-        *(_layout(s, cost, planned, model, s == current) for s, cost in order),
-        *(_impossible(spec, why) for spec, why in cannot.items()),
-    )
-    return Why(
-        place.key,
-        place.name,
-        format_array(place.dtype, place.shape),
-        place.source,
-        " and ".join(dict.fromkeys(format_spec(s, model.mesh.names) for s in now)),
-        answer(place, model, current, costs, planned, layouts, is_asked=is_asked),
-        layouts,
-        (),
-        planned.step_s,
-        0.0,
-    )
-
-
-def _cost(found: SearchResult, view: View, is_brief: bool = False) -> CostTerms:
+def _cost(view: View, found: SearchResult, is_brief: bool = False) -> CostTerms:
     """Return a search's cost with the view's seconds added."""
     cost, sent_s = cost_of(found, is_brief), view.sent_s(found)
     if not sent_s or cost.predicted is None:
@@ -376,13 +358,6 @@ def read(place: PlacedValues, asked: Any, model: MeshModel) -> list[Spec] | str:
         return [to_spec(place.key, asked, place.name, value, axes)]
     except PinError as error:
         return f"{error.what.rstrip('.')}: {error.numbers}"
-
-
-def _impossible(spec: str, why: str) -> LayoutAlternative:
-    nothing = float("inf")
-    return LayoutAlternative(
-        spec, None, False, False, nothing, nothing, 0.0, 0.0, (), 0, cannot=why
-    )
 
 
 def _layout(

@@ -15,13 +15,12 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from rhino_jax.errors import PinError
-from rhino_jax.explain.explaining import explanation, forces, laid_out_nowhere, read
+from rhino_jax.explain.explaining import View, explain_place, laid_out_nowhere
 from rhino_jax.explain.place import (
     HeldLayout,
     PlacedValues,
     find_place,
     solve_most_promising,
-    specs_now,
     specs_without_pins,
 )
 from rhino_jax.explain.where import Where
@@ -35,7 +34,7 @@ from rhino_jax.explain.words import (
 )
 from rhino_jax.ir.printer import format_array
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.spec import Spec, entry_axes, format_spec
+from rhino_jax.ir.spec import Spec, entry_axes
 from rhino_jax.passes.staged.step import ValueKey, ValueKind
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
@@ -126,34 +125,22 @@ class StagedQuestion:
     ) -> Why:
         group = self.solved.groups[stage]
         where = Where(self.solved, self.pins, stage, place)
-        best = group.found.solved[0]
-        model, labels = best.mesh_problem.model, best.solution.labels
-        assert labels is not None, "a plan fits"
-        now = specs_now(model, place, labels)
-        current = now[0] if len(set(now)) == 1 else None
-        wanted: list[Spec] | str = specs_without_pins(group.found, place)
-        is_asked = asked is not None
-        if is_asked:
-            wanted = read(place, asked, model)
-        every: list[HeldLayout[Laid]] = []
-        if not isinstance(wanted, str):
-            others = [spec for spec in wanted if spec != current]
-            every = self._solve(stage, place, others, current)
         mine = self._cost(stage, planned, planned)
-        costs = [
-            (t.spec, replace(self._cost(stage, t.found, planned), is_brief=t.is_brief))
-            for t in every
-            if t.found
-        ]
-        names = model.mesh.names
-        cannot = {format_spec(t.spec, names): t.cannot for t in every if not t.found}
-        if isinstance(wanted, str):
-            cannot[str(asked)] = wanted
-        found = explanation(place, model, now, costs, mine, cannot, is_asked=is_asked)
+        found = explain_place(
+            group.found,
+            place,
+            asked,
+            where.hands(),
+            partial(self._solve, stage, place),
+            lambda laid, is_brief: replace(
+                self._cost(stage, laid, planned), is_brief=is_brief
+            ),
+            mine,
+            View(),
+        )
         return replace(
             found,
             answer=(*where.sentences(is_first=is_first), *found.answer),
-            forces=forces(group.found, where.hands(), place, current),
             planned_s=planned.step_s,
             stage=stage,
             stage_s=mine.step_s,
@@ -305,9 +292,8 @@ ONLY_STACKS = "over the stages of one program only stacks of layers lie, by dim 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PipelineView:
-    """Map one stage's values in an SPMD pipeline to those of the whole step
-    (`explain.explaining.View`)."""
+class PipelineView(View):
+    """Map one stage's values in an SPMD pipeline to those of the whole step."""
 
     of: WholePipeline
 

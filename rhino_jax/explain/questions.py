@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rhino_jax.errors import RhinoError, StageError, nearest
-from rhino_jax.explain.explaining import explain
+from rhino_jax.explain.explaining import View, explain
 from rhino_jax.explain.in_stages import PipelineView, StagedQuestion, moved
 from rhino_jax.explain.place import steps_held
 from rhino_jax.explain.why import Why
@@ -41,7 +41,7 @@ def why(plan: PlanData, key: str, spec: Any = None) -> Why:
         return _why_in_stages(origin, plan, key, spec)
     solved = origin.solved_for(plan)
     request = _now(solved.search).request
-    view = PipelineView(solved.whole) if plan.is_one_program else None
+    view = PipelineView(solved.whole) if plan.is_one_program else View()
     with shown(origin.plan_options.progress) as report:
         return explain(solved.found, request, plan, key, spec, report, view)
 
@@ -82,7 +82,16 @@ def recipe(plan: PlanData, name: str) -> PlanData:
       RhinoError: there is no such recipe, or the program does not allow it.
     """
     origin: PlanOrigin = plan.origin
-    _check_one_mesh(plan, "recipe")
+    if not plan.is_one_mesh:
+        raise StageError(
+            "`plan.recipe`: a plan of several stages cannot be asked.",
+            where=f"the plan of `{plan.program_name}`",
+            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
+            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
+            " the axis `stage`."
+            + " `plan.code('specs')` says what each stage holds, and how."
+            * plan.is_one_program,
+        )
     solved = origin.solved_for(plan)
     search = _now(solved.typed_search)
     found = plan_of_recipe(solved.typed, search.request, name)
@@ -144,24 +153,6 @@ def _with_recipe(problem: MeshProblem, request: Request, name: str) -> MeshProbl
     every = [r for r in recipes_for(problem.model.mesh) if r.name == name]
     effort = replace(RECIPE_EFFORTS[request.level], deadline=request.deadline)
     return RECIPES.run(request.watch, problem, effort, every=every)
-
-
-def _check_one_mesh(plan: PlanData, what: str) -> None:
-    """Refuse a plan with several stages.
-
-    Raises:
-      StageError: the plan has several stages, each a program of its own.
-    """
-    if not plan.is_one_mesh:
-        raise StageError(
-            f"`plan.{what}`: a plan of several stages cannot be asked.",
-            where=f"the plan of `{plan.program_name}`",
-            numbers=f"{plan.num_stages} stages, schedule {plan.schedule!r}",
-            fix="ask the plan of one: plan.with_(stages=1, mesh=…), on a mesh without"
-            " the axis `stage`."
-            + " `plan.code('specs')` says what each stage holds, and how."
-            * plan.is_one_program,
-        )
 
 
 def _now(search: Search) -> Search:

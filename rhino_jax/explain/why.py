@@ -54,14 +54,14 @@ class LayoutAlternative:
 
     spec: str
     partition_spec: Any
-    is_planned: bool
-    fits: bool
-    step_s: float
-    bound_s: float
-    compute_s: float
-    communication_s: float
-    by_axes: tuple[tuple[tuple[str, ...], float], ...]
-    peak_bytes: int
+    is_planned: bool = False
+    fits: bool = False
+    step_s: float = math.inf
+    bound_s: float = math.inf
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    by_axes: tuple[tuple[tuple[str, ...], float], ...] = ()
+    peak_bytes: int = 0
     is_brief: bool = False
     added: tuple[Added, ...] = ()
     cannot: str = ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rhino_jax.explain.why import Added, LayoutAlternative, more
 from rhino_jax.ir.spec import Spec, axes_of, format_spec
-from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.plan.records import Collective, Predicted, traffic_by
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.read_back.assemble import costs_of
 from rhino_jax.units import format_bytes, format_seconds
@@ -125,24 +125,17 @@ def cost_of(found: SearchResult, is_brief: bool = False) -> CostTerms:
         solution.objective,
         solution.bound,
         predicted.peak_bytes,
-        _by_axes(collectives),
-        _by_line(collectives),
+        {
+            axes: t.seconds
+            for axes, t in traffic_by(lambda c: c.axes, collectives).items()
+        },
+        {line: t.seconds for line, t in traffic_by(_line_of, collectives).items()},
         is_brief=is_brief,
     )
 
 
-def _by_axes(collectives: Sequence[Collective]) -> dict[tuple[str, ...], float]:
-    sums: dict[tuple[str, ...], float] = defaultdict(float)
-    for c in collectives:
-        sums[c.axes] += c.seconds
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-def _by_line(collectives: Sequence[Collective]) -> dict[Line, float]:
-    sums: dict[Line, float] = defaultdict(float)
-    for c in collectives:
-        sums[c.kind, c.axes, c.source, c.reason] += c.seconds
-    return sums
+def _line_of(c: Collective) -> Line:
+    return c.kind, c.axes, c.source, c.reason
 
 
 def added(cost: CostTerms, planned: CostTerms) -> tuple[Added, ...]:

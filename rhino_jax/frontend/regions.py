@@ -203,23 +203,20 @@ def evaluate_ops(
     consts: Sequence[Any],
     inputs: Sequence[Any],
     run: Callable[[Op, Any, list[Any]], Sequence[Any]],
-    wrap: Callable[[Any, Any], Any] = lambda array, atom: array,
 ) -> list[Any]:
     """Run the equations of a jaxpr one by one, each with its op: see `evaluate`.
 
     Args:
       program: the program.
       region: the region that was imported from the jaxpr.
-      jaxpr, consts, inputs, wrap: as of `evaluate`.
+      jaxpr, consts, inputs: as of `evaluate`.
       run: (op, equation, values of its operands) → values of its results.
     Raises:
       InternalError: the region was imported from another jaxpr.
     """
     ops = [op for op, _ in ops_and_equations(program, region, jaxpr)]
     left = iter(ops)
-    return evaluate(
-        jaxpr, consts, inputs, lambda eqn, read: run(next(left), eqn, read), wrap
-    )
+    return evaluate(jaxpr, consts, inputs, lambda eqn, read: run(next(left), eqn, read))
 
 
 @contextlib.contextmanager

@@ -77,6 +77,22 @@ class StackConfig(TrainConfig):
     remat_policy: Literal["full", "dots"] = "full"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(StackConfig):
+    """Sizes of a decoder: V vocab, S seq_len, D d_model, H num_heads, F d_ff."""
+
+    vocab: int
+    seq_len: int
+    num_layers: int
+    d_model: int
+    num_heads: int
+    d_ff: int
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        yield from divides(self.d_model, self.num_heads, "num_heads", "d_model")
+
+
 def positive(config: ModelConfig, *keys: str) -> Iterator[tuple[str, str]]:
     """Yield a conflict for each key whose number is 0."""
     for key in keys:

@@ -5,37 +5,26 @@ Source: Radford et al. 2019 (GPT-2); Brown et al. 2020 (GPT-3), section 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from rhino_jax.models import layers as nn, weights
-from rhino_jax.models.config import StackConfig, divides
+from rhino_jax.models.config import DecoderConfig
 from rhino_jax.models.layers import Params
 from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTConfig(StackConfig):
-    """Sizes: V vocab, S seq_len, D d_model, H num_heads, F d_ff.
+class GPTConfig(DecoderConfig):
+    """Sizes of GPT.
 
     Attributes:
       tied_embedding: whether the output uses the embedding's transpose.
     """
 
-    vocab: int
-    seq_len: int
-    num_layers: int
-    d_model: int
-    num_heads: int
-    d_ff: int
     tied_embedding: bool = True
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        yield from super().conflicts()
-        yield from divides(self.d_model, self.num_heads, "num_heads", "d_model")
 
 
 def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:

@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from rhino_jax.models import layers as nn, weights
-from rhino_jax.models.config import StackConfig, divides, positive
+from rhino_jax.models.config import DecoderConfig, divides, positive
 from rhino_jax.models.layers import Params
 from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(StackConfig):
-    """Sizes: V vocab, S seq_len, D d_model, G num_kv_heads, F d_ff.
+class LlamaConfig(DecoderConfig):
+    """Sizes of Llama: G num_kv_heads.
 
     Each of the G key/value heads serves R = num_heads / num_kv_heads query heads.
 
@@ -28,13 +28,7 @@ class LlamaConfig(StackConfig):
       tied_embedding: whether the output uses the embedding's transpose.
     """
 
-    vocab: int
-    seq_len: int
-    num_layers: int
-    d_model: int
-    num_heads: int
     num_kv_heads: int
-    d_ff: int
     rope_theta: float = 10000.0
     tied_embedding: bool = False
 
@@ -45,7 +39,6 @@ class LlamaConfig(StackConfig):
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
         yield from positive(self, "rope_theta")
-        yield from divides(self.d_model, self.num_heads, "num_heads", "d_model")
         yield from divides(
             self.num_heads, self.num_kv_heads, "num_kv_heads", "num_heads"
         )

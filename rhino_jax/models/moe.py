@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from rhino_jax.models import gpt, layers as nn, weights
-from rhino_jax.models.config import StackConfig, divides, positive
+from rhino_jax.models.config import DecoderConfig, divides, positive
 from rhino_jax.models.layers import Params
 from rhino_jax.models.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig(StackConfig):
+class MoEConfig(DecoderConfig):
     """Sizes: V vocab, S seq_len, D d_model, E num_experts, F d_ff, C capacity.
 
     Attributes:
@@ -32,12 +32,6 @@ class MoEConfig(StackConfig):
       aux_weight: weight of the balancing loss.
     """
 
-    vocab: int
-    seq_len: int
-    num_layers: int
-    d_model: int
-    num_heads: int
-    d_ff: int
     num_experts: int
     moe_every: int = 2
     top_k: int = 2
@@ -53,7 +47,6 @@ class MoEConfig(StackConfig):
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
         yield from positive(self, "capacity_factor")
-        yield from divides(self.d_model, self.num_heads, "num_heads", "d_model")
         yield from divides(self.num_layers, self.moe_every, "moe_every", "num_layers")
         if self.top_k > self.num_experts:
             yield "top_k", f"at most num_experts = {self.num_experts}"

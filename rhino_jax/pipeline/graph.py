@@ -9,9 +9,9 @@ from itertools import product
 from rhino_jax.pipeline.tasks import (
     Hold,
     Key,
-    PassKind,
     Task,
     TaskGraph,
+    TaskKind,
     Transfer,
 )
 from rhino_jax.pipeline.work import StepWork
@@ -43,7 +43,7 @@ class _TaskGraphBuilder:
         self.work = work
         self.is_split = is_split
         self.is_forward_only = is_forward_only
-        self.backward = PassKind.INPUT_GRADIENT if is_split else PassKind.BACKWARD
+        self.backward = TaskKind.INPUT_GRADIENT if is_split else TaskKind.BACKWARD
         self.has_between = bool(work.between) and not is_forward_only
         self.has_update = work.has_update and not is_forward_only
         self.keys = [
@@ -57,20 +57,20 @@ class _TaskGraphBuilder:
         self.at = {key: i for i, key in enumerate(self.keys)}
 
     def _micro_batch_keys(self) -> Iterator[Key]:
-        kinds = [PassKind.FORWARD]
+        kinds = [TaskKind.FORWARD]
         if not self.is_forward_only:
             kinds.append(self.backward)
         if self.is_split and not self.is_forward_only:
-            kinds.append(PassKind.WEIGHT_GRADIENT)
+            kinds.append(TaskKind.WEIGHT_GRADIENT)
         chunks = range(len(self.work.chunks))
         for m in range(self.work.micro_batches):
             for c, kind in product(chunks, kinds):
                 for s in range(self.work.slices):
                     yield kind, c, m, s
 
-    def _step_kinds(self) -> tuple[PassKind, ...]:
-        between = (PassKind.BETWEEN,) if self.has_between else ()
-        return (*between, PassKind.UPDATE) if self.has_update else between
+    def _step_kinds(self) -> tuple[TaskKind, ...]:
+        between = (TaskKind.BETWEEN,) if self.has_between else ()
+        return (*between, TaskKind.UPDATE) if self.has_update else between
 
     def build(self) -> TaskGraph:
         work = self.work
@@ -109,22 +109,22 @@ class _TaskGraphBuilder:
         group = self.work.chunks[c].group
         cost = self.work.chunks[c].costs[s]
         seconds = {
-            PassKind.FORWARD: cost.forward_s,
-            PassKind.BACKWARD: cost.whole_backward_s,
-            PassKind.INPUT_GRADIENT: cost.split_s[0],
-            PassKind.WEIGHT_GRADIENT: cost.split_s[1],
-            PassKind.BETWEEN: self.work.between[group].seconds
+            TaskKind.FORWARD: cost.forward_s,
+            TaskKind.BACKWARD: cost.whole_backward_s,
+            TaskKind.INPUT_GRADIENT: cost.split_s[0],
+            TaskKind.WEIGHT_GRADIENT: cost.split_s[1],
+            TaskKind.BETWEEN: self.work.between[group].seconds
             if self.has_between
             else 0.0,
-            PassKind.UPDATE: cost.update_s,
+            TaskKind.UPDATE: cost.update_s,
         }
         took = seconds[kind]
         # A half of a backward pass that has no work is not dispatched.
-        halves = PassKind.INPUT_GRADIENT, PassKind.WEIGHT_GRADIENT
+        halves = TaskKind.INPUT_GRADIENT, TaskKind.WEIGHT_GRADIENT
         if kind.is_per_micro_batch:
             took += self.work.dispatch_s if took or kind not in halves else 0.0
         working = cost.working_bytes if kind.is_per_micro_batch else 0
-        if kind is PassKind.UPDATE:
+        if kind is TaskKind.UPDATE:
             working = cost.update_bytes
         return Task(
             kind=kind,
@@ -141,44 +141,44 @@ class _TaskGraphBuilder:
     def _holds(self, key: Key, cost: StageCost) -> tuple[Hold, ...]:
         kind, *place = key
         if self.is_forward_only or kind not in (
-            PassKind.FORWARD,
-            PassKind.INPUT_GRADIENT,
+            TaskKind.FORWARD,
+            TaskKind.INPUT_GRADIENT,
         ):
             return ()
 
-        def until(size: int, kind: PassKind) -> list[Hold]:
+        def until(size: int, kind: TaskKind) -> list[Hold]:
             c, m, s = place
             return [Hold(size, (self.at[kind, c, m, s],))] if size else []
 
-        if kind is PassKind.INPUT_GRADIENT:
-            return tuple(until(cost.output_gradient_bytes, PassKind.WEIGHT_GRADIENT))
+        if kind is TaskKind.INPUT_GRADIENT:
+            return tuple(until(cost.output_gradient_bytes, TaskKind.WEIGHT_GRADIENT))
         if not self.is_split:
-            return tuple(until(cost.activation_bytes, PassKind.BACKWARD))
+            return tuple(until(cost.activation_bytes, TaskKind.BACKWARD))
         early, late = cost.split_bytes
         return (
-            *until(early, PassKind.INPUT_GRADIENT),
-            *until(late, PassKind.WEIGHT_GRADIENT),
+            *until(early, TaskKind.INPUT_GRADIENT),
+            *until(late, TaskKind.WEIGHT_GRADIENT),
         )
 
     def _after(self, key: Key) -> Iterable[Key]:
         """Return the tasks that a task waits for without a transfer."""
         kind, c, m, s = key
-        if kind is PassKind.FORWARD:
+        if kind is TaskKind.FORWARD:
             return [(kind, c, m, s - 1)] if s else []
         if kind is self.backward:
-            found: list[Key] = [(PassKind.FORWARD, c, m, s)]
+            found: list[Key] = [(TaskKind.FORWARD, c, m, s)]
             if self.has_between:
                 first = self.work.chunks_of[self.work.chunks[c].group][0]
-                found.append((PassKind.BETWEEN, first, 0, 0))
+                found.append((TaskKind.BETWEEN, first, 0, 0))
             return found + ([(kind, c, m, s + 1)] if s + 1 < self.work.slices else [])
-        if kind is PassKind.WEIGHT_GRADIENT:
-            return [(PassKind.INPUT_GRADIENT, c, m, s)]
-        if kind is PassKind.BETWEEN:
-            return [k for k in self.keys if k[0] is PassKind.FORWARD]
+        if kind is TaskKind.WEIGHT_GRADIENT:
+            return [(TaskKind.INPUT_GRADIENT, c, m, s)]
+        if kind is TaskKind.BETWEEN:
+            return [k for k in self.keys if k[0] is TaskKind.FORWARD]
         return self._gradients(self.work.chunks[c].group)
 
     def _gradients(self, group: int) -> Iterator[Key]:
-        kind = PassKind.WEIGHT_GRADIENT if self.is_split else PassKind.BACKWARD
+        kind = TaskKind.WEIGHT_GRADIENT if self.is_split else TaskKind.BACKWARD
         batches, slices = range(self.work.micro_batches), range(self.work.slices)
         for c, m, s in product(self.work.chunks_of[group], batches, slices):
             yield kind, c, m, s
@@ -189,7 +189,7 @@ class _TaskGraphBuilder:
         batches, slices = range(work.micro_batches), range(work.slices)
         for m, edge, s in product(batches, work.edges, slices):
             a, b = edge.source, edge.target
-            forward = at[PassKind.FORWARD, a, m, s], at[PassKind.FORWARD, b, m, s]
+            forward = at[TaskKind.FORWARD, a, m, s], at[TaskKind.FORWARD, b, m, s]
             yield *forward, edge.forward_bytes[s]
             if not self.is_forward_only:
                 backward = at[self.backward, b, m, s], at[self.backward, a, m, s]
@@ -198,5 +198,5 @@ class _TaskGraphBuilder:
         for group, between in enumerate(work.between if self.has_between else ()):
             for source, size in between.receives:
                 last = work.chunks_of[source][-1], batches[-1], slices[-1]
-                left = at[PassKind.FORWARD, *last]
-                yield left, at[PassKind.BETWEEN, firsts[group], 0, 0], size
+                left = at[TaskKind.FORWARD, *last]
+                yield left, at[TaskKind.BETWEEN, firsts[group], 0, 0], size

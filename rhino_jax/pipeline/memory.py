@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
+from rhino_jax.pipeline.tasks import Schedule, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
     the number of micro-batches for GPipe. Every chunk and slice counts as one.
     """
     tasks = schedule.graph.tasks
-    last = {t.kind for t in tasks} & {PassKind.WEIGHT_GRADIENT}
-    frees = PassKind.WEIGHT_GRADIENT if last else PassKind.BACKWARD
+    last = {t.kind for t in tasks} & {TaskKind.WEIGHT_GRADIENT}
+    frees = TaskKind.WEIGHT_GRADIENT if last else TaskKind.BACKWARD
     found = []
     for order in schedule.orders:
         steps = [
-            (tasks[i].kind is PassKind.FORWARD) - (tasks[i].kind is frees)
+            (tasks[i].kind is TaskKind.FORWARD) - (tasks[i].kind is frees)
             for i in order
         ]
         found.append(int(np.cumsum([0, *steps]).max()))

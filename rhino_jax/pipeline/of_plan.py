@@ -13,7 +13,7 @@ from rhino_jax.pipeline.offload import with_offload
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulation import Simulation
 from rhino_jax.pipeline.simulator import checked, simulate
-from rhino_jax.pipeline.tasks import PassKind, Schedule, TaskGraph
+from rhino_jax.pipeline.tasks import LETTERS, Schedule, TaskGraph
 from rhino_jax.pipeline.ticks import in_ticks
 from rhino_jax.pipeline.work import StepWork, work_of
 from rhino_jax.plan.plan import PlanData
@@ -21,12 +21,14 @@ from rhino_jax.plan.stages import Pipeline
 from rhino_jax.utils.keywords import brief, real
 
 
-_KINDS = {kind.letter: kind for kind in PassKind}
+_KINDS = {letter: kind for kind, letter in LETTERS.items()}
 
 
 def written_orders(schedule: Schedule) -> tuple[str, ...]:
     """Return each group's tasks: letter, chunk, micro-batch, as `F0.2 B1.0 U0.0`."""
-    words = [f"{t.kind.letter}{t.chunk}.{t.micro_batch}" for t in schedule.graph.tasks]
+    words = [
+        f"{LETTERS[t.kind]}{t.chunk}.{t.micro_batch}" for t in schedule.graph.tasks
+    ]
     return tuple(" ".join(words[i] for i in order) for order in schedule.orders)
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from rhino_jax.pipeline.tasks import (
     Hold,
-    PassKind,
     Schedule,
     Task,
+    TaskKind,
     Transfer,
     TransferLink,
 )
@@ -93,9 +93,9 @@ def _leaving(
     place = {task: n for n, task in enumerate(order)}
     for i in order:
         task = graph.tasks[i]
-        if task.kind is PassKind.BACKWARD and task.chunk in chunks:
+        if task.kind is TaskKind.BACKWARD and task.chunk in chunks:
             of = task.chunk, task.micro_batch, task.slice
-            forward = graph.find(PassKind.FORWARD, *of)
+            forward = graph.find(TaskKind.FORWARD, *of)
             if place[i] - place[forward] > 1:
                 found[forward] = i
     return found

@@ -191,7 +191,7 @@ def _line(times: Simulation, group: int, columns: int) -> str:
 def _cell(task: Task, width: int, is_later: bool) -> str:
     text = label(task)
     if len(text) > width:
-        text = task.kind.letter
+        text = text[0]
     text = text.lower() if is_later else text
     return text.ljust(width, "─")[:width]
 

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-
-class PassKind(enum.StrEnum):
-    """The kind of work that a task does, for a micro-batch or for the whole step."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    INPUT_GRADIENT = "input-gradient"
-    WEIGHT_GRADIENT = "weight-gradient"
-    BETWEEN = "between"
-    UPDATE = "update"
-
-    @property
-    def letter(self) -> str:
-        """The letter that stands for it in timelines."""
-        return _LETTERS[self]
-
-    @property
-    def is_per_micro_batch(self) -> bool:
-        """Whether it runs once per micro-batch, not once per step."""
-        return self not in (PassKind.BETWEEN, PassKind.UPDATE)
+from rhino_jax.passes.staged.step import TaskKind as TaskKind
 
 
-_LETTERS = {
-    PassKind.FORWARD: "F", PassKind.BACKWARD: "B", PassKind.INPUT_GRADIENT: "I",
-    PassKind.WEIGHT_GRADIENT: "W", PassKind.BETWEEN: "M", PassKind.UPDATE: "U",
+LETTERS = {
+    TaskKind.FORWARD: "F", TaskKind.BACKWARD: "B", TaskKind.INPUT_GRADIENT: "I",
+    TaskKind.WEIGHT_GRADIENT: "W", TaskKind.BETWEEN: "M", TaskKind.UPDATE: "U",
 }  # fmt: skip
+"""The letters that stand for tasks in timelines."""
 
-Key = tuple[PassKind, int, int, int]
+Key = tuple[TaskKind, int, int, int]
 """(kind, chunk, micro-batch, slice), which identifies a task."""
 
 
@@ -71,7 +52,7 @@ class Task:
         transferred.
     """
 
-    kind: PassKind
+    kind: TaskKind
     group: int
     chunk: int
     micro_batch: int = 0
@@ -174,7 +155,7 @@ class TaskGraph:
         return {task.key: i for i, task in enumerate(self.tasks)}
 
     def find(
-        self, kind: PassKind, chunk: int, micro_batch: int = 0, slice: int = 0
+        self, kind: TaskKind, chunk: int, micro_batch: int = 0, slice: int = 0
     ) -> int:
         """Return the position of a task."""
         return self.by_key[kind, chunk, micro_batch, slice]
@@ -247,7 +228,7 @@ class Schedule:
     @property
     def is_split(self) -> bool:
         """Whether weight gradients are separate tasks."""
-        return any(t.kind is PassKind.WEIGHT_GRADIENT for t in self.graph.tasks)
+        return any(t.kind is TaskKind.WEIGHT_GRADIENT for t in self.graph.tasks)
 
     def __str__(self) -> str:
         lines = []
@@ -260,6 +241,6 @@ class Schedule:
 def label(task: Task) -> str:
     """Return a short label of a task: `F3`, or `B3.1` for slice 1."""
     if not task.kind.is_per_micro_batch:
-        return task.kind.letter
+        return LETTERS[task.kind]
     of_slice = f".{task.slice}" if task.slice else ""
-    return f"{task.kind.letter}{task.micro_batch}{of_slice}"
+    return f"{LETTERS[task.kind]}{task.micro_batch}{of_slice}"

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from rhino_jax.pipeline.tasks import (
     Hold,
     Key,
-    PassKind,
     Schedule,
     Task,
     TaskGraph,
+    TaskKind,
     Transfer,
     TransferLink,
 )
@@ -62,12 +62,12 @@ class _Ticks:
     def _once(self, number: int, stage: int) -> Key:
         """Return the task before a pass; after the last pass, the update."""
         if number == len(self.pipeline.passes):
-            return PassKind.UPDATE, stage, 0, 0
-        return PassKind.BETWEEN, stage, 0, number
+            return TaskKind.UPDATE, stage, 0, 0
+        return TaskKind.BETWEEN, stage, 0, number
 
     def _tick(self, number: int, micro_batch: int, stage: int) -> Key:
         is_backward = self.pipeline.passes[number].is_backward
-        kind = PassKind.BACKWARD if is_backward else PassKind.FORWARD
+        kind = TaskKind.BACKWARD if is_backward else TaskKind.FORWARD
         return kind, self.chunks[number] * self.stages + stage, micro_batch, 0
 
     def schedule(self) -> Schedule:

@@ -22,20 +22,17 @@ people do.
 from __future__ import annotations
 
 from collections.abc import (
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
     Set as AbstractSet,
 )
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rhino_jax.hardware.lowering import AS_WRITTEN, LoweringPolicy
 from rhino_jax.ir.program import Op, Program, RegionKind
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.utils.codec import from_json
 from rhino_jax.utils.union_find import DisjointSets
 
 
@@ -72,54 +69,6 @@ class Decisions:
     waypoints: Mapping[int, tuple[Spec, ...]] = field(default_factory=dict)
     through: Mapping[tuple[int, int], tuple[Spec, ...]] = field(default_factory=dict)
     lowering: LoweringPolicy = AS_WRITTEN
-
-    def to_json(self) -> dict[str, Any]:
-        """Return them as JSON data, with every distinct spec written once."""
-        specs: dict[Spec, int] = {}
-
-        def number(spec: Spec) -> int:
-            return specs.setdefault(spec, len(specs))
-
-        def numbers(every: Iterable[Spec]) -> list[int]:
-            return [number(spec) for spec in every]
-
-        return {
-            "values": [[v, number(s)] for v, s in self.values.items()],
-            "operands": [[*key, number(s)] for key, s in self.operands.items()],
-            "region_outputs": [
-                [*key, number(s)] for key, s in self.region_outputs.items()
-            ],
-            "outputs": numbers(self.outputs),
-            "waypoints": [[v, numbers(every)] for v, every in self.waypoints.items()],
-            "through": [[*key, numbers(every)] for key, every in self.through.items()],
-            "lowering": {
-                "gathers_by_axis": self.lowering.gathers_by_axis,
-                "annotates_waypoints": self.lowering.annotates_waypoints,
-            },
-            "specs": list(specs),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Decisions:
-        """Convert the result of `to_json` back."""
-        specs = from_json(tuple[Spec, ...], data["specs"])
-        return cls(
-            values={v: specs[s] for v, s in data["values"]},
-            operands={(op, i): specs[s] for op, i, s in data["operands"]},
-            region_outputs={
-                (op, r, o): specs[s] for op, r, o, s in data["region_outputs"]
-            },
-            outputs=tuple(specs[s] for s in data["outputs"]),
-            waypoints={
-                v: tuple(specs[s] for s in every) for v, every in data["waypoints"]
-            },
-            # Older files lack this key.
-            through={
-                (op, i): tuple(specs[s] for s in every)
-                for op, i, every in data.get("through", ())
-            },
-            lowering=from_json(LoweringPolicy, data["lowering"]),
-        )
 
 
 def held_specs(op: Op, decisions: Decisions) -> list[Spec | None]:

@@ -25,6 +25,7 @@ from rhino_jax.plan.records import (
     WhileLoop,
 )
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, Pipeline, StagePlan
+from rhino_jax.utils.codec import OF_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class PlanData:
         plan was refined.
       line_times: predicted seconds by source line, the most first.
       timeline: compute and live memory of the step over time; empty for a plan in
-        stages, or read from a file of an older version.
+        stages.
       model_flops: arithmetic of the program as its user wrote it.
       while_loops: loops whose trip count depends on data, and the trip counts that were
         assumed.
@@ -118,22 +119,19 @@ class PlanData:
         lines need it (`rhino_jax.export`).
     """
 
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     program_name: str
     fingerprint: str
     mesh_axes: tuple[tuple[str, int], ...]
     hardware: str
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
-    stages: tuple[StagePlan, ...]
     predicted: Predicted
     collectives: tuple[Collective, ...]
     search: SearchReport
     coverage: Coverage
     recipes: Mapping[str, Predicted | None]
     memory_budget_bytes: int
-    transforms: tuple[Transform, ...] = ()
-    pipeline: Pipeline | None = None
-    variants: tuple[Variant, ...] = ()
     at_peak: tuple[PeakValue, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
@@ -143,17 +141,20 @@ class PlanData:
     model_flops: ModelFlops = field(default_factory=ModelFlops)
     while_loops: tuple[WhileLoop, ...] = ()
     notes: tuple[str, ...] = ()
-    mesh: Any = None
-    in_tree: Any = None
-    out_tree: Any = None
-    in_leaf_positions: tuple[int, ...] = ()
-    out_leaf_positions: tuple[int, ...] = ()
     lines: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
-    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     outline: str = field(default="", compare=False)
-    cached: str = field(default="", compare=False)
-    origin: Any = field(default=None, compare=False)
-    traced: Any = field(default=None, compare=False, repr=False)
+    in_tree: Any = None
+    in_leaf_positions: tuple[int, ...] = ()
+    out_tree: Any = None
+    out_leaf_positions: tuple[int, ...] = ()
+    pipeline: Pipeline | None = None
+    transforms: tuple[Transform, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    stages: tuple[StagePlan, ...]
+    mesh: Any = field(default=None, metadata=OF_PROCESS)
+    cached: str = field(default="", compare=False, metadata=OF_PROCESS)
+    origin: Any = field(default=None, compare=False, metadata=OF_PROCESS)
+    traced: Any = field(default=None, compare=False, repr=False, metadata=OF_PROCESS)
 
     @property
     def usable_bytes(self) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+
+Key = TypeVar("Key", bound=tuple[Any, ...])
 
 CUT_BY_CLOCK = "the time limit"
 """First words of a note that a wall-clock limit affected the plan, so that it may
@@ -224,18 +227,25 @@ class Traffic:
     seconds: float = 0.0
 
 
-def traffic_of(
-    collectives: Iterable[Collective],
-) -> dict[tuple[str, tuple[str, ...]], Traffic]:
-    """Sum collectives by kind and axes, slowest first."""
-    sums: dict[tuple[str, tuple[str, ...]], Traffic] = {}
+def traffic_by(
+    key: Callable[[Collective], Key], collectives: Iterable[Collective]
+) -> dict[Key, Traffic]:
+    """Sum collectives by a key, slowest first."""
+    sums: dict[Key, Traffic] = {}
     for c in collectives:
-        old = sums.get((c.kind, c.axes), Traffic())
-        sums[c.kind, c.axes] = Traffic(
+        old = sums.get(at := key(c), Traffic())
+        sums[at] = Traffic(
             old.count + c.count, old.bytes + c.bytes, old.seconds + c.seconds
         )
     order = sorted(sums.items(), key=lambda x: (-x[1].seconds, -x[1].bytes, x[0]))
     return dict(order)
+
+
+def traffic_of(
+    collectives: Iterable[Collective],
+) -> dict[tuple[str, tuple[str, ...]], Traffic]:
+    """Sum collectives by kind and axes, slowest first."""
+    return traffic_by(lambda c: (c.kind, c.axes), collectives)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.records import Predicted
+from rhino_jax.utils.codec import OF_PROCESS
 
 
 STAGE_AXIS = "stage"
@@ -290,7 +291,7 @@ class StagePlan:
     predicted: Predicted
     sends: tuple[StageSend, ...] = ()
     layers: tuple[tuple[int, int], ...] = ()
-    mesh: Any = field(default=None, compare=False)
+    mesh: Any = field(default=None, compare=False, metadata=OF_PROCESS)
 
     @property
     def places(self) -> int:

@@ -22,7 +22,6 @@ from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
 from rhino_jax.passes.program_pass import Gain, Trial, TrialKind
 from rhino_jax.planner.remat import as_pass
-from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.minimum_memory import (
     divided_peak,
     find_minimum_memory,
@@ -72,7 +71,12 @@ class LeastMemory:
     refused: MicrobatchError | None = None
 
     def __post_init__(self) -> None:
-        self.variants = Variants(self.search, find=_minimum)
+        self.variants = Variants(
+            self.search,
+            find=lambda search: find_minimum_memory(
+                search.running.program, search.meshes, search.target, search.request
+            ),
+        )
         self.left = self._each()
 
     @property
@@ -189,12 +193,6 @@ class LeastMemory:
                 return places, freely
             refused = found
         return None
-
-
-def _minimum(search: Search) -> SearchResult:
-    return find_minimum_memory(
-        search.running.program, search.meshes, search.target, search.request
-    )
 
 
 def _name(done: Sequence[Transform]) -> str:

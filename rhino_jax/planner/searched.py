@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.frontend.trace import Traced
@@ -19,7 +19,6 @@ from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planner.search.passes import Dump
-from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging.auto import with_stages
 from rhino_jax.planner.staging.plan import NOWHERE, plan_stages
 from rhino_jax.planner.staging.spmd_pipeline.compared import or_in_one_program
@@ -32,38 +31,8 @@ from rhino_jax.planner.variant_search import Search
 from rhino_jax.utils.progress import shown
 
 
-class PlanOptionsLike(Protocol):
-    """The part of `planner.options.PlanOptions` that a search reads."""
-
-    @property
-    def what(self) -> str: ...
-    @property
-    def dump(self) -> Any: ...
-    @property
-    def progress(self) -> bool | Callable[[float | None, float | None], None]: ...
-    @property
-    def refine(self) -> int: ...
-    @property
-    def microbatches(self) -> Any: ...
-    @property
-    def recompute(self) -> str: ...
-    @property
-    def loops(self) -> str: ...
-    @property
-    def stages(self) -> Any: ...
-    @property
-    def schedule(self) -> str: ...
-    @property
-    def per_microbatch(self) -> Any: ...
-    def count_of(self, target: Target) -> int: ...
-    def request_of(self, target: Target, pins: ResolvedPins) -> Request: ...
-    def meshes_of(
-        self,
-        traced: Traced,
-        target: Target,
-        pinned: Mapping[str, Any],
-        places: tuple[int, ...],
-    ) -> tuple[list[MeshAxes], ResolvedPins]: ...
+if TYPE_CHECKING:
+    from rhino_jax.planner.options import PlanOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +60,7 @@ class SearchRequest:
 
 
 def search_for(
-    plan_options: PlanOptionsLike,
+    plan_options: PlanOptions,
     asked: SearchRequest,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
@@ -105,7 +74,7 @@ def search_for(
 
 
 def _search_for(
-    plan_options: PlanOptionsLike,
+    plan_options: PlanOptions,
     asked: SearchRequest,
     meshes: list[MeshAxes],
     pins: ResolvedPins,
@@ -144,7 +113,13 @@ def _search_for(
             check_in_stages(asked.storage, len(places))
             return _with_earlier_stages(plan_options, search, places, asked)
         if plan_options.schedule == IN_ONE_PROGRAM:
-            raise _no_stages(plan_options.what)
+            raise StageError(
+                f"{plan_options.what}: schedule={IN_ONE_PROGRAM!r} is of several"
+                " stages, and nobody said how many.",
+                where="`schedule=` and `stages=`",
+                numbers="one stage",
+                fix=f"give stages=2, say, or a mesh with an axis `{STAGE_AXIS}`.",
+            )
         if not _may_have_stages(plan_options, asked):
             return _noted(
                 plan_options, _on_one_mesh(plan_options, search, asked.storage)
@@ -188,7 +163,7 @@ def with_own_variant(plan: PlanData) -> PlanData:
     return replace(plan, variants=variants)
 
 
-def _noted(plan_options: PlanOptionsLike, plan: PlanData) -> PlanData:
+def _noted(plan_options: PlanOptions, plan: PlanData) -> PlanData:
     """Add a note on a requested schedule that has no effect on a plan of one stage."""
     if plan_options.schedule == AUTO or plan.num_stages > 1:
         return plan
@@ -196,7 +171,7 @@ def _noted(plan_options: PlanOptionsLike, plan: PlanData) -> PlanData:
     return replace(plan, notes=(*plan.notes, said))
 
 
-def _may_have_stages(plan_options: PlanOptionsLike, asked: SearchRequest) -> bool:
+def _may_have_stages(plan_options: PlanOptions, asked: SearchRequest) -> bool:
     """Whether the planner may choose the number of stages."""
     return (
         plan_options.stages == AUTO
@@ -208,7 +183,7 @@ def _may_have_stages(plan_options: PlanOptionsLike, asked: SearchRequest) -> boo
 
 
 def _on_one_mesh(
-    plan_options: PlanOptionsLike, search: Search, storage: str | Stored
+    plan_options: PlanOptions, search: Search, storage: str | Stored
 ) -> PlanData:
     asked = {
         "microbatches": plan_options.microbatches,
@@ -219,7 +194,7 @@ def _on_one_mesh(
 
 
 def _with_earlier_stages(
-    plan_options: PlanOptionsLike,
+    plan_options: PlanOptions,
     search: Search,
     places: tuple[int, ...],
     asked: SearchRequest,
@@ -241,7 +216,7 @@ def _with_earlier_stages(
 
 
 def _in_stages(
-    plan_options: PlanOptionsLike,
+    plan_options: PlanOptions,
     search: Search,
     places: tuple[int, ...],
     stage_pins: Mapping[str, int],
@@ -290,16 +265,6 @@ def _in_stages(
     program = asked.running.program
     return or_in_one_program(
         as_tasks, program, len(places), plan_options.microbatches, in_one
-    )
-
-
-def _no_stages(what: str) -> StageError:
-    return StageError(
-        f"{what}: schedule={IN_ONE_PROGRAM!r} is of several stages, and nobody said how"
-        " many.",
-        where="`schedule=` and `stages=`",
-        numbers="one stage",
-        fix=f"give stages=2, say, or a mesh with an axis `{STAGE_AXIS}`.",
     )
 
 

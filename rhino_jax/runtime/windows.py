@@ -40,11 +40,9 @@ def with_halo(
     lower: int,
     upper: int,
     axes: Sequence[str],
-    *,
-    edge: Any = None,
-    wraps: bool = False,
 ) -> jax.Array:
-    """Return a shard with its halo: elements of its neighbours before and after.
+    """Return a shard with its halo: elements of its neighbours before and after; zeros
+    beyond the ends of the whole dim.
 
     Args:
       x: this device's shard, of `width` elements along `dim`.
@@ -52,15 +50,12 @@ def with_halo(
       lower, upper: halo sizes before the first and after the last element; more than
         `width` come from several neighbours.
       axes: names of the mesh axes that shard the dim, major first.
-      edge: scalar beyond the ends of the whole dim; None for zero.
-      wraps: whether the first shard follows the last, as in a roll; `edge` is not used
-        then.
     Returns:
       `x`, with `lower + width + upper` elements along `dim`.
     """
     shards = Shards(axes)
-    below = _received(x, dim, lower, 1, shards, edge, wraps)
-    above = _received(x, dim, upper, -1, shards, edge, wraps)
+    below = _received(x, dim, lower, 1, shards)
+    above = _received(x, dim, upper, -1, shards)
     parts = [*reversed(below), x, *above]
     return lax.concatenate(parts, dim) if len(parts) > 1 else x
 
@@ -90,15 +85,15 @@ class Shards:
             found = found * size + lax.axis_index(name)
         return found
 
-    def shifted(self, x: jax.Array, by: int, *, wraps: bool = False) -> jax.Array:
+    def shifted(self, x: jax.Array, by: int) -> jax.Array:
         """Return the array of the device whose shard is `by` positions before this one.
 
-        Zeros where there is none, unless `wraps`.
+        Zeros where there is none.
         """
         pairs = [
-            (self._device(i), self._device((i + by) % self.count))
+            (self._device(i), self._device(i + by))
             for i in range(self.count)
-            if wraps or 0 <= i + by < self.count
+            if 0 <= i + by < self.count
         ]
         names = tuple(self.axes[i] for i in self._in_mesh)
         return lax.ppermute(x, names, pairs) if pairs else jnp.zeros_like(x)
@@ -116,18 +111,12 @@ class Shards:
 
 
 def _received(
-    x: jax.Array,
-    dim: int,
-    count: int,
-    direction: int,
-    shards: Shards,
-    edge: Any,
-    wraps: bool,
+    x: jax.Array, dim: int, count: int, direction: int, shards: Shards
 ) -> list[jax.Array]:
     """Return the halo parts of the neighbours on one side, nearest first.
 
     Args:
-      x, dim, edge, wraps: as for `with_halo`.
+      x, dim: as for `with_halo`.
       count: number of halo elements.
       direction: 1 from shards before this one, -1 from those after it.
       shards: the devices of the sharded dim.
@@ -139,12 +128,7 @@ def _received(
         count -= taken
         start = width - taken if direction > 0 else 0
         border = lax.slice_in_dim(x, start, start + taken, axis=dim)
-        border = shards.shifted(border, direction * distance, wraps=wraps)
-        if edge is not None and not wraps:
-            source = shards.position() - direction * distance
-            is_inside = (source >= 0) & (source < shards.count)
-            border = jnp.where(is_inside, border, jnp.asarray(edge, x.dtype))
-        parts.append(border)
+        parts.append(shards.shifted(border, direction * distance))
     return parts
 
 

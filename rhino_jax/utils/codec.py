@@ -1,10 +1,10 @@
 """Dataclasses as JSON data, and back, by the types of their fields.
 
 A record is an object with a key per field, a tuple or frozenset a list, a mapping an
-object whose keys are text. Numbers that are not finite are text, so that files are
-plain JSON; numpy scalars become Python's. A class may define `to_json` and `from_json`
-itself. A key that a file lacks has the field's default: files that were written before
-a field existed can be read.
+object whose keys are text: "3" of 3, "3,1" of (3, 1). Numbers that are not finite are
+text, so that files are plain JSON; numpy scalars become Python's. Fields with the
+metadata `OF_PROCESS` are not written. A class may define `to_json` and `from_json`
+itself. An absent key has the field's default.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 Record = TypeVar("Record")
 
+OF_PROCESS = {"is_saved": False}
+"""`metadata=` of fields that are not written: what is of one process."""
+
+
+def saved_fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a record that are written."""
+    return tuple(
+        f.name for f in fields(kind) if f.init and f.metadata.get("is_saved", True)
+    )
+
 
 def to_json(value: Any) -> Any:
     """Convert a record, or a container of records, to JSON data."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        return {name: to_json(getattr(value, name)) for name in saved_fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): to_json(x) for key, x in value.items()}
+        return {_key_text(key): to_json(x) for key, x in value.items()}
     if isinstance(value, tuple | list):
         return [to_json(x) for x in value]
     if isinstance(value, frozenset):
@@ -36,6 +46,10 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def _key_text(key: Any) -> str:
+    return ",".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
 def from_json(kind: type[Record], data: Any) -> Record:
@@ -69,20 +83,25 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if origin in (tuple, frozenset):
         return _sequence_reader(origin, inner)
     if origin is not None and issubclass(origin, Mapping):
-        key, value = map(_reader, inner)
-        is_text = inner[0] is str
+        key, value = _key_reader(inner[0]), _reader(inner[1])
         return lambda data: {
-            key(k if is_text else int(k)): value(x)
-            for k, x in _checked(Mapping, data).items()
+            key(k): value(x) for k, x in _checked(Mapping, data).items()
         }
     # Sizes that were computed with floats are written as floats.
     accepted = (int, float) if kind is int else kind
     return lambda data: _checked(accepted, data)
 
 
+def _key_reader(kind: Any) -> Callable[[str], Any]:
+    """Return the function that converts the text of a key to text, int or ints."""
+    if get_origin(kind) is tuple:
+        return lambda text: tuple(map(int, text.split(",")))
+    return int if kind is int else str
+
+
 def _record_reader(kind: type) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
-    readers = {f.name: _reader(hints[f.name]) for f in fields(kind) if f.init}
+    readers = {name: _reader(hints[name]) for name in saved_fields(kind)}
 
     def read(data: Any) -> Any:
         if isinstance(data, kind):

@@ -178,7 +178,7 @@ def _cost(planned: StageCost, tasks: list[_Compiled]) -> StageCost:
         planned,
         forward_s=seconds[TaskKind.FORWARD],
         backward_s=seconds[TaskKind.BACKWARD],
-        weights_s=seconds[TaskKind.WEIGHTS],
+        weights_s=seconds[TaskKind.WEIGHT_GRADIENT],
         update_s=seconds[TaskKind.START] + seconds[TaskKind.UPDATE],
         working_bytes=max(working, default=0),
         update_bytes=max(once, default=0),

@@ -96,7 +96,7 @@ def test_the_report() -> None:
     ]
     text = CLOCK.report(SUITE, results, "the command")
     assert "| mlp-tiny | cpu:8 | megatron | 10 | 5 | 0.50 | 51 | 23 |" in text
-    assert "`best`: worst ratio 2.00, geometric mean 1.00" in text
+    assert "`best` 0.50 to 2.00 (geometric mean 1.00)" in text
     failed = RowResult(row=second, found=None, error="died. why")
     lines = CLOCK.report(SUITE, [results[0], failed], "x").splitlines()
     table = [line for line in lines if line.startswith("|")]

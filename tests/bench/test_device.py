@@ -59,5 +59,5 @@ def test_the_table_holds_predictions_against_what_was_measured() -> None:
     )
     text = DEVICE.report(SUITE, [RowResult(row=SUITE.rows[0], found=found)], "command")
     assert "| mlp-tiny | cpu:8 | 8 | 12 | 10 | 0.80 | 1.20 | 2 | 1 |" in text
-    (line,) = DEVICE.summary("mine", [RowResult(row=SUITE.rows[0], found=found)])
+    (line,) = DEVICE.lines("mine", [RowResult(row=SUITE.rows[0], found=found)])
     assert "predicted over compiled peak 2.00" in line

@@ -122,12 +122,12 @@ def test_steps_are_compared_with_those_of_alpas_stages() -> None:
         said(planned("alpa", 0.0, "does not fit"), planned("auto", 2.0)),
         said(planned("alpa", 2.0), planned("auto", 0.0, "does not fit")),
     ]
-    _, over = PIPELINES.summary("mine", rows)
+    _, over = PIPELINES.lines("mine", rows)
     assert over == (
         "`auto`, 2 steps over those of Alpa's stages: 0.50 to 2.00 (geometric mean"
         " 1.00)."
     )
-    assert len(PIPELINES.summary("mine", [said(planned("auto", 2.0))])) == 1
+    assert len(PIPELINES.lines("mine", [said(planned("auto", 2.0))])) == 1
 
 
 def test_what_ships_names_schedules_or_leaves_them() -> None:

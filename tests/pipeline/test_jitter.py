@@ -13,8 +13,8 @@ from rhino_jax.pipeline.jitter import Delay, Noise, jittered, network_of
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
-from rhino_jax.pipeline.work import chain
 from rhino_jax.plan.stages import StageCost
+from tests.pipeline.chains import chain
 
 
 QUIET = Noise(task_sigma=0.0, link_sigma=0.0, samples=3)

@@ -11,8 +11,8 @@ from rhino_jax.pipeline.offload import moved, with_offload
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import label
-from rhino_jax.pipeline.work import chain
 from rhino_jax.plan.stages import StageCost
+from tests.pipeline.chains import chain
 
 
 LEFT, SENT, FIXED = 100, 80, 7

@@ -11,8 +11,9 @@ from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import checked
 from rhino_jax.pipeline.tasks import Schedule, TransferLink
-from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.stages import StageCost
+from tests.pipeline.chains import chain
 
 
 def work(**others: object) -> StepWork:

@@ -12,8 +12,8 @@ from rhino_jax.errors import DeadlockError
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.tasks import TransferLink
-from rhino_jax.pipeline.work import chain
 from rhino_jax.plan.stages import StageCost
+from tests.pipeline.chains import chain
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -10,9 +10,10 @@ from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
 from rhino_jax.pipeline.schedules.searched import make
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import PassKind, TransferLink
-from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork, chain
+from rhino_jax.pipeline.tasks import TaskKind, TransferLink
+from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
 from rhino_jax.plan.stages import Between, StageCost
+from tests.pipeline.chains import chain
 
 
 COST = StageCost(forward_s=1, backward_s=2, activation_bytes=8)
@@ -20,24 +21,24 @@ COST = StageCost(forward_s=1, backward_s=2, activation_bytes=8)
 
 def test_backward_passes_wait_for_later_stages() -> None:
     graph = graph_of(chain([COST] * 2, 2))
-    back = graph.find(PassKind.BACKWARD, 0, 1)
+    back = graph.find(TaskKind.BACKWARD, 0, 1)
     waits = {graph.tasks[i].key for i in graph.sources(back)}
-    assert waits == {(PassKind.FORWARD, 0, 1, 0), (PassKind.BACKWARD, 1, 1, 0)}
+    assert waits == {(TaskKind.FORWARD, 0, 1, 0), (TaskKind.BACKWARD, 1, 1, 0)}
 
 
 def test_weights_gradients_wait_for_inputs_gradients_alone() -> None:
     graph = graph_of(chain([COST] * 2, 2), is_split=True)
-    weight = graph.find(PassKind.WEIGHT_GRADIENT, 1, 0)
-    assert list(graph.sources(weight)) == [graph.find(PassKind.INPUT_GRADIENT, 1, 0)]
+    weight = graph.find(TaskKind.WEIGHT_GRADIENT, 1, 0)
+    assert list(graph.sources(weight)) == [graph.find(TaskKind.INPUT_GRADIENT, 1, 0)]
     assert not graph.readers[weight] and not graph.outgoing[weight]
 
 
 def test_later_slices_read_earlier_ones() -> None:
     graph = graph_of(chain([[COST] * 3] * 2, 1))
-    second = graph.find(PassKind.FORWARD, 0, 0, 1)
-    assert graph.tasks[second].after == (graph.find(PassKind.FORWARD, 0, 0, 0),)
-    back = graph.find(PassKind.BACKWARD, 1, 0, 1)
-    assert graph.find(PassKind.BACKWARD, 1, 0, 2) in graph.tasks[back].after
+    second = graph.find(TaskKind.FORWARD, 0, 0, 1)
+    assert graph.tasks[second].after == (graph.find(TaskKind.FORWARD, 0, 0, 0),)
+    back = graph.find(TaskKind.BACKWARD, 1, 0, 1)
+    assert graph.find(TaskKind.BACKWARD, 1, 0, 2) in graph.tasks[back].after
 
 
 def test_halves_of_the_backward_pass() -> None:
@@ -108,10 +109,10 @@ def test_backward_passes_wait_for_what_couples_micro_batches(name: str) -> None:
     simulation = simulate(make(name, coupled()))
     tasks = simulation.schedule.graph.tasks
     starts, ends = simulation.task_start_s, simulation.task_end_s
-    ahead = [i for i, t in enumerate(tasks) if t.kind is PassKind.FORWARD]
-    kinds = PassKind.BACKWARD, PassKind.INPUT_GRADIENT
+    ahead = [i for i, t in enumerate(tasks) if t.kind is TaskKind.FORWARD]
+    kinds = TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT
     back = [i for i, t in enumerate(tasks) if t.kind in kinds]
-    between = [i for i, t in enumerate(tasks) if t.kind is PassKind.BETWEEN]
+    between = [i for i, t in enumerate(tasks) if t.kind is TaskKind.BETWEEN]
     assert [tasks[i].seconds for i in between] == [0.5, 0, 0]
     last = max(ends[i] for i in ahead)
     # The first group is sent what it reads; the others go on.
@@ -133,13 +134,13 @@ def test_other_schedules_wait_too(name: str, v: int, count: int) -> None:
     tasks = simulation.schedule.graph.tasks
     starts, ends = simulation.task_start_s, simulation.task_end_s
     last = max(
-        e for e, t in zip(ends, tasks, strict=True) if t.kind is PassKind.FORWARD
+        e for e, t in zip(ends, tasks, strict=True) if t.kind is TaskKind.FORWARD
     )
     passes = (
-        PassKind.BETWEEN,
-        PassKind.BACKWARD,
-        PassKind.INPUT_GRADIENT,
-        PassKind.WEIGHT_GRADIENT,
+        TaskKind.BETWEEN,
+        TaskKind.BACKWARD,
+        TaskKind.INPUT_GRADIENT,
+        TaskKind.WEIGHT_GRADIENT,
     )
     late = [s for s, t in zip(starts, tasks, strict=True) if t.kind in passes]
     assert len(late) > groups and min(late) >= last

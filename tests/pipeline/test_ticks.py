@@ -7,7 +7,7 @@ import pytest
 from rhino_jax.pipeline.jitter import Noise, jittered
 from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import PassKind
+from rhino_jax.pipeline.tasks import TaskKind
 from rhino_jax.plan.stages import Between, Pipeline, PipelinePass, StageCost
 from rhino_jax.units import format_seconds
 
@@ -55,7 +55,7 @@ def test_a_step_is_all_ticks_and_what_is_done_at_once(stages: int, count: int) -
     assert found.bubble == pytest.approx(1 - busy / seconds)
     tasks, starts = found.schedule.graph.tasks, found.task_start_s
     for i, task in enumerate(tasks):
-        if task.kind is PassKind.FORWARD:
+        if task.kind is TaskKind.FORWARD:
             assert starts[i] == pytest.approx(1 + (task.micro_batch + task.group) * 2.5)
 
 
@@ -65,7 +65,7 @@ def test_backward_passes_go_from_the_last_stage_to_the_first() -> None:
     first = {
         t.group: s
         for t, s in zip(tasks, starts, strict=True)
-        if t.kind is PassKind.BACKWARD and t.micro_batch == 0
+        if t.kind is TaskKind.BACKWARD and t.micro_batch == 0
     }
     assert first[2] < first[1] < first[0]
     names = {link.name for link in found.schedule.graph.links}
@@ -87,7 +87,7 @@ def test_several_loops_over_layers_are_chunks() -> None:
     assert met == [1, 4, 4, 1]
     forward_only = schedule_of(of(THERE))
     kinds = {t.kind for t in forward_only.graph.tasks}
-    assert kinds == {PassKind.BETWEEN, PassKind.FORWARD, PassKind.UPDATE}
+    assert kinds == {TaskKind.BETWEEN, TaskKind.FORWARD, TaskKind.UPDATE}
 
 
 def test_a_slow_stage_slows_all() -> None:

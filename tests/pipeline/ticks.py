@@ -6,10 +6,10 @@ import numpy as np
 
 from rhino_jax.pipeline.tasks import (
     Hold,
-    PassKind,
     Schedule,
     Task,
     TaskGraph,
+    TaskKind,
     Transfer,
     TransferLink,
 )
@@ -33,7 +33,7 @@ def random_schedule(seed: int, count: int = 24) -> Schedule:
         later = int(rng.choice(i + np.flatnonzero(group_of[i:] == group)))
         tasks.append(
             Task(
-                kind=PassKind.FORWARD,
+                kind=TaskKind.FORWARD,
                 group=group,
                 chunk=group,
                 micro_batch=i,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +100,28 @@ def test_a_process_that_is_lost_while_it_plans_is_named(
     with pytest.raises(ProcessError, match="process 0 is lost") as error:
         met.wait("made", met.first, "to plan")
     assert "to plan" in error.value.what and "RHINO_LOST" in error.value.fix
+
+
+def test_time_counts_from_the_last_heartbeat_and_the_last_visit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RHINO_LOST_AFTER_S", "0.2")
+    monkeypatch.setenv("RHINO_ARRIVE_WITHIN_S", "0.4")
+    watch = signs.HeartbeatWatch(service.Service(Store(), 1.0, "`f`"), "`f`")
+    for count in range(4):  # It sends heartbeats, and is elsewhere in between.
+        watch.look(0, f"{count}", True, count % 2 == 0, "to compare")
+        time.sleep(0.1)
+    watch.look(0, "done", False, False, "to compare")
+    time.sleep(0.4)
+    with pytest.raises(ProcessError, match="has not come to the planning") as error:
+        watch.look(0, "done", False, False, "to compare", "; it is at step 3")
+    assert "it is at step 3" in error.value.numbers
+    watch.start("step 4")
+    watch.look(0, "done", True, True, "to compare")
+    time.sleep(0.25)
+    with pytest.raises(ProcessError, match="process 0 is lost") as error:
+        watch.look(0, "done", True, True, "to compare")
+    assert "step 4" in error.value.where
 
 
 def test_times_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

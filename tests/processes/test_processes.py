@@ -116,7 +116,7 @@ def test_a_process_that_never_comes_is_named(pool: Pool) -> None:
     first, second = pool.run("plans_alone", RHINO_ARRIVE_WITHIN_S="2")
     assert results([second]) == [None]
     (text,) = errors([first])
-    assert "process 1 has not come to plan" in text and "RHINO_ARRIVE" in text
+    assert "process 1 has not come to the planning" in text and "RHINO_ARRIVE" in text
 
 
 def test_a_mesh_of_one_process_waits_for_nobody(pool: Pool) -> None:

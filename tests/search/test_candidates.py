@@ -12,8 +12,8 @@ from rhino_jax.ir.program import Program
 from rhino_jax.models import registry
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.driver import (
+    choose_plan,
     make_candidates,
-    make_plan,
     make_recipe_plans,
 )
 from rhino_jax.planner.search.records import Request
@@ -37,7 +37,7 @@ def program() -> Program:
 
 @pytest.fixture(scope="module")
 def best(program: Program) -> PlanData:
-    return make_plan(program, AXES, TARGET, request())
+    return choose_plan(program, [AXES], TARGET, request())
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhino_jax.utils.codec import from_json, to_json
+from rhino_jax.utils.codec import OF_PROCESS, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Whole:
     own: Own
     anything: Any = None
     by_name: Mapping[str, Part | None] = field(default_factory=dict)
+    by_place: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    devices: Any = field(default=None, compare=False, metadata=OF_PROCESS)
 
 
 WHOLE = Whole(
@@ -46,12 +48,15 @@ WHOLE = Whole(
     own=Own("x"),
     anything={"list": [1, None]},
     by_name={"none": None, "one": Part(1.0)},
+    by_place={(3, 1): 4, (-1, 0): 5},
+    devices=object(),
 )
 
 
 def test_records_come_back_from_plain_json() -> None:
     text = json.dumps(to_json(WHOLE), allow_nan=False)
     assert from_json(Whole, json.loads(text)) == WHOLE
+    assert "devices" not in text and from_json(Whole, json.loads(text)).devices is None
 
 
 def test_numbers_of_numpy_are_python_s() -> None:
@@ -75,6 +80,8 @@ def test_absent_keys_have_their_defaults_and_records_stay() -> None:
         {"parts": [{"seconds": 1, "pair": ["a", 1, 2]}]},
         {"parts": [{"seconds": 1, "pair": [1, 1]}]},
         {"by_number": {"one": []}},
+        {"by_place": {"3": 1, "3,x": 1}},
+        {"devices": 1},
         {"parts": "text"},
     ],
 )

@@ -13,7 +13,7 @@ import jax
 
 import rhino_jax as rhino
 from rhino_jax.bench.checks import BenchError
-from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
+from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, model_of
 from rhino_jax.hardware.files import load_target
 from rhino_jax.utils.worker import TaskFailed, Worker, WorkerEnded
@@ -79,10 +79,12 @@ def _table(
     return [*header, "of it planning s"], cells
 
 
-def _summary(suite: str, results: Results[FirstCall]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[FirstCall]) -> tuple[str, ...]:
     """Return the CPU seconds of all rows."""
-    found = [(r.row.model, r.found.cpu_s) for r in results if r.found is not None]
-    said = (f"{m} {s['auto_shard']:.0f} ({s['jit']:.0f} under `jit`)" for m, s in found)
+    said = (
+        f"{row.model} {x.cpu_s['auto_shard']:.0f} ({x.cpu_s['jit']:.0f} under `jit`)"
+        for row, x in found
+    )
     return (f"`{suite}`, CPU seconds of the first call: {', '.join(said)}.",)
 
 

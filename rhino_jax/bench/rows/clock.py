@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import rhino_jax as rhino
 from rhino_jax.bench.methods import parse_method
 from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
+from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite, method_names
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.models.workload import Workload
@@ -170,17 +170,18 @@ def call_overhead_s(args: Sequence[Any]) -> tuple[float, int]:
     return found["sharded"] - found["plain"], len(leaves)
 
 
-def _ratios(results: Results[Clocked]) -> dict[str, list[float]]:
+def _ratios(found: Iterable[Clocked]) -> dict[str, list[float]]:
     """Return the ratios of all rows by method."""
     ratios: dict[str, list[float]] = defaultdict(list)
-    for clocked in (r.found for r in results if r.found is not None):
+    for clocked in found:
         for name, ratio in clocked.ratio.items():
             ratios[name].append(ratio)
     return ratios
 
 
 def _table(suite: Suite, results: Results[Clocked]) -> tuple[list[str], Cells[Clocked]]:
-    own = [name for name in method_names(suite) if name in _ratios(results)]
+    compared = {name for r in results if r.found for name in r.found.ratio}
+    own = [name for name in method_names(suite) if name in compared]
     header = ["fastest recipe", "ms", *(f"{name} ms" for name in own)]
     header += [f"{name} ÷ recipe" for name in own]
 
@@ -193,23 +194,11 @@ def _table(suite: Suite, results: Results[Clocked]) -> tuple[list[str], Cells[Cl
     return [*header, "arrays", "overhead of a call µs"], cells
 
 
-def _worst(suite: str, results: Results[Clocked]) -> tuple[str, ...]:
-    """Return the worst and the mean ratio of every method."""
-    return tuple(
-        f"`{name}`: worst ratio {max(ratios):.2f}, geometric mean"
-        f" {statistics.geometric_mean(ratios):.2f}"
-        for name, ratios in _ratios(results).items()
-    )
-
-
-def _summary(suite: str, results: Results[Clocked]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[Clocked]) -> tuple[str, ...]:
     """Return a line on steps over recipes' steps, and a call's overhead."""
-    found = [r.found for r in results if r.found is not None]
-    if not found:
-        return ()
-    ratios = _ratios(results).items()
+    ratios = _ratios(x for _, x in found).items()
     said = ", ".join(f"`{name}` {format_span(values)}" for name, values in ratios)
-    overheads = sorted(c.overhead_s for c in found)
+    overheads = sorted(x.overhead_s for _, x in found)
     return (
         f"`{suite}`, {len(found)} models that really run, on emulated devices: step"
         f" over the fastest recipe's: {said}. A decorated call costs"
@@ -231,5 +220,4 @@ CLOCK: RowKind[Clocked] = RowKind(
     " samples; ratios are medians of ratios within a sample. The overhead is of a"
     " decorated call over one of `jax.jit`, with the workload's arguments.",
     summary=_summary,
-    details=_worst,
 )

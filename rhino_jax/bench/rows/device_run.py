@@ -17,7 +17,7 @@ import jax
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.planning import Planner, workload_of
-from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
+from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
@@ -134,14 +134,11 @@ def _table(
     return header, cells
 
 
-def _summary(suite: str, results: Results[MeasuredStep]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[MeasuredStep]) -> tuple[str, ...]:
     """Return a line on predictions and prices over what was measured."""
-    found = [r.found for r in results if r.found is not None]
-    if not found:
-        return ()
-    predicted = format_span([f.predicted_s / f.measured_s for f in found])
-    priced = format_span([f.priced_s / f.measured_s for f in found])
-    held = format_span([f.predicted_bytes / f.compiled_bytes for f in found])
+    predicted = format_span([f.predicted_s / f.measured_s for _, f in found])
+    priced = format_span([f.priced_s / f.measured_s for _, f in found])
+    held = format_span([f.predicted_bytes / f.compiled_bytes for _, f in found])
     return (
         f"`{suite}`, {len(found)} steps on real devices: predicted over measured time"
         f" {predicted}; priced by the compiled HLO {priced}; predicted over compiled"

@@ -18,6 +18,7 @@ from rhino_jax.bench.planning import workload_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
     Cells,
+    Found,
     Results,
     RowKind,
     yardstick_s,
@@ -167,26 +168,21 @@ def _table(suite: Suite, results: Results[Plans]) -> tuple[list[str], Cells[Plan
     return header, cells
 
 
-def _summary(suite: str, results: Results[Plans]) -> tuple[str, ...]:
-    """Return lines on planning time, and on steps over their ideal."""
-    every = (r.found for r in results if r.found is not None)
-    found = [p for plans in every for p in plans if not p.error]
-    if not found:
-        return ()
-    took = [p.cpu_s for p in found]
-    over = [p.step_s / p.ideal_s for p in found if p.places]
+def _summary(suite: str, found: Found[Plans]) -> Iterator[str]:
+    """Yield lines on planning time, on steps over their ideal, and over those of Alpa's
+    published stages."""
+    every = [p for _, plans in found for p in plans if not p.error]
+    if not every:
+        return
+    took = [p.cpu_s for p in every]
+    over = [p.step_s / p.ideal_s for p in every if p.places]
     said = f", step over ideal {min(over):.2f} to {max(over):.2f}" if over else ""
-    return (
-        f"`{suite}`, {len(found)} plans: {format_seconds(min(took))} to"
-        f" {format_seconds(max(took))} of one core{said}.",
-        *_over_alpa(results),
+    yield (
+        f"`{suite}`, {len(every)} plans: {format_seconds(min(took))} to"
+        f" {format_seconds(max(took))} of one core{said}."
     )
-
-
-def _over_alpa(results: Results[Plans]) -> Iterator[str]:
-    """Yield lines on predicted steps over those of Alpa's published stages."""
     ratios: dict[str, list[float]] = {}
-    for plans in (r.found for r in results if r.found is not None):
+    for _, plans in found:
         alpa = next((p.step_s for p in plans if p.method == ALPA), 0.0)
         for plan in plans:
             if alpa and plan.step_s and plan.method != ALPA:
@@ -218,6 +214,5 @@ PIPELINES: RowKind[Plans] = RowKind(
     f" of its CPU; the yardstick is what {ADDITIONS // 10**6} million additions in a"
     " Python loop took just before.",
     summary=_summary,
-    details=_summary,
     is_by_method=True,
 )

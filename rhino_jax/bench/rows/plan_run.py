@@ -15,6 +15,7 @@ from rhino_jax.bench.progress import title_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
     Cells,
+    Found,
     Results,
     RowKind,
     yardstick_s,
@@ -132,21 +133,18 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def _summary(suite: str, results: Results[Timed]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[Timed]) -> tuple[str, ...]:
     """Return a line on seconds, gaps and memory of planning."""
-    found = [r.found for r in results if r.found is not None]
-    if not found:
-        return ()
     parts = []
-    for name in dict.fromkeys(name for timed in found for name in timed.plan_s):
-        seconds = sorted(t.plan_s[name] for t in found if name in t.plan_s)
-        gaps = [t.gap[name] for t in found if name in t.gap]
+    for name in dict.fromkeys(name for _, timed in found for name in timed.plan_s):
+        seconds = sorted(t.plan_s[name] for _, t in found if name in t.plan_s)
+        gaps = [t.gap[name] for _, t in found if name in t.gap]
         parts.append(
             f"`{name}` {format_seconds(seconds[0])} to {format_seconds(seconds[-1])},"
             f" gap at most {format_share(max(gaps))}"
         )
-    ops = max(t.num_ops for t in found)
-    held = format_bytes(max(t.peak_bytes for t in found))
+    ops = max(t.num_ops for _, t in found)
+    held = format_bytes(max(t.peak_bytes for _, t in found))
     return (
         f"`{suite}`, {len(found)} programs of up to {ops:,} ops, planned in:"
         f" {'; '.join(parts)}. At most {held} of memory.",

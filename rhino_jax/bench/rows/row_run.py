@@ -59,6 +59,9 @@ class RowResult(Generic[T]):
 
 Results = Sequence[RowResult[T]]
 
+Found = Sequence[tuple[BenchRow, T]]
+"""The rows that have a result, with it."""
+
 Cells = Callable[[BenchRow, T], Iterable[Sequence[str]]]
 """Function from a row and its result to the cells of its lines in the table."""
 
@@ -67,11 +70,6 @@ def the_only(samples: Sequence[T]) -> T:
     """Return the result of a row with one process."""
     (sample,) = samples
     return sample
-
-
-def no_lines(suite: str, results: Results[Any]) -> tuple[str, ...]:
-    """Return no lines."""
-    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +85,8 @@ class RowKind(Generic[T]):
       table: header of the report's table, and cells of a row's lines, without the
         workload and the target, which come first.
       notes: how the figures of the table were measured.
-      summary: name of the suite and results → lines for the README.
-      details: the same for the lines below the table.
+      summary: name of the suite and results → lines for the README, and below the
+        table.
       plot: draws the results as SVG; None: no plot.
       plot_title: description of the plot.
       samples: number of processes, one after the other; each measures once.
@@ -102,12 +100,16 @@ class RowKind(Generic[T]):
     line: Callable[[T], str]
     table: Callable[[Suite, Results[T]], tuple[Sequence[str], Cells[T]]]
     notes: str
-    summary: Callable[[str, Results[T]], tuple[str, ...]]
-    details: Callable[[str, Results[T]], tuple[str, ...]] = no_lines
+    summary: Callable[[str, Found[T]], Iterable[str]]
     plot: Callable[[Results[T]], str] | None = None
     plot_title: str = ""
     samples: int = 1
     is_by_method: bool = False
+
+    def lines(self, suite: str, results: Results[T]) -> tuple[str, ...]:
+        """Return the lines of `summary`; none without results."""
+        found = [(r.row, r.found) for r in results if r.found is not None]
+        return tuple(self.summary(suite, found)) if found else ()
 
     def report(self, suite: Suite, results: Results[T], command: str) -> str:
         """Return the results as Markdown.
@@ -135,7 +137,7 @@ class RowKind(Generic[T]):
             f"Suite `{suite.name}`: `{command}`. Made with {made_with}.",
             markdown_table(header, lines, left=3),
             self.notes,
-            *(f"- {line}" for line in self.details(suite.name, results)),
+            *(f"- {line}" for line in self.lines(suite.name, results)),
         ]
         return "\n\n".join(parts) + "\n"
 

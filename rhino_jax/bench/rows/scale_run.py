@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
 
 import rhino_jax as rhino
 from rhino_jax.bench.planning import trace_workload, workload_of
 from rhino_jax.bench.rows.row_run import (
     ADDITIONS,
     Cells,
+    Found,
     Results,
     RowKind,
     the_only,
@@ -131,26 +131,17 @@ def _table(
     return [*header, "CPU s", "yardstick s"], cells
 
 
-def _summary(suite: str, results: Results[ScaledPlan]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[ScaledPlan]) -> tuple[str, ...]:
     """Return a line on the CPU seconds of all rows."""
-    found = [(r.found.total_s, r.row) for r in results if r.found is not None]
-    if not found:
-        return ()
-    slow = sum(s > ALLOWED_S for s, _ in found)
-    most_s, row = max(found, key=lambda one: one[0])
-    devices = max(devices_of(row) for _, row in found)
+    took = [plan.total_s for _, plan in found]
+    slow, most_s = sum(s > ALLOWED_S for s in took), max(took)
+    row, _ = found[took.index(most_s)]
+    devices = max(devices_of(row) for row, _ in found)
     return (
         f"`{suite}`, {len(found)} plans of up to {devices:,} devices:"
-        f" {min(s for s, _ in found):.1f} to {most_s:.1f} CPU seconds"
+        f" {min(took):.1f} to {most_s:.1f} CPU seconds"
         f" ({row.workload} on {row.target}), {slow} above {ALLOWED_S:.0f}.",
     )
-
-
-class _Curve(NamedTuple):
-    """A named line of points (x, y)."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
 
 
 def scale_plot(results: Results[ScaledPlan]) -> str:
@@ -169,8 +160,8 @@ def scale_plot(results: Results[ScaledPlan]) -> str:
             own = (devices_of(r.row), r.found.total_s)
             by_devices[f"{r.row.workload}, {kind}"].append(own)
     panels = [
-        _panel(_LEFT, "devices", _curves(by_devices)),
-        _panel(_LEFT + _WIDTH // 2, "layers", _curves(by_layers)),
+        _panel(_LEFT, "devices", by_devices),
+        _panel(_LEFT + _WIDTH // 2, "layers", by_layers),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
@@ -180,16 +171,16 @@ def scale_plot(results: Results[ScaledPlan]) -> str:
     )
 
 
-def _curves(found: Mapping[str, list[tuple[float, float]]]) -> list[_Curve]:
-    return [_Curve(name, sorted(points)) for name, points in found.items()]
-
-
-def _panel(left: int, name: str, curves: Sequence[_Curve]) -> str:
-    """Draw curves over a logarithmic axis, from the bottom to `ALLOWED_S` and more."""
-    xs = sorted({x for curve in curves for x, _ in curve.points if x > 0})
+def _panel(
+    left: int, name: str, curves: Mapping[str, Sequence[tuple[float, float]]]
+) -> str:
+    """Draw named points over a logarithmic axis, from the bottom to `ALLOWED_S` and
+    more, joined in the order of x."""
+    every = [point for points in curves.values() for point in points]
+    xs = sorted({x for x, _ in every if x > 0})
     if not xs:
         return ""
-    most = 1.1 * max(ALLOWED_S, *(y for curve in curves for _, y in curve.points))
+    most = 1.1 * max(ALLOWED_S, *(y for _, y in every))
     low, high = math.log(xs[0]), math.log(max(xs[-1], 2 * xs[0]))
     bottom, width = _TOP + _PANEL, _WIDTH // 2 - _LEFT - 40
 
@@ -207,23 +198,23 @@ def _panel(left: int, name: str, curves: Sequence[_Curve]) -> str:
         for x in xs:
             yield _text(across(x), bottom + 16, f"{x:,.0f}", "middle")
         yield _text(left, _TOP - 12, f"CPU seconds of planning, over {name}", "start")
-        for k, curve in enumerate(curves):
+        for k, (curve, points) in enumerate(curves.items()):
             colour = _COLOURS[k % len(_COLOURS)]
             dash = ' stroke-dasharray="5 3"' if k >= len(_COLOURS) else ""
-            at = [f"{across(x):.1f},{up(y):.1f}" for x, y in curve.points]
+            at = [f"{across(x):.1f},{up(y):.1f}" for x, y in sorted(points)]
             yield (
                 f'<polyline points="{" ".join(at)}" fill="none" stroke="{colour}"'
-                f"{dash}><title>{escape(curve.name)}</title></polyline>"
+                f"{dash}><title>{escape(curve)}</title></polyline>"
             )
-            for x, y in curve.points:
-                title = escape(f"{curve.name}: {x:,.0f} {name}, {y:.1f} CPU s")
+            for x, y in points:
+                title = escape(f"{curve}: {x:,.0f} {name}, {y:.1f} CPU s")
                 yield (
                     f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3"'
                     f' fill="{colour}"><title>{title}</title></circle>'
                 )
             row, column = divmod(k, 2)
             x, y = left + column * width / 2, bottom + 32 + 12 * row
-            yield _text(x, y, curve.name, "start", colour)
+            yield _text(x, y, curve, "start", colour)
 
     return "".join(drawn())
 
@@ -256,7 +247,6 @@ SCALE: RowKind[ScaledPlan] = RowKind(
     f" variants together). The yardstick is what {ADDITIONS // 10**6} million additions"
     " in a Python loop took just before.",
     summary=_summary,
-    details=_summary,
     plot=scale_plot,
     plot_title="CPU seconds of planning against devices and layers",
 )

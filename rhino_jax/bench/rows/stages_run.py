@@ -12,7 +12,7 @@ from typing import Any
 
 from rhino_jax.bench.checks import BenchError
 from rhino_jax.bench.methods import SCHEDULES
-from rhino_jax.bench.rows.row_run import Cells, Results, RowKind, the_only
+from rhino_jax.bench.rows.row_run import Cells, Found, Results, RowKind, the_only
 from rhino_jax.bench.suite import BenchRow, Suite
 from rhino_jax.bench.tables.figures import format_ms, format_span
 from rhino_jax.hardware.files import load_target
@@ -145,7 +145,7 @@ def _case(job: Mapping[str, Any], schedule: str, count: int) -> Case:
 _PER_MICRO_BATCH = {
     TaskKind.FORWARD.name: "forward_s",
     TaskKind.BACKWARD.name: "backward_s",
-    TaskKind.WEIGHTS.name: "weights_s",
+    TaskKind.WEIGHT_GRADIENT.name: "weights_s",
 }
 
 
@@ -271,13 +271,10 @@ def _table(suite: Suite, results: Results[Piped]) -> tuple[list[str], Cells[Pipe
     return [*header, "simulated ÷ measured there"], cells
 
 
-def _summary(suite: str, results: Results[Piped]) -> tuple[str, ...]:
+def _summary(suite: str, found: Found[Piped]) -> tuple[str, ...]:
     """Return a line on the simulator's accuracy and the speed-up over one device."""
-    rows = [r.found for r in results if r.found is not None]
-    cases = [case for found in rows for case in found.cases]
-    if not cases:
-        return ()
-    faster = [found.one_device_s / c.apart_s for found in rows for c in found.cases]
+    cases = [case for _, x in found for case in x.cases]
+    faster = [x.one_device_s / c.apart_s for _, x in found for c in x.cases]
     return (
         f"`{suite}`, {len(cases)} pipelines that really run, simulated over measured:"
         f" {format_span([c.apart_ratio for c in cases])} in processes of their own,"
@@ -301,5 +298,4 @@ STAGES: RowKind[Piped] = RowKind(
     " that a step takes beyond them, since a process that dispatches and sends has no"
     " other core. One device has one core, and as many micro-batches.",
     summary=_summary,
-    details=_summary,
 )

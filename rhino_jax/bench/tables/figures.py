@@ -81,8 +81,6 @@ class Figures:
     Attributes:
       fidelity: accuracy of predictions.
       quality: quality of each of rhino's plans on every row.
-      worst_ratio, little_geomean: by method: the largest ratio, and the geometric mean
-        over rows with little batch.
       only_rhino_fits, only_recipes_fit: rows (as text) and method.
       rematerialised: number of values in rhino's plans; `recipes_rematerialised`: in
         recipes.
@@ -91,32 +89,29 @@ class Figures:
 
     fidelity: Fidelity
     quality: tuple[Quality, ...]
-    worst_ratio: dict[str, float]
-    little_geomean: dict[str, float]
     only_rhino_fits: tuple[str, ...]
     only_recipes_fit: tuple[str, ...]
     rematerialised: int
     recipes_rematerialised: int
     failed: int
 
+    def ratios(self, regime: str = "") -> dict[str, list[float]]:
+        """Return method → its ratios to the best recipes, of rows with a batch."""
+        found: dict[str, list[float]] = {}
+        for q in self.quality:
+            if q.ratio is not None and regime in ("", q.regime):
+                found.setdefault(q.method, []).append(q.ratio)
+        return found
+
 
 def figures_of(results: Sequence[Result]) -> Figures:
     """Return the figures of a suite's results."""
     quality = tuple(_quality(results))
-    ratios: dict[str, list[float]] = {}
-    little: dict[str, list[float]] = {}
-    for q in quality:
-        if q.ratio is not None:
-            ratios.setdefault(q.method, []).append(q.ratio)
-            if q.regime == "little":
-                little.setdefault(q.method, []).append(q.ratio)
     own = [r for r in results if not parse_method(r.method).is_recipe]
     recipes = [r for r in results if parse_method(r.method).is_recipe]
     return Figures(
         fidelity=fidelity_of(results),
         quality=quality,
-        worst_ratio={m: max(found) for m, found in ratios.items()},
-        little_geomean={m: geometric_mean(found) for m, found in little.items()},
         only_rhino_fits=tuple(_name(q) for q in quality if q.fits and not q.recipe),
         only_recipes_fit=tuple(_name(q) for q in quality if q.recipe and not q.fits),
         rematerialised=_total(own),

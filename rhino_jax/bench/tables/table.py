@@ -126,12 +126,13 @@ def _figures_list(figures: Figures) -> str:
     )
     lines.append(f"- Spearman correlation of step time: {ranks or 'no programs'}")
     lines += ["", "rhino's compiled step time over the best fitting recipe's:"]
-    for method, worst in figures.worst_ratio.items():
-        little = figures.little_geomean.get(method)
-        mean = (
-            "" if little is None else f"; geometric mean of little batch {little:.3f}"
-        )
-        lines.append(f"- `{method}`: worst {worst:.3f}{mean}")
+    little = figures.ratios("little")
+    for method, ratios in figures.ratios().items():
+        line = f"- `{method}`: worst {max(ratios):.3f}"
+        if method in little:
+            mean = statistics.geometric_mean(little[method])
+            line += f"; geometric mean of little batch {mean:.3f}"
+        lines.append(line)
     for text, rows in (
         ("fits where no recipe does", figures.only_rhino_fits),
         ("does not fit where a recipe does", figures.only_recipes_fit),
@@ -215,10 +216,6 @@ def markdown_table(
     )
 
 
-Cell = tuple[str, str, str, str]
-"""Workload, regime, target and method, which identify a cell across versions."""
-
-
 def changes_text(
     results: Iterable[Result], earlier: Iterable[Result], file: str
 ) -> str:
@@ -282,10 +279,7 @@ def compiled_summary(
     suite: str, results: Sequence[Result], figures: Figures
 ) -> tuple[str, ...]:
     """Return lines on compiled plans over recipes, and on predictions."""
-    ratios: dict[str, list[float]] = {}
-    for q in figures.quality:
-        if q.ratio is not None:
-            ratios.setdefault(q.method, []).append(q.ratio)
+    ratios = figures.ratios()
     targets = ", ".join(dict.fromkeys(r.target for r in results))
     num_rows = len({r.row for r in results})
     said = ", ".join(f"`{name}` {format_span(found)}" for name, found in ratios.items())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from rhino_jax.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +73,38 @@ class Section:
         """Whether it has neither facts, nor lines, nor rows."""
         has_rows = self.table is not None and bool(self.table.rows)
         return not (self.facts or self.lines or has_rows)
+
+
+def first_rows(
+    title: str,
+    table: Table,
+    most: int | None,
+    amounts: Sequence[float],
+    form: Callable[[float], str],
+    *,
+    lines: Sequence[str] = (),
+    counts: Sequence[int] = (),
+) -> Section:
+    """Return a section with the first rows of a table, and the others left out.
+
+    Args:
+      title: as in `Section`.
+      table: all rows.
+      most: number of rows to show; None: all.
+      amounts: quantity of every row; a line has the sum of those that are left out.
+      form: formats that sum.
+      lines: further lines.
+      counts: number of items that each row stands for; empty: one.
+    """
+    total = len(table.rows)
+    shown = total if most is None else min(most, total)
+    if shown < total:
+        rest = form(sum(amounts[shown:]))
+        number = sum(counts[shown:]) if counts else total - shown
+        lines = [f"and {format_count(number)} more: {rest}", *lines]
+    return Section(
+        title,
+        table=table.rows_of(0, shown),
+        lines=tuple(lines),
+        rest=table.rows_of(shown, total),
+    )

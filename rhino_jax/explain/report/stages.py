@@ -14,7 +14,7 @@ from rhino_jax.explain.report.views.boxes import HUES, box, colour, legend, row
 from rhino_jax.pipeline.of_plan import link_wait_s, schedule_of
 from rhino_jax.pipeline.simulation import Simulation, lines_of
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import PassKind, label
+from rhino_jax.pipeline.tasks import TaskKind, label
 from rhino_jax.units import format_bytes, format_count, format_seconds, format_share
 
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 MAX_TASKS = 2000
 """Maximum number of tasks drawn, each some 300 bytes: larger pages are slow to open."""
 
-COLOURS: dict[str, tuple[str, tuple[PassKind, ...]]] = {
-    "forward": (colour(HUES[0], 0.55), (PassKind.FORWARD,)),
-    "backward": (colour(HUES[1], 0.5), (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)),
-    "gradients of weights": (colour(HUES[4], 0.5), (PassKind.WEIGHT_GRADIENT,)),
-    "whole batch": (colour(HUES[3], 0.4), (PassKind.BETWEEN,)),
-    "update": (colour(HUES[2], 0.5), (PassKind.UPDATE,)),
+COLOURS: dict[str, tuple[str, tuple[TaskKind, ...]]] = {
+    "forward": (colour(HUES[0], 0.55), (TaskKind.FORWARD,)),
+    "backward": (colour(HUES[1], 0.5), (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)),
+    "gradients of weights": (colour(HUES[4], 0.5), (TaskKind.WEIGHT_GRADIENT,)),
+    "whole batch": (colour(HUES[3], 0.4), (TaskKind.BETWEEN,)),
+    "update": (colour(HUES[2], 0.5), (TaskKind.UPDATE,)),
 }
 """Legend entry → colour, and the pass kinds that it stands for."""
 
@@ -43,7 +43,7 @@ def timeline(times: Simulation) -> str:
         return ""
     background = {k: paint for paint, kinds in COLOURS.values() for k in kinds}
     to_percent = 100 / times.step_time_s
-    lines, seen = [], set[PassKind]()
+    lines, seen = [], set[TaskKind]()
     for group, order in enumerate(times.schedule.orders):
         boxes = []
         for i in order:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.explain.report.tables import format_axes
@@ -31,48 +31,23 @@ if TYPE_CHECKING:
     from rhino_jax.plan.records import Collective, LineSpan, LoopSpan
 
 
-@dataclass(frozen=True, slots=True)
-class LineCompute:
-    """Compute of one span of a step.
-
-    Attributes:
-      span: the plan's record.
-      start_s, end_s: seconds since the start of the step.
-    """
-
-    span: LineSpan
-    start_s: float
-    end_s: float
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
-class StepCollective:
-    """A collective in a step.
+class StepSpan(Generic[Record]):
+    """Compute of one line, a collective, or a loop in a step.
 
     Attributes:
-      collective: the plan's record, all its runs together.
+      of: the plan's record; of a collective, of all its runs together.
       start_s, end_s: seconds since the start of the step.
-      hidden_s: seconds of it that overlap with compute.
+      hidden_s: seconds of a collective that overlap with compute.
     """
 
-    collective: Collective
+    of: Record
     start_s: float
     end_s: float
-    hidden_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepLoop:
-    """A loop in a step.
-
-    Attributes:
-      loop: the plan's record.
-      start_s, end_s: seconds since the start of the step.
-    """
-
-    loop: LoopSpan
-    start_s: float
-    end_s: float
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +63,9 @@ class DeviceStep:
     """
 
     seconds: float
-    work: tuple[LineCompute, ...]
-    sent: tuple[StepCollective, ...]
-    loops: tuple[StepLoop, ...]
+    work: tuple[StepSpan[LineSpan], ...]
+    sent: tuple[StepSpan[Collective], ...]
+    loops: tuple[StepSpan[LoopSpan], ...]
     memory: tuple[tuple[float, int], ...]
 
 
@@ -111,26 +86,26 @@ def step_of(plan: PlanData) -> DeviceStep | None:
     free: dict[tuple[str, ...], float] = {}
     for i, span in enumerate(spans):
         share = span.seconds / whole_s if whole_s else 1.0 / len(spans)
-        work.append(LineCompute(span, clock, clock + share * predicted.compute_s))
+        work.append(StepSpan(span, clock, clock + share * predicted.compute_s))
         clock = work[-1].end_s
         for c in sends[i]:
             shown_s = c.seconds * shown_share
             start = max(free.get(c.axes, 0.0), clock - (c.seconds - shown_s))
             end = clock + shown_s
-            sent.append(
-                StepCollective(c, min(start, end), end, max(0.0, clock - start))
-            )
+            sent.append(StepSpan(c, min(start, end), end, max(0.0, clock - start)))
             clock = free[c.axes] = end
-    memory = tuple((w.start_s, w.span.live_bytes) for w in work)
+    memory = tuple((w.start_s, w.of.live_bytes) for w in work)
     loops = tuple(_loops(plan, work))
     return DeviceStep(clock, tuple(work), tuple(sent), loops, memory)
 
 
-def _loops(plan: PlanData, work: Sequence[LineCompute]) -> Iterator[StepLoop]:
+def _loops(
+    plan: PlanData, work: Sequence[StepSpan[LineSpan]]
+) -> Iterator[StepSpan[LoopSpan]]:
     for loop in plan.timeline.loops:
-        inside = [w for w in work if loop.first_op <= w.span.first_op <= loop.last_op]
+        inside = [w for w in work if loop.first_op <= w.of.first_op <= loop.last_op]
         if inside:
-            yield StepLoop(loop, inside[0].start_s, inside[-1].end_s)
+            yield StepSpan(loop, inside[0].start_s, inside[-1].end_s)
 
 
 _US = 1e6
@@ -165,19 +140,19 @@ def events(plan: PlanData) -> Iterator[Event]:
         )
     yield named("process_name", 0, 0, f"{plan.program_name}, each device")
     yield named("thread_name", 0, 0, "compute")
-    tracks = sorted({s.collective.axes for s in step.sent})
+    tracks = sorted({s.of.axes for s in step.sent})
     for i, axes in enumerate(tracks, 1):
         yield named("thread_name", 0, i, f"collectives over {format_axes(axes)}")
     if step.loops:
         yield named("thread_name", 0, len(tracks) + 1, "loops")
     for work in step.work:
-        span = work.span
+        span = work.of
         amounts = {"ops": span.last_op - span.first_op + 1, "FLOPs": span.flops}
         kind = "backward" if span.is_backward else "forward"
         if work.end_s > work.start_s:
             yield _spent(span.source, kind, 0, work.start_s, work.end_s, amounts)
     for sent in step.sent:
-        c = sent.collective
+        c = sent.of
         about = {
             "bytes": c.bytes,
             "count": c.count,
@@ -188,9 +163,9 @@ def events(plan: PlanData) -> Iterator[Event]:
         track = 1 + tracks.index(c.axes)
         yield _spent(c.kind, "collective", track, sent.start_s, sent.end_s, about)
     for x in step.loops:
-        about = {"trips": x.loop.trip_count}
+        about = {"trips": x.of.trip_count}
         track = len(tracks) + 1
-        yield _spent(x.loop.source, "loop", track, x.start_s, x.end_s, about)
+        yield _spent(x.of.source, "loop", track, x.start_s, x.end_s, about)
     for time, live_bytes in step.memory:
         yield {
             "ph": "C",

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.line import format_mesh, num_devices
-from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.section import Section, Table, first_rows
 from rhino_jax.explain.report.stages import stage_sections
 from rhino_jax.explain.report.tables import (
     by_line,
@@ -164,8 +164,6 @@ def _ratio(value: float, to: float) -> str:
 
 
 def _memory(plan: PlanData, *, full: bool) -> Section:
-    shown = plan.at_peak if full else plan.at_peak[:TOP_HOLDINGS]
-    rest = plan.at_peak[len(shown) :]
     total = max(1, plan.predicted.peak_bytes)
     rows = tuple(
         (
@@ -178,10 +176,6 @@ def _memory(plan: PlanData, *, full: bool) -> Section:
         )
         for h in plan.at_peak
     )
-    lines: tuple[str, ...] = ()
-    if rest:
-        rest_bytes = sum(h.bytes for h in rest)
-        lines = (f"and {format_count(len(rest))} more: {format_bytes(rest_bytes)}",)
     peak = format_bytes(plan.predicted.peak_bytes)
     table = Table(
         ("what", "shard", "spec", "bytes", "share", "source"),
@@ -190,12 +184,13 @@ def _memory(plan: PlanData, *, full: bool) -> Section:
         (0, 2, 5),
         tuple(h.bytes / total for h in plan.at_peak),
     )
-    return Section(
+    return first_rows(
         f"memory at the peak: {peak} of {format_bytes(plan.memory_budget_bytes)} per"
         " device",
-        table=table.rows_of(0, len(shown)),
-        lines=lines,
-        rest=table.rows_of(len(shown), len(rows)),
+        table,
+        None if full else TOP_HOLDINGS,
+        [h.bytes for h in plan.at_peak],
+        format_bytes,
     )
 
 

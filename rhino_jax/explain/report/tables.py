@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rhino_jax.explain.report.section import Section, Table
+from rhino_jax.explain.report.section import Section, Table, first_rows
 from rhino_jax.ir.spec import format_spec
 from rhino_jax.plan.records import Collective, Traffic, traffic_of
 from rhino_jax.plan.stages import STAGE_AXIS
@@ -143,17 +143,11 @@ def _sources(plan: PlanData, *, full: bool) -> Section:
         groups.setdefault((*key, c.reason, c.op) if full else key, []).append(c)
     entries = [(key, _sum(members), members) for key, members in groups.items()]
     entries.sort(key=lambda e: (-e[1].seconds, -e[1].bytes))
-    shown = entries if full else entries[:TOP_COLLECTIVES]
     rows = []
     for (kind, axes, source, *_), total, members in entries:
         # The full table names the function; here the reason needs the width.
         line = source if full else source.partition(" (")[0]
         rows.append((kind, axes, *_numbers(total), line, _why(members)))
-    rest = entries[len(shown) :]
-    lines: tuple[str, ...] = ()
-    if rest:
-        rest_s = sum(total.seconds for _, total, _ in rest)
-        lines = (f"and {format_count(len(rest))} more: {format_seconds(rest_s)}",)
     table = Table(
         ("kind", "axes", "count", "bytes", "time", "source", "why"),
         tuple(rows),
@@ -161,11 +155,12 @@ def _sources(plan: PlanData, *, full: bool) -> Section:
         (6, 5, 1),
         below=6,
     )
-    return Section(
+    return first_rows(
         "where they come from",
-        table=table.rows_of(0, len(shown)),
-        lines=lines,
-        rest=table.rows_of(len(shown), len(rows)),
+        table,
+        None if full else TOP_COLLECTIVES,
+        [total.seconds for _, total, _ in entries],
+        format_seconds,
     )
 
 
@@ -238,11 +233,10 @@ def _section(
         return sum(leaves[i].bytes_per_device for i in item.members)
 
     ordered = folds if full else sorted(folds, key=lambda f: -bytes_of(f))
-    shown = ordered if full else ordered[:TOP_VALUES]
-    rest = ordered[len(shown) :]
-    total = sum(leaf.bytes_per_device for leaf in leaves)
+    held = [bytes_of(item) for item in ordered]
+    total = sum(held)
     rows = []
-    for item in ordered:
+    for item, size in zip(ordered, held, strict=True):
         leaf, count = leaves[item.members[0]], len(item.members)
         rows.append(
             (
@@ -250,10 +244,10 @@ def _section(
                 f"{count}x" if count > 1 else "",
                 format_array(leaf.shape, leaf.dtype),
                 specs[item.members[0]],
-                format_bytes(bytes_of(item)),
+                format_bytes(size),
             )
         )
-    shares = tuple(bytes_of(f) / total if total else 0.0 for f in ordered)
+    shares = tuple(size / total if total else 0.0 for size in held)
     table = Table(
         ("path", "", "array", "spec", "per device"),
         tuple(rows),
@@ -261,21 +255,16 @@ def _section(
         (0, 3, 2),
         shares,
     )
-    lines = []
-    if rest:
-        count = sum(len(f.members) for f in rest)
-        lines.append(
-            f"and {format_count(count)} more:"
-            f" {format_bytes(sum(bytes_of(f) for f in rest))} per device"
-        )
     whole = sum(leaf.bytes_per_device * _cuts(leaf, plan) for leaf in leaves)
     noun = "array" if len(leaves) == 1 else "arrays"
-    return Section(
+    return first_rows(
         f"{title}: {format_count(len(leaves))} {noun}, {format_bytes(total)} per"
         f" device ({format_bytes(whole)} in all)",
-        table=table.rows_of(0, len(shown)),
-        lines=tuple(lines),
-        rest=table.rows_of(len(shown), len(ordered)),
+        table,
+        None if full else TOP_VALUES,
+        held,
+        lambda size: f"{format_bytes(size)} per device",
+        counts=[len(item.members) for item in ordered],
     )
 
 
@@ -326,8 +315,6 @@ def by_line(plan: PlanData, *, full: bool) -> Section:
     whole_s = sum(line.seconds for line in plan.line_times)
     if not whole_s:
         return Section("")
-    shown = plan.line_times if full else plan.line_times[:TOP_LINES]
-    rest = plan.line_times[len(shown) :]
     rows = tuple(
         (
             _line(line),
@@ -347,10 +334,6 @@ def by_line(plan: PlanData, *, full: bool) -> Section:
         for name, seconds in sorted(bounds.items(), key=lambda b: -b[1])
         if seconds
     )
-    lines = [f"bounded by {parts}"]
-    if rest:
-        rest_s = sum(line.seconds for line in rest)
-        lines = [f"and {len(rest)} more: {format_seconds(rest_s)}", *lines]
     mean = ", the mean over devices" if plan.has_tasks else ""
     table = Table(
         ("line", "time", "share", "bound by", "per device"),
@@ -359,11 +342,13 @@ def by_line(plan: PlanData, *, full: bool) -> Section:
         (0,),
         tuple(line.seconds / whole_s for line in plan.line_times),
     )
-    return Section(
+    return first_rows(
         f"where the step's {format_seconds(whole_s)} go, forward and backward{mean}",
-        table=table.rows_of(0, len(shown)),
-        lines=tuple(lines),
-        rest=table.rows_of(len(shown), len(rows)),
+        table,
+        None if full else TOP_LINES,
+        [line.seconds for line in plan.line_times],
+        format_seconds,
+        lines=[f"bounded by {parts}"],
     )
 
 

@@ -56,7 +56,7 @@ class TaskResiduals:
                 read |= keys
                 there = keys.intersection(received)
                 ahead = {**dict.fromkeys(there, task.place), **ahead}
-                if task.kind is TaskKind.WEIGHTS:
+                if task.kind is TaskKind.WEIGHT_GRADIENT:
                     late[task.place] = frozenset(keys)
         left = {key: at for key, at in ahead.items() if key in read}
         return cls(left, late, frozenset(ahead))

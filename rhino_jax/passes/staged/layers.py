@@ -88,8 +88,8 @@ class _Flow:
         self._starts, self._sets = starts, DisjointSets(count)
         self.loops: list[tuple[int, int]] = []
 
-    def set_of(self, value: int, dim: int = 0) -> int:
-        return self._sets.find(self._starts[value] + dim)
+    def set_of(self, value: int) -> int:
+        return self._sets.find(self._starts[value])
 
     def _unite(self, ends: Iterable[tuple[int, int]]) -> None:
         """Unite dims that are one index range, given as (value id, dim)."""

@@ -32,7 +32,7 @@ from rhino_jax.passes.staged.step import (
 
 hide_frames(__file__)
 
-_KINDS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS
+_KINDS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT
 """Task kinds by the turn of a label."""
 
 NOTHING = StagedRemat()

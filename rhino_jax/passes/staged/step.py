@@ -52,22 +52,25 @@ _LABELS = {
 class TaskKind(enum.StrEnum):
     """Kinds of tasks.
 
-    START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch. WEIGHTS:
-    the part of the backward pass that nothing waits for, where that is split off.
-    BETWEEN: once, after the forward passes of all micro-batches and before any of their
-    backward passes, where the rows of the batch meet. UPDATE: once, after them, in
-    rounds.
+    START: once, before. FORWARD, BACKWARD: of a chunk, for every micro-batch.
+    WEIGHT_GRADIENT: the part of the backward pass that nothing waits for, where that is
+    split off; INPUT_GRADIENT: the rest, as schedules name it. BETWEEN: once, after the
+    forward passes of all micro-batches and before any of their backward passes, where
+    the rows of the batch meet. UPDATE: once, after them, in rounds.
     """
 
     START = "start"
     FORWARD = "forward"
     BACKWARD = "backward"
-    WEIGHTS = "weights"
+    INPUT_GRADIENT = "input-gradient"
+    WEIGHT_GRADIENT = "weight-gradient"
     BETWEEN = "between"
     UPDATE = "update"
 
-
-PER_MICRO_BATCH = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS})
+    @property
+    def is_per_micro_batch(self) -> bool:
+        """Whether it runs once per micro-batch, not once per step."""
+        return self not in (TaskKind.START, TaskKind.BETWEEN, TaskKind.UPDATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,11 +98,11 @@ class StagedTask:
     def name(self) -> str:
         is_alone = self.kind in (TaskKind.START, TaskKind.BETWEEN)
         at = "" if is_alone else f"_{self.place}"
-        return f"{self.kind}{at}_of_group_{self.group}"
+        return f"{self.kind.name.lower()}{at}_of_group_{self.group}"
 
     @property
     def is_per_micro_batch(self) -> bool:
-        return self.kind in PER_MICRO_BATCH
+        return self.kind.is_per_micro_batch
 
 
 @dataclass(frozen=True, slots=True)

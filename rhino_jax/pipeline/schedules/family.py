@@ -9,7 +9,7 @@ from typing import Any
 
 from rhino_jax.errors import ScheduleError
 from rhino_jax.pipeline.graph import graph_of
-from rhino_jax.pipeline.tasks import Key, PassKind, Schedule, TaskGraph
+from rhino_jax.pipeline.tasks import Key, Schedule, TaskGraph, TaskKind
 from rhino_jax.pipeline.work import StepWork
 
 
@@ -134,9 +134,9 @@ def in_order(
 
 def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Key]:
     """Insert the whole batch's task before the first backward pass of an order."""
-    passes = (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)
+    passes = (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
     first = next(i for i, key in enumerate(order) if key[0] in passes)
-    late = [key for key in order[first:] if key[0] is PassKind.FORWARD]
+    late = [key for key in order[first:] if key[0] is TaskKind.FORWARD]
     if late:
         raise ScheduleError(
             f"`{name}` starts backward passes before all forward passes are done: here"
@@ -146,7 +146,7 @@ def _met(name: str, work: StepWork, group: int, order: Sequence[Key]) -> list[Ke
             f" passes of group {group} come later",
             fix='take "gpipe", or "auto".',
         )
-    between = (PassKind.BETWEEN, work.chunks_of[group][0], 0, 0)
+    between = (TaskKind.BETWEEN, work.chunks_of[group][0], 0, 0)
     return [*order[:first], between, *order[first:]]
 
 
@@ -155,16 +155,16 @@ def _updates(graph: TaskGraph, group: int) -> list[int]:
     return [
         i
         for i, task in enumerate(graph.tasks)
-        if task.group == group and task.kind is PassKind.UPDATE
+        if task.group == group and task.kind is TaskKind.UPDATE
     ]
 
 
 def forward(chunk: int, micro_batch: int, slices: int = 1) -> list[Key]:
-    return [(PassKind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
+    return [(TaskKind.FORWARD, chunk, micro_batch, s) for s in range(slices)]
 
 
 def backward(
-    chunk: int, micro_batch: int, slices: int = 1, kind: PassKind = PassKind.BACKWARD
+    chunk: int, micro_batch: int, slices: int = 1, kind: TaskKind = TaskKind.BACKWARD
 ) -> list[Key]:
     """Return backward tasks, later slices first: earlier ones wait for their gradients.
 

@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 import numpy as np
 
 from rhino_jax.errors import ScheduleError
-from rhino_jax.pipeline.tasks import PassKind, Schedule, Task, TaskGraph
+from rhino_jax.pipeline.tasks import Schedule, Task, TaskGraph, TaskKind
 
 
 def bound_s(graph: TaskGraph) -> float:
@@ -72,8 +72,8 @@ def _in_order(graph: TaskGraph) -> list[int]:
 
 
 _BACKWARD_FIRST = {
-    PassKind.UPDATE: 0, PassKind.BETWEEN: 0, PassKind.BACKWARD: 1,
-    PassKind.INPUT_GRADIENT: 1, PassKind.FORWARD: 2, PassKind.WEIGHT_GRADIENT: 3,
+    TaskKind.UPDATE: 0, TaskKind.BETWEEN: 0, TaskKind.BACKWARD: 1,
+    TaskKind.INPUT_GRADIENT: 1, TaskKind.FORWARD: 2, TaskKind.WEIGHT_GRADIENT: 3,
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def urgency(graph: TaskGraph, rule: PriorityRule) -> list[float]:
     slices = 1 + max(t.slice for t in graph.tasks)
 
     def number(task: Task) -> float:
-        is_forward = task.kind is PassKind.FORWARD
+        is_forward = task.kind is TaskKind.FORWARD
         chunk = chunks - task.chunk if is_forward else task.chunk
         place = (task.micro_batch, task.slice if is_forward else slices - task.slice)
         among = (chunk * batches + place[0]) * (slices + 1) + place[1]
@@ -246,8 +246,8 @@ class _Budget:
                 for until in hold.until:
                     self.frees[until].append((i, h))
         kinds = {t.kind for t in graph.tasks}
-        is_split = PassKind.WEIGHT_GRADIENT in kinds
-        self.last = PassKind.WEIGHT_GRADIENT if is_split else PassKind.BACKWARD
+        is_split = TaskKind.WEIGHT_GRADIENT in kinds
+        self.last = TaskKind.WEIGHT_GRADIENT if is_split else TaskKind.BACKWARD
         sets_aside = self._forwards() if rule.is_reserved else _each(graph)
         self.needs = [self._needs(i, sets_aside(i)) for i in range(len(graph.tasks))]
 
@@ -258,7 +258,7 @@ class _Budget:
         """
         found: dict[tuple[int, int], list[int]] = {}
         for i, task in enumerate(self.graph.tasks):
-            if task.kind is PassKind.FORWARD:
+            if task.kind is TaskKind.FORWARD:
                 found.setdefault((task.group, task.micro_batch), []).append(i)
         by_first = {min(tasks): tasks for tasks in found.values()}
         return lambda task: by_first.get(task, [])
@@ -266,7 +266,7 @@ class _Budget:
     def _needs(self, task: int, forwards: list[int]) -> _Needs:
         """Return the needs of a task; a forward task reserves for all of `forwards`."""
         tasks = self.graph.tasks
-        holders = forwards if tasks[task].kind is PassKind.FORWARD else [task]
+        holders = forwards if tasks[task].kind is TaskKind.FORWARD else [task]
         size = sum(h.bytes for i in holders for h in tasks[i].holds)
         return size, tasks[task].working_bytes, len(forwards)
 
@@ -293,4 +293,4 @@ class _Budget:
 
 def _each(graph: TaskGraph) -> Callable[[int], list[int]]:
     """Return a function: forward task → itself alone."""
-    return lambda i: [i] if graph.tasks[i].kind is PassKind.FORWARD else []
+    return lambda i: [i] if graph.tasks[i].kind is TaskKind.FORWARD else []

@@ -14,7 +14,7 @@ from rhino_jax.pipeline.schedules.family import (
 )
 from rhino_jax.pipeline.schedules.listed import PriorityRule, listed
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import Key, PassKind, Schedule
+from rhino_jax.pipeline.tasks import Key, Schedule, TaskKind
 from rhino_jax.pipeline.work import StepWork
 
 
@@ -50,12 +50,12 @@ def zero_bubble(work: StepWork) -> Schedule:
         for m in range(count):
             if warm + m < count:
                 found += forward(stage, warm + m, slices)
-            found += backward(stage, m, slices, PassKind.INPUT_GRADIENT)
+            found += backward(stage, m, slices, TaskKind.INPUT_GRADIENT)
             if m >= stage or is_met:
-                found += backward(stage, late, slices, PassKind.WEIGHT_GRADIENT)
+                found += backward(stage, late, slices, TaskKind.WEIGHT_GRADIENT)
                 late += 1
         for m in range(late, count):
-            found += backward(stage, m, slices, PassKind.WEIGHT_GRADIENT)
+            found += backward(stage, m, slices, TaskKind.WEIGHT_GRADIENT)
         return found
 
     orders = [order(s) for s in range(work.groups)]

@@ -1,7 +1,9 @@
 """The content of a plan file: a plan as JSON data, and back.
 
-It contains everything but meshes (devices are not portable). Axes are named in the
-specs of inputs and outputs, which people read, and numbered elsewhere.
+It is the plan's record, and nothing else, as `rhino_jax.utils.codec` writes it, but for
+meshes (devices are not portable). Axes are named in the specs of inputs and outputs,
+which people read, and numbered elsewhere. Decisions that several stages share are
+written once, then as the position of the first stage that has them.
 
 Tree structures are stored too, so that a loaded plan has pytrees of specs. Dicts,
 lists, tuples and None are restored as they were. A named tuple is restored as the same
@@ -16,8 +18,7 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Hashable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -25,48 +26,37 @@ import jax
 
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.plan.fingerprint import outline_of
-from rhino_jax.plan.plan import Leaf, PlanData
-from rhino_jax.plan.stages import StagePlan
-from rhino_jax.utils.codec import from_json, to_json
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.utils.codec import from_json, saved_fields, to_json
 
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 FORMAT = "rhino_jax plan"
 
-_LAST = ("pipeline", "transforms", "variants", "stages")
-"""Keys after those that people read."""
-
-_TREES = ("in_tree", "out_tree", "in_leaf_positions", "out_leaf_positions")
-_OF_THE_PROCESS = ("mesh", "cached", "origin", "traced")
-_SAVED = tuple(
-    f.name
-    for f in fields(PlanData)
-    if f.name not in (*_LAST, *_TREES, *_OF_THE_PROCESS, "versions")
-)
-
-KEYS = ("format", "schema_version", "versions", *_SAVED, "trees", *_LAST, "checksum")
-"""Keys of a plan file, in the order in which they are written."""
+KEYS = ("format", "schema_version", *saved_fields(PlanData), "checksum")
+"""Keys of a plan file, in the order in which they are written: those that people read,
+and then the others."""
 
 
 def plan_to_dict(plan: PlanData) -> dict[str, Any]:
     """Return the content of a plan file, without its checksum."""
+    data = to_json(plan)
     names = [name for name, _ in plan.mesh_axes]
+    for leaf in (*data["inputs"], *data["outputs"]):
+        leaf["spec"] = [[names[a] for a in dim] for dim in leaf["spec"]]
+    first: dict[int, int] = {}
+    for i, stage in enumerate(plan.stages):
+        known = first.setdefault(id(stage.decisions), i)
+        if known != i:
+            data["stages"][i]["decisions"] = known
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "versions": dict(plan.versions) or current_versions(),
-        **{name: to_json(getattr(plan, name)) for name in _SAVED},
-        "inputs": [_leaf_to_json(x, names) for x in plan.inputs],
-        "outputs": [_leaf_to_json(x, names) for x in plan.outputs],
+        **data,
+        "versions": data["versions"] or current_versions(),
         "outline": outline_of(plan),
-        "trees": {
-            "in": tree_to_json(plan.in_tree),
-            "in_leaf_positions": list(plan.in_leaf_positions),
-            "out": tree_to_json(plan.out_tree),
-            "out_leaf_positions": list(plan.out_leaf_positions),
-        },
-        **{name: to_json(getattr(plan, name)) for name in _LAST[:-1]},
-        "stages": _stages_to_json(plan.stages),
+        "in_tree": tree_to_json(plan.in_tree),
+        "out_tree": tree_to_json(plan.out_tree),
     }
 
 
@@ -76,24 +66,26 @@ def plan_from_dict(data: Mapping[str, Any]) -> PlanData:
     Raises:
       KeyError, TypeError, ValueError: the content does not fit the schema.
     """
+    saved = {name: data[name] for name in saved_fields(PlanData)}
     place = {name: i for i, (name, _) in enumerate(data["mesh_axes"])}
-    trees = data["trees"]
-    in_tree, in_positions = tree_from_json(
-        trees["in"], tuple(trees["in_leaf_positions"])
-    )
-    out_tree, out_positions = tree_from_json(
-        trees["out"], tuple(trees["out_leaf_positions"])
-    )
-    saved = {name: data[name] for name in ("versions", *_SAVED, *_LAST)}
-    saved |= {
-        "inputs": [_leaf(x, place) for x in data["inputs"]],
-        "outputs": [_leaf(x, place) for x in data["outputs"]],
-        "stages": _stages(data["stages"]),
-        "in_tree": in_tree,
-        "out_tree": out_tree,
-        "in_leaf_positions": in_positions,
-        "out_leaf_positions": out_positions,
-    }
+    for end in "inputs", "outputs":
+        saved[end] = [
+            x | {"spec": [[place[name] for name in dim] for dim in x["spec"]]}
+            for x in data[end]
+        ]
+    for end in "in", "out":
+        keys = f"{end}_tree", f"{end}_leaf_positions"
+        tree, positions = (data[key] for key in keys)
+        saved.update(zip(keys, tree_from_json(tree, positions), strict=True))
+    decisions: list[Decisions] = []
+    for stage in data["stages"]:
+        own = stage["decisions"]
+        is_shared = isinstance(own, int)
+        decisions.append(decisions[own] if is_shared else from_json(Decisions, own))
+    saved["stages"] = [
+        stage | {"decisions": own}
+        for stage, own in zip(data["stages"], decisions, strict=True)
+    ]
     return from_json(PlanData, saved)
 
 
@@ -106,59 +98,6 @@ def current_versions() -> dict[str, str]:
     return {"rhino_jax": ours, "jax": jax.__version__}
 
 
-def _leaf_to_json(leaf: Leaf, names: Sequence[str]) -> dict[str, Any]:
-    return {**to_json(leaf), "spec": [[names[a] for a in dim] for dim in leaf.spec]}
-
-
-def _leaf(data: Mapping[str, Any], place: Mapping[str, int]) -> Leaf:
-    spec = [[place[name] for name in dim] for dim in data["spec"]]
-    return from_json(Leaf, {**data, "spec": spec})
-
-
-def _stages_to_json(stages: Sequence[StagePlan]) -> list[dict[str, Any]]:
-    """Convert stages to JSON data, without their meshes, which belong to a process.
-
-    Decisions that several stages share are written once, then as the position of the
-    first stage that has them.
-    """
-    first: dict[int, int] = {}
-    found = []
-    for i, stage in enumerate(stages):
-        known = first.setdefault(id(stage.decisions), i)
-        saved = ("mesh_axes", "predicted", "sends", "layers")
-        found.append(
-            {
-                **{name: to_json(getattr(stage, name)) for name in saved},
-                "devices": _runs(stage.devices),
-                "decisions": to_json(stage.decisions) if known == i else known,
-            }
-        )
-    return found
-
-
-def _stages(data: Iterable[Mapping[str, Any]]) -> list[StagePlan]:
-    found: list[StagePlan] = []
-    for x in data:
-        said = x["decisions"]
-        is_shared = isinstance(said, int)
-        decisions = found[said].decisions if is_shared else from_json(Decisions, said)
-        devices = [d for start, stop in x["devices"] for d in range(start, stop)]
-        stage = {**x, "decisions": decisions, "devices": devices}
-        found.append(from_json(StagePlan, stage))
-    return found
-
-
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Compress numbers to [start, stop) runs: [0, 1, 2, 8] is [[0, 3], [8, 9]]."""
-    found: list[list[int]] = []
-    for n in numbers:
-        if found and found[-1][1] == n:
-            found[-1][1] = n + 1
-        else:
-            found.append([n, n + 1])
-    return found
-
-
 def tree_to_json(tree: Any) -> Any:
     """Convert a PyTreeDef to JSON data; leaves are numbered in order."""
     if tree is None:
@@ -166,9 +105,7 @@ def tree_to_json(tree: Any) -> Any:
     return _encode(tree, iter(range(tree.num_leaves)))
 
 
-def tree_from_json(
-    data: Any, positions: tuple[int, ...]
-) -> tuple[Any, tuple[int, ...]]:
+def tree_from_json(data: Any, positions: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
     """Convert the result of `tree_to_json` back, with the new positions of its arrays.
 
     A container that was restored as a dict may list its leaves in another order.
@@ -178,7 +115,7 @@ def tree_from_json(
       positions: positions of the array leaves in the original tree.
     """
     if data is None:
-        return None, positions
+        return None, tuple(positions)
     order, tree = jax.tree.flatten(_decode(data))
     place = {leaf: i for i, leaf in enumerate(order)}
     return tree, tuple(place[p] for p in positions)

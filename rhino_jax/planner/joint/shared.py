@@ -106,7 +106,13 @@ class Together(JointPrograms):
                     traced, mesh, basis
                 )
             except InfeasiblePlanError as error:
-                raise _with_held(error, name, held[name]) from None
+                raise InfeasiblePlanError(
+                    error.what,
+                    where=f"{name}; {format_bytes(held[name])} of the other programs'"
+                    f" state stays in memory; {error.where}",
+                    numbers=error.numbers,
+                    fix=error.fix,
+                ) from None
         return found
 
     def _options_within(self, name: str, held: Mapping[str, int]) -> PlanOptions:
@@ -181,13 +187,3 @@ class Together(JointPrograms):
         if any(p.predicted.peak_bytes + held[n] > budget for n, p in found.items()):
             return None
         return found, held
-
-
-def _with_held(error: InfeasiblePlanError, name: str, held: int) -> InfeasiblePlanError:
-    return InfeasiblePlanError(
-        error.what,
-        where=f"{name}; {format_bytes(held)} of the other programs' state stays in"
-        f" memory; {error.where}",
-        numbers=error.numbers,
-        fix=error.fix,
-    )

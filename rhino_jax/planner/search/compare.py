@@ -223,10 +223,11 @@ class Comparison:
         worth_s = (1 + LIMITS.prediction_error) * self._best_s
         brief = replace(BRIEF, worth_s=worth_s)
         found = self._solve(mesh_problem, brief, starts)
-        if not _is_bound(found):
-            return found
+        solution = found.solution
+        if solution.labels is not None and solution.dual is None:
+            return found  # Memory does not limit the choice.
         effort = self._compared(len(axes))
-        return self._solve(mesh_problem, effort, starts, found.solution)
+        return self._solve(mesh_problem, effort, starts, solution)
 
     def _compared(self, num_axes: int) -> Effort:
         """Return the effort for a mesh of so many axes, up to the seconds from which on
@@ -304,8 +305,3 @@ def _rank(step_s: float, num_axes: int) -> float:
     second, more = min(num_axes - 1, 1), max(num_axes - 2, 0)
     gains = 1 - LIMITS.second_axis_gain, 1 - LIMITS.axis_gain
     return step_s / (gains[0] ** second * gains[1] ** more)
-
-
-def _is_bound(found: SolvedMesh) -> bool:
-    """Whether memory limits the choice on this mesh."""
-    return found.solution.labels is None or found.solution.dual is not None

@@ -41,28 +41,6 @@ solution and from recipes (from that solution alone: 3 % slower for a T5 of four
 the batch, with recipes 0.3 %, with ten rounds of messages 2 %)."""
 
 
-def make_plan(
-    program: Program,
-    mesh_axes: Sequence[tuple[str, int]],
-    target: Target,
-    request: Request,
-    *,
-    progress: Progress | None = None,
-) -> PlanData:
-    """Plan a program on one mesh.
-
-    Args:
-      program: the program to plan.
-      mesh_axes: (name, size), major first.
-      target: the hardware.
-      request: budget, pins, level and limits.
-      progress: called with new best objectives and bounds, in seconds.
-    Raises:
-      InfeasiblePlanError: nothing fits; says what conflicts and what would help.
-    """
-    return choose_plan(program, [mesh_axes], target, request, progress=progress)
-
-
 @no_garbage_collection()
 def choose_plan(
     program: Program,
@@ -96,7 +74,7 @@ def find(
     """Search as `choose_plan` does, and read no plan back.
 
     Args:
-      program, meshes, target, request, progress: see `choose_plan` and `make_plan`.
+      program, meshes, target, request, progress: see `choose_plan`.
       like: the result of a program that is nearly the same; on its mesh alone, the
         search starts from there and from recipes.
       is_estimate: where there are several meshes, stop at their comparison and do not
@@ -164,7 +142,7 @@ def make_candidates(
     to be compiled.
 
     Args:
-      program, meshes, target, request, progress: see `choose_plan` and `make_plan`.
+      program, meshes, target, request, progress: see `choose_plan`.
       count: maximum number of plans, fewer where fewer differ; plain recipes, as most
         people write them, are added to these.
     """

@@ -36,9 +36,10 @@ def solve_on_mesh(
     if is_over(request):
         fitting = [s for s in known if problem.peak(s) <= problem.limit]
         if fitting:
-            return SolvedMesh(
-                mesh_problem, _best_start(mesh_problem, fitting), is_fallback=True
+            best = as_solution(
+                mesh_problem, min(fitting, key=mesh_problem.overlap.step_s)
             )
+            return SolvedMesh(mesh_problem, best, is_fallback=True)
     effort = replace(
         effort,
         deadline=request.deadline,
@@ -53,10 +54,6 @@ def solve_on_mesh(
 def is_over(request: Request) -> bool:
     """Whether the request's deadline has passed."""
     return time.monotonic() > request.deadline
-
-
-def _best_start(mesh_problem: MeshProblem, starts: list[Labels]) -> Solution:
-    return as_solution(mesh_problem, min(starts, key=mesh_problem.overlap.step_s))
 
 
 def as_solution(mesh_problem: MeshProblem, labels: Labels) -> Solution:

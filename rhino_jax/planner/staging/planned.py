@@ -243,7 +243,13 @@ def plan_group(
             found = _found(search, of, mesh_axes, asked, finds, before)
             plan = found.plan()
         except InfeasiblePlanError as error:
-            refused = _does_not_fit(error, group, in_flight, more)
+            refused = InfeasiblePlanError(
+                f"stage {group} does not fit: {error.what}",
+                where=error.where,
+                numbers=f"{error.numbers}; {in_flight} micro-batches in flight hold"
+                f" {format_bytes(more)} beside",
+                fix=FIX,
+            )
             raise Refused(refused, is_alone=not more, wide=wide) from None
         is_bound = more > 0 or found.is_bound_by_memory
         planned = _planned(search, step, of, found, plan, is_bound)
@@ -325,18 +331,3 @@ def _planned(
     )
     taken = working_bytes(step, of, found, lambda key: planned.bytes(step, key))
     return replace(planned, working=taken)
-
-
-def _does_not_fit(
-    error: InfeasiblePlanError,
-    group: int,
-    in_flight: int,
-    more: int,
-) -> InfeasiblePlanError:
-    return InfeasiblePlanError(
-        f"stage {group} does not fit: {error.what}",
-        where=error.where,
-        numbers=f"{error.numbers}; {in_flight} micro-batches in flight hold"
-        f" {format_bytes(more)} beside",
-        fix=FIX,
-    )

@@ -230,7 +230,7 @@ class StageRematSearch:
             frozenset(made_by_all),
             frozenset(end.value for key, end in ends if key.kind is ValueKind.INSIDE),
             self.room.in_flight[at],
-            keeps_stacks=any(t.kind is TaskKind.WEIGHTS for t in of.tasks),
+            keeps_stacks=any(t.kind is TaskKind.WEIGHT_GRADIENT for t in of.tasks),
         )
 
     def _with_host(self, step: StagedStep, group: PlannedGroup, tasks: Tasks) -> Tasks:

@@ -220,7 +220,14 @@ class Slicing:
             or cannot be sliced.
         """
         if not self.sides.backward:
-            raise _no_backward()
+            raise ScheduleError(
+                f"{TOKEN_SLICES!r} is of training steps, and this one has no backward"
+                " pass.",
+                where="`schedule=`",
+                numbers="forward passes alone",
+                fix='take schedule="auto": micro-batches pass through the stages one by'
+                " one.",
+            )
         if len(asked) > 1:
             if sum(asked) != self.length:
                 raise _wrong_sum(asked, self.length)
@@ -369,13 +376,4 @@ def _wrong_sum(lengths: Sequence[int], length: int) -> ScheduleError:
         numbers=f"{' + '.join(map(str, lengths))} = {sum(lengths)}, sequences of"
         f" {length} tokens",
         fix=f"let them sum up to {length}, {example}.",
-    )
-
-
-def _no_backward() -> ScheduleError:
-    return ScheduleError(
-        f"{TOKEN_SLICES!r} is of training steps, and this one has no backward pass.",
-        where="`schedule=`",
-        numbers="forward passes alone",
-        fix='take schedule="auto": micro-batches pass through the stages one by one.',
     )

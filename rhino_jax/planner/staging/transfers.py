@@ -70,7 +70,7 @@ def _cost(
         fixed_bytes=group.fixed_bytes(step) if is_first else 0,
         working_bytes=group.working_bytes(chunk),
         update_bytes=group.update_bytes if is_first else 0,
-        weights_s=parts[TaskKind.WEIGHTS] / times,
+        weights_s=parts[TaskKind.WEIGHT_GRADIENT] / times,
         weight_residual_bytes=kept,
         output_gradient_bytes=handed,
         offloaded_bytes=group.offloaded_bytes(step, chunk),

@@ -21,7 +21,7 @@ from rhino_jax.runtime.processes.listing import (
     to_bytes,
 )
 from rhino_jax.runtime.processes.service import Service, read_error, write_error
-from rhino_jax.runtime.processes.signs import ProcessWatch, lost_after_s
+from rhino_jax.runtime.processes.signs import HeartbeatWatch, lost_after_s
 
 
 POLL_S = 0.5
@@ -92,13 +92,13 @@ class Meeting:
         Raises:
           ProcessError: that process is lost, or another one reported an error.
         """
-        watch = ProcessWatch(self._service, process, self.what, doing)
+        watch = HeartbeatWatch(self._service, self.what)
         while True:
             count = self._service.get(f"{self._prefix}/{key}/count", POLL_S)
             if count is not None:
                 break
             self._raise_reported()
-            watch.look()
+            watch.look_at_planner(process, doing)
         keys = [f"{self._prefix}/{key}/{i}" for i in range(int(count))]
         return b"".join(self._service.get(k, POLL_S) or b"" for k in keys)
 

@@ -25,7 +25,6 @@ from rhino_jax.errors import ProcessError, RhinoError
 from rhino_jax.runtime.processes.meeting import POLL_S
 from rhino_jax.runtime.processes.service import (
     Service,
-    of_lost,
     read_error,
     watch_exit,
     write_error,
@@ -33,7 +32,7 @@ from rhino_jax.runtime.processes.service import (
 from rhino_jax.runtime.processes.signs import (
     BEAT_S,
     Heartbeat,
-    arrive_within_s,
+    HeartbeatWatch,
     lost_after_s,
 )
 
@@ -115,7 +114,7 @@ class Running:
         self._client, self._service = client, Service(client, lost_after_s(), what)
         self.processes, self.what, self.me = tuple(processes), what, jax.process_index()
         self._prefix, self._step, self._failures = prefix, 0, 0
-        self._seen: dict[int, tuple[str, float]] = {}
+        self.watch = HeartbeatWatch(self._service, what, _KEY)
         self._waiter: _Waiter | None = None
 
     @property
@@ -129,7 +128,7 @@ class Running:
         if id(self._client) not in _pulses:
             _pulses[id(self._client)] = _Pulse(Service(self._client, 2 * BEAT_S, ""))
         _pulses[id(self._client)].at = f"{self._prefix} {self._step}"
-        self._seen.clear()
+        self.watch.start(f"step {self._step}")
 
     def wait(self, call: Callable[[], Any], on: Sequence[int], doing: str) -> None:
         """Make a call that returns when others have done their part.
@@ -176,15 +175,15 @@ class Running:
                 raise
             text = str(error).splitlines()[0][:300]
             given_s = MISSED_BEATS * BEAT_S
-            raise self.lost(process, "in a collective", text, given_s) from error
+            raise self.watch.lost(process, "in a collective", text, given_s) from error
 
     def _missing(self) -> int | None:
         """Return a process that sends no heartbeats, else one that exited, or None."""
         others = [p for p in self.processes if p != self.me]
-        before = [self._service.find(_KEY.format(p)) for p in others]
+        before = [self.watch.find(p) for p in others]
         time.sleep(MISSED_BEATS * BEAT_S)
-        after = [self._service.find(_KEY.format(p)) for p in others]
-        has_left = [(sign or "").partition(" ")[0] == LEFT for sign in after]
+        after = [self.watch.find(p) for p in others]
+        has_left = [sign.partition(" ")[0] == LEFT for sign in after]
         pairs = zip(others, before, after, has_left, strict=True)
         silent = [p for p, a, b, left in pairs if a == b and not left]
         return next(iter([*silent, *itertools.compress(others, has_left)]), None)
@@ -244,53 +243,14 @@ class Running:
         if error is not None:
             raise error
         for process in on:
-            if process != self.me:
-                self._look_at(process, doing)
-
-    def _look_at(self, process: int, doing: str) -> None:
-        now, sign = time.monotonic(), self._service.find(_KEY.format(process)) or ""
-        seen, since = self._seen.get(process, (None, now))
-        if sign != seen:
-            self._seen[process], since = (sign, now), now
-        count, _, at = sign.partition(" ")
-        if count == LEFT:
-            raise self.lost(process, doing, "it ended")
-        prefix, _, step = at.partition(" ")
-        is_here = prefix == self._prefix and int(step) >= self._step
-        first = self._seen.setdefault(-1, ("", now))[1]
-        if sign and now - since > lost_after_s():
-            raise self.lost(process, doing, f"silent for {now - since:.0f} s")
-        if not is_here and now - first > arrive_within_s():
-            raise ProcessError(
-                f"{self.what}: process {process} has not come to step {self._step}.",
-                where=f"process {process}, waited for by process {self.me} {doing}",
-                numbers=f"waited for {now - first:.0f} s; it is at"
-                f" {f'step {step}' if prefix == self._prefix else 'something else'}",
-                fix="call the function in every process whose devices are in the mesh,"
-                " in the same order; where one is that much later,"
-                " RHINO_ARRIVE_WITHIN_S gives it longer.",
-            )
-
-    def lost(
-        self, process: int, doing: str, numbers: str, given_s: float | None = None
-    ) -> ProcessError:
-        """Return the error for a lost process.
-
-        Args:
-          process: its index.
-          doing: what this process waits for.
-          numbers: details of the loss.
-          given_s: seconds without a heartbeat; None: `lost_after_s()`.
-        """
-        given_s = lost_after_s() if given_s is None else given_s
-        error = ProcessError(
-            f"{self.what}: process {process} is lost: process {self.me} waited for it"
-            f" {doing}.",
-            where=f"process {process}, step {self._step}",
-            numbers=f"{numbers}; it writes every {BEAT_S:g} s, and is given"
-            f" {given_s:g} s",
-            fix=f"see the output of process {process}: it was killed, stopped, or ended"
-            " early. Restart all processes from the last checkpoint;"
-            " RHINO_LOST_AFTER_S gives a slow one longer.",
-        )
-        return of_lost(error, process)
+            if process == self.me:
+                continue
+            sign = self.watch.find(process)
+            count, _, point = sign.partition(" ")
+            if count == LEFT:
+                raise self.watch.lost(process, doing, "it ended")
+            prefix, _, step = point.partition(" ")
+            is_same = prefix == self._prefix
+            is_here = is_same and int(step) >= self._step
+            at = f"; it is at {f'step {step}' if is_same else 'something else'}"
+            self.watch.look(process, sign, bool(sign), is_here, doing, at)

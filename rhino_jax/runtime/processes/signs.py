@@ -19,7 +19,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -129,68 +128,108 @@ def at_work(client: Any, process: int) -> Iterator[None]:
         beat.stop(f"{visit} {last}")
 
 
-@dataclass(slots=True)
-class ProcessWatch:
-    """Monitors one process that this one waits for.
+class HeartbeatWatch:
+    """Reads the heartbeats of the processes that this one waits for.
 
-    Attributes:
-      service: the service that receives its heartbeats.
-      process: index of the process.
+    Args:
+      service: the service that receives them.
       what: name of the waiting API, for messages.
-      doing: description of the wait, for messages, as "to plan".
+      key: format of their keys.
+      point: the point that they have to come to, as "step 2".
     """
 
-    service: Service
-    process: int
-    what: str
-    doing: str
-    _seen: str = ""
-    _since: float = field(default_factory=time.monotonic)
+    def __init__(
+        self,
+        service: Service,
+        what: str,
+        key: str = _KEY,
+        point: str = "the planning of the same function",
+    ) -> None:
+        self._service, self._what, self._key = service, what, key
+        self.start(point)
 
-    def look(self) -> None:
-        """Raise if the process is lost.
+    def start(self, point: str) -> None:
+        """Begin to wait: time counts from the first look at each process."""
+        self._point = point
+        self._seen: dict[int, tuple[str, float, float]] = {}
 
+    def find(self, process: int) -> str:
+        """Return the last heartbeat of a process; empty: there is none."""
+        return self._service.find(self._key.format(process)) or ""
+
+    def look(
+        self,
+        process: int,
+        sign: str,
+        is_beating: bool,
+        is_here: bool,
+        doing: str,
+        at: str = "",
+    ) -> None:
+        """Raise if a process is lost, or has not arrived.
+
+        Args:
+          process: its index.
+          sign: its last heartbeat.
+          is_beating: whether it should send more.
+          is_here: whether it has come to the point that this process waits for.
+          doing: what this process waits for, as "to plan".
+          at: the point that it is at, for messages.
         Raises:
-          ProcessError: it has failed, has sent no heartbeat, or has not arrived.
+          ProcessError: it has sent no heartbeat, or has not arrived.
         """
         now = time.monotonic()
-        sign = self.service.find(_KEY.format(self.process)) or ""
+        before, since, here = self._seen.get(process, (sign, now, now))
+        since, here = since if sign == before else now, now if is_here else here
+        self._seen[process] = sign, since, here
+        if is_beating and now - since > lost_after_s():
+            raise self.lost(process, doing, f"silent for {now - since:.0f} s")
+        if now - here > arrive_within_s():
+            raise ProcessError(
+                f"{self._what}: process {process} has not come to {self._point}.",
+                where=f"process {process}, waited for by process"
+                f" {jax.process_index()} {doing}",
+                numbers=f"waited for {now - here:.0f} s{at}",
+                fix="call the function in every process whose devices are in the mesh,"
+                " in the same order; where one is that much later,"
+                " RHINO_ARRIVE_WITHIN_S gives it longer.",
+            )
+
+    def look_at_planner(self, process: int, doing: str) -> None:
+        """Raise if a process that traces and plans has failed, or as `look`."""
+        sign = self.find(process)
         visit, _, state = sign.partition(" ")
         if state.startswith("left ") and int(visit) >= _visits:
             raise ProcessError(
-                f"{self.what}: process {self.process} failed while this process waited"
-                f" for it {self.doing}.",
-                where=f"process {self.process}",
+                f"{self._what}: process {process} failed while this process waited for"
+                f" it {doing}.",
+                where=f"process {process}",
                 numbers=state.removeprefix("left "),
-                fix=f"see the output of process {self.process}.",
+                fix=f"see the output of process {process}.",
             )
-        if sign != self._seen:
-            self._seen, self._since = sign, now
-        silent_s, is_here = now - self._since, state.startswith("at work")
-        limit_s = lost_after_s() if is_here else arrive_within_s()
-        if silent_s > limit_s:
-            raise self._lost(silent_s, is_here)
+        is_here = state.startswith("at work")
+        self.look(process, sign, is_here, is_here, doing)
 
-    def _lost(self, silent_s: float, is_here: bool) -> ProcessError:
-        if is_here:
-            error = ProcessError(
-                f"{self.what}: process {self.process} is lost: it has given no sign of"
-                f" life while this process waited for it {self.doing}.",
-                where=f"process {self.process}, waited for by process"
-                f" {jax.process_index()}",
-                numbers=f"silent for {silent_s:.0f} s; it writes every {BEAT_S:g} s,"
-                f" and is given {lost_after_s():g} s",
-                fix=f"see the output of process {self.process}: it was killed, or"
-                " stopped. RHINO_LOST_AFTER_S gives it longer.",
-            )
-            return of_lost(error, self.process)
-        return ProcessError(
-            f"{self.what}: process {self.process} has not come to plan the same"
-            " function.",
-            where=f"process {self.process}, waited for by process"
-            f" {jax.process_index()}",
-            numbers=f"waited for {silent_s:.0f} s",
-            fix="call the function in every process whose devices are in the mesh, in"
-            " the same order; where one is that much later, RHINO_ARRIVE_WITHIN_S"
-            " gives it longer.",
+    def lost(
+        self, process: int, doing: str, numbers: str, given_s: float | None = None
+    ) -> ProcessError:
+        """Return the error for a lost process.
+
+        Args:
+          process: its index.
+          doing: what this process waits for.
+          numbers: details of the loss.
+          given_s: seconds without a heartbeat; None: `lost_after_s()`.
+        """
+        given_s = lost_after_s() if given_s is None else given_s
+        error = ProcessError(
+            f"{self._what}: process {process} is lost: process {jax.process_index()}"
+            f" waited for it {doing}.",
+            where=f"process {process}, in {self._point}",
+            numbers=f"{numbers}; it writes every {BEAT_S:g} s, and is given"
+            f" {given_s:g} s",
+            fix=f"see the output of process {process}: it was killed, stopped, or ended"
+            " early. Restart all processes from the last checkpoint;"
+            " RHINO_LOST_AFTER_S gives a slow one longer.",
         )
+        return of_lost(error, process)

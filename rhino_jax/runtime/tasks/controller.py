@@ -19,7 +19,7 @@ from rhino_jax.passes.staged.step import (
     ValueKind,
 )
 from rhino_jax.pipeline.simulator import simulate
-from rhino_jax.pipeline.tasks import PassKind as Work, Schedule
+from rhino_jax.pipeline.tasks import Schedule
 from rhino_jax.runtime.processes.across import placed
 from rhino_jax.runtime.tasks.moves import (
     STAYS,
@@ -33,15 +33,6 @@ from rhino_jax.runtime.tasks.moves import (
     trips_of,
 )
 from rhino_jax.runtime.tasks.programs import GroupPrograms
-
-
-_KINDS = {
-    Work.FORWARD: TaskKind.FORWARD,
-    Work.BETWEEN: TaskKind.BETWEEN,
-    Work.BACKWARD: TaskKind.BACKWARD,
-    Work.INPUT_GRADIENT: TaskKind.BACKWARD,
-    Work.WEIGHT_GRADIENT: TaskKind.WEIGHTS,
-}
 
 
 Place = tuple[TaskKind, int, int]
@@ -81,10 +72,12 @@ def order_of(schedule: Schedule, offloaded: Sequence[int] = ()) -> list[Turn]:
     for at in simulate(schedule).sequence:
         if at < len(graph.tasks):
             task = graph.tasks[at]
-            kind = _KINDS.get(task.kind)
-            if kind is not None:
-                chunk = task.slice * parts + task.chunk
-                found.append(Turn(kind, chunk, task.micro_batch, trips.get(at, STAYS)))
+            if task.kind is TaskKind.UPDATE:
+                continue
+            is_backward = task.kind is TaskKind.INPUT_GRADIENT
+            kind = TaskKind.BACKWARD if is_backward else task.kind
+            chunk = task.slice * parts + task.chunk
+            found.append(Turn(kind, chunk, task.micro_batch, trips.get(at, STAYS)))
     return found
 
 

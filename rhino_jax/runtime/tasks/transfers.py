@@ -340,7 +340,7 @@ class Exchange:
             others = [p for p in on if p != self.running.me]
             told = self.running.reported_within(HEARD_S)
             text = str(error).splitlines()[0][:300]
-            raise told or self.running.lost(others[0], doing, text) from error
+            raise told or self.running.watch.lost(others[0], doing, text) from error
 
     def _laid_out(
         self, x: Any, group: int, have: NamedSharding, want: NamedSharding

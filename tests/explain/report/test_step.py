@@ -46,7 +46,7 @@ def test_the_step_takes_what_the_plan_predicts(plan: Any) -> None:
     assert all(w.start_s <= w.end_s for w in found.work)
     for sent in found.sent:
         assert 0 <= sent.start_s <= sent.end_s <= found.seconds * 1.001
-        assert 0 <= sent.hidden_s <= sent.collective.seconds * 1.001
+        assert 0 <= sent.hidden_s <= sent.of.seconds * 1.001
 
 
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
@@ -122,7 +122,7 @@ def test_a_scans_stacks_are_live_from_the_loops_start() -> None:
     found = step_of(plan)
     assert found is not None
     forward, backward = found.loops
-    assert [x.loop.trip_count for x in found.loops] == [LAYERS, LAYERS]
+    assert [x.of.trip_count for x in found.loops] == [LAYERS, LAYERS]
     assert 0 <= forward.start_s < forward.end_s <= backward.start_s < backward.end_s
     live = dict(found.memory)
     saved = LAYERS * ROWS // 2 * WIDTH * 4  # the carries that the backward pass reads
@@ -141,8 +141,8 @@ def test_a_loop_within_a_loop_has_a_track_of_its_own() -> None:
     found = step_of(plan)
     assert found is not None
     outer, *inner = found.loops
-    assert [x.loop.trip_count for x in inner] == [LAYERS, LAYERS]
-    assert outer.loop.trip_count == 3
+    assert [x.of.trip_count for x in inner] == [LAYERS, LAYERS]
+    assert outer.of.trip_count == 3
     assert outer.start_s <= inner[0].start_s < inner[1].end_s <= outer.end_s
     drawn = timeline(found)
     assert drawn.count("6 trips of") == 2 and drawn.count("3 trips of") == 1

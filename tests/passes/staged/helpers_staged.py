@@ -98,7 +98,7 @@ def run_tasks(
     for g in range(step.groups):
         run((TaskKind.BETWEEN, g, 0))
     for m in range(step.micro_batches):
-        for kind in (TaskKind.BACKWARD, TaskKind.WEIGHTS):
+        for kind in (TaskKind.BACKWARD, TaskKind.WEIGHT_GRADIENT):
             for c, g in reversed(chunks):
                 run((kind, g, c), m)
     for at in sorted((a for a in made if a[0] is TaskKind.UPDATE), key=lambda a: a[2]):

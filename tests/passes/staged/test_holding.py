@@ -29,7 +29,7 @@ START = task(TaskKind.START, [WEIGHT], [DATA, TOTAL])
 FORWARD = task(TaskKind.FORWARD, [WEIGHT, DATA, RECEIVED], [RESIDUAL, SENT])
 WHOLE = task(TaskKind.BACKWARD, [WEIGHT, RECEIVED, RESIDUAL, GRADIENT, TOTAL], [TOTAL])
 BACKWARD = task(TaskKind.BACKWARD, [WEIGHT, RESIDUAL, GRADIENT], [HANDED])
-LATE = task(TaskKind.WEIGHTS, [RECEIVED, GRADIENT, HANDED, TOTAL], [TOTAL])
+LATE = task(TaskKind.WEIGHT_GRADIENT, [RECEIVED, GRADIENT, HANDED, TOTAL], [TOTAL])
 
 
 def test_what_is_only_sent_is_a_tasks_own_and_so_is_what_only_it_receives():

@@ -69,7 +69,7 @@ def test_numbers_are_those_of_one_loop(wrap, is_compiled):
     stages = [int(k > 2) for k in range(len(forward))]
     assert with_split_loops(apart, stages) is not apart
     step = staged(apart, stages, is_split=True)
-    late = [t for t in step.tasks[1] if t.kind is TaskKind.WEIGHTS]
+    late = [t for t in step.tasks[1] if t.kind is TaskKind.WEIGHT_GRADIENT]
     shapes = {tuple(step.types[k].shape) for t in late for k in t.makes}
     assert (LAYERS, WIDTH, WIDTH) in shapes
     arrays = jax.tree.leaves(args)

@@ -30,7 +30,7 @@ def test_backward_passes_are_split_and_groups_have_several_chunks(options):
     arguments = of_zoo("mlp-tiny", optimizer="adamw", clip_norm=0.5)
     step = check(*arguments, 2, 4, **options)
     kinds = {task.kind for tasks in step.tasks for task in tasks}
-    assert (TaskKind.WEIGHTS in kinds) == ("is_split" in options)
+    assert (TaskKind.WEIGHT_GRADIENT in kinds) == ("is_split" in options)
     assert step.chunks == tuple(c % 2 for c in range(2 * options.get("v", 1)))
 
 
@@ -68,7 +68,9 @@ def test_nothing_waits_for_gradients_of_weights():
     traced, _ = of_zoo("gpt-tiny-unrolled")
     apart = taken_apart(traced, 4)
     step = in_equal_parts(apart, 2, v=2, is_split=True)
-    late = [t for tasks in step.tasks for t in tasks if t.kind is TaskKind.WEIGHTS]
+    late = [
+        t for tasks in step.tasks for t in tasks if t.kind is TaskKind.WEIGHT_GRADIENT
+    ]
     assert len(late) == 4
     made = {key for task in late for key in task.makes}
     assert {key.kind for key in made} == {ValueKind.SUM}

@@ -11,10 +11,11 @@ from rhino_jax.pipeline.memory import in_flight
 from rhino_jax.pipeline.schedules.family import FAMILIES, family
 from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import checked, simulate
-from rhino_jax.pipeline.tasks import Schedule, TransferLink
-from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.pipeline.tasks import LETTERS, Schedule, TransferLink
+from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.stages import StageCost
 from rhino_jax.planner.staging.schedules import compare, may_split, placements
+from tests.pipeline.chains import chain
 
 
 SIZES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 4), (4, 4), (4, 8), (8, 32)]
@@ -74,7 +75,7 @@ def test_interleaved_is_the_order_of_its_paper() -> None:
     """Figure 4 of arXiv 2104.04473: the last of 4 devices with 2 chunks each."""
     schedule = make("interleaved", equal(4, 8, 2))
     tasks = [schedule.graph.tasks[i] for i in schedule.orders[3]]
-    words = " ".join(f"{t.kind.letter}{t.micro_batch}.{t.chunk // 4}" for t in tasks)
+    words = " ".join(f"{LETTERS[t.kind]}{t.micro_batch}.{t.chunk // 4}" for t in tasks)
     assert words.startswith(
         "F0.0 F1.0 F2.0 F3.0 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4.0 B0.0"
     )

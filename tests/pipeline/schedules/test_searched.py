@@ -19,9 +19,10 @@ from rhino_jax.pipeline.schedules.listed import (
 )
 from rhino_jax.pipeline.schedules.searched import fastest, make, search
 from rhino_jax.pipeline.simulator import check_complete, simulate
-from rhino_jax.pipeline.tasks import PassKind, Schedule, TransferLink
-from rhino_jax.pipeline.work import StepWork, chain
+from rhino_jax.pipeline.tasks import Schedule, TaskKind, TransferLink
+from rhino_jax.pipeline.work import StepWork
 from rhino_jax.plan.stages import StageCost
+from tests.pipeline.chains import chain
 
 
 def random_work(seed: int) -> StepWork:
@@ -134,11 +135,11 @@ def test_lists_keep_to_micro_batches_in_flight() -> None:
 def test_ways_to_the_end() -> None:
     graph = graph_of(chain([StageCost(forward_s=1, backward_s=2)] * 3, 1))
     ways = ways_to_end(graph)
-    assert ways[graph.find(PassKind.FORWARD, 0)] == 9
-    assert ways[graph.find(PassKind.BACKWARD, 0)] == 2
+    assert ways[graph.find(TaskKind.FORWARD, 0)] == 9
+    assert ways[graph.find(TaskKind.BACKWARD, 0)] == 2
     heads = ways_to(graph)
-    assert heads[graph.find(PassKind.FORWARD, 0)] == 0
-    assert heads[graph.find(PassKind.BACKWARD, 0)] == 7
+    assert heads[graph.find(TaskKind.FORWARD, 0)] == 0
+    assert heads[graph.find(TaskKind.BACKWARD, 0)] == 7
 
 
 def test_no_schedule_is_faster_than_the_bound() -> None:

@@ -12,7 +12,7 @@ from helpers_coupled import STEPS, arguments
 import rhino_jax as rhino
 from rhino_jax.errors import ScheduleError
 from rhino_jax.models import registry
-from rhino_jax.pipeline.tasks import PassKind
+from rhino_jax.pipeline.tasks import TaskKind
 from rhino_jax.units import format_seconds
 from tests.cases import covering, without_reserve
 
@@ -99,12 +99,12 @@ def test_backward_passes_wait_for_all_forward_passes(plan):
     simulation = plan.simulate()
     tasks = simulation.schedule.graph.tasks
     starts, ends = simulation.task_start_s, simulation.task_end_s
-    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in PassKind}
-    assert len(of[PassKind.FORWARD]) == len(of[PassKind.BACKWARD]) == 8
-    assert len(of[PassKind.BETWEEN]) == 2
-    last = max(ends[i] for i in of[PassKind.FORWARD])
+    of = {kind: [i for i, t in enumerate(tasks) if t.kind is kind] for kind in TaskKind}
+    assert len(of[TaskKind.FORWARD]) == len(of[TaskKind.BACKWARD]) == 8
+    assert len(of[TaskKind.BETWEEN]) == 2
+    last = max(ends[i] for i in of[TaskKind.FORWARD])
     assert all(
-        starts[i] >= last for i in (*of[PassKind.BETWEEN], *of[PassKind.BACKWARD])
+        starts[i] >= last for i in (*of[TaskKind.BETWEEN], *of[TaskKind.BACKWARD])
     )
     assert sum(one.seconds for one in plan.pipeline.between) > 0
     table = plan.table()

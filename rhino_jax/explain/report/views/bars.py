@@ -5,13 +5,13 @@ Sides are predicted and compiled, baseline and planned, or plan A and plan B.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.explain.report.views.boxes import HUES, beside, box, colour, legend, row
-from rhino_jax.plan.records import traffic_of
+from rhino_jax.plan.records import traffic_by
 from rhino_jax.units import format_bytes, format_ratio, format_seconds
 
 
@@ -115,7 +115,10 @@ def peak_of(sides: Sequence[Predicted | None]) -> Quantity:
 
 def wire_of(sides: Sequence[Iterable[Collective]]) -> list[Quantity]:
     """Return the bytes that a device sends over each set of axes, the most first."""
-    sent: list[Mapping[tuple[str, ...], int]] = [_by_axes(side) for side in sides]
+    sent = [
+        {axes: t.bytes for axes, t in traffic_by(lambda c: c.axes, side).items()}
+        for side in sides
+    ]
     every = {axes: max(s.get(axes, 0) for s in sent) for s in sent for axes in s}
     found = []
     for axes in sorted(every, key=lambda a: (-every[a], a)):
@@ -125,13 +128,6 @@ def wire_of(sides: Sequence[Iterable[Collective]]) -> list[Quantity]:
             format_bytes,
         )
         found.append(Quantity(over.name, "sent", over.bars))
-    return found
-
-
-def _by_axes(collectives: Iterable[Collective]) -> dict[tuple[str, ...], int]:
-    found: dict[tuple[str, ...], int] = {}
-    for (_, axes), traffic in traffic_of(collectives).items():
-        found[axes] = found.get(axes, 0) + traffic.bytes
     return found
 
 

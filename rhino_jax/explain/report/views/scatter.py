@@ -75,13 +75,13 @@ def scatter(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, *, marks: str) -> str
         f'<div class="quantity">{escape(y.name)}, over {escape(x.name)}</div>'
         '<div style="display:flex">'
         f'<div class="ticks" style="flex:0 0 6em;position:relative;'
-        f'height:{HEIGHT_EM}em">{_ticks_up(up, y)}</div>'
+        f'height:{HEIGHT_EM}em">{_ticks(up, y, _UP)}</div>'
         f'<div class="plot" style="flex:1 1 auto;position:relative;min-width:0;'
         f"height:{HEIGHT_EM}em;border-left:1px solid rgba(128,128,128,.5);"
         f'border-bottom:1px solid rgba(128,128,128,.5)">{_front(dots, across, up)}'
         f"{''.join(drawn)}</div></div>"
         f'<div class="ticks" style="margin-left:6em;position:relative;height:1.6em">'
-        f"{_ticks_across(across, x)}</div>{legend(keys)}{ring}</div>"
+        f"{_ticks(across, x, _ACROSS)}</div>{legend(keys)}{ring}</div>"
     )
 
 
@@ -154,27 +154,27 @@ def _front(dots: Sequence[Dot], across: _Scale, up: _Scale) -> str:
     )
 
 
-def _ticks_up(scale: _Scale, axis: PlotAxis) -> str:
+def _ticks(scale: _Scale, axis: PlotAxis, places: Sequence[str]) -> str:
+    """Return the labels of an axis: of its lowest, middle and highest value.
+
+    Args:
+      scale: the axis.
+      axis: its name and format.
+      places: CSS that places each of them at a percentage.
+    """
+    values = scale.low, scale.middle(), scale.high
     return "".join(
-        f'<div class="tick" style="position:absolute;right:.5em;'
-        f"bottom:calc({scale.percent(value):.2f}% - .8em);white-space:nowrap;"
+        f'<div class="tick" style="position:absolute;'
+        f"{place.format(scale.percent(value))};white-space:nowrap;"
         f'line-height:1.6em">{escape(axis.form(value))}</div>'
-        for value in (scale.low, scale.middle(), scale.high)
+        for value, place in zip(values, places, strict=True)
     )
 
 
-def _ticks_across(scale: _Scale, axis: PlotAxis) -> str:
-    found: list[str] = []
-    for value in (scale.low, scale.middle(), scale.high):
-        at = scale.percent(value)
-        found.append(
-            f'<div class="tick" style="position:absolute;left:{at:.2f}%;'
-            f"transform:translateX(-{_SHIFT[len(found)]}%);white-space:nowrap;"
-            f'line-height:1.6em">{escape(axis.form(value))}</div>'
-        )
-    return "".join(found)
+_UP = ("right:.5em;bottom:calc({:.2f}% - .8em)",) * 3
 
-
-_SHIFT = (25, 50, 75)
-"""Percent of its own width by which a tick label is shifted left of its value, so that
-the outer ones stay next to the plot."""
+_ACROSS = tuple(
+    f"left:{{:.2f}}%;transform:translateX(-{shift}%)" for shift in (25, 50, 75)
+)
+"""Shifted left by a part of the label's own width, so that the outer ones stay next to
+the plot."""

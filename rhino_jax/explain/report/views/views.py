@@ -14,13 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from rhino_jax.explain.report.section import Section
-from rhino_jax.explain.report.step import (
-    DeviceStep,
-    LineCompute,
-    StepCollective,
-    StepLoop,
-    step_of,
-)
+from rhino_jax.explain.report.step import DeviceStep, StepSpan, step_of
 from rhino_jax.explain.report.tables import format_axes
 from rhino_jax.explain.report.views.boxes import HUES, Markup, box, colour, legend, row
 from rhino_jax.explain.report.views.shardings import shardings
@@ -31,6 +25,7 @@ from rhino_jax.units import format_bytes, format_flops, format_seconds, format_s
 
 if TYPE_CHECKING:
     from rhino_jax.plan.plan import PlanData
+    from rhino_jax.plan.records import Collective, LineSpan, LoopSpan
 
 
 HEIGHT = 120
@@ -142,15 +137,15 @@ def timeline(step: DeviceStep) -> str:
     lines = [
         row("compute", [_work(w, to_percent) for w in _few_spans(step.work, step)])
     ]
-    for axes in sorted({s.collective.axes for s in step.sent}):
-        sent = [s for s in step.sent if s.collective.axes == axes]
+    for axes in sorted({s.of.axes for s in step.sent}):
+        sent = [s for s in step.sent if s.of.axes == axes]
         boxes = [b for s in sent for b in _sent(s, to_percent)]
         lines.append(row(f"over {format_axes(axes)}", boxes))
     if step.loops:
         nested = [*_tracks(step.loops)]
         lines += [row("loops", [_loop(x, to_percent) for x in one]) for one in nested]
     lines.append(_clock(step))
-    kinds = sorted({s.collective.kind for s in step.sent})
+    kinds = sorted({s.of.kind for s in step.sent})
     keys = [
         (colour(HUES[0], 0.55), "compute, forward and update"),
         (colour(HUES[0], 0.3), "backward"),
@@ -161,7 +156,7 @@ def timeline(step: DeviceStep) -> str:
     return f'<div class="timeline">{"".join(lines)}{legend(keys)}</div>'
 
 
-def _tracks(loops: Sequence[StepLoop]) -> Iterator[list[StepLoop]]:
+def _tracks(loops: Sequence[StepSpan[LoopSpan]]) -> Iterator[list[StepSpan[LoopSpan]]]:
     """Yield loops that do not overlap: the outer ones, then those inside, two levels at
     most."""
     rest = list(loops)
@@ -171,8 +166,8 @@ def _tracks(loops: Sequence[StepLoop]) -> Iterator[list[StepLoop]]:
             for x in rest
             if not any(
                 y is not x
-                and y.loop.first_op <= x.loop.first_op
-                and x.loop.last_op <= y.loop.last_op
+                and y.of.first_op <= x.of.first_op
+                and x.of.last_op <= y.of.last_op
                 for y in rest
             )
         ]
@@ -181,13 +176,13 @@ def _tracks(loops: Sequence[StepLoop]) -> Iterator[list[StepLoop]]:
         rest = [x for x in rest if x not in ends]
 
 
-def _loop(x: StepLoop, to_percent: float) -> str:
+def _loop(x: StepSpan[LoopSpan], to_percent: float) -> str:
     """Draw a loop, with marks between its trips where these can be seen apart."""
-    count, line = x.loop.trip_count, x.loop.source.partition(" (")[0]
+    count, line = x.of.trip_count, x.of.source.partition(" (")[0]
     left, width = x.start_s * to_percent, (x.end_s - x.start_s) * to_percent
     trips = f"{count:,} trips"
     title = (
-        f"{trips} of the loop at {x.loop.source}: {format_seconds(x.end_s - x.start_s)}"
+        f"{trips} of the loop at {x.of.source}: {format_seconds(x.end_s - x.start_s)}"
     )
     background = colour(None, 0.35)
     if count <= width * MAX_BOXES / 100:
@@ -200,22 +195,24 @@ def _loop(x: StepLoop, to_percent: float) -> str:
     return box(left, width, background, title=title, label=f"{trips} ({line})")
 
 
-def _few_spans(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCompute]:
+def _few_spans(
+    work: Sequence[StepSpan[LineSpan]], step: DeviceStep
+) -> Iterable[StepSpan[LineSpan]]:
     """Yield compute with adjacent entries merged if too narrow to be seen."""
     least_s = step.seconds / MAX_BOXES
-    held: LineCompute | None = None
+    held: StepSpan[LineSpan] | None = None
     for w in work:
-        if held is not None and w.span.is_backward == held.span.is_backward:
+        if held is not None and w.of.is_backward == held.of.is_backward:
             is_narrow = held.end_s - held.start_s < least_s
             if w.start_s - held.end_s < least_s / 4 and is_narrow:
-                a, b = held.span, w.span
+                a, b = held.of, w.of
                 span = replace(
                     a,
                     last_op=b.last_op,
                     flops=a.flops + b.flops,
                     source=a.source if b.flops <= a.flops else b.source,
                 )
-                held = LineCompute(span, held.start_s, w.end_s)
+                held = StepSpan(span, held.start_s, w.end_s)
                 continue
         if held is not None:
             yield held
@@ -224,8 +221,8 @@ def _few_spans(work: Sequence[LineCompute], step: DeviceStep) -> Iterable[LineCo
         yield held
 
 
-def _work(w: LineCompute, to_percent: float) -> str:
-    seconds, span = w.end_s - w.start_s, w.span
+def _work(w: StepSpan[LineSpan], to_percent: float) -> str:
+    seconds, span = w.end_s - w.start_s, w.of
     title = (
         f"{span.source}: {format_seconds(seconds)}, {format_flops(span.flops)}"
         f"{', backward' if span.is_backward else ''}"
@@ -235,8 +232,8 @@ def _work(w: LineCompute, to_percent: float) -> str:
     return box(left, width, background, title=title, label=span.source)
 
 
-def _sent(s: StepCollective, to_percent: float) -> Iterable[str]:
-    c = s.collective
+def _sent(s: StepSpan[Collective], to_percent: float) -> Iterable[str]:
+    c = s.of
     title = (
         f"{c.kind} over {format_axes(c.axes)}, {c.count}x: {format_bytes(c.bytes)},"
         f" {format_seconds(c.seconds)}, hidden {format_seconds(s.hidden_s)}"

@@ -81,7 +81,14 @@ def assemble(
             _leaf(program, e.value, e.path, spec, model)
             for e, spec in zip(program.outputs, decisions.outputs, strict=True)
         ),
-        stages=(_only_stage(mesh_axes, decisions, predicted),),
+        stages=(
+            StagePlan(
+                mesh_axes=mesh_axes,
+                devices=tuple(range(math.prod(size for _, size in mesh_axes))),
+                decisions=decisions,
+                predicted=predicted,
+            ),
+        ),
         predicted=predicted,
         collectives=collectives,
         search=_report(found, request, started),
@@ -144,18 +151,6 @@ def costs_of(
         predicted_of(overlap, traffic, choice),
         traffic.collectives(choice),
         overlap.problem.peak_time(choice),
-    )
-
-
-def _only_stage(
-    mesh_axes: tuple[tuple[str, int], ...], decisions: Decisions, predicted: Predicted
-) -> StagePlan:
-    """Return the single stage of a plan without pipelining."""
-    return StagePlan(
-        mesh_axes=mesh_axes,
-        devices=tuple(range(math.prod(size for _, size in mesh_axes))),
-        decisions=decisions,
-        predicted=predicted,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rhino_jax.analysis.equivalence import copied_slices
 from rhino_jax.analysis.graph import Node, NodeKind
-from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.program import Program
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.lines import sent, summed
 from rhino_jax.plan.records import (
@@ -96,8 +96,13 @@ def timeline(
     for node in model.graph.nodes:
         if node.kind is not NodeKind.OP or node.op is None:
             continue
-        before = groups[-1][-1].op if groups else None
-        if before is None or before.id in sends or not _is_one_line(before, node.op):
+        before, source = groups[-1][-1].op if groups else None, node.op.source
+        if (
+            before is None
+            or before.id in sends
+            or before.source.is_backward != source.is_backward
+            or str(before.source) != str(source)
+        ):
             groups.append([])
         groups[-1].append(node)
     starts = [0, *(group[0].time for group in groups[1:]), profile.size]
@@ -106,12 +111,6 @@ def timeline(
         for group, start, stop in zip(groups, starts, starts[1:], strict=False)
     ]
     return Timeline(tuple(spans), tuple(_loops(program)))
-
-
-def _is_one_line(a: Op, b: Op) -> bool:
-    return a.source.is_backward == b.source.is_backward and str(a.source) == str(
-        b.source
-    )
 
 
 def _span(

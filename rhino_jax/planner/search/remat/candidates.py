@@ -8,6 +8,7 @@ of their operands, all of which recomputation repeats.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -84,7 +85,10 @@ class ResidualReader:
         rows += self._carried(rows)
         rows.sort(key=lambda row: row.place)
         index = {row.value: i for i, row in enumerate(rows)}
-        found = tuple(row.candidate(index) for row in rows)
+        found = tuple(
+            replace(r, needs=tuple(sorted({index[v] for v in r.needs if v in index})))
+            for r in rows
+        )
         first = min((min(times) for times in uses.values() if times), default=0)
         return RematQuestion(
             Question(found, self._base(rows, found), first),
@@ -200,18 +204,17 @@ class ResidualReader:
             [self._times(line)[1] for line in self.early_readers.get(value, ())],
             default=self._times(self.block.ops[k])[1],
         )
-        port = self.model.graph.held[value]
-        return RematRow(
-            (k, 0),
-            value,
+        like, layer = self._layer(self.model.graph.held[value].node)
+        return RematRow(  # Not offloaded: see `passes.remat.frame`.
             self._bytes(value),
             start + 1,
             tuple(sorted(uses)),
             self._needs(remat),
             sum(map(self._line_s, lines)) if lines else None,
-            None,  # Not offloaded: see `passes.remat.frame`.
-            None,
-            *self._layer(port.node),
+            like=like,
+            layer=layer,
+            place=(k, 0),
+            value=value,
             work=self._work(lines),
             makes=remat.values,
         )
@@ -234,16 +237,16 @@ class ResidualReader:
         # Its cost in the plan includes the write into the stack.
         remat_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
         return RematRow(
-            (stack.loop, 1 + body.maker.get(stack.inside, -1)),
-            stack.value,
             self._bytes(stack.value),
             self._times(forward)[0],  # It is allocated when the loop starts.
             tuple(sorted(uses)),
             tuple(needs),
             remat_s if can else None,
             self._host_s(stack.value),
-            self._bytes(stack.value) // max(call.trip_count, 1),
+            remat_bytes=self._bytes(stack.value) // max(call.trip_count, 1),
             save_s=self.device.stack_passes * pass_s,
+            place=(stack.loop, 1 + body.maker.get(stack.inside, -1)),
+            value=stack.value,
             work=self._work(lines),
         )
 
@@ -275,8 +278,8 @@ class ResidualReader:
             for v in set(row.needs) & set(call.carries(body.inputs)):
                 if v not in known:
                     size = self._bytes(v) * call.trip_count
-                    place, start = (stack.loop, 0), row.start
-                    found[v] = RematRow(place, v, size, start, (), (), None, None, None)
+                    at = (stack.loop, 0)
+                    found[v] = RematRow(size, row.start, (), place=at, value=v)
         return list(found.values())
 
     def _bytes(self, value: int) -> int:

@@ -156,41 +156,18 @@ class RematQuestion:
         return Chosen(name, choice, answer)
 
 
-@dataclass(frozen=True, slots=True)
-class RematRow:
-    """A candidate for rematerialization that refers to values by id.
-
-    See `SavedValue`, which refers to positions of candidates, for other attributes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RematRow(SavedValue):
+    """A candidate for rematerialization whose `needs` are value ids.
 
     Attributes:
       place: (top-level equation, 1 + equation of the loop's body, or 0), for order.
       value: the value's id.
-      needs: ids of the values that recomputing it reads.
       work: the work that recomputing it repeats.
       makes: ids of all values that recomputing it computes.
     """
 
     place: tuple[int, int]
     value: int
-    bytes: int
-    start: int
-    uses: tuple[int, ...]
-    needs: tuple[int, ...]
-    remat_s: float | None
-    offload_s: float | None
-    remat_bytes: int | None
-    like: int | None = None
-    layer: int = 0
-    save_s: float = 0.0
     work: RerunWork = RerunWork.SMALL
-    link_s: float = 0.0
     makes: frozenset[int] = frozenset()
-
-    def candidate(self, index: Mapping[int, int]) -> SavedValue:
-        """Return the candidate, with value ids mapped to positions by `index`."""
-        needs = sorted({index[v] for v in self.needs if v in index})
-        return SavedValue(
-            self.bytes, self.start, self.uses, tuple(needs), self.remat_s,
-            self.offload_s, 0, self.remat_bytes, self.like, self.layer, self.save_s,
-            link_s=self.link_s,
-        )  # fmt: skip

@@ -279,9 +279,7 @@ class AskingTasks(ResidualReader):
         uses = {v: tuple(sorted(late[v] - {0})) for v in hosted}
         return [
             self._sent(
-                RematRow(
-                    (-1, k), v, self._bytes(v), 0, uses.get(v, ()), (), *(None,) * 3
-                )
+                RematRow(self._bytes(v), 0, uses.get(v, ()), place=(-1, k), value=v)
             )
             for k, v in enumerate(asked)
             if v in self.model.graph.held
