@@ -75,15 +75,16 @@ def read_count(
 
 
 def read_count_or(
-    what: str, name: str, value: Any, word: str, *, also: str = ""
+    what: str, name: str, value: Any, word: str, *, least: int = 1, also: str = ""
 ) -> int | str:
-    """Read a positive integer, or a word.
+    """Read an integer, or a word.
 
     Args:
       what: name of the calling API, for messages.
       name: name of the keyword.
       value: the value that the user gave.
       word: the word that is accepted.
+      least: smallest number that is accepted.
       also: further accepted values, as text for messages.
     Raises:
       RhinoError: it is neither.
@@ -91,8 +92,8 @@ def read_count_or(
     if isinstance(value, str) and value == word:
         return value
     found = whole(value)
-    if found is None or found < 1:
-        wanted = f"{word!r} or a whole number, 1 or more{also}"
+    if found is None or found < least:
+        wanted = f"{word!r} or a whole number, {least} or more{also}"
         raise _refused(what, name, value, wanted, f"{name}=2")
     return found
 
