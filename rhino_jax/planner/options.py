@@ -122,7 +122,10 @@ class PlanOptions:
             ("level", read_choice(what, "level", self.level, LEVELS)),
             ("time_limit_s", read_seconds(what, "time_limit_s", self.time_limit_s)),
             ("seed", read_count(what, "seed", self.seed, most=LARGEST_SEED)),
-            ("refine", read_count_or(what, "refine", self.refine, AUTO, least=0)),
+            (
+                "refine",
+                read_count_or(what, "refine", self.refine, AUTO, least=0, most=1000),
+            ),
             ("progress", read_progress(what, self.progress)),
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),

@@ -92,12 +92,12 @@ def test_a_plan_that_holds_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_plan_is_predicted_as_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler(monkeypatch, taking(2.0, 1.0), taking(1.0), op=3.0)
-    plan, plain = plan_of(), plan_of(refine=0)
-    first = plan.refined[0]
+    compiler(monkeypatch, taking(2.0), op=3.0)
+    plan, plain = plan_of(mesh={"x": 8}), plan_of(mesh={"x": 8}, refine=0)
+    (first,) = plan.refined
     assert first.predicted_s == pytest.approx(plain.predicted.step_time_s)
-    if len(plan.refined) == 1:
-        assert plan.predicted.step_time_s == pytest.approx(first.compiled_s, rel=0.03)
+    assert first.compiled_s > 1.1 * first.predicted_s
+    assert plan.predicted.step_time_s == pytest.approx(first.compiled_s, rel=0.02)
     products = [t for t in plan.corrections.ops if t.primitive == "dot_general"]
     others = [t for t in plan.corrections.ops if t.primitive == "tanh"]
     factors = [t.compiled_s / t.estimated_s for t in (products[0], others[0])]
@@ -134,14 +134,14 @@ def test_a_plan_that_does_not_fit_is_made_for_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def too_large(plan: PlanData) -> Predicted:
-        return replace(plan.predicted, peak_bytes=2 * plan.memory_budget_bytes)
+        peak_bytes = int(1.5 * plan.memory_budget_bytes)
+        return replace(plan.predicted, peak_bytes=peak_bytes)
 
     compiler(monkeypatch, too_large, taking(1.0))
-    plan = plan_of(memory_budget_bytes=15_500_000)
-    assert [c.is_fitting for c in plan.refined] == [False, True] or (
-        "fits once compiled" in " ".join(plan.notes)
-    )
-    assert plan.memory_budget_bytes == 15_500_000
+    plan = plan_of(memory_budget_bytes=2**25)
+    assert [c.is_fitting for c in plan.refined] == [False, True]
+    assert plan.memory_budget_bytes == 2**25
+    assert plan.predicted.peak_bytes < plan_of(refine=0).predicted.peak_bytes
 
 
 def test_what_is_learnt_is_kept_and_saved(
