@@ -222,27 +222,32 @@ def with_corrections(
     before, after = (
         _repriced(solved, known) for known in (NO_CORRECTIONS, corrections)
     )
-    made = after.search.plan(after.found)
-    changed = ("predicted", "collectives", "stages", "search", "line_times")
-    more = ("timeline", "corrections", "lines")
-    plan = replace(
-        plan,
-        **{name: getattr(made, name) for name in (*changed, *more)},
-        recipes=after.typed.recipes(),
-        origin=after,
-    )
-    note = (
-        f"costs are corrected by {corrections}: the step was predicted at"
-        f" {format_seconds(before.found.step_s)}, and is with corrections at"
-        f" {format_seconds(plan.predicted.step_time_s)}."
-    )
+    # Where options differ, the plan is predicted as it was planned.
+    plan = replace(plan, corrections=corrections)
+    without = ""
+    if before is not None:
+        without = f" was predicted at {format_seconds(before.found.step_s)} before, and"
+    if after is not None:
+        made = after.search.plan(after.found)
+        changed = ("predicted", "collectives", "search", "line_times", "timeline")
+        plan = replace(
+            plan,
+            **{name: getattr(made, name) for name in (*changed, "stages")},
+            lines={**plan.lines, **made.lines},
+            recipes=after.typed.recipes(),
+            origin=after,
+        )
+    step = format_seconds(plan.predicted.step_time_s)
+    note = f"costs are corrected by {corrections}: the step{without} is {step} now."
     return plan, note
 
 
-def _repriced(solved: Solved, corrections: CostCorrections) -> Solved:
+def _repriced(solved: Solved, corrections: CostCorrections) -> Solved | None:
     search = solved.search.asking(corrections=corrections)
     found = typed = repriced(solved.found, search.request)
     typed_search = solved.typed_search.asking(corrections=corrections)
     if solved.typed is not solved.found:
         typed = repriced(solved.typed, typed_search.request)
+    if found is None or typed is None:
+        return None
     return Solved(search, found, typed_search, typed)

@@ -163,6 +163,29 @@ def test_what_is_learnt_is_kept_and_saved(
     assert "costs are corrected by" in loaded.table()
 
 
+def moved(lines: int) -> Callable[..., jax.Array]:
+    """Return a function that begins so many lines further down."""
+    text = "\n" * lines + "def chain(x):\n    y = x @ x\n    return y @ y\n"
+    found: dict[str, Any] = {}
+    exec(compile(text, "/no/such/chain.py", "exec"), found)
+    return found["chain"]
+
+
+def test_corrections_follow_code_that_moves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("RHINO_CACHE", "1")
+    monkeypatch.setenv("RHINO_CACHE_DIR", str(tmp_path))
+    compiler(monkeypatch, taking(2.0), taking(2.0))
+    asked = {"hardware": "v5e:2x4", "mesh": MESH, "progress": False}
+    x = jax.ShapeDtypeStruct((512, 512), "float32")
+    plan = rhino.plan(moved(0), x, refine="auto", **asked)
+    later = rhino.plan(moved(7), x, level="fast", **asked)
+    lines = [{t.source for t in p.corrections.ops} for p in (plan, later)]
+    assert "chain.py:2 (chain)" in lines[0] and "chain.py:9 (chain)" in lines[1]
+    assert not lines[0] & lines[1]
+
+
 def test_without_a_compiler_it_says_so() -> None:
     target = rhino.load_target("v5e").replace(name="v9z", kinds=("TPU v9z",))
     plan = plan_of(hardware=target, mesh={"x": 8})

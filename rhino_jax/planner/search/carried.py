@@ -122,13 +122,16 @@ def search_held(
 
 
 @no_garbage_collection()
-def repriced(found: SearchResult, request: Request) -> SearchResult:
+def repriced(found: SearchResult, request: Request) -> SearchResult | None:
     """Return the best mesh's result with the costs of another request, as with other
     corrections: its choices and those of recipes stay, and its gap.
 
     Args:
       found: a result of the same program.
       request: must have the same pins.
+    Returns:
+      The result; None where the options differ, as they may on a mesh of many axes, of
+        which not all are enumerated.
     """
     best = found.solved[0]
     old, solution = best.mesh_problem, best.solution
@@ -140,6 +143,10 @@ def repriced(found: SearchResult, request: Request) -> SearchResult:
     new = replace(new, recipes=recipes)
     assert solution.labels is not None, "nothing fits"
     labels = carried_over(old.model, new.model, solution.labels)
+    pairs = zip(old.model.options, new.model.options, strict=True)
+    both = zip(pairs, solution.labels.tolist(), labels.tolist(), strict=True)
+    if any(a.strategies[i] != b.strategies[k] for (a, b), i, k in both):
+        return None
     solved = chosen(replace(best, mesh_problem=new), labels)
     bound = solution.bound / solution.objective * solved.solution.objective
     solved = replace(solved, solution=replace(solved.solution, bound=bound))
