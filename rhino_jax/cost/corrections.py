@@ -94,7 +94,7 @@ NO_CORRECTIONS = CostCorrections()
 
 
 def _summed(times: Iterable[OpTimes]) -> tuple[OpTimes, ...]:
-    sums: dict[tuple[str, ...], tuple[float, float]] = {}
+    sums: dict[tuple[str, str, str, str], tuple[float, float]] = {}
     for t in times:
         key = t.source, t.direction, t.primitive, t.sharding
         estimated_s, compiled_s = sums.get(key, (0.0, 0.0))
