@@ -54,8 +54,11 @@ class UserOptions(TypedDict, total=False):
       refine: compile this many of the most promising plans (the best, recipes,
         runners-up), and in addition dp, zero1 and fsdp with every activation pinned to
         the batch, as most people type them, if their predicted step is at most 30 %
-        longer; choose the one with the fastest compiled step within memory. 0: rely on
-        the prediction.
+        longer; choose the one with the fastest compiled step within memory. "auto":
+        compile the plan, correct the costs of its ops by what they take there, plan
+        again, and compile that too where it is expected to gain 1 %; choose the faster.
+        The corrections are kept in the plan cache for other plans of the function. 0:
+        rely on the prediction.
       microbatches: number of micro-batches of a batch, run one after the other with
         accumulated gradients; results are those of the whole batch. 1: no
         micro-batches. "auto": if the program would not fit, or is faster with them; if
@@ -125,7 +128,7 @@ class UserOptions(TypedDict, total=False):
     level: str
     time_limit_s: float | str | None
     seed: int
-    refine: int
+    refine: int | str
     microbatches: int | str
     per_microbatch: str | Sequence[str]
     recompute: str

@@ -119,6 +119,12 @@ def test_a_budget_that_cannot_hold_is_exit_code_1(project, capsys) -> None:
     assert "Traceback" not in err
 
 
+def test_costs_are_corrected_by_the_compiler(project, capsys) -> None:
+    place = ["--mesh", "data=8", "--hardware", "cpu", "--level", "fast"]
+    assert main([*PLAN, *place, "--refine", "auto"]) == 0
+    assert "costs are corrected by" in capsys.readouterr().out
+
+
 def test_the_fix_names_flags(project, capsys) -> None:
     place = ["--mesh", "data=8", "--hardware", "v5e", "--memory-budget", "1kB"]
     assert main([*PLAN, *place]) == 1

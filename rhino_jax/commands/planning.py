@@ -124,10 +124,11 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the search")
     parser.add_argument(
         "--refine",
-        type=positive_int,
+        type=count_or_auto,
         default=0,
         metavar="N",
-        help="compile this many plans and keep the one with the fastest compiled step",
+        help="compile this many plans and keep the one with the fastest compiled step;"
+        " auto: correct the costs by the compiled plan, and plan again",
     )
     parser.add_argument(
         "--microbatches",

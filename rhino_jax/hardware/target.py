@@ -296,6 +296,22 @@ class Target:
             name = _COMPUTED_AS[name]
         return peaks.get(name, min(peaks.values()))
 
+    def with_slower_links(self, factor: float) -> Target:
+        """Return the target with collectives that take `factor` times as long."""
+
+        def slower(link: Any) -> Any:
+            return dataclasses.replace(
+                link,
+                alpha_s=factor * link.alpha_s,
+                bytes_per_s=link.bytes_per_s / factor,
+            )
+
+        return dataclasses.replace(
+            self,
+            tiers=tuple(map(slower, self.tiers)),
+            links=tuple((name, slower(link)) for name, link in self.links),
+        )
+
     def replace(self, **changes: Any) -> Target:
         """Return a copy with some attributes replaced.
 

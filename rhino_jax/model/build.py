@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,13 @@ from rhino_jax.analysis.convolutions import find_reversals
 from rhino_jax.analysis.dim_classes import DimClasses
 from rhino_jax.analysis.graph import Edge, Graph, Node, NodeKind, Port
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.cost.corrections import (
+    NO_CORRECTIONS,
+    CostCorrections,
+    CostFactors,
+    kind_of_sharding,
+    op_key,
+)
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.ir.spec import Spec
@@ -26,6 +33,7 @@ from rhino_jax.model.options import NodePin, OptionBuilder, Options
 from rhino_jax.model.packing import are_combined, with_packing
 from rhino_jax.model.resharding import ReshardTables
 from rhino_jax.model.sizes import LocalSizes, SpecTable
+from rhino_jax.model.strategies import Strategy
 from rhino_jax.model.tpu_kernels import with_loops_and_parts
 from rhino_jax.solver.problem import EdgeUsage, NodeUsage, PairTable, Problem
 from rhino_jax.utils.union_find import for_each, number_objects, number_rows
@@ -89,6 +97,7 @@ def build_model(
     pinned: dict[int, NodePin],
     memory_budget_bytes: float,
     narrow: Narrow | None = None,
+    corrections: CostCorrections = NO_CORRECTIONS,
 ) -> MeshModel:
     """Enumerate options and compute their costs.
 
@@ -98,6 +107,7 @@ def build_model(
       pinned: node id → the pins of its results.
       memory_budget_bytes: bytes per device.
       narrow: enumerates the options; None: enumerates all. See `neighbourhood`.
+      corrections: corrections of the ops' costs; collectives are corrected by `mesh`.
     """
     graph, tile = analysis.graph, analysis.target.device.tile
     sizes = LocalSizes(
@@ -111,6 +121,8 @@ def build_model(
     else:
         options, is_narrowed = narrow(builder)
     options = with_kernels(analysis, mesh, sizes, options)
+    if corrections.programs:
+        options = corrected(graph, options, CostFactors.of(corrections))
     problem = Problem(
         _times_run([o.cost_s for o in options], graph.nodes),
         [],
@@ -143,6 +155,34 @@ def with_kernels(
     found = with_second_passes(analysis, mesh, found)
     found = ChannelsLast(analysis, sizes).with_scatters(found)
     return with_loops_and_parts(analysis, sizes, found)
+
+
+def corrected(
+    graph: Graph, options: Sequence[Options], factors: CostFactors
+) -> list[Options]:
+    """Return the options with the compute of each multiplied by the factor of its op
+    and kind of sharding; equal nodes of one key share an object of options."""
+    found: dict[tuple[object, ...], Options] = {}
+    changed = list(options)
+    for node in graph.nodes:
+        if node.op is None:
+            continue
+        own, key = options[node.id], op_key(node.op.source, node.op.name)
+        if (id(own), *key) not in found:
+            by_strategy = np.array([
+                factors.of_op(key, sharding_of(s)) for s in own.strategies
+            ])  # fmt: skip
+            more_s = (by_strategy - 1.0) * own.compute_s
+            found[id(own), *key] = replace(
+                own, cost_s=own.cost_s + more_s, compute_s=own.compute_s + more_s
+            )
+        changed[node.id] = found[id(own), *key]
+    return changed
+
+
+def sharding_of(strategy: Strategy) -> str:
+    """Return the kind of sharding of an op's strategy, or of a border node's."""
+    return kind_of_sharding(strategy.cut or strategy.results[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

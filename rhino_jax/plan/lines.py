@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TypeVar
 
+from rhino_jax.cost.corrections import OpTimes
 from rhino_jax.ir.program import Program, Source
 from rhino_jax.plan.plan import AnyPlan, PlanData
 from rhino_jax.plan.records import (
@@ -120,11 +121,12 @@ def _texts(plan: PlanData) -> Iterator[str]:
     yield from (span.source for span in plan.timeline.spans)
     yield from (loop.source for loop in plan.timeline.loops)
     yield from (loop.source for loop in plan.while_loops)
+    yield from (times.source for times in plan.corrections.ops)
     yield from plan.notes
     yield from plan.pins
 
 
-Placed = TypeVar("Placed", LineTime, LoopSpan, WhileLoop)
+Placed = TypeVar("Placed", LineTime, LoopSpan, WhileLoop, OpTimes)
 
 
 def _written_anew(
@@ -159,6 +161,7 @@ def _written_anew(
             tuple(map(span, plan.timeline.spans)), at_lines(plan.timeline.loops)
         ),
         while_loops=at_lines(plan.while_loops),
+        corrections=replace(plan.corrections, ops=at_lines(plan.corrections.ops)),
         notes=tuple(map(text, plan.notes)),
         pins={text(key): spec for key, spec in plan.pins.items()},
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from rhino_jax.cost.compute import ModelFlops
+from rhino_jax.cost.corrections import NO_CORRECTIONS, CostCorrections
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.transform import Transform, num_microbatches, stages_in_one
 from rhino_jax.plan.decisions import Decisions
@@ -93,6 +94,7 @@ class PlanData:
         if rhino chose the shape.
       refined: the plans that were compiled for comparison, this one among them, if the
         plan was refined.
+      corrections: corrections of the predicted costs by programs that were compiled.
       line_times: predicted seconds by source line, the most first.
       timeline: compute and live memory of the step over time; empty for a plan in
         stages.
@@ -136,6 +138,7 @@ class PlanData:
     pins: Mapping[str, str] = field(default_factory=dict)
     meshes: tuple[tuple[tuple[int, ...], float], ...] = ()
     refined: tuple[CompiledCandidate, ...] = ()
+    corrections: CostCorrections = NO_CORRECTIONS
     line_times: tuple[LineTime, ...] = ()
     timeline: Timeline = field(default_factory=Timeline)
     model_flops: ModelFlops = field(default_factory=ModelFlops)

@@ -20,12 +20,13 @@ from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
-from rhino_jax.plan.files.cache import cache_key, kept
+from rhino_jax.plan.files.cache import cache_key, kept, program_key
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
+from rhino_jax.planner.learnt import keep_learnt, learnt_of
 from rhino_jax.planner.like import (
     Like,
     ReusedSpecs,
@@ -63,6 +64,7 @@ from rhino_jax.utils.keywords import (
     read_bytes,
     read_choice,
     read_count,
+    read_count_or,
     read_folder,
     read_progress,
     read_seconds,
@@ -97,7 +99,7 @@ class PlanOptions:
     level: str = "best"
     time_limit_s: Any = None
     seed: int = 0
-    refine: int = 0
+    refine: int | str = 0
     progress: bool | Callable[[float | None, float | None], None] = True
     like: Like | None = None
     dump: Any = None
@@ -120,7 +122,10 @@ class PlanOptions:
             ("level", read_choice(what, "level", self.level, LEVELS)),
             ("time_limit_s", read_seconds(what, "time_limit_s", self.time_limit_s)),
             ("seed", read_count(what, "seed", self.seed, most=LARGEST_SEED)),
-            ("refine", read_count(what, "refine", self.refine, most=1000)),
+            (
+                "refine",
+                read_count_or(what, "refine", self.refine, AUTO, least=0, most=1000),
+            ),
             ("progress", read_progress(what, self.progress)),
             ("dump", read_folder(what, "dump", self.dump)),
             ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
@@ -239,16 +244,25 @@ class PlanOptions:
                     with_own_variant,
                 )
 
-                asked = SearchRequest(
-                    traced, mesh, target, pinned, storage, stage_pins, stages
+                request = SearchRequest(
+                    traced, mesh, target, pinned, storage, stage_pins, stages, learnt
                 )
-                found = search_for(self, asked, meshes, pins, places)
+                found = search_for(self, request, meshes, pins, places)
+                if self.refine == AUTO and found.refined:
+                    keep_learnt(of_program, found)
                 return with_own_variant(found)
+
+            of_program = program_key(program, target)
+            learnt = learnt_of(of_program, traced)
+            # A plan that was refined has corrections of its own.
+            known = (
+                (*asked, learnt) if learnt.programs and self.refine != AUTO else asked
+            )
 
             if self.dump is not None:
                 return searched()  # A cached plan has no passes to dump.
             return kept(
-                cache_key(program, target, asked),
+                cache_key(of_program, known),
                 searched,
                 belongs=lambda p: p.fingerprint == fingerprint(program, p.mesh_axes),
                 # A less busy machine would find another plan.

@@ -99,7 +99,9 @@ class PlanOrigin:
             self.mesh,
             [axes],
             target,
-            plan_options.request_of(target, pins),
+            replace(
+                plan_options.request_of(target, pins), corrections=plan.corrections
+            ),
             pinned,
             0,
             plan_options.what,
@@ -172,6 +174,7 @@ class PlanOrigin:
         before = solved.pinned_search
         pins, pinned = self._pins(plan_options, plan, before.running.program)
         request = plan_options.request_of(before.target, pins)
+        request = replace(request, corrections=plan.corrections)
         with shown(plan_options.progress) as report:
             found = solved.planned_with(
                 replace(before, request=request, pinned=pinned, report=report)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rhino_jax.cost.corrections import CostCorrections
 from rhino_jax.errors import InfeasiblePlanError, PinError, StageError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
@@ -16,6 +17,7 @@ from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
+from rhino_jax.planner.corrected import corrected_plan
 from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planner.search.passes import Dump
@@ -48,6 +50,7 @@ class SearchRequest:
       stage_pins: key → stage.
       kept: input → stages that hold it in another plan, whose stage cuts are taken
         over.
+      corrections: corrections of costs by programs that were compiled before.
     """
 
     traced: Traced
@@ -57,6 +60,7 @@ class SearchRequest:
     storage: str | Stored
     stage_pins: Mapping[str, int]
     kept: Mapping[int, Part]
+    corrections: CostCorrections
 
 
 def search_for(
@@ -70,6 +74,14 @@ def search_for(
     started = time.monotonic()
     plan = _search_for(plan_options, asked, meshes, pins, places)
     report = replace(plan.search, seconds=time.monotonic() - started)
+    is_own = plan_options.refine == AUTO and plan.refined
+    if asked.corrections.programs and not is_own:
+        note = (
+            f"costs are corrected by {asked.corrections}, from earlier plans of this"
+            " program with refine='auto'."
+        )
+        notes = (*plan.notes, note)
+        plan = replace(plan, corrections=asked.corrections, notes=notes)
     return replace(plan, search=report)
 
 
@@ -94,6 +106,7 @@ def _search_for(
     """
     target = asked.target
     request = plan_options.request_of(target, pins)
+    request = replace(request, corrections=asked.corrections)
     if plan_options.dump is not None:
         watch = Dump.of_traced(plan_options.dump, asked.traced, plan_options.what)
         request = replace(request, watch=watch)
@@ -139,7 +152,12 @@ def _search_for(
             request = plan_options.request_of(target, on_own)
             # All searches share the time limit that the user gave.
             first = search.request
-            request = replace(request, watch=first.watch, deadline=first.deadline)
+            request = replace(
+                request,
+                watch=first.watch,
+                deadline=first.deadline,
+                corrections=first.corrections,
+            )
             more = replace(search, meshes=own, request=request)
             return _in_stages(plan_options, more, groups, {}, enough_s=enough_s)
 
@@ -190,7 +208,13 @@ def _on_one_mesh(
         "recompute": plan_options.recompute,
         "loops": plan_options.loops,
     }
-    return best_cut(search, asked, storage, plan_options.per_microbatch)
+
+    def plan_by(search: Search) -> PlanData:
+        return best_cut(search, asked, storage, plan_options.per_microbatch)
+
+    if search.refine == AUTO:
+        return corrected_plan(search, plan_by)
+    return plan_by(search)
 
 
 def _with_earlier_stages(

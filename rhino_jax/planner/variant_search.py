@@ -64,7 +64,7 @@ class Search:
       request: memory budget, pins and limits of the search.
       pinned: the user's pins; those of intermediate values are resolved again in every
         variant.
-      refine: how many plans to compile and compare; 0: none.
+      refine: how many plans to compile and compare; 0: none; "auto": see `corrected`.
       what: the public call, for messages.
       report: callback for progress.
       transforms: the passes applied so far, by name and choice.
@@ -77,7 +77,7 @@ class Search:
     target: Target
     request: Request
     pinned: Mapping[str, Any]
-    refine: int
+    refine: int | str
     what: str
     report: Callable[[float | None, float | None], None]
     transforms: tuple[Transform, ...] = ()
@@ -164,14 +164,15 @@ class Search:
             progress=self.report,
         )
         return refine(
-            [self._placed(c) for c in found],
+            [self.placed(c) for c in found],
             judge_of(self.traced, self.what, self.target),
             self.request.whole_budget_bytes,
             self._within,
             self.request.deadline,
         )
 
-    def _placed(self, candidate: PlanCandidate) -> PlanCandidate:
+    def placed(self, candidate: PlanCandidate) -> PlanCandidate:
+        """Return the candidate on the user's mesh, where one was given."""
         if self.mesh is None or processes_of_mesh(self.mesh):
             # Compiling for devices of several processes would wait for them all.
             return candidate
@@ -188,7 +189,7 @@ class Search:
             plan = replace(self, request=less).find().plan()
         except InfeasiblePlanError:
             return None
-        return self._placed(PlanCandidate("less memory", plan))
+        return self.placed(PlanCandidate("less memory", plan))
 
 
 def briefly(search: Search) -> SearchResult:

@@ -55,45 +55,41 @@ def read_seconds(what: str, name: str, value: Any) -> float | None:
 def read_count(
     what: str, name: str, value: Any, *, least: int = 0, most: int | None = None
 ) -> int:
-    """Read an integer.
-
-    Args:
-      what: name of the calling API, for messages.
-      name: name of the keyword.
-      value: the value that the user gave.
-      least: smallest value that is accepted.
-      most: largest value that is accepted; None: no limit.
-    Raises:
-      RhinoError: it is no integer, or out of range.
-    """
-    found = whole(value)
-    if found is None or found < least or (most is not None and found > most):
-        to = f" to {most}" if most is not None else " or more"
-        wanted = f"a whole number, {least}{to}"
-        raise _refused(what, name, value, wanted, f"{name}={max(least, 2)}")
-    return found
+    """Read an integer; see `read_count_or`."""
+    return int(read_count_or(what, name, value, None, least=least, most=most))
 
 
 def read_count_or(
-    what: str, name: str, value: Any, word: str, *, also: str = ""
+    what: str,
+    name: str,
+    value: Any,
+    word: str | None,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    also: str = "",
 ) -> int | str:
-    """Read a positive integer, or a word.
+    """Read an integer, or a word.
 
     Args:
       what: name of the calling API, for messages.
       name: name of the keyword.
       value: the value that the user gave.
-      word: the word that is accepted.
+      word: the word that is accepted; None: none is.
+      least: smallest number that is accepted.
+      most: largest number that is accepted; None: no limit.
       also: further accepted values, as text for messages.
     Raises:
-      RhinoError: it is neither.
+      RhinoError: it is neither, or out of range.
     """
     if isinstance(value, str) and value == word:
         return value
     found = whole(value)
-    if found is None or found < 1:
-        wanted = f"{word!r} or a whole number, 1 or more{also}"
-        raise _refused(what, name, value, wanted, f"{name}=2")
+    if found is None or found < least or (most is not None and found > most):
+        to = f" to {most}" if most is not None else " or more"
+        either = "" if word is None else f"{word!r} or "
+        wanted = f"{either}a whole number, {least}{to}{also}"
+        raise _refused(what, name, value, wanted, f"{name}={max(least, 2)}")
     return found
 
 

@@ -29,22 +29,31 @@ Judge = Callable[[PlanData], Reading]
 """A function that compiles a plan and returns the reading of its program."""
 
 
-def judge_of(traced: Traced, what: str, target: Target) -> Judge:
-    """Return a judge that compiles plans of a traced function for their own hardware.
+def programs_of(
+    traced: Traced, what: str, target: Target
+) -> Callable[[PlanData], PlanProgram]:
+    """Return a function that compiles plans of a traced function for their own
+    hardware.
 
     It compiles on the plan's own mesh where its devices are of that kind, else on a
     compile-only one. Plans that lower to the same program are compiled once.
     """
     known: dict[str, Compilation] = {}
 
-    def judge(plan: PlanData) -> Reading:
+    def program_of(plan: PlanData) -> PlanProgram:
         is_there = isinstance(plan.mesh, Mesh) and (
             plan.mesh.devices.flat[0].device_kind in target.device.kinds
         )
         place = place_of(plan, None if is_there else target, what)
-        return compile_plan(traced, plan, place, target.name, known).reading
+        return compile_plan(traced, plan, place, target.name, known)
 
-    return judge
+    return program_of
+
+
+def judge_of(traced: Traced, what: str, target: Target) -> Judge:
+    """Return a judge that compiles plans as `programs_of` does."""
+    program_of = programs_of(traced, what, target)
+    return lambda plan: program_of(plan).reading
 
 
 class Compilations(Protocol):
@@ -143,23 +152,12 @@ def refine(
     for _ in range(MAX_TIGHTER):
         if any(found.is_fitting for _, found in seen) or time.monotonic() > deadline:
             break
-        excess = min(
-            found.peak_bytes / max(1, c.plan.predicted.peak_bytes) for c, found in seen
-        )
-        tighter = plan_within(int(budget_bytes / max(excess, 1.0) * MARGIN))
+        tighter = plan_within(tighter_budget(seen, budget_bytes))
         if tighter is None:
             break
-        seen.append((tighter, _judged(tighter, judge, budget_bytes)))
-    fitting = [x for x in seen if x[1].is_fitting]
-    if fitting:
-        best, _ = min(fitting, key=lambda x: x[1].compiled_s)
-        notes: tuple[str, ...] = ()
-    else:
-        best, least = min(seen, key=lambda x: x[1].peak_bytes)
-        notes = (
-            f"no plan of {len(seen)} fits once compiled: this one needs the least,"
-            f" {least.peak_bytes / 2**30:.3g} GiB per device.",
-        )
+        reading = judge(tighter.plan)
+        seen.append((tighter, compiled_candidate(tighter, reading, budget_bytes)))
+    best, notes = fastest_of(seen)
     return replace(
         best.plan,
         memory_budget_bytes=budget_bytes,
@@ -169,6 +167,30 @@ def refine(
 
 
 Seen = list[tuple[PlanCandidate, CompiledCandidate]]
+"""Candidates with the figures of their compiled programs."""
+
+
+def tighter_budget(seen: Seen, budget_bytes: int) -> int:
+    """Return the budget for a plan that fits once compiled: smaller by the smallest
+    ratio of compiled to predicted peak memory."""
+    excess = min(
+        found.peak_bytes / max(1, c.plan.predicted.peak_bytes) for c, found in seen
+    )
+    return int(budget_bytes / max(excess, 1.0) * MARGIN)
+
+
+def fastest_of(seen: Seen) -> tuple[PlanCandidate, tuple[str, ...]]:
+    """Return the fastest candidate that fits, and notes; where none does, the one with
+    the smallest peak memory."""
+    fitting = [x for x in seen if x[1].is_fitting]
+    if fitting:
+        return min(fitting, key=lambda x: x[1].compiled_s)[0], ()
+    best, least = min(seen, key=lambda x: x[1].peak_bytes)
+    note = (
+        f"no plan of {len(seen)} fits once compiled: this one needs the least,"
+        f" {least.peak_bytes / 2**30:.3g} GiB per device."
+    )
+    return best, (note,)
 
 
 def _compiled(
@@ -189,20 +211,33 @@ def _compiled(
             )
             break
         try:
-            seen.append((candidate, _judged(candidate, judge, budget_bytes)))
-        except (jax.errors.JaxRuntimeError, CompilerError) as error:
-            said = (str(error).splitlines() or [""])[0][:200]
-            failures.append(f"the compiler failed on {candidate.name}: {said}")
+            reading = judge(candidate.plan)
+        except COMPILER_ERRORS as error:
+            failures.append(failure_note(candidate.name, error))
             first = first or error
+        else:
+            seen.append(
+                (candidate, compiled_candidate(candidate, reading, budget_bytes))
+            )
     if not seen and first is not None:
         raise first
     return seen, failures
 
 
-def _judged(
-    candidate: PlanCandidate, judge: Judge, budget_bytes: int
+COMPILER_ERRORS = (jax.errors.JaxRuntimeError, CompilerError)
+
+
+def failure_note(name: str, error: Exception) -> str:
+    """Return the note on a candidate on which the compiler failed."""
+    said = (str(error).splitlines() or [""])[0][:200]
+    return f"the compiler failed on {name}: {said}"
+
+
+def compiled_candidate(
+    candidate: PlanCandidate, reading: Reading, budget_bytes: int
 ) -> CompiledCandidate:
-    plan, reading = candidate.plan, judge(candidate.plan)
+    """Return the figures of a candidate's compiled program."""
+    plan = candidate.plan
     return CompiledCandidate(
         name=candidate.name,
         mesh=tuple(size for _, size in plan.mesh_axes),

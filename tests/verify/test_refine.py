@@ -121,7 +121,9 @@ def test_refine_compiles_for_the_devices_at_hand() -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, "2", True])
 def test_a_bad_number_is_refused(value) -> None:
-    with pytest.raises(rhino.RhinoError, match="refine must be a whole number"):
+    with pytest.raises(
+        rhino.RhinoError, match="refine must be 'auto' or a whole number"
+    ):
         rhino.plan(lambda x: x, jnp.ones(8), mesh={"x": 8}, refine=value)
 
 

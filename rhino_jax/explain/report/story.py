@@ -60,7 +60,7 @@ def tell(plan: PlanData, *, full: bool = False) -> tuple[Section, ...]:
 
 
 def _head(plan: PlanData) -> Section:
-    predicted = plan.predicted
+    predicted, known = plan.predicted, plan.corrections
     devices = num_devices(plan.mesh_axes)
     share = predicted.peak_bytes / max(1, plan.memory_budget_bytes)
     return Section(
@@ -84,6 +84,7 @@ def _head(plan: PlanData) -> Section:
             ("per device", f"{format_flops(predicted.flops_per_device)} per step"),
             *utilisation(plan),
             *_transforms(plan),
+            *([("costs", f"corrected by {known}")] if known.programs else []),
             ("fingerprint", plan.fingerprint[:16]),
         ),
     )

@@ -49,23 +49,32 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.utils.atomic_write import replace_file
 
 
-def cache_key(program: Program, target: Target, asked: Sequence[object]) -> str:
-    """Return hexadecimal digits that differ whenever the plan may differ.
+def program_key(program: Program, target: Target) -> str:
+    """Return hexadecimal digits that differ whenever the plan of equal requests may
+    differ.
 
     Args:
       program: the program to plan.
       target: the hardware.
-      asked: meshes, pins, budget, level, seed and limits: objects whose `repr` shows
-        their content.
     """
     parts = [
         fingerprint(program, ()),
         told_of(program),
         repr(target),
-        repr(tuple(asked)),
         repr(sorted(made_with().items())),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def cache_key(of_program: str, asked: Sequence[object]) -> str:
+    """Return hexadecimal digits that differ whenever the plan may differ.
+
+    Args:
+      of_program: the result of `program_key`.
+      asked: meshes, pins, budget, level, seed and limits: objects whose `repr` shows
+        their content.
+    """
+    return hashlib.sha256(f"{of_program}\n{tuple(asked)!r}".encode()).hexdigest()
 
 
 def told_of(program: Program) -> str:
@@ -169,17 +178,26 @@ def kept(
       belongs: whether a cached plan is the requested one.
       is_worth_keeping: whether a new plan may be cached.
     """
-    folder = cache_dir()
-    if folder is None:
-        return make()
-    path = folder / (key + SUFFIX)
-    found = _read(path)
+    found = cached_plan(key)
     if found is not None and belongs(found):
         return found
     plan = make()
     if is_worth_keeping(plan):
-        _write(path, plan)
+        store_plan(key, plan)
     return plan
+
+
+def cached_plan(key: str) -> PlanData | None:
+    """Return the plan of a key from the cache; None where there is none."""
+    folder = cache_dir()
+    return None if folder is None else _read(folder / (key + SUFFIX))
+
+
+def store_plan(key: str, plan: PlanData) -> None:
+    """Cache a plan under a key, unless the cache is disabled."""
+    folder = cache_dir()
+    if folder is not None:
+        _write(folder / (key + SUFFIX), plan)
 
 
 def _read(path: Path) -> PlanData | None:

@@ -14,6 +14,7 @@ import numpy as np
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
+from rhino_jax.planner.search.candidates import chosen
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
@@ -118,6 +119,38 @@ def search_held(
     return replace(
         found, solved=[solved], compared=(), request=request, started=started
     )
+
+
+@no_garbage_collection()
+def repriced(found: SearchResult, request: Request) -> SearchResult | None:
+    """Return the best mesh's result with the costs of another request, as with other
+    corrections: its choices and those of recipes stay, and its gap.
+
+    Args:
+      found: a result of the same program.
+      request: must have the same pins.
+    Returns:
+      The result; None where the options differ, as they may on a mesh of many axes, of
+        which not all are enumerated.
+    """
+    best = found.solved[0]
+    old, solution = best.mesh_problem, best.solution
+    new = build_mesh_problem(old.model.analysis, found.mesh_axes, request)
+    recipes = {
+        name: None if known is None else carried_over(old.model, new.model, known)
+        for name, known in old.recipes.items()
+    }
+    new = replace(new, recipes=recipes)
+    assert solution.labels is not None, "nothing fits"
+    labels = carried_over(old.model, new.model, solution.labels)
+    pairs = zip(old.model.options, new.model.options, strict=True)
+    both = zip(pairs, solution.labels.tolist(), labels.tolist(), strict=True)
+    if any(a.strategies[i] != b.strategies[k] for (a, b), i, k in both):
+        return None
+    solved = chosen(replace(best, mesh_problem=new), labels)
+    bound = solution.bound / solution.objective * solved.solution.objective
+    solved = replace(solved, solution=replace(solved.solution, bound=bound))
+    return replace(found, solved=[solved], request=request, brief=None)
 
 
 def carried_over(before: MeshModel, after: MeshModel, labels: Labels) -> Labels:

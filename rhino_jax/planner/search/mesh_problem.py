@@ -35,7 +35,11 @@ def build_mesh_problem(
 ) -> MeshProblem:
     """Enumerate the options on one mesh, with their costs; recipes follow later."""
     pinned = pinned_nodes(analysis.graph, request)
-    mesh = lay_out(analysis.target, mesh_axes)
+    slower = request.corrections.communication
+    target = (
+        analysis.target if slower == 1.0 else analysis.target.with_slower_links(slower)
+    )
+    mesh = lay_out(target, mesh_axes)
     if request.density != "all":
         mesh = replace(mesh, lowering=mesh.lowering.without_waypoints())
     return _on(analysis, mesh, pinned, request)
@@ -79,7 +83,8 @@ def _on(
 
     budget = request.memory_budget_bytes
     watch = request.watch
-    model = PRICE.run(watch, analysis, mesh, pinned, budget, narrow)
+    corrections = request.corrections
+    model = PRICE.run(watch, analysis, mesh, pinned, budget, narrow, corrections)
     return FOLD.run(watch, model, request.density)
 
 

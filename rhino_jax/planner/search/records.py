@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rhino_jax.cost.corrections import NO_CORRECTIONS, CostCorrections
 from rhino_jax.ir.spec import Spec
 from rhino_jax.model.build import MeshModel
 from rhino_jax.plan.resolved_pins import ValuePin
@@ -48,6 +49,7 @@ class Request:
         first choices start the search, as for a variant of a planned program.
       names_pins: whether the error where nothing fits names the pins without which less
         memory would do, each tried on its own; not where no user wrote them.
+      corrections: corrections of costs by programs that were compiled.
       watch: called after every pass, or None.
     """
 
@@ -64,6 +66,7 @@ class Request:
     value_pins: Mapping[int, ValuePin] = field(default_factory=dict)
     reserve_share: float = 0.0
     names_pins: bool = True
+    corrections: CostCorrections = NO_CORRECTIONS
     watch: Watch | None = field(default=None, compare=False)
 
     @property

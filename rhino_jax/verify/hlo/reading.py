@@ -271,7 +271,7 @@ def read_compiled(
         needed_bytes = _needed_bytes(compilation.out_of_memory, target)
         compiled = Predicted(math.inf, math.inf, 0.0, needed_bytes, 0.0)
         return Reading(compiled=compiled, collectives=(), **stated)
-    module = _module_of(compilation, while_loops)
+    module = module_of(compilation, while_loops)
 
     def collectives_of(of: Module) -> tuple[CompiledCollective, ...]:
         return with_seconds(
@@ -327,7 +327,7 @@ def _stated(compilation: Compilation) -> dict[str, Any]:
     }
 
 
-def _module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Module:
+def module_of(compilation: Compilation, while_loops: Iterable[WhileLoop]) -> Module:
     """Parse the program, with the planned trip counts of loops that data may end."""
     trips: dict[str, frozenset[int]] = {}
     for loop in while_loops:

@@ -101,6 +101,7 @@ def assemble(
         pins=pins_text(program, request, model.mesh.names),
         meshes=meshes,
         transforms=program.transforms,
+        corrections=request.corrections,
         line_times=line_times(model, labels, predicted, collectives),
         timeline=timeline(model, labels, collectives),
         notes=notes_of(target, found, decisions, unknown),

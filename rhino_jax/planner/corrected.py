@@ -1,0 +1,253 @@
+"""Plans whose costs are corrected by their own compiled programs: `refine="auto"`.
+
+The plan is compiled, the compute of every op and the exposed communication are compared
+with their estimates, these are corrected, and the program is planned again; until the
+plan is one that was compiled, or is expected to gain less than `MIN_EXPECTED_GAIN` over
+the fastest of these. The fastest that was compiled and fits is the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from rhino_jax.cost.corrections import (
+    NO_CORRECTIONS,
+    CostCorrections,
+    CostFactors,
+    OpKey,
+    OpTimes,
+    op_key,
+)
+from rhino_jax.errors import HardwareError, InfeasiblePlanError
+from rhino_jax.model.build import sharding_of
+from rhino_jax.plan.plan import PlanData
+from rhino_jax.plan.records import CUT_BY_CLOCK
+from rhino_jax.planner.search.candidates import PlanCandidate
+from rhino_jax.planner.search.carried import repriced
+from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.variant_search import Search, Solved
+from rhino_jax.units import format_seconds
+from rhino_jax.verify.hlo.records import Reading
+from rhino_jax.verify.op_times import compiled_times
+from rhino_jax.verify.refine import (
+    COMPILER_ERRORS,
+    PlanProgram,
+    Seen,
+    compiled_candidate,
+    failure_note,
+    fastest_of,
+    programs_of,
+    tighter_budget,
+)
+
+
+MAX_COMPILED = 2
+"""Programs that are compiled at most."""
+
+MIN_EXPECTED_GAIN = 0.01
+"""Share of the fastest compiled step that a plan must be expected to gain to be
+compiled."""
+
+_SMALL = 1e-3
+"""Share of a step that is added to estimated and compiled seconds of an op before they
+are compared: smaller ops decide nothing, and their errors are not trusted. Ten times
+as much for communication, of which collectives start and end at other ops' seconds."""
+
+_LIMITS = 0.1, 10.0
+"""Smallest and largest correction of an op, or of communication."""
+
+
+def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> PlanData:
+    """Return the fastest compiled plan, planned with corrected costs.
+
+    Args:
+      search: the search; its request has the corrections that are known already.
+      plan_by: plans a search, with all choices of passes and meshes; the plan's
+        `origin` is its `Solved`.
+    Raises:
+      InfeasiblePlanError: nothing fits.
+    """
+    search, budget = replace(search, refine=0), search.request.whole_budget_bytes
+    program_of = programs_of(search.traced, search.what, search.target)
+    seen, notes = Seen(), list[str]()
+    plan = first = plan_by(search)
+    while True:
+        known = search.request.corrections
+        candidate = search.placed(PlanCandidate(_name(known), plan))
+        try:
+            program = program_of(candidate.plan)
+        except HardwareError as error:
+            notes.append(f"refine='auto' compiled nothing: {error.what}")
+            break
+        except COMPILER_ERRORS as error:
+            notes.append(failure_note(f"the plan {candidate.name}", error))
+            break
+        if program.is_cached:
+            break
+        figures = compiled_candidate(candidate, program.reading, budget)
+        seen.append((candidate, figures))
+        if math.isfinite(figures.compiled_s):
+            known = known.and_of(measured(plan.origin.found, plan, program))
+            search = search.asking(corrections=known)
+        if len(seen) == MAX_COMPILED:
+            break
+        if time.monotonic() > search.request.deadline:
+            notes.append(f"{CUT_BY_CLOCK} was over when one plan was compiled.")
+            break
+        asked = search
+        if not figures.is_fitting:
+            asked = search.asking(memory_budget_bytes=tighter_budget(seen, budget))
+        try:
+            plan = plan_by(asked)
+        except InfeasiblePlanError:
+            break
+        least_s = min((f.compiled_s for _, f in seen if f.is_fitting), default=math.inf)
+        if plan.predicted.step_time_s > (1 - MIN_EXPECTED_GAIN) * least_s:
+            break
+    if not seen:
+        return replace(first, notes=(*first.notes, *notes))
+    best, more = fastest_of(seen)
+    plan, note = with_corrections(best.plan, search.request.corrections)
+    compiled = next(f for c, f in seen if c is best)
+    note += f" It compiles to {format_seconds(compiled.compiled_s)}."
+    return replace(
+        plan,
+        memory_budget_bytes=budget,
+        refined=tuple(found for _, found in seen),
+        notes=(note, *plan.notes, *more, *notes),
+    )
+
+
+def _name(corrections: CostCorrections) -> str:
+    return f"corrected by {corrections}" if corrections.programs else "as estimated"
+
+
+def measured(
+    found: SearchResult, plan: PlanData, program: PlanProgram
+) -> CostCorrections:
+    """Return the corrections by which a plan's prediction is what its program takes.
+
+    Args:
+      found: the result that the plan was read from.
+      plan: the plan.
+      program: its compiled program, which fits.
+    """
+    best, compiled = found.solved[0], program.reading.compiled
+    labels, model = best.solution.labels, best.mesh_problem.model
+    assert labels is not None
+    factors = CostFactors.of(found.request.corrections)
+    estimated: Counter[tuple[OpKey, str]] = Counter()
+    corrected_s = 0.0
+    for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
+        if node.op is None:
+            continue
+        options, key = model.options[node.id], op_key(node.op.source, node.op.name)
+        seconds = node.count * float(options.compute_s[label])
+        if seconds:
+            sharding = sharding_of(options.strategies[label])
+            estimated[key, sharding] += seconds / factors.of_op(key, sharding)
+            corrected_s += seconds
+    planned: Counter[OpKey] = Counter()
+    for (key, _), seconds in estimated.items():
+        planned[key] += seconds
+    taken, rest_s = compiled_times(program.compilation, plan, found.target, planned)
+    # Costs of no instruction are those of instructions without a name.
+    unseen_s = sum(s for key, s in planned.items() if key not in taken)
+    small_s = _SMALL * compiled.step_time_s
+    ratio = {
+        key: _within(
+            (taken.get(key, s / unseen_s * rest_s if unseen_s else 0.0) + small_s)
+            / (s + small_s)
+        )
+        for key, s in planned.items()
+    }
+    # Copies between layouts on one device belong to no op.
+    copies_s = max(0.0, plan.predicted.compute_s - corrected_s)
+    whole_s = sum(ratio[key] * s for key, s in planned.items())
+    scale = max(0.0, compiled.compute_s - copies_s) / whole_s if whole_s else 1.0
+    return CostCorrections(
+        1,
+        tuple(
+            OpTimes(*key, sharding, s, _within(scale * ratio[key]) * s)
+            for (key, sharding), s in estimated.items()
+        ),
+        _communication(found, plan, program.reading),
+    )
+
+
+def _within(factor: float) -> float:
+    least, most = _LIMITS
+    return min(max(factor, least), most)
+
+
+def _communication(found: SearchResult, plan: PlanData, reading: Reading) -> float:
+    """Return the factor on collectives by which as much of them is exposed as in the
+    compiled program.
+
+    With T seconds of all collectives, of which H can hide behind B seconds of compute,
+    max(f (T - H), f T - B) seconds are exposed at a factor f.
+    """
+    best, compiled = found.solved[0], reading.compiled
+    overlap, labels = best.mesh_problem.overlap, best.solution.labels
+    assert labels is not None
+    known = found.request.corrections.communication
+    total_s = sum(c.seconds for c in plan.collectives) / known
+    if not total_s:
+        return 1.0
+    hidable_s, behind_s = 0.0, overlap.share * compiled.compute_s
+    if not overlap.hides_nothing:
+        hidable_s = min(total_s, overlap.hidable.objective(labels) / known)
+    exposed_s, estimated_s = (
+        compiled.communication_s,
+        max(total_s - hidable_s, total_s - behind_s),
+    )
+    factor = (exposed_s + behind_s) / total_s if hidable_s else math.inf
+    if total_s > hidable_s:
+        factor = min(factor, exposed_s / (total_s - hidable_s))
+    larger_s = max(exposed_s, estimated_s)
+    trust = larger_s / (larger_s + 10 * _SMALL * compiled.step_time_s)
+    return float(_within(factor) ** trust)
+
+
+def with_corrections(
+    plan: PlanData, corrections: CostCorrections
+) -> tuple[PlanData, str]:
+    """Return the plan with its costs corrected, and a note on its predictions without
+    and with corrections."""
+    solved: Solved = plan.origin
+    before, after = (
+        _repriced(solved, known) for known in (NO_CORRECTIONS, corrections)
+    )
+    # Where options differ, the plan is predicted as it was planned.
+    plan = replace(plan, corrections=corrections)
+    without = ""
+    if before is not None:
+        without = f" was predicted at {format_seconds(before.found.step_s)} before, and"
+    if after is not None:
+        made = after.search.plan(after.found)
+        changed = ("predicted", "collectives", "search", "line_times", "timeline")
+        plan = replace(
+            plan,
+            **{name: getattr(made, name) for name in (*changed, "stages")},
+            lines={**plan.lines, **made.lines},
+            recipes=after.typed.recipes(),
+            origin=after,
+        )
+    step = format_seconds(plan.predicted.step_time_s)
+    note = f"costs are corrected by {corrections}: the step{without} is {step} now."
+    return plan, note
+
+
+def _repriced(solved: Solved, corrections: CostCorrections) -> Solved | None:
+    search = solved.search.asking(corrections=corrections)
+    found = typed = repriced(solved.found, search.request)
+    typed_search = solved.typed_search.asking(corrections=corrections)
+    if solved.typed is not solved.found:
+        typed = repriced(solved.typed, typed_search.request)
+    if found is None or typed is None:
+        return None
+    return Solved(search, found, typed_search, typed)
