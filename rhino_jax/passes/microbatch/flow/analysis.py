@@ -141,7 +141,7 @@ def analyse(
         try:
             _analyse(found, cut)
         except NeedsOrderOfAll as error:
-            new = error.keys - of_all or found.flow.orders.keys() - of_all
+            new = error.keys - of_all or found.flow.orders.known.keys() - of_all
             assert new
             of_all |= new
         else:

@@ -22,19 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from rhino_jax._compat import bind_eqn
-from rhino_jax.frontend.registry import local_params, part_of
 from rhino_jax.frontend.rules.dot import RAGGED_DOTS
-from rhino_jax.ir.axes import AxisSpan, crossings, locate, place
+from rhino_jax.ir.axes import AxisSpan, locate, place
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.microbatch.flow.generated import operands_cut, spot_of
-from rhino_jax.passes.microbatch.flow.ops import Needs, Ran, run_plain
+from rhino_jax.passes.microbatch.flow.evaluated import Evaluation
+from rhino_jax.passes.microbatch.flow.ops import DimSizes, Needs, Ran, run_plain
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     Positions,
@@ -47,26 +43,8 @@ from rhino_jax.passes.microbatch.flow.states import (
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
-if TYPE_CHECKING:
-    from rhino_jax.passes.microbatch.flow.regions import Flow
-
-_ROWS = 8
-"""Number of rows of the batch for which positions and counts are evaluated."""
-
-_MAX_STEPS = 200
-"""Maximum number of ops from sorted keys to the sizes of their groups."""
-
-_EVALUATED = frozenset({
-    OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION, OpKind.IDENTITY,
-    OpKind.BROADCAST, OpKind.MOVEMENT, OpKind.GENERATOR, OpKind.REDUCTION,
-    OpKind.SCATTER,
-})  # fmt: skip
-"""Kinds of ops by which the keys of a sort are counted."""
-
-
 class NeedsOrderOfAll(Exception):
-    """What is done to the rows of a micro-batch in an order of its own needs the order
-    of the whole batch.
+    """An op needs rows that micro-batches sort in the order of the whole batch.
 
     Attributes:
       keys: ids of the values by which they are sorted.
@@ -82,22 +60,20 @@ class Orders:
     """The sorts of a program that each micro-batch does by itself.
 
     Attributes:
-      flow: the analysis that they are part of.
+      known: what is computed from positions and keys alone.
+      sizes: size of the batch, and limits on cheap values.
       of_all: ids of the keys whose sorts take all rows at once.
     """
 
-    flow: Flow
+    known: Evaluation
+    sizes: DimSizes
     of_all: set[int] = field(default_factory=set)
     _num_sorted: dict[int, int] = field(default_factory=dict)
-    _tables: list[np.ndarray] = field(default_factory=list)
-    _counted: dict[int, int | None] = field(default_factory=dict)
-    _sort_keys: frozenset[int] | None = None
-    _entering: dict[int, int] | None = None
 
     @property
     def flat(self) -> FlatProgram:
         """The program."""
-        return self.flow.flat
+        return self.known.flat
 
     def run(self, item: FlatOp, states: Sequence[State]) -> Ran | Needs:
         """Return how an op without regions runs, or the operands that it needs in full.
@@ -109,7 +85,7 @@ class Orders:
         special = self._moved(item, states) if own else self._sorted(item, states)
         if special is not None:
             return special
-        found = run_plain(self.flat, item, states, self.flow.sizes)
+        found = run_plain(self.flat, item, states, self.sizes)
         if isinstance(found, Needs):
             if not own.keys().isdisjoint(found.operands):
                 raise _needs(own.values())
@@ -127,7 +103,7 @@ class Orders:
             return None
         if not item.eqn.params["is_stable"]:
             return None
-        root = self._root(item.operands[0])
+        root = self.known.root(item.operands[0])
         if root in self.of_all or self.flat.program.values[item.operands[0]].rank != 1:
             return None
         self._num_sorted[root] = key.span.size * key.span.inner
@@ -157,10 +133,13 @@ class Orders:
             made = RowsState(span, phase, order=order)
             use = state
             if isinstance(state, WholeState) and is_outside(state):
-                whole = self._evaluated(value, {})
+                whole = self.known.evaluated(value, {})
                 if whole is None or not np.array_equal(whole, np.arange(whole.size)):
                     return None
-                at = Positions(positions_in, self._table(whole[self._places(span)]))
+                at = Positions(
+                    positions_in,
+                    self.known.table(whole[self.known.places(span)]),
+                )
                 use, made = replace(made, order=None, at=at), replace(made, at=at)
             elif not isinstance(state, RowsState) or state.span != span:
                 return None
@@ -192,10 +171,12 @@ class Orders:
         rows = index.span.size
         (factor,) = rule.operands[0][dim] or (None,)
         is_index = factor is None or rule.factors[factor].kind is FactorKind.INDEX
-        table = self._tables[index.at.table].reshape(-1)
+        table = self.known.tables[index.at.table].reshape(-1)
         count = math.prod(self.flat.program.values[item.operands[1]].shape)
         step, left = divmod(count, max(shape[dim], 1))
-        expected = self._places(AxisSpan(0, rows, inner=count // rows)) // max(step, 1)
+        expected = self.known.places(AxisSpan(0, rows, inner=count // rows)) // max(
+            step, 1
+        )
         if (
             spot is None
             or not is_index
@@ -210,7 +191,9 @@ class Orders:
         array = states[0]
         if isinstance(array, WholeState) and is_outside(array):
             array_use: State = replace(whole, order=None, is_own=array.is_own)
-            if whole.order is not None and not self._is_even(item.operands[0], held):
+            if whole.order is not None and not self.known.is_even(
+                item.operands[0], held
+            ):
                 raise _needs([index])
         elif isinstance(array, RowsState) and array.at is None:
             array_use = array
@@ -236,7 +219,7 @@ class Orders:
             return Ran((array_use, index, use), (written,))
         if isinstance(updates, WholeState) and is_outside(updates):
             use = RowsState(at)
-            if index.order is not None and not self._is_even(item.operands[2], at):
+            if index.order is not None and not self.known.is_even(item.operands[2], at):
                 raise _needs([index])
         elif not isinstance(updates, RowsState) or updates.at is not None:
             raise _needs([index])
@@ -250,15 +233,15 @@ class Orders:
     def _written(self, item: FlatOp, index: RowsState) -> Positions | None:
         """Return the positions that a scatter of 0, 1, 2, … at positions writes: where
         each row went. None for other scatters."""
-        rows = self._evaluated(item.operands[2], {})
+        rows = self.known.evaluated(item.operands[2], {})
         if rows is None or index.at is None or index.at.order is not None:
             return None
-        at = self._tables[index.at.table].reshape(-1)
+        at = self.known.tables[index.at.table].reshape(-1)
         if not np.array_equal(rows, np.arange(rows.size)):
             return None
-        if not np.array_equal(at, self._places(index.span)):
+        if not np.array_equal(at, self.known.places(index.span)):
             return None
-        return Positions(index.order, self._table(at.astype(rows.dtype)))
+        return Positions(index.order, self.known.table(at.astype(rows.dtype)))
 
     def _grouped(self, item: FlatOp, states: Sequence[State]) -> Ran | None:
         """Return how sorted rows are multiplied, each by the matrix of its group."""
@@ -300,8 +283,8 @@ class Orders:
             and key.span.outer == 1
             and all(isinstance(s, WholeState) for s in states[1:])
         ):
-            table = self._tables[key.at.table]
-            if np.array_equal(table, self._places(key.span)):
+            table = self.known.tables[key.at.table]
+            if np.array_equal(table, self.known.places(key.span)):
                 found = self._ordered(item, states, key.span, None, key.order)
                 if found is not None:
                     at = replace(key.at, order=None)
@@ -319,7 +302,7 @@ class Orders:
                 continue
             if isinstance(state, RowsState):
                 orders.add(state.order)
-            elif not self._is_even(value, use.span):
+            elif not self.known.is_even(value, use.span):
                 orders.add(None)
         if len(orders) != 1 or any(isinstance(s, Partial) for s in states):
             raise _needs(states)
@@ -356,7 +339,7 @@ class Orders:
           NeedsOrderOfAll: they depend on other values, too.
         """
         env = {
-            v: self._tables[s.at.table]
+            v: self.known.tables[s.at.table]
             for v, s in zip(item.operands, states, strict=True)
             if isinstance(s, RowsState) and s.at is not None
         }
@@ -365,10 +348,10 @@ class Orders:
             return [None] * len(item.results)
         # What is equal for all rows, as a check of bounds, is no position.
         is_even = all(len(np.unique(x)) == 1 for x in env.values())
-        made = self._results(item, ran, env) if len(orders) == 1 else None
+        made = self.known.results(item, ran, env) if len(orders) == 1 else None
         if made is not None:
             (order,) = orders
-            return [Positions(order, self._table(x)) for x in made]
+            return [Positions(order, self.known.table(x)) for x in made]
         if not is_even:
             raise _needs(states)
         return [None] * len(item.results)
@@ -377,7 +360,7 @@ class Orders:
         """Return how an op runs, with the keys that its partial sums count."""
         values = self.flat.program.values
         results = tuple(
-            replace(state, counts=self._counts(value, ran))
+            replace(state, counts=self.known.counts(value, ran))
             if isinstance(state, Partial)
             and state.reducer == "sum"
             and values[value].rank == 1
@@ -386,170 +369,6 @@ class Orders:
             for value, state in zip(item.results, ran.results, strict=True)
         )
         return replace(ran, results=results)
-
-    def _counts(self, value: int, ran: Ran) -> int | None:
-        """Return the keys of a sort that a value counts by group; None for others."""
-        if value not in self._counted:
-            key = self._counted_key(value)
-            is_count = key is not None and self._is_count(value, key, ran)
-            self._counted[value] = key if is_count else None
-        return self._counted[value]
-
-    def _is_count(self, value: int, key: int, ran: Ran) -> bool:
-        """Whether a value has, for each group, the number of rows with its key."""
-        values, state = self.flat.program.values, self.flow.states.get(key)
-        if not isinstance(state, RowsState):
-            return False
-        shape, (groups,) = self._shape(key, state), values[value].shape
-        drawn = np.random.default_rng(0).integers(0, groups, shape)
-        drawn = drawn.astype(values[key].dtype)
-        item = self.flat.maker[value]
-        results = self._results(item, ran, {key: drawn})
-        if results is None:
-            return False
-        expected = np.bincount(drawn.reshape(-1), minlength=groups)
-        return np.array_equal(results[item.results.index(value)], expected)
-
-    def _counted_key(self, value: int) -> int | None:
-        """Return the only key of a sort that a value is computed from, if it is."""
-        ops: dict[int, FlatOp] = {}
-        queue, keys = [value], set[int]()
-        while queue:
-            each = self._outside(queue.pop())
-            root = self._root(each)
-            if root in self.keys():
-                keys.add(root)
-                continue
-            item = self.flat.maker.get(each)
-            if item is None:
-                if each in self.flat.consts:
-                    continue
-                return None
-            is_known = item.op.traits.kind in _EVALUATED and not item.regions
-            if not is_known or len(ops) > _MAX_STEPS:
-                return None
-            if item.op.id not in ops:
-                ops[item.op.id] = item
-                queue += item.operands
-        return keys.pop() if len(keys) == 1 else None
-
-    def keys(self) -> frozenset[int]:
-        """Return the roots of all that is sorted by."""
-        if self._sort_keys is None:
-            sorts = [i for i in self.flat.maker.values() if i.op.name == "sort"]
-            self._sort_keys = frozenset(self._root(i.operands[0]) for i in sorts)
-        return self._sort_keys
-
-    def _root(self, value: int) -> int:
-        """Return the value whose elements a value has, in whatever order."""
-        while (item := self.flat.maker.get(value)) is not None:
-            is_sorted_keys = item.op.name == "sort" and item.results[0] == value
-            if not is_sorted_keys and item.op.name not in ("reshape", "squeeze"):
-                break
-            value = item.operands[0]
-        return value
-
-    def _evaluated(self, value: int, env: dict[int, Any]) -> np.ndarray | None:
-        """Return the array of a value, of `_ROWS` rows where micro-batches have some.
-
-        Args:
-          value: id of the value.
-          env: value id → array, of those that are known; results are added.
-        Returns:
-          None where it depends on other values.
-        """
-        if value in env:
-            return env[value]
-        if (root := self._root(value)) in env:
-            return env[root].reshape(self._shape(value, self.flow.states[value]))
-        value = self._outside(value)
-        if value in self.flat.consts:
-            const = self.flat.consts[value]
-            return np.asarray(const, self.flat.program.values[value].dtype)
-        item = self.flat.maker.get(value)
-        ran = self.flow.ran.get(item.op.id) if item is not None else None
-        if item is None or ran is None:
-            return None
-        results = self._results(item, ran, env)
-        if results is None:
-            return None
-        env.update(zip(item.results, results, strict=True))
-        return env[value]
-
-    def _results(
-        self, item: FlatOp, ran: Ran, env: dict[int, Any]
-    ) -> list[np.ndarray] | None:
-        """Return the results of an op, as `_evaluated` does."""
-        if item.regions or item.op.traits.kind not in _EVALUATED:
-            return None
-        arrays: list[np.ndarray] = []
-        for value, use in zip(item.operands, ran.uses, strict=True):
-            x = self._evaluated(value, env)
-            if x is None:
-                return None
-            shape = self._shape(value, use)
-            arrays.append(x[tuple(slice(n) for n in shape)])
-            if arrays[-1].shape != shape:
-                return None  # the stack of a loop
-        shapes = [*map(self._shape, item.results, ran.results)]
-        params = item.eqn.params
-        if shapes != [v.aval.shape for v in item.eqn.outvars]:
-            ins = [x.shape for x in arrays]
-            params = local_params(item.op.name, params, ins, shapes)
-        with jax.ensure_compile_time_eval(), item.context():
-            return [np.asarray(x) for x in bind_eqn(item.eqn, arrays, params)]
-
-    def _shape(self, value: int, state: State) -> tuple[int, ...]:
-        """Return the shape of a value, with `_ROWS` rows of the batch."""
-        shape = self.flat.program.values[value].shape
-        if isinstance(state, RowsState):
-            return state.span.resized(shape, min(_ROWS, state.span.size))
-        return shape
-
-    def _places(self, span: AxisSpan) -> np.ndarray:
-        """Return the positions of the rows for which values are evaluated: the first
-        and the last of the batch."""
-        rows, count = min(_ROWS, span.size), span.size * span.inner
-        first = rows // 2 * span.inner
-        last = rows * span.inner - first
-        return np.r_[:first, count - last : count]
-
-    def _is_even(self, value: int, span: AxisSpan) -> bool:
-        """Whether a complete value is the same in all rows of a dim."""
-        value = self._outside(value)
-        if value in self.flat.consts:
-            return np.ndim(self.flat.consts[value]) == 0
-        item = self.flat.maker.get(value)
-        spot = spot_of(item, value, span) if item is not None else None
-        if item is None or spot is None or part_of(item.eqn) is not None:
-            return False
-        return all(
-            at is None or self._is_even(operand, at)
-            for operand, at in operands_cut(item, spot)
-        )
-
-    def _outside(self, value: int) -> int:
-        """Return the value outside of all regions that enters them unchanged."""
-        if self._entering is None:
-            makers = {i.op.id: i for i in self.flat.maker.values() if i.regions}
-            self._entering = {
-                v: item.operands[at.operands[0]]
-                for item in makers.values()
-                for at in crossings(item.op)
-                if at.operands and not at.results and not at.is_stack
-                for v in at.entering
-            }
-        while value in self._entering:
-            value = self._entering[value]
-        return value
-
-    def _table(self, array: np.ndarray) -> int:
-        """Return the number of a table of positions."""
-        for number, known in enumerate(self._tables):
-            if known.dtype == array.dtype and np.array_equal(known, array):
-                return number
-        self._tables.append(array)
-        return len(self._tables) - 1
 
 
 def _is_major(span: AxisSpan) -> bool:

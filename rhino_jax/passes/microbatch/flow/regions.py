@@ -15,6 +15,7 @@ from rhino_jax.passes.microbatch.flow.accumulated import (
     NotAccumulated,
     reducers_of,
 )
+from rhino_jax.passes.microbatch.flow.evaluated import Evaluation
 from rhino_jax.passes.microbatch.flow.ops import (
     DimSizes,
     Needs,
@@ -74,7 +75,8 @@ class Flow:
     orders: Orders = field(init=False)
 
     def __post_init__(self) -> None:
-        self.orders = Orders(self)
+        known = Evaluation(self.flat, self.states, self.ran)
+        self.orders = Orders(known, self.sizes)
 
     def block(self, block: FlatRegion, enters: Sequence[State]) -> list[State]:
         """Analyse the ops of a region.
