@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_300,
     "model": 21_400,
     "models": 15_800,
-    "passes": 96_300,
+    "passes": 96_200,
     "pipeline": 32_300,
     "plan": 18_550,
     "planner": 94_100,
