@@ -17,7 +17,13 @@ from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.spec import Spec, replicated, share_of, without
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.ir.transform import DEFERRED_REDUCTIONS, Transform
-from rhino_jax.passes.deferred_reductions import Site, accumulated, as_text, sites
+from rhino_jax.passes.deferred_reductions import (
+    Site,
+    SitePrices,
+    accumulated,
+    as_text,
+    sites,
+)
 from rhino_jax.plan.decisions import Decisions
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.variant_search import (
@@ -29,25 +35,18 @@ from rhino_jax.planner.variant_search import (
 
 
 @dataclass(frozen=True)
-class PlannedPrices:
-    """Read costs off a plan; see `passes.deferred_reductions.sites.SitePrices`.
+class PlannedPrices(SitePrices):
+    """Read costs off a plan.
 
     Attributes:
-      program: the planned program.
       decisions: the specs of the plan.
       mesh: the mesh, laid out on the hardware.
       target: the hardware.
     """
 
-    program: Program
     decisions: Decisions
     mesh: LaidMesh
     target: Target
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Sizes of the mesh axes."""
-        return self.mesh.sizes
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
@@ -114,7 +113,8 @@ class PlannedPrices:
 def sites_of(program: Program, found: SearchResult, target: Target) -> list[Site]:
     """Return the sites where a plan could defer a reduction, most useful first."""
     mesh = lay_out(target, found.mesh_axes)
-    return sites(program, PlannedPrices(program, found.decisions(), mesh, target))
+    decisions = found.decisions()
+    return sites(program, PlannedPrices(program, mesh.sizes, decisions, mesh, target))
 
 
 def with_deferred_reductions(

@@ -1,7 +1,8 @@
 """Run a plan of one stage as one SPMD program with sharding constraints.
 
-`Executable` is the interface that it shares with plans of several stages: run a plan on
-flat arrays, as one program or many.
+An `Executable` is that, or the tasks of a plan of several stages: it runs a plan on
+flat arrays, as one program or many. Arrays are the arguments, then captured constants;
+the results, then values that are written back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -34,7 +35,7 @@ from rhino_jax.runtime.tasks.executable import TaskExecutable
 
 
 class SpmdExecutable:
-    """Runs a program as one compiled SPMD program; see `runtime.executable.Executable`.
+    """Runs a program as one compiled SPMD program.
 
     Attributes:
       traced: the traced function.
@@ -93,6 +94,11 @@ class SpmdExecutable:
         )
 
     def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> SpmdExecutable:
+        """Return a copy, with its compiled programs, for other weak types.
+
+        Args:
+          shapes: types of the arrays that it was compiled for.
+        """
         found = copy.copy(self)
         found._types = shapes
         found.__dict__.pop("_for_types", None)
@@ -135,6 +141,12 @@ class SpmdExecutable:
         return run
 
     def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
+        """Run on arrays in `in_shardings`; donated ones are consumed.
+
+        Args:
+          arrays: concrete arrays.
+          compiled: the compiled result of `lower`; None: compile where needed.
+        """
         call = compiled
         if call is None:
             call = self.jitted if self._types is None else self._for_types
@@ -148,12 +160,15 @@ class SpmdExecutable:
         return outs
 
     def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Run inside of an outer trace: only constraints are placed."""
         return self._staged(*arrays)
 
     def trace(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Traced:
+        """Trace the program that `run` compiles."""
         return self.jitted.trace(*shapes)
 
     def lower(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+        """Lower the program that `run` compiles, also for an abstract mesh."""
         if isinstance(self.mesh, AbstractMesh):
             platforms = (jax.default_backend(),)
             return self.jitted.trace(*shapes).lower(lowering_platforms=platforms)
@@ -184,6 +199,7 @@ class SpmdExecutable:
 
     @cached_property
     def is_runnable(self) -> bool:
+        """Whether its devices are present."""
         return can_run(self.mesh)
 
 
@@ -218,52 +234,8 @@ def _by_stage(leaf: Leaf, mesh: Any) -> PartitionSpec:
     return PartitionSpec(STAGE_AXIS) if cut else PartitionSpec()
 
 
-class Executable(Protocol):
-    """Runs a program as its plan says.
-
-    Arrays are flat: the arguments, then captured constants; the results, then values
-    that are written back.
-
-    Attributes:
-      in_shardings: sharding of each input.
-      out_shardings: sharding of each result.
-      is_runnable: whether its devices are present.
-    """
-
-    in_shardings: Sequence[NamedSharding]
-    out_shardings: Sequence[NamedSharding]
-
-    @property
-    def is_runnable(self) -> bool: ...
-
-    def run(self, arrays: Sequence[Any], compiled: Any = None) -> Sequence[Any]:
-        """Run on arrays in `in_shardings`; donated ones are consumed.
-
-        Args:
-          arrays: concrete arrays.
-          compiled: the compiled result of `lower`; None: compile where needed.
-        """
-        ...
-
-    def for_types(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> Executable:
-        """Return a copy, with its compiled programs, for other weak types.
-
-        Args:
-          shapes: types of the arrays that it was compiled for.
-        """
-        ...
-
-    def run_staged(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Run inside of an outer trace: only constraints are placed."""
-        ...
-
-    def trace(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Traced:
-        """Trace the program that `run` compiles."""
-        ...
-
-    def lower(self, shapes: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
-        """Lower the program that `run` compiles, also for an abstract mesh."""
-        ...
+Executable = SpmdExecutable | TaskExecutable
+"""What runs a program as its plan says; both have the same methods."""
 
 
 def executable_of(traced: Traced, plan: PlanData, mesh: Any) -> Executable:

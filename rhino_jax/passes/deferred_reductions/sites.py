@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.passes.deferred_reductions.choice import DeferredGroup, Split, can_split
@@ -35,27 +34,42 @@ Axes = tuple[int, ...]
 """Positions of mesh axes, ascending."""
 
 
-class SitePrices(Protocol):
-    """Sharding of a program under a plan, and costs of reductions."""
+@dataclass(frozen=True)
+class SitePrices:
+    """Sharding of a program, and costs of reductions: every sum is over all of the mesh
+    axes, and costs its bytes. A planner derives those of a plan.
 
-    @property
+    Attributes:
+      program: the program.
+      sizes: sizes of the mesh axes.
+    """
+
+    program: Program
+    sizes: Sequence[int]
+
+    @cached_property
     def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
         """Op id → for each factor, the mesh axes that shard it, major first."""
-        ...
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Sizes of the mesh axes."""
-        ...
+        count, axes = math.prod(self.sizes), tuple(range(len(self.sizes)))
+        found = {}
+        for op in self.program.ops:
+            factors = op.rule.factors if op.rule else ()
+            fits = (f.reducer == "sum" and f.size % count == 0 for f in factors)
+            first = next((f for f, is_cut in enumerate(fits) if is_cut), None)
+            found[op.id] = tuple(
+                axes if f == first else () for f in range(len(factors))
+            )
+        return found
 
     def close(self, value: int, axes: Axes) -> tuple[float, float]:
         """Return seconds, and bytes on the wire, of one reduction over mesh axes."""
-        ...
+        size = float(self.program.values[value].bytes)
+        return size, size
 
     def held_s(self, op: Op, axes: Axes) -> float:
         """Return seconds by which one run of an op slows if its result is unreduced
         over mesh axes."""
-        ...
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,34 +197,6 @@ def _connected(
     yield from found.values()
 
 
-@dataclass(frozen=True)
-class _EverySum:
-    """`SitePrices` if every sum is over all of some mesh axes, and costs its bytes."""
-
-    program: Program
-    sizes: Sequence[int]
-
-    @cached_property
-    def cuts(self) -> Mapping[int, tuple[tuple[int, ...], ...]]:
-        count, axes = math.prod(self.sizes), tuple(range(len(self.sizes)))
-        found = {}
-        for op in self.program.ops:
-            factors = op.rule.factors if op.rule else ()
-            fits = (f.reducer == "sum" and f.size % count == 0 for f in factors)
-            first = next((f for f, is_cut in enumerate(fits) if is_cut), None)
-            found[op.id] = tuple(
-                axes if f == first else () for f in range(len(factors))
-            )
-        return found
-
-    def close(self, value: int, axes: Axes) -> tuple[float, float]:
-        size = float(self.program.values[value].bytes)
-        return size, size
-
-    def held_s(self, op: Op, axes: Axes) -> float:
-        return 0.0
-
-
 def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
     """Return the sums of loops that can be deferred to the end of the loop: gradient
     accumulation.
@@ -249,7 +235,7 @@ def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
     state = {a for item, _ in ops for a, b, _ in carried(item) if not only_adds(a, b)}
     return [
         site
-        for site in sites(program, _EverySum(program, pieces), 0.0)
+        for site in sites(program, SitePrices(program, pieces), 0.0)
         if state.isdisjoint(site.group.open)
         and any(v in runs for v in site.closed)
         and max(runs[program.ops[op].results[0]] for op in site.ops)

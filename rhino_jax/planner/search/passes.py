@@ -36,7 +36,6 @@ from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.recipe_choices import with_recipes
 from rhino_jax.planner.search.records import Watch
 from rhino_jax.planner.search.solve_on_mesh import solve_on_mesh
-from rhino_jax.solver.problem import Labels
 
 
 P = ParamSpec("P")
@@ -68,8 +67,6 @@ class Pass(Generic[P, Form]):
       reads, gives: the names of its input and output forms.
       apply: computes the output form from the input form.
       text: prints the output form; the same on every host.
-      undo: maps labels of the output form to labels of the input form; None where both
-        have the same nodes and options, or no labels exist yet.
     """
 
     name: str
@@ -77,7 +74,6 @@ class Pass(Generic[P, Form]):
     gives: str
     apply: Callable[P, Form]
     text: Callable[[Form], str]
-    undo: Callable[[Form, Labels], Labels] | None = None
 
     def run(self, watch: Watch | None, *args: P.args, **kwargs: P.kwargs) -> Form:
         """Apply the pass, and show its result to `watch`."""
@@ -98,14 +94,7 @@ ANALYSE = Pass(
     "analyse", "graph", "analysis", ProgramAnalysis.of_graph, forms.analysis_text
 )
 PRICE = Pass("price", "analysis", "model", build_model, forms.model_text)
-FOLD = Pass(
-    "fold",
-    "model",
-    "problem",
-    fold,
-    forms.folded_text,
-    undo=lambda problem, labels: problem.symmetry.expand(labels),
-)
+FOLD = Pass("fold", "model", "problem", fold, forms.folded_text)
 RECIPES = Pass("recipes", "problem", "problem", with_recipes, forms.recipes_text)
 SOLVE = Pass("solve", "problem", "solution", solve_on_mesh, forms.solution_text)
 READ_BACK = Pass("read back", "solution", "plan", assemble, forms.plan_text)

@@ -176,7 +176,8 @@ def _stacks_of(plan: PlanData) -> list[LayerStack]:
 
 
 class TaskExecutable:
-    """Runs a program as tasks on submeshes; see `runtime.executable.Executable`.
+    """Runs a program as tasks on submeshes; its methods are those of
+    `runtime.spmd.SpmdExecutable`.
 
     Attributes:
       traced: the traced function.
