@@ -61,7 +61,7 @@ CODE_TOKENS = {
     "passes": 96_300,
     "pipeline": 32_700,
     "plan": 19_600,
-    "planner": 97_000,
+    "planner": 97_200,
     "recipes": 4_100,
     "rewrite": 6_600,
     "runtime": 45_700,
