@@ -3,14 +3,15 @@
 The plan is compiled, the compute of every op and the exposed communication are compared
 with their estimates, these are corrected, and the program is planned again; until the
 plan is one that was compiled, or is expected to gain less than `MIN_EXPECTED_GAIN` over
-the fastest of these. The fastest that was compiled and fits is the answer.
+the fastest of these at the same costs. The fastest that was compiled and fits is the
+answer.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -49,8 +50,8 @@ MAX_COMPILED = 2
 """Programs that are compiled at most."""
 
 MIN_EXPECTED_GAIN = 0.01
-"""Share of the fastest compiled step that a plan must be expected to gain to be
-compiled."""
+"""Share of the step of the fastest compiled plan, predicted with the same corrections,
+that another must be expected to gain to be compiled."""
 
 _SMALL = 1e-3
 """Share of a step that is added to estimated and compiled seconds of an op before they
@@ -105,8 +106,7 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
             plan = plan_by(asked)
         except InfeasiblePlanError:
             break
-        least_s = min((f.compiled_s for _, f in seen if f.is_fitting), default=math.inf)
-        if plan.predicted.step_time_s > (1 - MIN_EXPECTED_GAIN) * least_s:
+        if plan.predicted.step_time_s > (1 - MIN_EXPECTED_GAIN) * _now_s(seen, asked):
             break
     if not seen:
         return replace(first, notes=(*first.notes, *notes))
@@ -120,6 +120,17 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
         refined=tuple(found for _, found in seen),
         notes=(note, *plan.notes, *more, *notes),
     )
+
+
+def _now_s(seen: Seen, search: Search) -> float:
+    """Return the predicted step of the fastest candidate that fits, with a search's
+    corrections, in seconds; infinite where none fits."""
+    fitting = [x for x in seen if x[1].is_fitting]
+    if not fitting:
+        return math.inf
+    best, figures = min(fitting, key=lambda x: x[1].compiled_s)
+    found = repriced(best.plan.origin.found, search.request)
+    return figures.compiled_s if found is None else found.step_s
 
 
 def _name(corrections: CostCorrections) -> str:
@@ -140,7 +151,7 @@ def measured(
     labels, model = best.solution.labels, best.mesh_problem.model
     assert labels is not None
     factors = CostFactors.of(found.request.corrections)
-    estimated: Counter[tuple[OpKey, str]] = Counter()
+    estimated: dict[tuple[OpKey, str], float] = defaultdict(float)
     corrected_s = 0.0
     for node, label in zip(model.graph.nodes, labels.tolist(), strict=True):
         if node.op is None:
@@ -151,7 +162,7 @@ def measured(
             sharding = sharding_of(options.strategies[label])
             estimated[key, sharding] += seconds / factors.of_op(key, sharding)
             corrected_s += seconds
-    planned: Counter[OpKey] = Counter()
+    planned: dict[OpKey, float] = defaultdict(float)
     for (key, _), seconds in estimated.items():
         planned[key] += seconds
     taken, rest_s = compiled_times(program.compilation, plan, found.target, planned)
@@ -175,7 +186,7 @@ def measured(
             OpTimes(*key, sharding, s, _within(scale * ratio[key]) * s)
             for (key, sharding), s in estimated.items()
         ),
-        _communication(found, plan, program.reading),
+        _communication(found, plan, program.reading, copies_s),
     )
 
 
@@ -184,12 +195,15 @@ def _within(factor: float) -> float:
     return min(max(factor, least), most)
 
 
-def _communication(found: SearchResult, plan: PlanData, reading: Reading) -> float:
+def _communication(
+    found: SearchResult, plan: PlanData, reading: Reading, copies_s: float
+) -> float:
     """Return the factor on collectives by which as much of them is exposed as in the
     compiled program.
 
     With T seconds of all collectives, of which H can hide behind B seconds of compute,
-    max(f (T - H), f T - B) seconds are exposed at a factor f.
+    and copies between layouts, C, with them, at a factor f those exposed take the
+    larger of f (T - H) - C and f T - B.
     """
     best, compiled = found.solved[0], reading.compiled
     overlap, labels = best.mesh_problem.overlap, best.solution.labels
@@ -198,17 +212,14 @@ def _communication(found: SearchResult, plan: PlanData, reading: Reading) -> flo
     total_s = sum(c.seconds for c in plan.collectives) / known
     if not total_s:
         return 1.0
-    hidable_s, behind_s = 0.0, overlap.share * compiled.compute_s
-    if not overlap.hides_nothing:
-        hidable_s = min(total_s, overlap.hidable.objective(labels) / known)
-    exposed_s, estimated_s = (
-        compiled.communication_s,
-        max(total_s - hidable_s, total_s - behind_s),
-    )
-    factor = (exposed_s + behind_s) / total_s if hidable_s else math.inf
-    if total_s > hidable_s:
-        factor = min(factor, exposed_s / (total_s - hidable_s))
-    larger_s = max(exposed_s, estimated_s)
+    hidable_s = 0.0 if overlap.hides_nothing else overlap.hidable.objective(labels)
+    copies_s = min(copies_s, hidable_s)
+    waits_s = total_s - (hidable_s - copies_s) / known
+    exposed_s = compiled.communication_s
+    factor = (exposed_s + overlap.share * compiled.compute_s) / total_s
+    if waits_s > 0:
+        factor = min(factor, (exposed_s + copies_s) / waits_s)
+    larger_s = max(exposed_s, waits_s - copies_s)
     trust = larger_s / (larger_s + 10 * _SMALL * compiled.step_time_s)
     return float(_within(factor) ** trust)
 

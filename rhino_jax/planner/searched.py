@@ -17,7 +17,7 @@ from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ResolvedPins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
-from rhino_jax.planner.corrected import corrected_plan
+from rhino_jax.planner.corrected import MAX_COMPILED, corrected_plan
 from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.meshes import AUTO, MeshAxes, check_in_stages
 from rhino_jax.planner.search.passes import Dump
@@ -118,7 +118,7 @@ def _search_for(
             target,
             request,
             asked.pinned,
-            plan_options.refine,
+            MAX_COMPILED if plan_options.refine == AUTO else int(plan_options.refine),
             plan_options.what,
             report,
         )
@@ -212,7 +212,7 @@ def _on_one_mesh(
     def plan_by(search: Search) -> PlanData:
         return best_cut(search, asked, storage, plan_options.per_microbatch)
 
-    if search.refine == AUTO:
+    if plan_options.refine == AUTO:
         return corrected_plan(search, plan_by)
     return plan_by(search)
 

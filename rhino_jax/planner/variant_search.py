@@ -64,7 +64,7 @@ class Search:
       request: memory budget, pins and limits of the search.
       pinned: the user's pins; those of intermediate values are resolved again in every
         variant.
-      refine: how many plans to compile and compare; 0: none; "auto": see `corrected`.
+      refine: how many plans to compile and compare; 0: none.
       what: the public call, for messages.
       report: callback for progress.
       transforms: the passes applied so far, by name and choice.
@@ -77,7 +77,7 @@ class Search:
     target: Target
     request: Request
     pinned: Mapping[str, Any]
-    refine: int | str
+    refine: int
     what: str
     report: Callable[[float | None, float | None], None]
     transforms: tuple[Transform, ...] = ()

@@ -9,7 +9,7 @@ among those of their line. What remains (copies without a name) belongs to no op
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -84,7 +84,7 @@ class _Division:
         for key, seconds in self.planned_s.items():
             if seconds and key[0]:
                 on_line.setdefault(key[0], []).append(key)
-        taken: Counter[OpKey] = Counter()
+        taken: dict[OpKey, float] = defaultdict(float)
         rest_s = 0.0
         for seconds, count, keys, line in self.items:
             if keys:
