@@ -20,7 +20,7 @@ TIME_FLOOR_S = 20e-6
 """Largest difference of step times that no ratio is asked of: a few launches."""
 
 PEAK_TOLERANCE = 0.20
-"""Largest difference of peak memory, either way, as a share of the compiled peak."""
+"""Largest difference of predicted and compiled peak, as a share of the larger."""
 
 BUDGET_TOLERANCE = 0.01
 """Likewise as a share of the memory budget: a smaller difference decides no plan."""
@@ -112,7 +112,7 @@ def _peak(plan: PlanData, compiled: Predicted) -> tuple[str, ...]:
             f"peak memory is {format_bytes(peak)}, over the budget of"
             f" {format_bytes(budget)}.",
         )
-    allowed = max(PEAK_TOLERANCE * peak, BUDGET_TOLERANCE * budget)
+    allowed = max(PEAK_TOLERANCE * max(peak, expected), BUDGET_TOLERANCE * budget)
     # A compiler that does not say what the program holds is not judged.
     if not peak or abs(peak - expected) <= allowed:
         return ()

@@ -104,12 +104,12 @@ def test_causes_are_named_where_they_are_certain(plan: rhino.Plan) -> None:
     causes = {d.source or d.op: d.cause for d in compared(plan, spans, kernels)}
     assert causes == {
         A: "1.00 FLOP/s, predicted 2.00 FLOP/s",
-        B: "stored, though predicted fused",
+        B: "stored, though predicted fused: moves 1 B, 0 B/s",
         C: "moves 1.00 GiB, 205 MiB/s",
         "step.py:4 (loss)": "not in the compiled program",
         "step.py:5 (loss)": "computes 4.00x the FLOPs",
         "step.py:6 (loss)": "moves 2 B, 2 B/s",
-        "step.py:9 (loss)": "not in the plan",
+        "step.py:9 (loss)": "not in the plan: moves 1 B, 4 B/s",
         "copies": "of no source line",
     }
     fused = compared(plan, [span(A, 5.0), span(B, 1.0)], [kernel(0.0, A, B)])

@@ -7,7 +7,7 @@ kernels of few lines first; what exceeds all that is expected goes to its main l
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,11 @@ NO_LINE: Place = ("", False)
 
 UNNAMED = ("", USERS_CONSTRAINT)
 """Names of operations that say nothing of what a kernel computes."""
+
+Amounts = defaultdict[Place, float]
+
+NO_SHARE = 0.05
+"""Share of a line's other seconds below which one side has none of its own."""
 
 SAME_FLOPS = 0.8
 """Smallest ratio of FLOPs, either way, that is no difference."""
@@ -79,7 +84,7 @@ def time_differences(
     if not plan.timeline.spans:
         kernels = [_without_pass(k) for k in kernels]
         ops = {(source, False): name for (source, _), name in ops.items()}
-    made = _Attribution(Counter(expected))
+    made = _Attribution(Amounts(float, expected))
     for kernel in sorted(kernels, key=lambda k: (len(k.places), -k.seconds, k.name)):
         made.add(kernel)
     lines = [
@@ -102,9 +107,9 @@ def time_differences(
     )
 
 
-def _expected(plan: PlanData) -> tuple[Counter[Place], Counter[Place]]:
+def _expected(plan: PlanData) -> tuple[Amounts, Amounts]:
     """Return planned seconds of compute, and FLOPs, by place."""
-    seconds, flops = Counter[Place](), Counter[Place]()
+    seconds, flops = Amounts(float), Amounts(float)
     for span in plan.timeline.spans:
         place = _place(span.source, span.is_backward)
         seconds[place] += span.seconds
@@ -140,9 +145,9 @@ class _Attribution:
       touching: kernels that compute anything of a place, with their seconds there.
     """
 
-    left: Counter[Place]
-    seconds: Counter[Place] = field(default_factory=Counter)
-    flops: Counter[Place] = field(default_factory=Counter)
+    left: Amounts
+    seconds: Amounts = field(default_factory=lambda: Amounts(float))
+    flops: Amounts = field(default_factory=lambda: Amounts(float))
     touching: dict[Place, list[tuple[float, CompiledKernel]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -164,17 +169,18 @@ class _Attribution:
 def _line(
     place: Place, expected_s: float, flops: float, made: _Attribution, op: str
 ) -> TimeDifference:
-    compiled_s = made.seconds[place]
     kernels = sorted(made.touching[place], key=lambda x: (-x[0], x[1].name))
     computing = [k for seconds, k in kernels if seconds]
     named = [primitive_of(k.op) for k in computing if k.places[:1] == (place,)]
+    if flops and op:
+        named.insert(0, op)
     source, is_backward = place
     return TimeDifference(
         source=source,
         is_backward=is_backward,
         op=next((n for n in named if n not in UNNAMED), op) if source else "copies",
         predicted_s=expected_s,
-        compiled_s=compiled_s,
+        compiled_s=made.seconds[place],
         kernels=tuple(k.name for k in computing),
         cause=_cause(place, expected_s, flops, made, is_known=bool(op)),
     )
@@ -184,21 +190,23 @@ def _cause(
     place: Place, expected_s: float, flops: float, made: _Attribution, *, is_known: bool
 ) -> str:
     """Return why a line takes other seconds than planned, as far as that is certain."""
-    touching = made.touching[place]
+    touching, took_s = made.touching[place], made.seconds[place]
     if place == NO_LINE:
         return "of no source line"
     if not touching:
         return "not in the compiled program"
-    if not made.seconds[place]:
+    if took_s <= NO_SHARE * expected_s:
         return "fused, though predicted stored"
-    if not expected_s:
-        return "stored, though predicted fused" if is_known else "not in the plan"
-    computed, took_s = made.flops[place], made.seconds[place]
-    if flops and computed:
+    computed = made.flops[place]
+    if flops and computed and expected_s:
         ratio = computed / flops
         if not SAME_FLOPS < ratio < 1 / SAME_FLOPS:
             return f"computes {format_ratio(ratio)} the FLOPs"
         rates = (format_flops(x) for x in (computed / took_s, flops / expected_s))
         return "{}/s, predicted {}/s".format(*rates)
     moved = sum(k.bytes * seconds / k.seconds for seconds, k in touching if seconds)
-    return f"moves {format_bytes(moved)}, {format_bytes(moved / took_s)}/s"
+    moves = f"moves {format_bytes(moved)}, {format_bytes(moved / took_s)}/s"
+    if expected_s > NO_SHARE * took_s:
+        return moves
+    stored = "stored, though predicted fused" if is_known else "not in the plan"
+    return f"{stored}: {moves}"

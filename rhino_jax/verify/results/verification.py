@@ -99,7 +99,8 @@ class Verification(Displayed, CompiledPlan):
     def peak_ok(self) -> bool:
         """Whether the peak memory is as predicted, and within the plan's budget.
 
-        It is as predicted within 20 % of the compiled peak, or 1 % of the budget.
+        Predicted and compiled differ by at most 20 % of the larger, or by 1 % of the
+        budget.
         """
         return not self.verdict.peak
 
