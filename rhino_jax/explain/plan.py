@@ -212,8 +212,10 @@ class Plan(data.PlanData):
             seconds or as "5 min"; None: no limit.
 
         Returns:
-          Predicted and compiled quantities. A program that does not fit is a result,
-          too.
+          Predicted and compiled quantities. Its `ok` says whether step time, peak
+          memory and traffic are as predicted, within the tolerances of `time_ok`,
+          `peak_ok` and `traffic_ok`; `time_differences` names the source lines whose
+          time is most wrong. A program that does not fit is a result, too.
 
         Raises:
           PlanFileError: the plan is of another program.

@@ -6,8 +6,8 @@ Order: `places` and `targets` (where to compile; on emulated devices where there
 none), `compile` (in a process of its own for compile-only devices: an aborting compiler
 does not end the notebook), `hlo` (compiled text → collectives, memory, work),
 `matching` (predicted against compiled, with causes), `stages` (one program, or the
-tasks of stages), `verification` (differences, and whether the plan holds). `audit`
-compiles code that its user sharded by hand, `culprits` finds the shardings that cause
-its collectives; `check` compares results with one device; `refine` compiles several
-plans and takes the fastest, `op_times` divides their compute among ops.
+tasks of stages), `verification` (all differences), `verdict` (whether the plan holds).
+`audit` compiles code that its user sharded by hand, `culprits` finds the shardings that
+cause its collectives; `check` compares results with one device; `refine` compiles
+several plans and takes the fastest, `op_times` divides their compute among ops.
 """

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,12 @@ from rhino_jax.runtime.bound import Bound
 from rhino_jax.runtime.tasks.executable import TaskExecutable
 from rhino_jax.runtime.tasks.programs import GroupPrograms
 from rhino_jax.verify.hlo.reading import read_compiled
-from rhino_jax.verify.hlo.records import CompiledCollective, CompiledStep, Reading
+from rhino_jax.verify.hlo.records import (
+    CompiledCollective,
+    CompiledKernel,
+    CompiledStep,
+    Reading,
+)
 from rhino_jax.verify.matching.ledger import Evidence
 from rhino_jax.verify.places import CompilePlace
 
@@ -85,10 +90,19 @@ def compiled_stages(bound: Bound[Any], place: CompilePlace) -> CompiledPlan:
         out_of_memory=lacking[0] if lacking else None,
         rematerialised=tuple(line for r in readings for line in r.rematerialised),
         repeated_sums=tuple(x for r in readings for x in r.repeated_sums),
+        kernels=tuple(_kernels(plan, found)),
         stages=tuple(zip(plan.pipeline.costs, costs, strict=True)),
         between=_by_chunk(plan.pipeline, between),
         seconds=sum(r.seconds for r in readings),
     )
+
+
+def _kernels(plan: PlanData, found: Iterable[_Compiled]) -> Iterator[CompiledKernel]:
+    """Yield the kernels of all tasks, as the mean over devices."""
+    for c in found:
+        runs = plan.microbatches if c.task.is_per_micro_batch else 1
+        share = len(plan.stages[c.task.group].devices) / plan.num_devices
+        yield from (kernel.scaled(runs * share) for kernel in c.reading.kernels)
 
 
 def _is_of(task: StagedTask, chunk: int, group_of: Sequence[int]) -> bool:

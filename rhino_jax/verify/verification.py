@@ -6,7 +6,7 @@ holds. Nothing is run; the hardware need not be present.
 Collectives are matched by kind, axes, source line and size; then by kind and axes; then
 by identities (an all-reduce for a reduce-scatter and an all-gather). The cause of a
 difference is the simplest match that explains it; what no match explains is labelled as
-not in the plan, or eliminated.
+not in the plan, or eliminated. Seconds are matched by source line.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from rhino_jax.frontend.parameters import Parameters, read_parameters
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.plan.records import Collective, Predicted
+from rhino_jax.plan.records import Collective
 from rhino_jax.plan.trees import donated_arguments, with_mesh
 from rhino_jax.runtime.bound import Lowered
 from rhino_jax.runtime.sharded import ShardedFunction, sharded_by, unbound
-from rhino_jax.units import format_bytes, format_seconds
 from rhino_jax.verify.compile import CompileLimit
-from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum, by_compiler
+from rhino_jax.verify.hlo.collectives.repeated_sums import by_compiler
 from rhino_jax.verify.hlo.reading import read_compiled, with_seconds
-from rhino_jax.verify.hlo.records import Compilation, OutOfMemory
+from rhino_jax.verify.hlo.records import Compilation
 from rhino_jax.verify.matching.identities import Identity, identities
 from rhino_jax.verify.matching.ledger import Evidence, Ledger, evidence_of, total
 from rhino_jax.verify.matching.matcher import Difference, Matcher
+from rhino_jax.verify.matching.times import TimeDifference, time_differences
 from rhino_jax.verify.places import CompilePlace, place_of
 from rhino_jax.verify.results.verification import Verification
 from rhino_jax.verify.stages import CompiledPlan, compiled_stages
+from rhino_jax.verify.verdict import unexplained_bytes, verdict_of
 
 
 def verify(
@@ -127,7 +128,10 @@ def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verifica
     sent = [_sent_on(place.target, c) for c in plan.collectives]
     planned = with_seconds(sent, plan.mesh_axes, place.target)
     differences: tuple[Difference, ...] = ()
-    if made.out_of_memory is None:
+    times: tuple[TimeDifference, ...] = ()
+    evidence = made.evidence or Evidence()
+    notes, is_same = list(made.notes), place.target.name == plan.hardware
+    if made.compiled is not None:
         differences = differences_of(
             planned,
             made.collectives,
@@ -135,13 +139,13 @@ def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verifica
             platform=made.platform,
             evidence=made.evidence,
         )
-    notes = list(made.notes)
-    if place.target.name != plan.hardware:
+        if is_same:
+            times = time_differences(plan, made.compiled, made.kernels, evidence.ops)
+    if not is_same:
         notes.append(
             f"compiled for {place.target.name}, planned for {plan.hardware}: bytes and"
             " memory compare, step times do not."
         )
-    evidence = made.evidence or Evidence()
     return Verification(
         **made.facts() | {"notes": tuple(notes)},
         stage_peak_bytes=made.stage_peak_bytes,
@@ -155,21 +159,30 @@ def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verifica
         predicted=plan.predicted,
         planned=planned,
         differences=differences,
+        time_differences=times,
         memory_budget_bytes=plan.memory_budget_bytes,
-        problems=tuple(
-            problems_of(
-                plan,
-                made.compiled,
-                differences,
-                out_of_memory=made.out_of_memory,
-                rematerialised=made.rematerialised,
-                planned=planned,
-                repeated_sums=by_compiler(
-                    made.repeated_sums, evidence.written, in_stages=evidence.in_stages
-                ),
-            )
+        verdict=verdict_of(
+            plan,
+            made,
+            differences,
+            planned=planned,
+            repeated_sums=by_compiler(
+                made.repeated_sums, evidence.written, in_stages=evidence.in_stages
+            ),
+            no_time=_no_time(plan, place.target, made.platform),
         ),
     )
+
+
+def _no_time(plan: PlanData, target: Target, platform: str) -> str:
+    """Return why the compiled step time is not judged, or empty."""
+    if target.name != plan.hardware:
+        return f"planned for {plan.hardware}"
+    if platform == "cpu":
+        return "emulated devices have no step time that could be read"
+    if platform == "tpu" and target.device.clock_hz is None:
+        return f"{target.name!r} has no `clock_hz`"
+    return ""
 
 
 def _sent_on(target: Target, planned: Collective) -> Collective:
@@ -233,11 +246,6 @@ def differences_of(
     )
 
 
-def unexplained_bytes(differences: Iterable[Difference]) -> int:
-    """Return the sum of |bytes| of all differences that are not harmless."""
-    return sum(abs(d.bytes) for d in differences if not d.is_harmless)
-
-
 def _merged(found: Iterable[Difference]) -> list[Difference]:
     """Merge differences that are equal in all but source lines and amounts."""
     groups: dict[tuple[object, ...], list[Difference]] = {}
@@ -257,78 +265,3 @@ def _merged(found: Iterable[Difference]) -> list[Difference]:
             )
         )
     return merged
-
-
-WIRE_TOLERANCE = 0.10
-"""Largest unexplained difference of wire bytes, as a share of the planned bytes."""
-
-TIME_TOLERANCE = 0.05
-"""Largest time of unexplained differences, as a share of the compiled step."""
-
-PEAK_TOLERANCE = 0.30
-"""Largest excess of peak memory over the prediction, as a share of the prediction."""
-
-BUDGET_TOLERANCE = 0.10
-"""Likewise as a share of the memory budget: a smaller excess decides no plan."""
-
-
-def problems_of(
-    plan: PlanData,
-    compiled: Predicted | None,
-    differences: Sequence[Difference],
-    *,
-    out_of_memory: OutOfMemory | None,
-    rematerialised: Sequence[str],
-    planned: Iterable[Collective],
-    repeated_sums: Sequence[RepeatedSum] = (),
-) -> list[str]:
-    """Return why a plan does not hold, as sentences; see `Verification.ok`."""
-    budget = plan.memory_budget_bytes
-    if out_of_memory is not None or compiled is None:
-        needed = None if out_of_memory is None else out_of_memory.needed_bytes
-        size = "" if needed is None else f": it needs {format_bytes(needed)}"
-        return [f"the compiled program does not fit{size}."]
-    problems = [
-        f"wrong numbers: {x} Run `plan.check`; another sharding of this op"
-        " (`rhino.pin`, `pins=`) avoids it."
-        for x in repeated_sums
-    ]
-    peak, expected = compiled.peak_bytes, plan.predicted.peak_bytes
-    if peak > budget:
-        problems.append(
-            f"peak memory is {format_bytes(peak)}, over the budget of"
-            f" {format_bytes(budget)}."
-        )
-    elif peak - expected > max(PEAK_TOLERANCE * expected, BUDGET_TOLERANCE * budget):
-        problems.append(
-            f"peak memory is {format_bytes(peak)}, predicted {format_bytes(expected)}."
-        )
-    if rematerialised:
-        problems.append(
-            f"XLA rematerialises {len(rematerialised)} values involuntarily."
-        )
-    return problems + _traffic_problems(compiled, differences, planned)
-
-
-def _traffic_problems(
-    compiled: Predicted,
-    differences: Sequence[Difference],
-    planned: Iterable[Collective],
-) -> list[str]:
-    allowed_s = TIME_TOLERANCE * compiled.step_time_s
-    harmful = [d for d in differences if not d.is_harmless]
-    problems = [
-        f"{d.kind} over {' × '.join(d.axes)}: {format_bytes(d.bytes)} more than"
-        f" planned, {format_seconds(d.seconds)} per step."
-        for d in harmful
-        if d.bytes > 0 and d.seconds > allowed_s
-    ]
-    planned_bytes = sum(c.bytes for c in planned)
-    differ_bytes = unexplained_bytes(differences)
-    differ_s = sum(abs(d.seconds) for d in harmful)
-    if differ_bytes > WIRE_TOLERANCE * planned_bytes and differ_s > allowed_s:
-        problems.append(
-            f"{format_bytes(differ_bytes)} on the wire differ from the plan's"
-            f" {format_bytes(planned_bytes)}."
-        )
-    return problems

@@ -13,7 +13,8 @@ from rhino_jax.plan.records import Collective
 from rhino_jax.verify.hlo.records import CompiledCollective
 from rhino_jax.verify.matching.ledger import Evidence, evidence_of
 from rhino_jax.verify.matching.matcher import Difference
-from rhino_jax.verify.verification import differences_of, unexplained_bytes
+from rhino_jax.verify.verdict import unexplained_bytes
+from rhino_jax.verify.verification import differences_of
 from tests.frontend.imported import program_of
 
 

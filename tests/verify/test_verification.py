@@ -17,7 +17,8 @@ from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
 from rhino_jax.verify.results.verification import Verification
-from rhino_jax.verify.verification import problems_of
+from rhino_jax.verify.stages import CompiledPlan
+from rhino_jax.verify.verdict import Verdict, verdict_of
 from tests.cases import covering
 from tests.verify.extras import mesh_of_target
 
@@ -174,38 +175,66 @@ def test_other_meshes_and_things_that_are_none_are_refused(plan: rhino.Plan) -> 
 
 
 def test_tables_lines_and_html_tell_the_verdict(found: Verification) -> None:
-    assert str(found).count("\n") == 0 and str(found).endswith("ok)")
+    assert str(found).count("\n") == 0 and ": ok, predicted " in str(found)
     text = found.table(full=True)
     assert all(len(line) <= 100 for line in text.splitlines())
-    for word in ("wire bytes", "peak memory", "all-reduce", "ok: "):
+    assert text.startswith("verification of step: ok, predicted ")
+    for word in ("wire bytes", "peak memory", "all-reduce"):
         assert word in text
     html = found._repr_html_()
     assert html.startswith('<div class="rhino-report">') and "<script" not in html
     assert "http" not in html
 
 
+def test_step_times_of_emulated_devices_are_not_judged(found: Verification) -> None:
+    assert found.time_ok is None and found.peak_ok and found.traffic_ok
+    first, *rest = found.table().splitlines()
+    assert first.endswith("time not judged") and "compiled time" not in first
+    assert any("not judged: emulated devices" in line for line in rest)
+    assert found.compiled is not None
+    assert sum(d.seconds for d in found.time_differences) == pytest.approx(
+        found.compiled.step_time_s - found.predicted.step_time_s
+    )
+    assert "lines whose time" in found.table(full=True)
+
+
 def test_out_of_memory_is_a_result_and_is_told(found: Verification) -> None:
     out = OutOfMemory(needed_bytes=2**35, available_bytes=2**34, message="HbmOom")
     told = replace(
-        found, compiled=None, collectives=(), out_of_memory=out, problems=("no fit.",)
+        found,
+        compiled=None,
+        collectives=(),
+        out_of_memory=out,
+        verdict=Verdict(peak=("no fit.",), no_time="no fit"),
     )
-    assert not told.ok and "out of memory" in str(told)
+    assert not told.ok and not told.peak_ok and not told.traffic_ok
+    assert "out of memory" in str(told) and told.problems == ("no fit.",)
     assert "32.0 GiB" in told.table() and "HbmOom" in told.table()
 
 
 GOOD = Predicted(1e-3, 8e-4, 2e-4, 2**30, 1e9)
 
 
-def problems(plan: rhino.Plan, compiled: Predicted = GOOD, **changes: Any) -> list[str]:
-    given: dict[str, Any] = {
-        "differences": (),
-        "out_of_memory": None,
-        "rematerialised": (),
-        "planned": plan.collectives,
-        **changes,
-    }
-    changed = replace(plan, predicted=GOOD, memory_budget_bytes=2**32)
-    return problems_of(changed, compiled, **given)
+def verdict(
+    plan: rhino.Plan,
+    compiled: Predicted = GOOD,
+    *,
+    predicted: Predicted = GOOD,
+    differences: tuple[Difference, ...] = (),
+    repeated_sums: Any = (),
+    no_time: str = "",
+    **changes: Any,
+) -> Verdict:
+    changed = replace(plan, predicted=predicted, memory_budget_bytes=2**32)
+    made = CompiledPlan(platform="gpu", compiled=compiled, collectives=(), **changes)
+    return verdict_of(
+        changed,
+        made,
+        differences,
+        planned=plan.collectives,
+        repeated_sums=repeated_sums,
+        no_time=no_time,
+    )
 
 
 def difference(nbytes: int, seconds: float, **changes: Any) -> Difference:
@@ -221,32 +250,63 @@ def difference(nbytes: int, seconds: float, **changes: Any) -> Difference:
     })  # fmt: skip
 
 
-def test_every_criterion_of_ok_fails_alone(plan: rhino.Plan) -> None:
-    assert problems(plan) == []
+def test_every_criterion_of_traffic_and_peak_fails_alone(plan: rhino.Plan) -> None:
+    assert verdict(plan) == Verdict()
     moved = sum(c.bytes for c in plan.collectives)
     heavy, light = difference(moved, 6e-5), difference(moved, 4e-5)
     missing = difference(0, 0.0, predicted=Traffic(1, moved, 6e-5), compiled=Traffic())
     out = OutOfMemory(needed_bytes=None, available_bytes=None, message="")
     sums = [RepeatedSum("all-reduce", ("x", "y"), ("y",), 4, "dot", "step.py:3")]
-    failing: list[tuple[str, list[str]]] = [
-        ("4 times too large", problems(plan, repeated_sums=sums)),
-        ("does not fit", problems(plan, out_of_memory=out)),
-        ("over the budget", problems(plan, replace(GOOD, peak_bytes=2**32 + 1))),
-        ("predicted 1.00 GiB", problems(plan, replace(GOOD, peak_bytes=3 * 2**29))),
-        ("rematerialises 1", problems(plan, rematerialised=("a line",))),
-        ("more than planned", problems(plan, differences=(heavy,))),
-        ("differ from the plan", problems(plan, differences=(light, light))),
-        ("differ from the plan", problems(plan, differences=(missing,))),
+
+    def peak(nbytes: int) -> Predicted:
+        return replace(GOOD, peak_bytes=nbytes)
+
+    peaks: list[tuple[str, Verdict]] = [
+        ("does not fit", verdict(plan, out_of_memory=out)),
+        ("over the budget", verdict(plan, peak(2**32 + 1))),
+        ("predicted 1.00 GiB", verdict(plan, peak(3 * 2**29))),
+        ("predicted 1.00 GiB", verdict(plan, peak(3 * 2**28))),
     ]
-    for word, said in failing:
-        assert any(word in line for line in said), (word, said)
+    traffic: list[tuple[str, Verdict]] = [
+        ("4 times too large", verdict(plan, repeated_sums=sums)),
+        ("rematerialises 1", verdict(plan, rematerialised=("a line",))),
+        ("more than planned", verdict(plan, differences=(heavy,))),
+        ("differ from the plan", verdict(plan, differences=(light, light))),
+        ("differ from the plan", verdict(plan, differences=(missing,))),
+    ]
+    for word, told in peaks:
+        assert word in told.peak[0] and not told.traffic and not told.time
+    for word, told in traffic:
+        assert any(word in line for line in told.traffic) and not told.peak
     harmless = replace(heavy, is_harmless=True)
-    fine = (
-        problems(plan, differences=(light,)),
-        problems(plan, differences=(harmless,)),
-        problems(plan, replace(GOOD, peak_bytes=2**30 + 2**28)),
-    )
-    assert fine == ([], [], [])
+    assert verdict(plan, differences=(light,)) == Verdict()
+    assert verdict(plan, differences=(harmless,)) == Verdict()
+    assert verdict(plan, peak(2**30 + 2**28)) == Verdict()
+    assert verdict(plan, peak(2**30 - 2**27)) == Verdict()
+    # A difference of 1 % of the budget decides no plan.
+    small = replace(GOOD, peak_bytes=2**20)
+    assert verdict(plan, peak(30 * 2**20), predicted=small) == Verdict()
+
+
+@pytest.mark.parametrize("predicted_s", [3e-4, 1e-5, 1.0])
+def test_step_times_are_judged_by_their_ratio_above_a_few_launches(
+    plan: rhino.Plan, predicted_s: float
+) -> None:
+    predicted = replace(GOOD, step_time_s=predicted_s)
+
+    def told(ratio: float) -> Verdict:
+        made = replace(GOOD, step_time_s=ratio * predicted_s)
+        return verdict(plan, made, predicted=predicted)
+
+    for ratio in (1.59, 1 / 1.59):
+        assert told(ratio) == Verdict()
+    for ratio in (1.61, 1 / 1.61):
+        is_judged = predicted_s > 1e-4
+        assert bool(told(ratio).time) is is_judged
+        assert told(ratio) == replace(Verdict(), time=told(ratio).time)
+    made = replace(GOOD, step_time_s=2 * predicted_s)
+    unjudged = verdict(plan, made, predicted=predicted, no_time="of a mesh")
+    assert unjudged == Verdict(no_time="of a mesh")
 
 
 @pytest.mark.parametrize(

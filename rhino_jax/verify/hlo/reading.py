@@ -43,6 +43,7 @@ from rhino_jax.verify.hlo.module import Computation, Instruction, Module, parse_
 from rhino_jax.verify.hlo.records import (
     Compilation,
     CompiledCollective,
+    CompiledKernel,
     OutOfMemory,
     Reading,
     rates_of,
@@ -312,8 +313,21 @@ def read_compiled(
             exposed_s=time.communication_s,
         ),
         notes=tuple(notes),
+        kernels=tuple(_kernel(target, w) for w in work.items),
         **stated,
     )
+
+
+def _kernel(target: Target, work: InstructionWork) -> CompiledKernel:
+    once = CompiledKernel(
+        name=work.name,
+        op=work.op,
+        places=work.places,
+        seconds=work_s(target, work),
+        flops=work.flops,
+        bytes=work.bytes,
+    )
+    return once.scaled(work.count)
 
 
 def _stated(compilation: Compilation) -> dict[str, Any]:

@@ -10,13 +10,13 @@ compiler: the share of the collectives' time that overlaps with compute.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
-from rhino_jax.verify.hlo.work import InstructionWork
+from rhino_jax.verify.hlo.work import InstructionWork, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +144,33 @@ class CompiledCollective(Collective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """An instruction that computes, in all its runs of a step, on one device.
+
+    Attributes:
+      name: name of the instruction.
+      op: JAX's name of the operation.
+      places: lines and passes of what it computes, the main one first; see
+        `InstructionWork`.
+      seconds: seconds of all runs.
+      flops: FLOPs of all runs.
+      bytes: bytes that all runs read and write.
+    """
+
+    name: str
+    op: str
+    places: tuple[Place, ...]
+    seconds: float
+    flops: float
+    bytes: float
+
+    def scaled(self, times: float) -> CompiledKernel:
+        """Return the kernel run `times` as often."""
+        amounts = {n: times * getattr(self, n) for n in ("seconds", "flops", "bytes")}
+        return replace(self, **amounts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledStep:
     """A compiled step, of one program or of several tasks, per device.
 
@@ -160,6 +187,8 @@ class CompiledStep:
       repeated_sums: reductions over devices that add the same parts several times.
       notes: notes on what could not be read or compared, as sentences.
       seconds: wall time of compiling.
+      kernels: all that computes, with its seconds; for several tasks the mean over
+        devices.
     """
 
     platform: str
@@ -171,6 +200,7 @@ class CompiledStep:
     repeated_sums: tuple[RepeatedSum, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    kernels: tuple[CompiledKernel, ...] = ()
 
     @property
     def wire_bytes(self) -> int:

@@ -45,6 +45,10 @@ from rhino_jax.verify.hlo.module import (
 )
 
 
+Place = tuple[str, bool]
+"""A source line, and whether differentiation produced what it computes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionWork:
     """One instruction that computes, on one device.
@@ -64,6 +68,8 @@ class InstructionWork:
       cycles: the compiler's estimate of cycles, per run; None where it makes none.
       op: JAX's name of the operation.
       source: the user's source line.
+      places: lines and passes of everything that it computes; first that of its dot or
+        convolution, or else its own.
     """
 
     name: str
@@ -75,6 +81,7 @@ class InstructionWork:
     cycles: int | None
     op: str
     source: str
+    places: tuple[Place, ...] = ()
     vector_ops: float = 0.0
     library: Library = OWN_KERNEL
     channels: Channels | None = None
@@ -108,6 +115,7 @@ _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency"
     " opt-barrier partition-id replica-id domain".split()
 )
+_PRODUCTS = ("dot", "convolution")
 _FREE_CALLS = frozenset(
     ("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding")
 )
@@ -252,6 +260,7 @@ class WorkReader:
             cycles=cycles,
             op=instruction.op_name,
             source=instruction.source,
+            places=self._places(instruction),
             vector_ops=count_ops(computation, instruction),
             library=library,
             channels=channels_of(computation, instruction),
@@ -270,11 +279,31 @@ class WorkReader:
     ) -> Iterator[Arithmetic]:
         """Yield the FLOPs of an instruction's dots and convolutions, fused or not."""
         if instruction.opcode == "fusion":
-            called = self.module.computations[instruction.attribute("calls")]
+            called = self.module.computations[instruction.called]
             for inner in called:
                 yield from self._arithmetic(called, inner)
         elif (found := arithmetic_of(computation, instruction)) is not None:
             yield found
+
+    def _places(self, instruction: Instruction) -> tuple[Place, ...]:
+        """Return the places of what an instruction computes, the main one first."""
+        inner = list(self._computed(instruction))
+        product = next((i for i in inner if i.opcode in _PRODUCTS), instruction)
+        every = (product, instruction, *reversed(inner))
+        return tuple(
+            dict.fromkeys(
+                (i.source, i.is_backward)
+                for i in every
+                if i.source and i.opcode not in _FREE
+            )
+        )
+
+    def _computed(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yield an instruction and, for a fusion, those of its body."""
+        yield instruction
+        if instruction.opcode == "fusion":
+            for inner in self.module.computations[instruction.called]:
+                yield from self._computed(inner)
 
     def _moves(self, name: str) -> bool:
         """Whether a computation contains a collective, or a part of one."""

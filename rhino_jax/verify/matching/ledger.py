@@ -9,6 +9,7 @@ Explain traffic of the compiled program that the plan does not have.
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,6 +162,8 @@ class Evidence:
         there; None where they are not known.
       in_stages: whether the whole program is in a `shard_map` of the plan's own (an
         SPMD pipeline).
+      ops: (source line, whether differentiation produced it) → name of the op with the
+        most work there.
     """
 
     rematerialised: tuple[str, ...] = ()
@@ -170,6 +173,7 @@ class Evidence:
     )
     written: dict[str, frozenset[str]] | None = None
     in_stages: bool = False
+    ops: dict[tuple[str, bool], str] = field(default_factory=dict)
 
 
 def evidence_of(
@@ -182,7 +186,13 @@ def evidence_of(
         return Evidence(tuple(rematerialised))
     unknown = {op.name for op in program.ops if not op.is_known}
     uneven: dict[str, dict[str, frozenset[str]]] = {}
+    work = collections.Counter[tuple[str, bool, str]]()
     for op in program.ops:
+        if op.call is None:
+            written = sum(program.values[v].bytes for v in op.results)
+            work[str(op.source), op.source.is_backward, op.name] += (
+                int(op.flops) + written
+            )
         for result in op.results:
             value = program.values[result]
             axes = frozenset(
@@ -193,11 +203,13 @@ def evidence_of(
             if axes:
                 said = f"{op.name} of {format_array(value.dtype, value.shape)}"
                 uneven.setdefault(str(op.source), {})[said] = axes
+    least_first = (key for key, _ in reversed(work.most_common()))
     return Evidence(
         tuple(rematerialised),
         frozenset(unknown),
         {source: tuple(found.items()) for source, found in uneven.items()},
         _written_sums(program),
+        ops={(line, is_backward): name for line, is_backward, name in least_first},
     )
 
 

@@ -16,7 +16,6 @@ from rhino_jax.plan.plan import AnyPlan
 from rhino_jax.units import (
     format_bytes,
     format_count,
-    format_flops,
     format_ratio,
     format_seconds,
     format_share,
@@ -29,6 +28,7 @@ from rhino_jax.verify.results.verification import (
     quantity_row,
     remat_section,
     time_rows,
+    work_rows,
 )
 
 
@@ -165,10 +165,7 @@ def _beside(found: AnyAudit) -> Section:
         quantity_row(
             "wire bytes", found.wire_bytes, found.rhino.wire_bytes, format_bytes
         ),
-        quantity_row("peak memory", theirs.peak_bytes, ours.peak_bytes, format_bytes),
-        quantity_row(
-            "FLOPs", theirs.flops_per_device, ours.flops_per_device, format_flops
-        ),
+        *work_rows(theirs, ours),
     )
     header = ("per device", "as it is", "rhino's plan", "rhino's to it")
     quantities = [

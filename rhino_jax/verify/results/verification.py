@@ -29,11 +29,16 @@ from rhino_jax.units import (
 )
 from rhino_jax.verify.hlo.records import OutOfMemory
 from rhino_jax.verify.matching.matcher import Difference
+from rhino_jax.verify.matching.times import TimeDifference
 from rhino_jax.verify.stages import CompiledPlan
+from rhino_jax.verify.verdict import Verdict
 
 
 TOP_DIFFERENCES = 10
 TOP_SOURCES = 3
+SIDES = ("compiled", "predicted")
+MIN_SHARE = 0.01
+"""Share of the step below which the difference of a line's seconds is not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -49,8 +54,10 @@ class Verification(Displayed, CompiledPlan):
       predicted: the plan's prediction.
       planned: the plan's collectives.
       differences: differences of planned and compiled collectives, most seconds first.
+      time_differences: predicted and compiled seconds by source line and pass, those
+        that differ most first; they add up to both steps. Empty for other hardware.
       memory_budget_bytes: memory budget of the plan, bytes per device.
-      problems: reasons why the plan does not hold, as sentences; empty where it does.
+      verdict: reasons why the plan does not hold, by what they concern.
     """
 
     program_name: str
@@ -60,17 +67,50 @@ class Verification(Displayed, CompiledPlan):
     predicted: Predicted
     planned: tuple[Collective, ...]
     differences: tuple[Difference, ...]
+    time_differences: tuple[TimeDifference, ...]
     memory_budget_bytes: int
-    problems: tuple[str, ...]
+    verdict: Verdict
 
     @property
     def ok(self) -> bool:
         """Whether the compiled program does what the plan says.
 
+        It is so if the program fits and `traffic_ok`, `peak_ok` and, where step times
+        are judged, `time_ok` hold.
+        """
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Reasons why the plan does not hold, as sentences; empty where it does."""
+        return (*self.verdict.time, *self.verdict.peak, *self.verdict.traffic)
+
+    @property
+    def time_ok(self) -> bool | None:
+        """Return whether predicted and compiled step are within 1.6 times, either way.
+
+        A difference of 20 µs is allowed: a few launches. None where step times are not
+        judged: for other hardware than was planned for, and on emulated devices, whose
+        time no compiler tells.
+        """
+        return None if self.verdict.no_time else not self.verdict.time
+
+    @property
+    def peak_ok(self) -> bool:
+        """Whether the peak memory is as predicted, and within the plan's budget.
+
+        Predicted and compiled differ by at most 20 % of the larger, or by 1 % of the
+        budget.
+        """
+        return not self.verdict.peak
+
+    @property
+    def traffic_ok(self) -> bool:
+        """Whether the program moves what the plan says, and its numbers are right.
+
         All of these hold:
 
-        - The compiler accepts it, and its peak memory is within the plan's budget.
-        - Peak memory exceeds the prediction by at most 30 %, or by 10 % of the budget.
+        - It fits: of another program the compiler tells nothing.
         - No reduction over devices adds the same parts several times: wrong numbers.
         - No value is rematerialised involuntarily.
         - Bytes on the wire that differ for no harmless reason, more or fewer, are at
@@ -83,7 +123,7 @@ class Verification(Displayed, CompiledPlan):
         its matmul; traffic inside a user's `shard_map`; and on CPU an all-reduce for a
         reduce-scatter, which XLA:CPU does not have.
         """
-        return not self.problems
+        return self.compiled is not None and not self.verdict.traffic
 
     @property
     def planned_wire_bytes(self) -> int:
@@ -94,26 +134,43 @@ class Verification(Displayed, CompiledPlan):
         """Return one line with program, mesh, platform, and whether the plan holds."""
         head = (
             f"Verification({self.program_name} on {format_mesh(self.mesh_axes)},"
-            f" compiled for {self.hardware}: "
+            f" compiled for {self.hardware}: {self._headline()}"
         )
         if self.compiled is None:
-            return f"{head}out of memory)"
+            return f"{head})"
         compiled, predicted = self.compiled, self.predicted
-        step = f"{format_seconds(compiled.step_time_s)}/step"
-        if self.hardware == self.planned_hardware:
-            step += f", predicted {format_seconds(predicted.step_time_s)}"
+        a, b = map(format_seconds, (predicted.step_time_s, compiled.step_time_s))
+        step = f"{a} of {b}" if self.hardware == self.planned_hardware else b
         return (
-            f"{head}{step}; wire {format_bytes(self.wire_bytes)}, predicted"
-            f" {format_bytes(self.planned_wire_bytes)}; peak"
-            f" {format_bytes(compiled.peak_bytes)}, predicted"
-            f" {format_bytes(predicted.peak_bytes)}; {'ok' if self.ok else 'not ok'})"
+            f"{head}; {step}/step, wire {format_bytes(self.planned_wire_bytes)} of"
+            f" {format_bytes(self.wire_bytes)}, peak"
+            f" {format_bytes(predicted.peak_bytes)} of"
+            f" {format_bytes(compiled.peak_bytes)})"
         )
+
+    def _headline(self) -> str:
+        """Return the verdict, and each prediction as a share of what was compiled."""
+        if self.compiled is None:
+            return "not ok, out of memory"
+        compiled, predicted = self.compiled, self.predicted
+        said = [
+            f"{a / b:.2f} of {name}"
+            for name, a, b in (
+                ("compiled time", predicted.step_time_s, compiled.step_time_s),
+                ("peak", predicted.peak_bytes, compiled.peak_bytes),
+                ("wire", self.planned_wire_bytes, self.wire_bytes),
+            )
+            if b and not (name == "compiled time" and self.verdict.no_time)
+        ]
+        time = ", time not judged" if self.verdict.no_time else ""
+        return f"{'ok' if self.ok else 'not ok'}, predicted {', '.join(said)}{time}"
 
     def _sections(self, *, full: bool) -> tuple[Section, ...]:
         sections = [
             _head(self),
             Section("why it is not ok", lines=self.problems),
             _numbers(self),
+            _times(self, full=full),
             _chunks(self),
             _traffic(self),
             *_differences(self.differences, full=full),
@@ -128,22 +185,18 @@ class Verification(Displayed, CompiledPlan):
 
 
 def _head(found: Verification) -> Section:
-    verdict = "ok: the compiled program does what the plan says"
-    if not found.ok:
-        verdict = "not ok"
-    return Section(
-        f"verification of {found.program_name}",
-        facts=(
-            ("mesh", format_mesh(found.mesh_axes)),
-            ("planned for", found.planned_hardware),
-            (
-                "compiled for",
-                f"{found.hardware} ({found.platform}), in"
-                f" {format_seconds(found.seconds)}",
-            ),
-            ("verdict", verdict),
+    facts = [
+        ("mesh", format_mesh(found.mesh_axes)),
+        ("planned for", found.planned_hardware),
+        (
+            "compiled for",
+            f"{found.hardware} ({found.platform}), in {format_seconds(found.seconds)}",
         ),
-    )
+    ]
+    if found.verdict.no_time:
+        facts.append(("time", f"not judged: {found.verdict.no_time}"))
+    title = f"verification of {found.program_name}: {found._headline()}"
+    return Section(title, facts=tuple(facts))
 
 
 def _numbers(found: Verification) -> Section:
@@ -151,40 +204,62 @@ def _numbers(found: Verification) -> Section:
     compiled, predicted = found.compiled, found.predicted
     if compiled is None:
         return Section("")
-    rows = [
-        quantity_row(
-            "wire bytes", found.planned_wire_bytes, found.wire_bytes, format_bytes
-        ),
-        quantity_row(
-            "peak memory", predicted.peak_bytes, compiled.peak_bytes, format_bytes
-        ),
-        quantity_row(
-            "FLOPs", predicted.flops_per_device, compiled.flops_per_device, format_flops
-        ),
-    ]
-    times = time_rows(predicted, compiled)
+    wire = quantity_row(
+        "wire bytes", found.wire_bytes, found.planned_wire_bytes, format_bytes
+    )
+    rows = [wire, *work_rows(compiled, predicted)]
+    times = time_rows(compiled, predicted)
     if found.hardware == found.planned_hardware:
         rows = [*times, *rows]
     else:
-        rows += [(name, "-", value, "-") for name, _, value, _ in times]
-    header = ("per device", "predicted", "compiled", "compiled to predicted")
+        rows += [(name, value, "-", "-") for name, value, _, _ in times]
+    header = ("per device", *SIDES, "predicted to compiled")
     return Section(
-        "predicted and compiled",
+        "compiled and predicted",
         table=Table(header, tuple(rows), "<>>>"),
         drawing=_drawn(found),
     )
 
 
+def _times(found: Verification, *, full: bool) -> Section:
+    """Return the section of lines whose seconds differ, where the step's do."""
+    if not found.verdict.time and not full:
+        return Section("")
+    min_s = MIN_SHARE * max(
+        x.step_time_s for x in (found.predicted, found.compiled) if x is not None
+    )
+    differing = [d for d in found.time_differences if abs(d.seconds) >= min_s]
+    shown = differing if full else differing[:TOP_DIFFERENCES]
+    rows = tuple(
+        (
+            d.source or "no line",
+            f"{d.op}, backward" if d.is_backward else d.op,
+            format_seconds(d.compiled_s),
+            format_seconds(d.predicted_s),
+            format_ratio(d.predicted_s / d.compiled_s) if d.compiled_s else "-",
+            "; ".join((d.cause, *(f"longest: {name}" for name in d.kernels[:1]))),
+        )
+        for d in shown
+    )
+    rest = len(differing) - len(shown)
+    header = ("line", "op", *SIDES, "predicted to compiled", "what")
+    return Section(
+        "lines whose time is most wrong, worst first",
+        table=Table(header, rows, "<<>>><", (0, 1), below=5),
+        lines=(f"and {format_count(rest)} more",) if rest else (),
+    )
+
+
 def _drawn(found: Verification) -> str:
     """Draw memory and traffic of both sides; the step for equal hardware only."""
-    sides = (found.predicted, found.compiled)
+    sides = (found.compiled, found.predicted)
     is_same = found.hardware == found.planned_hardware
     quantities = [
         *([step_of(sides)] if is_same else []),
         peak_of(sides),
-        *wire_of((found.planned, found.collectives)),
+        *wire_of((found.collectives, found.planned)),
     ]
-    return bars(quantities, ("predicted", "compiled"))
+    return bars(quantities, SIDES)
 
 
 def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
@@ -195,6 +270,14 @@ def time_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
         quantity_row(
             "communication", a.communication_s, b.communication_s, format_seconds
         ),
+    ]
+
+
+def work_rows(a: Predicted, b: Predicted) -> list[tuple[str, str, str, str]]:
+    """Return rows with memory and arithmetic of two programs side by side."""
+    return [
+        quantity_row("peak memory", a.peak_bytes, b.peak_bytes, format_bytes),
+        quantity_row("FLOPs", a.flops_per_device, b.flops_per_device, format_flops),
     ]
 
 
@@ -346,7 +429,7 @@ def _chunks(found: Verification) -> Section:
                 "seconds",
                 tuple(
                     Bar(tuple(zip(each, names, strict=True)), format_seconds(sum(each)))
-                    for each in passes
+                    for each in reversed(passes)
                 ),
             )
         )
@@ -361,7 +444,7 @@ def _chunks(found: Verification) -> Section:
             tuple(rows),
             ">" * (2 + len(names)),
         ),
-        drawing=bars(drawn, ("predicted", "compiled"), parts=names) if is_same else "",
+        drawing=bars(drawn, SIDES, parts=names) if is_same else "",
     )
 
 

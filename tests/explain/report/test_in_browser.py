@@ -28,7 +28,7 @@ WIDTHS = (700, 1400)
 NUMBERS = {
     "count", "bytes", "time", "share", "per device", "step time", "to this", "peak",
     "communication", "objective", "to best", "predicted", "compiled", "as it is",
-    "compiled to predicted", "rhino's plan", "rhino's to it", "B to A",
+    "predicted to compiled", "rhino's plan", "rhino's to it", "B to A",
     "worth", "bytes per device", "budget", "batch", "stages", "micro-batches", "step",
     "USD per 1M steps",
     "points", "groups", "planned", "modelled", "searches", "reused", "ruled out",
