@@ -28,6 +28,7 @@ from rhino_jax.analysis.uses import (
     looks_up,
     read_ports,
 )
+from rhino_jax.hardware.target import KernelRates
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
@@ -58,8 +59,8 @@ def find_kernels(
     graph: Graph,
     depth: MatmulDepth,
     materialised: Materialised,
-    ops_per_byte: float = math.inf,
-    special_ops: float = math.inf,
+    ops_per_byte: float,
+    rates: KernelRates,
 ) -> Kernels:
     """Group the ops into kernels, and list what each kernel reads.
 
@@ -69,10 +70,10 @@ def find_kernels(
       materialised: which values touch memory, and which ops fuse into a matmul.
       ops_per_byte: operations of the vector units in the time of a byte to or from
         memory; `inf` where they are not modelled, 0 where they always take time.
-      special_ops: as in `KernelRates`.
+      rates: the operations that functions and reductions take.
     """
     fusions = _fusions(graph, depth, materialised)
-    return _read(graph, fusions, materialised, ops_per_byte, special_ops)
+    return _read(graph, fusions, materialised, ops_per_byte, rates)
 
 
 def _fusions(
@@ -140,14 +141,14 @@ def _read(
     fusions: np.ndarray,
     materialised: Materialised,
     ops_per_byte: float,
-    special_ops: float,
+    rates: KernelRates,
 ) -> Kernels:
     """Return which operands each kernel reads from memory.
 
     Args:
       graph: the program.
       fusions: [nodes], the first node of each one's fusion.
-      materialised, ops_per_byte, special_ops: see `find_kernels`.
+      materialised, ops_per_byte, rates: see `find_kernels`.
     """
     columns, num_nodes = graph.columns, len(graph.nodes)
     in_memory = np.array(materialised.ports, dtype=bool)
@@ -197,7 +198,7 @@ def _read(
     vector_ops = [0.0] * num_nodes
     if ops_per_byte < math.inf:
         stored = reads, parts, in_memory
-        bound = ops_per_byte, special_ops
+        bound = ops_per_byte, rates
         vector_ops = _find_vector_ops(graph, group, *stored, *bound)
         for node in np.flatnonzero(materialised.matmul_of != NOWHERE).tolist():
             vector_ops[node] = 0.0
@@ -223,7 +224,7 @@ def _find_vector_ops(
     parts: dict[int, int],
     in_memory: np.ndarray,
     ops_per_byte: float,
-    special_ops: float,
+    rates: KernelRates,
 ) -> list[float]:
     """Return `Kernels.vector_ops`, of the whole arrays: shards have as many operations
     per byte."""
@@ -236,7 +237,9 @@ def _find_vector_ops(
         if node.kind is not NodeKind.OP or op is None or not node.is_fused:
             continue
         if op.traits.kind in (*ELEMENTWISE_KINDS, OpKind.REDUCTION):
-            per_flop[node.id] = min(op.traits.vector_ops, special_ops)
+            is_sum = op.traits.kind is OpKind.REDUCTION
+            ops_of = min(op.traits.vector_ops, rates.special_ops)
+            per_flop[node.id] = rates.reduce_ops if is_sum else ops_of
             ops[group[node.id]] += op.flops * per_flop[node.id]
         for i in reads[node.id]:
             whole = values[op.operands[i]].bytes

@@ -120,7 +120,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         found.ports,
         found.handed,
         found.stacked,
-        find_kernels(graph, fused, found, fusing.ops_per_byte, fusing.special_ops),
+        find_kernels(graph, fused, found, fusing.ops_per_byte, fusing.rates),
         zero_taps,
         in_place,
         slack,

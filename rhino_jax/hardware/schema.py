@@ -38,6 +38,7 @@ float32 = 4e14
 [kernels]                           # optional; see `KernelRates`
 vector_ops_per_s = 3e13             # optional, inf
 special_ops = 10                    # optional, inf
+reduce_ops = 4                      # optional, 1
 adds_vector_ops = false             # optional, false
 factor_flops_per_s = 6e12           # optional, inf
 sort_passes = 2                     # optional, 0: one read and write
@@ -323,6 +324,7 @@ def _parse_kernels(table: TomlTable) -> KernelRates:
         special_ops=table.number(
             "special_ops", "operations, above 0", default=math.inf
         ),
+        reduce_ops=table.number("reduce_ops", "operations, above 0", default=1.0),
         adds_vector_ops=table.flag("adds_vector_ops"),
         factor_flops_per_s=table.number(
             "factor_flops_per_s", "operations per second, above 0", default=math.inf

@@ -29,6 +29,7 @@ class KernelRates:
         where their time is not modelled.
       special_ops: operations that a special function (exp, tanh, a division) takes at
         most.
+      reduce_ops: operations that one element of a reduction takes.
       adds_vector_ops: whether elementwise arithmetic takes time in addition to its
         kernel's reads and writes, and none in a matmul's kernel; else both run at once.
       factor_flops_per_s: operations per second of the library's factorisations and
@@ -45,6 +46,7 @@ class KernelRates:
 
     vector_ops_per_s: float = math.inf
     special_ops: float = math.inf
+    reduce_ops: float = 1.0
     adds_vector_ops: bool = False
     factor_flops_per_s: float = math.inf
     sort_passes: float = 0.0
