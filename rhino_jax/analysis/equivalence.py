@@ -48,6 +48,7 @@ def find_equivalent(
     # The properties of a value that costs of ops depend on.
     sizes = (types * (lanes.max(initial=0) + 1) + lanes).tolist()
     stored, held, kernels = liveness.is_materialised, liveness.is_held, liveness.kernels
+    on_chip = liveness.on_chip
 
     def look(node: Node) -> object:
         op = node.op
@@ -67,6 +68,7 @@ def find_equivalent(
             kernels.reads[node.id],
             kernels.parts.get(node.id),
             tuple([(stored[p.id], held[p.id]) for p in node.ports]),
+            on_chip and on_chip.of(node),
             kernels.launches[node.id],
             kernels.vector_ops[node.id],
             liveness.zero_taps[node.id],

@@ -28,6 +28,7 @@ from rhino_jax.analysis.uses import (
     looks_up,
     read_ports,
 )
+from rhino_jax.hardware.target import KernelRates
 from rhino_jax.ir.traits import ELEMENTWISE_KINDS, OpKind
 from rhino_jax.utils.union_find import number_rows, united
 
@@ -58,7 +59,8 @@ def find_kernels(
     graph: Graph,
     depth: MatmulDepth,
     materialised: Materialised,
-    ops_per_byte: float = math.inf,
+    ops_per_byte: float,
+    rates: KernelRates,
 ) -> Kernels:
     """Group the ops into kernels, and list what each kernel reads.
 
@@ -67,10 +69,11 @@ def find_kernels(
       depth: of its nodes.
       materialised: which values touch memory, and which ops fuse into a matmul.
       ops_per_byte: operations of the vector units in the time of a byte to or from
-        memory; `inf` where they are not modelled.
+        memory; `inf` where they are not modelled, 0 where they always take time.
+      rates: the operations that functions and reductions take.
     """
     fusions = _fusions(graph, depth, materialised)
-    return _read(graph, fusions, materialised, ops_per_byte)
+    return _read(graph, fusions, materialised, ops_per_byte, rates)
 
 
 def _fusions(
@@ -138,13 +141,14 @@ def _read(
     fusions: np.ndarray,
     materialised: Materialised,
     ops_per_byte: float,
+    rates: KernelRates,
 ) -> Kernels:
     """Return which operands each kernel reads from memory.
 
     Args:
       graph: the program.
       fusions: [nodes], the first node of each one's fusion.
-      materialised, ops_per_byte: see `find_kernels`.
+      materialised, ops_per_byte, rates: see `find_kernels`.
     """
     columns, num_nodes = graph.columns, len(graph.nodes)
     in_memory = np.array(materialised.ports, dtype=bool)
@@ -194,7 +198,10 @@ def _read(
     vector_ops = [0.0] * num_nodes
     if ops_per_byte < math.inf:
         stored = reads, parts, in_memory
-        vector_ops = _find_vector_ops(graph, group, *stored, ops_per_byte)
+        bound = ops_per_byte, rates
+        vector_ops = _find_vector_ops(graph, group, *stored, *bound)
+        for node in np.flatnonzero(materialised.matmul_of != NOWHERE).tolist():
+            vector_ops[node] = 0.0
     return Kernels(reads, parts, launches.tolist(), vector_ops)
 
 
@@ -217,6 +224,7 @@ def _find_vector_ops(
     parts: dict[int, int],
     in_memory: np.ndarray,
     ops_per_byte: float,
+    rates: KernelRates,
 ) -> list[float]:
     """Return `Kernels.vector_ops`, of the whole arrays: shards have as many operations
     per byte."""
@@ -229,8 +237,10 @@ def _find_vector_ops(
         if node.kind is not NodeKind.OP or op is None or not node.is_fused:
             continue
         if op.traits.kind in (*ELEMENTWISE_KINDS, OpKind.REDUCTION):
-            per_flop[node.id] = op.traits.vector_ops
-            ops[group[node.id]] += op.flops * op.traits.vector_ops
+            is_sum = op.traits.kind is OpKind.REDUCTION
+            ops_of = min(op.traits.vector_ops, rates.special_ops)
+            per_flop[node.id] = rates.reduce_ops if is_sum else ops_of
+            ops[group[node.id]] += op.flops * per_flop[node.id]
         for i in reads[node.id]:
             whole = values[op.operands[i]].bytes
             part = parts.get(node.id, 0) * values[op.results[0]].bytes

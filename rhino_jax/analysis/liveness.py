@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rhino_jax.analysis.in_place import (
 from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
+from rhino_jax.analysis.on_chip import OnChip, find_on_chip
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.temporaries import (
     Hoisted,
@@ -62,6 +63,7 @@ class Liveness:
       first, last: [ports], when the value is live, both included.
       copy_last: [edges], until when a resharded copy of the value is live, from its
         read on.
+      on_chip: which values stay in on-chip memory; None: there is none.
     """
 
     is_materialised: list[bool]
@@ -78,6 +80,7 @@ class Liveness:
     first: list[int]
     last: list[int]
     copy_last: list[int]
+    on_chip: OnChip | None = None
 
     @property
     def is_held(self) -> list[bool]:
@@ -113,11 +116,11 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     masked, stay = find_masked(graph) if fusing.masks_groups else ((), ())
     masked += tuple(padded_operand(nodes) for nodes in padded)
     masked += find_row_parts(graph) if fusing.parts_columns else ()
-    return Liveness(
+    live = Liveness(
         found.ports,
         found.handed,
         found.stacked,
-        find_kernels(graph, fused, found, fusing.ops_per_byte),
+        find_kernels(graph, fused, found, fusing.ops_per_byte, fusing.rates),
         zero_taps,
         in_place,
         slack,
@@ -129,6 +132,12 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
         [_end(graph, port, read[port.id]) for port in graph.ports],
         _copies_until(graph, read, in_place),
     )
+    if not fusing.on_chip_bytes:
+        return live
+    kept = find_on_chip(
+        graph, live.kernels, live.is_held, live.last, fusing.on_chip_bytes
+    )
+    return replace(live, on_chip=kept)
 
 
 def _holding(graph: Graph) -> np.ndarray:

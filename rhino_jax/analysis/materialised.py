@@ -54,7 +54,7 @@ from rhino_jax.analysis.uses import (
     read_ports,
 )
 from rhino_jax.hardware.lowering import OBSERVED
-from rhino_jax.hardware.target import Device
+from rhino_jax.hardware.target import Device, KernelRates
 from rhino_jax.ir.program import Value
 from rhino_jax.ir.traits import OpKind
 
@@ -78,7 +78,8 @@ class Fusing:
         too low to 6 % too high with it, and 4 to 10 % too low without.
       by_bytes: as `Device.fuses_by_bytes`.
       pads_evenly: whether its convolutions pad both ends of a dim alike (cuDNN).
-      ops_per_byte: see `kernels.find_kernels`.
+      ops_per_byte, rates: see `kernels.find_kernels`.
+      on_chip_bytes: as in `Device`.
     """
 
     with_matmuls: bool = False
@@ -92,10 +93,13 @@ class Fusing:
     by_bytes: bool = False
     pads_evenly: bool = False
     ops_per_byte: float = math.inf
+    rates: KernelRates = field(default_factory=KernelRates)
+    on_chip_bytes: int = 0
 
     @classmethod
     def of(cls, device: Device) -> Fusing:
         bytes_per_s = device.hbm_bytes_per_s * device.memory_efficiency
+        rates = device.kernels
         return cls(
             device.fuses_matmuls,
             frozenset(device.recomputes),
@@ -107,7 +111,9 @@ class Fusing:
             device.fuses_matmuls or device.copies_stacks,
             device.fuses_by_bytes,
             device.calls_cudnn,
-            device.kernels.vector_ops_per_s / bytes_per_s,
+            0.0 if rates.adds_vector_ops else rates.vector_ops_per_s / bytes_per_s,
+            rates,
+            device.on_chip_bytes,
         )
 
 

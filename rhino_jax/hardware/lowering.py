@@ -111,6 +111,9 @@ class Observed:
         a third difference, or two stencils of three points, are two (H100, jax 0.10.2).
       most_positions: positions of one stencil that are followed through others, to
         bound the time of the analysis: twice the 27 of a cube of three points a side.
+      window_share: share of on-chip memory that is left to the windows of kernels'
+        operands: values of 64 + 32 MiB beside small ones do not share the 128 MiB of a
+        v6e, 64 + 8 do (libtpu 0.0.52).
       real_products: real products of a complex one, of compilers that split complex
         arrays (XLA:TPU, libtpu 0.0.52).
     """
@@ -126,6 +129,7 @@ class Observed:
     shortest_sum: int = 16
     stencils: float = 1.0
     most_positions: int = 64
+    window_share: float = 0.25
     real_products: int = 3
 
 

@@ -37,6 +37,9 @@ float32 = 4e14
 
 [kernels]                           # optional; see `KernelRates`
 vector_ops_per_s = 3e13             # optional, inf
+special_ops = 10                    # optional, inf
+reduce_ops = 4                      # optional, 1
+adds_vector_ops = false             # optional, false
 factor_flops_per_s = 6e12           # optional, inf
 sort_passes = 2                     # optional, 0: one read and write
 fft_passes = 1.4                    # optional, 0: one read and write
@@ -47,6 +50,8 @@ conv_gradient_share = 0.5           # optional, 1
 [memory]
 hbm_bytes = 64_000_000_000
 hbm_bytes_per_s = 2e12
+on_chip_bytes = 134_217_728         # optional, 0; see `Device`
+on_chip_bytes_per_s = 5e12          # optional, inf; see `Device`
 reserve_share = 0.05                # optional, 0; see `Device`
 host_bytes_per_s = 1.5e10           # optional, none; see `Device`
 tile = [8, 128]                     # optional, none; see `Device`
@@ -223,7 +228,10 @@ _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8", "int8", "complex64",
     "complex128",
 )  # fmt: skip
-_MEMORY = ("hbm_bytes", "hbm_bytes_per_s", "reserve_share", "host_bytes_per_s", "tile")
+_MEMORY = (
+    "hbm_bytes", "hbm_bytes_per_s", "on_chip_bytes", "on_chip_bytes_per_s",
+    "reserve_share", "host_bytes_per_s", "tile",
+)  # fmt: skip
 _TIER = (
     "name", "topology", "size", "largest", "rank", "dims", "wrap_multiple",
     "wrap_needs_all", "side_step", "longest_side", "alpha_s", "bytes_per_s",
@@ -285,6 +293,10 @@ def _parse_device(top: TomlTable) -> Device:
         clock_hz=_rate(top, "clock_hz", "cycles"),
         hbm_bytes=hbm_bytes,
         hbm_bytes_per_s=memory.number("hbm_bytes_per_s", "bytes per second, above 0"),
+        on_chip_bytes=memory.whole("on_chip_bytes", least=0, default=0) or 0,
+        on_chip_bytes_per_s=memory.number(
+            "on_chip_bytes_per_s", "bytes per second, above 0", default=math.inf
+        ),
         reserve_share=memory.share("reserve_share", 0.0, most=0.9),
         host_bytes_per_s=_rate(memory, "host_bytes_per_s", "bytes"),
         recomputes=top.texts("recomputes"),
@@ -309,6 +321,11 @@ def _parse_kernels(table: TomlTable) -> KernelRates:
         vector_ops_per_s=table.number(
             "vector_ops_per_s", "operations per second, above 0", default=math.inf
         ),
+        special_ops=table.number(
+            "special_ops", "operations, above 0", default=math.inf
+        ),
+        reduce_ops=table.number("reduce_ops", "operations, above 0", default=1.0),
+        adds_vector_ops=table.flag("adds_vector_ops"),
         factor_flops_per_s=table.number(
             "factor_flops_per_s", "operations per second, above 0", default=math.inf
         ),

@@ -27,6 +27,11 @@ class KernelRates:
     Attributes:
       vector_ops_per_s: operations per second on vector units, of 4-byte elements; `inf`
         where their time is not modelled.
+      special_ops: operations that a special function (exp, tanh, a division) takes at
+        most.
+      reduce_ops: operations that one element of a reduction takes.
+      adds_vector_ops: whether elementwise arithmetic takes time in addition to its
+        kernel's reads and writes, and none in a matmul's kernel; else both run at once.
       factor_flops_per_s: operations per second of the library's factorisations and
         triangular solves; `inf` where they are not modelled.
       sort_passes: reads and writes of a sort, per byte of its keys.
@@ -40,6 +45,9 @@ class KernelRates:
     """
 
     vector_ops_per_s: float = math.inf
+    special_ops: float = math.inf
+    reduce_ops: float = 1.0
+    adds_vector_ops: bool = False
     factor_flops_per_s: float = math.inf
     sort_passes: float = 0.0
     fft_passes: float = 0.0
@@ -60,6 +68,9 @@ class Device:
         compiled programs were measured to use that much more memory than predicted.
       hbm_bytes_per_s: peak bandwidth of that memory.
       memory_efficiency: share of that bandwidth that streaming reaches, in (0, 1].
+      on_chip_bytes: memory on the chip in which the compiler keeps values from one
+        kernel to others (see `rhino_jax.analysis.on_chip`); 0: none.
+      on_chip_bytes_per_s: bandwidth at which kernels read and write values there.
       launch_s: fixed seconds that every kernel costs.
       overlap_share: upper bound on the time of all hidden collectives together, as a
         share of the compute time, in [0, 1].
@@ -128,6 +139,8 @@ class Device:
     reserve_share: float = 0.0
     matmul_efficiency: float = 1.0
     memory_efficiency: float = 1.0
+    on_chip_bytes: int = 0
+    on_chip_bytes_per_s: float = math.inf
     launch_s: float = 0.0
     overlap_share: float = 0.0
     hidable_share: float = 1.0
@@ -157,6 +170,12 @@ class Device:
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
     price_per_hour: float | None = field(default=None, repr=False)
+
+    @property
+    def on_chip_slowness(self) -> float:
+        """Time of moving bytes on the chip over that of streaming them in HBM."""
+        streamed = self.hbm_bytes_per_s * self.memory_efficiency
+        return streamed / self.on_chip_bytes_per_s
 
     @property
     def stack_passes(self) -> int:

@@ -14,7 +14,6 @@ import numpy as np
 
 from rhino_jax.analysis.equivalence import Alike, copied_slices, passed_bytes, work_of
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
-from rhino_jax.analysis.in_place import InPlace
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
 from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
@@ -41,6 +40,7 @@ from rhino_jax.model.strategies import (
     moves,
     strategies,
 )
+from rhino_jax.model.traffic import KernelTraffic, Ports
 from rhino_jax.utils.union_find import for_each, number, number_rows
 
 
@@ -70,15 +70,6 @@ class Options:
     outs: tuple[PortSpecs, ...]
 
 
-class _Ports(NamedTuple):
-    """The specs at an op's operands and results under its strategies: `ins` and `outs`
-    as in `Options`, and `made` before partial results are combined."""
-
-    ins: tuple[PortSpecs, ...]
-    outs: tuple[PortSpecs, ...]
-    made: tuple[PortSpecs, ...]
-
-
 class _Draft(NamedTuple):
     """The part of options that ops share whichever of their values are in memory.
 
@@ -94,7 +85,7 @@ class _Draft(NamedTuple):
 
     strategies: tuple[Strategy, ...]
     flops: np.ndarray
-    ports: _Ports
+    ports: Ports
     arithmetic: np.ndarray
     on_vectors: np.ndarray
     steps_s: np.ndarray
@@ -124,11 +115,15 @@ class OptionBuilder:
     centres: Sequence[frozenset[Places]] = ()
     _drafts: dict[object, _Draft] = field(default_factory=dict)
     # Keyed by `id` of the strategies, which drafts keep alive.
-    _ports: dict[int, _Ports] = field(default_factory=dict)
+    _ports: dict[int, Ports] = field(default_factory=dict)
     _sends: OpCollectives = field(init=False)
+    _traffic: KernelTraffic = field(init=False)
 
     def __post_init__(self) -> None:
         self._sends = OpCollectives(self.graph.program, self.mesh)
+        self._traffic = KernelTraffic(
+            self.graph, self.liveness, self.sizes, self.target
+        )
 
     def build(self) -> list[Options]:
         """Return the options of all nodes: one shared object for all equivalent nodes
@@ -321,9 +316,9 @@ class OptionBuilder:
         steps_s = self._sends.seconds(op, rule, found)
         return _Draft(found, flops, ports, arithmetic, on_vectors, steps_s)
 
-    def _ports_of(self, found: tuple[Strategy, ...]) -> _Ports:
+    def _ports_of(self, found: tuple[Strategy, ...]) -> Ports:
         port = self.sizes.table.port
-        return _Ports(
+        return Ports(
             tuple(map(port, zip(*[s.operands for s in found], strict=True))),
             tuple(map(port, zip(*[s.results for s in found], strict=True))),
             tuple(map(port, zip(*[s.made for s in found], strict=True))),
@@ -332,22 +327,16 @@ class OptionBuilder:
     def _finish(self, node: Node, draft: _Draft) -> Options:
         op, values = node.op, self.graph.program.values
         assert op is not None
-        kernels, materialised = self.liveness.kernels, self.liveness.is_materialised
-        traffic = np.zeros(len(draft.strategies))
-        for i in kernels.reads[node.id]:
-            read = self.sizes.held_bytes(draft.ports.ins[i], values[op.operands[i]])
-            if i == 0 and (parts := kernels.parts.get(node.id)):
-                made = draft.ports.made[0], values[op.results[0]]
-                read = np.minimum(read, parts * self.sizes.held_bytes(*made))
-            traffic += read
-        for i in [p.result for p in node.ports if materialised[p.id]]:
-            traffic += self.sizes.held_bytes(draft.ports.made[i], values[op.results[i]])
+        kernels, found = self.liveness.kernels, draft.strategies
+        traffic = self._traffic.of(node, draft.ports, len(found))
         if (update := self.liveness.in_place.get(node.id)) is not None:
-            traffic += self._in_place(node, draft, update)
+            is_partial = np.array([s.made != s.results for s in found])
+            less = self._traffic.in_place(node, draft.ports, update)
+            traffic += np.where(is_partial, 0.0, less)
         if kernels.reads[node.id]:
-            traffic *= moves(op, draft.strategies, self.mesh.sizes)
+            traffic *= moves(op, found, self.mesh.sizes)
         traffic += shift_bytes(
-            op, values, draft.strategies, self.mesh.sizes, self.target.device.tile
+            op, values, found, self.mesh.sizes, self.target.device.tile
         )
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         written = np.zeros(len(draft.strategies))
@@ -359,7 +348,7 @@ class OptionBuilder:
             draft.arithmetic,
             traffic,
             dtype,
-            draft.on_vectors,
+            self._traffic.vector_ops(op, draft.ports, draft.on_vectors),
             op.traits.library,
         )
         if op.traits.channels:
@@ -374,22 +363,6 @@ class OptionBuilder:
             draft.ports.ins,
             draft.ports.outs,
         )
-
-    def _in_place(self, node: Node, draft: _Draft, update: InPlace) -> np.ndarray:
-        """Return [strategies], the bytes that an update in place moves less than a
-        copy: it reads and writes as much of the array as it updates. Where results are
-        partial, all devices but one start from a new array."""
-        op, values, ports = node.op, self.graph.program.values, draft.ports
-        assert op is not None
-        held, at = self.sizes.held_bytes, update.updates
-        whole = held(ports.made[0], values[op.results[0]])
-        part = held(ports.ins[at], values[op.operands[at]])
-        # The array is the first operand; a slice of it is overwritten unread.
-        is_read = 0 in self.liveness.kernels.reads[node.id]
-        changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
-        reads = is_read * (whole - changed)
-        is_partial = np.array([s.made != s.results for s in draft.strategies])
-        return np.where(is_partial, 0.0, part - whole - reads)
 
     def _masking(self, node: Node, draft: _Draft) -> tuple[np.ndarray, np.ndarray]:
         """Return [strategies], the bytes of writing a product's operands masked to

@@ -1,0 +1,111 @@
+"""Memory traffic and vector arithmetic of an op's kernel, under each of its strategies.
+
+Bytes in on-chip memory count as many as HBM would move in the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, Node
+from rhino_jax.analysis.in_place import InPlace
+from rhino_jax.analysis.liveness import Liveness
+from rhino_jax.analysis.on_chip import is_kept
+from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Op
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.model.sizes import LocalSizes, PortSpecs
+
+
+class Ports(NamedTuple):
+    """The specs at an op's operands and results under its strategies: `ins` and `outs`
+    as in `Options`, and `made` before partial results are combined."""
+
+    ins: tuple[PortSpecs, ...]
+    outs: tuple[PortSpecs, ...]
+    made: tuple[PortSpecs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTraffic:
+    """Counts the bytes that kernels read and write.
+
+    Attributes:
+      graph, liveness: the program, and which of its values are in which memory.
+      sizes: local sizes of values, under lists of specs.
+      target: the hardware.
+    """
+
+    graph: Graph
+    liveness: Liveness
+    sizes: LocalSizes
+    target: Target
+
+    def of(self, node: Node, ports: Ports, num_strategies: int) -> np.ndarray:
+        """Return [strategies], the bytes that an op's kernel reads and writes."""
+        op, values, kernels = node.op, self.graph.program.values, self.liveness.kernels
+        assert op is not None
+        # Most of an update's bytes are not moved: `in_place` takes them off.
+        is_update = node.id in self.liveness.in_place
+        on_chip = None if is_update else self.liveness.on_chip
+        traffic = np.zeros(num_strategies)
+        for k, i in enumerate(kernels.reads[node.id]):
+            held = self.sizes.held_bytes(ports.ins[i], values[op.operands[i]])
+            read = held
+            if i == 0 and (parts := kernels.parts.get(node.id)):
+                made = ports.made[0], values[op.results[0]]
+                read = np.minimum(held, parts * self.sizes.held_bytes(*made))
+            if on_chip is not None and (shards := on_chip.reads[node.id][k]):
+                shares = held / values[op.operands[i]].bytes
+                read = read * self._slowness(shards, shares)
+            traffic += read
+        for port in node.ports:
+            if self.liveness.is_materialised[port.id]:
+                value = values[op.results[port.result]]
+                held = self.sizes.held_bytes(ports.made[port.result], value)
+                if on_chip is not None and (shards := on_chip.writes[port.id]):
+                    held = held * self._slowness(shards, held / value.bytes)
+                traffic += held
+        return traffic
+
+    def _slowness(self, shards: int, shares: np.ndarray) -> np.ndarray:
+        """Return [strategies], the time of moving a value's bytes over that in HBM.
+
+        Args:
+          shards: with which it is on the chip, as in `OnChip`.
+          shares: [strategies], local over whole size.
+        """
+        return np.where(is_kept(shards, shares), self.target.device.on_chip_slowness, 1)
+
+    def in_place(self, node: Node, ports: Ports, update: InPlace) -> np.ndarray:
+        """Return [strategies], the bytes that an update in place moves less than a
+        copy: it reads and writes as much of the array as it updates."""
+        op, values = node.op, self.graph.program.values
+        assert op is not None
+        held, at = self.sizes.held_bytes, update.updates
+        whole = held(ports.made[0], values[op.results[0]])
+        part = held(ports.ins[at], values[op.operands[at]])
+        # The array is the first operand; a slice of it is overwritten unread.
+        is_read = 0 in self.liveness.kernels.reads[node.id]
+        changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
+        return part - whole - is_read * (whole - changed)
+
+    def vector_ops(self, op: Op, ports: Ports, own: np.ndarray) -> np.ndarray:
+        """Return [strategies], the operations on vector units, with those of the
+        padding of tiles.
+
+        Args:
+          op: the op.
+          ports: the specs under its strategies.
+          own: [strategies], operations without padding.
+        """
+        if not self.target.device.tile or not own.any():
+            return own
+        is_sum = op.traits.kind is OpKind.REDUCTION
+        port = ports.ins[0] if is_sum else ports.made[0]
+        value = self.graph.program.values[op.operands[0] if is_sum else op.results[0]]
+        held = self.sizes.held_bytes(port, value)
+        return own * held / (value.bytes * self.sizes.shares(port))

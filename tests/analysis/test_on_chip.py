@@ -1,0 +1,113 @@
+"""Which values stay in on-chip memory, by their sizes and by what else is live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, NodeKind
+from rhino_jax.analysis.inline_regions import inline_regions
+from rhino_jax.analysis.liveness import Liveness, analyse
+from rhino_jax.analysis.materialised import Fusing
+from rhino_jax.analysis.on_chip import OnChip, is_kept
+from rhino_jax.frontend.trace import trace
+
+
+MIB = 2**20
+CHIP = Fusing(with_matmuls=True, on_chip_bytes=128 * MIB)
+
+
+def analysed(fn: Any, *args: Any) -> tuple[Graph, Liveness, OnChip]:
+    graph = inline_regions(trace(fn, args, {}).program)
+    live = analyse(graph, CHIP)
+    assert live.on_chip is not None
+    return graph, live, live.on_chip
+
+
+def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def written(fn: Any, *args: Any, shards: int = 1) -> list[tuple[int, bool]]:
+    """Return, of every value that an op stores, its bytes per shard, and whether they
+    are written on the chip."""
+    graph, live, on_chip = analysed(fn, *args)
+    found = []
+    for node in graph.nodes:
+        if node.kind is NodeKind.OP and live.is_materialised[node.ports[0].id]:
+            assert node.op is not None
+            kept = is_kept(on_chip.writes[node.ports[0].id], np.array([1 / shards]))
+            size = graph.program.values[node.op.results[0]].bytes // shards
+            found.append((size, bool(kept[0])))
+    return found
+
+
+def two_matmuls(x: Any, a: Any, b: Any) -> Any:
+    return (x @ a) @ b
+
+
+def mlp(mib: int) -> tuple[Any, ...]:
+    return array(mib * 512, 1024), array(1024, 1024), array(1024, 1024)
+
+
+def test_a_value_between_two_kernels_stays_where_it_fits() -> None:
+    # The result leaves the program.
+    for mib, stays in ((8, True), (32, True), (128, False)):
+        assert written(two_matmuls, *mlp(mib)) == [
+            (mib * MIB, stays), (mib * MIB, False),
+        ]  # fmt: skip
+
+
+def test_shards_stay_where_the_whole_does_not() -> None:
+    kept = written(two_matmuls, *mlp(256), shards=4)
+    assert kept == [(64 * MIB, True), (64 * MIB, False)]
+    assert written(two_matmuls, *mlp(256), shards=2)[0] == (128 * MIB, False)
+
+
+def test_the_value_with_more_readers_stays() -> None:
+    def both(x: Any, y: Any, w: Any) -> Any:
+        once, often = x @ w, y @ w
+        a, b = often.T @ x, often.T @ y
+        return a, b, often.T @ once
+
+    args = array(32 * 1024, 1024), array(32 * 1024, 1024), array(1024, 1024)
+    kept = [stays for size, stays in written(both, *args) if size == 64 * MIB]
+    assert kept == [False, True]
+
+
+def test_a_value_stays_in_a_loops_body() -> None:
+    def step(x: Any, ws: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w) @ w, None), x, ws)[0]
+
+    found = written(step, array(8192, 1024), array(4, 1024, 1024))
+    assert found[0] == (16 * MIB, True)
+
+
+def test_values_that_a_loop_stacks_are_in_hbm() -> None:
+    def step(x: Any, ws: Any) -> Any:
+        def body(x: Any, w: Any) -> Any:
+            y = jnp.sort(x @ w, axis=-1)
+            return x, y
+
+        return jax.lax.scan(body, x, ws)[1]
+
+    found = written(step, array(8192, 1024), array(4, 1024, 1024))
+    assert found[-1] == (16 * MIB, False)
+
+
+def test_a_read_after_the_chip_is_full_is_from_hbm() -> None:
+    def step(x: Any, w: Any, wide: Any) -> Any:
+        early = x @ w
+        middle = jnp.sort(jnp.sort(early, axis=-1) @ wide, axis=-1)
+        return middle.sum(), (jnp.flip(middle, 0).T @ early).sum()
+
+    wide = array(1024, 2048)
+    graph, _, on_chip = analysed(step, array(20480, 1024), array(1024, 1024), wide)
+    first, *_, last = [n for n in graph.nodes if n.is_matmul]
+    both = np.array([1.0, 0.25])
+    assert is_kept(on_chip.writes[first.ports[0].id], both).all()
+    # Values of 80 MiB come between; a quarter of all has room.
+    assert is_kept(on_chip.reads[last.id][-1], both).tolist() == [False, True]

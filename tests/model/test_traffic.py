@@ -1,0 +1,63 @@
+"""Prices of values on the chip, and of elementwise arithmetic on a TPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.analysis.program_analysis import ProgramAnalysis
+from rhino_jax.frontend.trace import trace
+from rhino_jax.hardware.files import load_target
+from rhino_jax.planner.search.mesh_problem import build_mesh_problem
+from rhino_jax.planner.search.records import Request
+
+
+TPU = load_target("v6e:2x2").replace(launch_s=0.0)
+
+
+def seconds(fn: Any, *args: Any, target: Any = TPU) -> list[float]:
+    """Return the seconds of every op, with all dims sharded as little as possible."""
+    analysis = ProgramAnalysis.of(trace(fn, args, {}).program, target)
+    request = Request(memory_budget_bytes=1e12, pins={}, output_pins={})
+    model = build_mesh_problem(analysis, (("x", 4),), request).model
+    return [
+        float(model.options[node.id].compute_s.max())
+        for node in model.graph.nodes
+        if node.kind is NodeKind.OP
+    ]
+
+
+def array(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_sums_of_what_stays_take_less() -> None:
+    def step(x: Any) -> Any:
+        return jnp.sort(x, axis=-1).sum(-1)
+
+    small, large = array(4096, 1024), array(4 * 4096, 8 * 1024)
+    off = TPU.replace(on_chip_bytes=0)
+    for x, is_faster in ((small, True), (large, False)):
+        on, without = (seconds(step, x, target=t)[-1] for t in (TPU, off))
+        assert (on < without) is is_faster
+
+
+def test_elementwise_arithmetic_is_added_to_traffic() -> None:
+    device, x = TPU.device, array(8192, 1024)
+    (plain,) = seconds(lambda x: x + 1, x)
+    (special,) = seconds(jnp.tanh, x)
+    streamed = 2 * x.size * 4 / (device.hbm_bytes_per_s * device.memory_efficiency)
+    one = x.size / device.kernels.vector_ops_per_s
+    assert plain == pytest.approx(streamed + one)
+    assert special == pytest.approx(streamed + device.kernels.special_ops * one)
+
+
+def test_a_matmuls_fusion_computes_its_activation_at_once() -> None:
+    x, w = array(8192, 1024), array(1024, 1024)
+    _, special = seconds(lambda x, w: jnp.tanh(x @ w), x, w)
+    _, plain = seconds(lambda x, w: -(x @ w), x, w)
+    assert special == plain
