@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_300,
     "model": 21_400,
     "models": 15_900,
-    "passes": 96_300,
+    "passes": 92_700,
     "pipeline": 32_700,
     "plan": 19_400,
     "planner": 94_800,
