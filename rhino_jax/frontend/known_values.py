@@ -56,7 +56,7 @@ ARITHMETIC: Mapping[str, Fold] = {
 }
 """Arithmetic primitive → what it computes."""
 
-_FOLDS: Mapping[str, Fold] = {
+FOLDS: Mapping[str, Fold] = {
     **ARITHMETIC,
     **dict.fromkeys(IDENTITIES, _reshaped),
     "broadcast_in_dim": _broadcast,
@@ -94,7 +94,7 @@ def fold(eqn: Any, values: Sequence[np.ndarray | None]) -> np.ndarray | None:
     Returns:
       The value, in the type of the result; None where it is unknown.
     """
-    compute = _FOLDS.get(eqn.primitive.name)
+    compute = FOLDS.get(eqn.primitive.name)
     if compute is None or any(v is None for v in values):
         return None
     made = eqn.outvars[0].aval

@@ -44,8 +44,7 @@ TOLD_APART = {
     "frontend/known_values.py": "arithmetic on constants: loop bounds, windows",
     "ir/coverage.py": "in which parameter the names of kernels stand",
     "passes/microbatch/flow/single.py": "sums that only differentiation makes",
-    "passes/sequence_slices/bounds.py": "NumPy's functions on bounds of masks",
-    "passes/sequence_slices/later.py": "bounds of quotients",
+    "passes/sequence_slices/masks.py": "NumPy's functions on masks and their bounds",
     "models/moe.py": "a field of a configuration is called top_k",
 }
 """Where names are needed, as what differs is not what an op is: file → what for."""

@@ -5,29 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from rhino_jax._compat import is_literal, jaxpr_consts, open_jaxpr
+from rhino_jax._compat import open_jaxpr
 from rhino_jax.errors import TokenSliceError
 from rhino_jax.ir.axes import AxisSpan, FactorSpan, follow, locate
 from rhino_jax.ir.factor import FactorKind
 from rhino_jax.ir.program import Op, Program
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.sequence_slices import refused
-from rhino_jax.passes.sequence_slices.bounds import (
-    MAX_ELEMENTS,
-    Bounds,
-    Masks,
-    exactly,
-    is_number,
-    unknown,
-)
 from rhino_jax.passes.sequence_slices.flow import (
     UNMASKED,
-    Corners,
-    OnPairs,
+    PairFlow,
+    RowDims,
     SlicedOp,
     Stuck,
     ats_in,
@@ -36,47 +27,21 @@ from rhino_jax.passes.sequence_slices.flow import (
     on_rows,
     on_window,
 )
-from rhino_jax.passes.sequence_slices.opened import OpenedProgram, twins_of
+from rhino_jax.passes.sequence_slices.masks import Bounds, adds
+from rhino_jax.passes.sequence_slices.opened import (
+    EqualValues,
+    OpenedProgram,
+    equal_values,
+)
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
-    Cross,
-    Fill,
+    PairState,
     RowState,
     State,
     When,
     WholeSequence,
 )
 from rhino_jax.passes.staged.apart import Apart
-
-
-def first_states(
-    apart: Apart, piece: OpenedProgram, length: int, masks: Masks
-) -> dict[int, WholeSequence]:
-    """Return states of the inputs of a micro-batch, by their ids in the program.
-
-    Args:
-      apart: the step.
-      piece: its micro-batch, calls inlined.
-      length: of the sequence, in tokens.
-      masks: cache of bounds.
-    """
-    ids = piece.program.body.inputs
-    states = {ids[0]: WholeSequence(is_free=True)}
-    known = _bounds(apart.before, apart.captured, masks)
-    for i, crossing in enumerate(apart.entering):
-        value = ids[1 + i]
-        shape = piece.program.values[value].shape
-        span = None
-        if crossing.how == "sliced":
-            dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
-            span = AxisSpan(dims[0], length) if len(dims) == 1 else None
-        bounds = known[i]
-        is_free = 1 + i not in piece.weights or bool(bounds and bounds.is_exact)
-        states[value] = WholeSequence(is_free=is_free, span=span, bounds=bounds)
-    consts = jaxpr_consts(apart.piece)
-    for value, const in zip(ids[len(ids) - len(consts) :], consts, strict=True):
-        states[value] = WholeSequence(is_free=True, bounds=_captured(const))
-    return states
 
 
 def lengths_of(apart: Apart) -> list[int]:
@@ -119,222 +84,211 @@ def _dims(apart: Apart, position: int, rank: int) -> Iterator[int]:
     return (d for d in range(rank) if d not in (first + 1, first + 2))
 
 
-def _bounds(closed: Any, captured: Sequence[Any], masks: Masks) -> list[Bounds | None]:
-    """Return bounds of a program's results for known constants and any other inputs.
-
-    Args:
-      closed: the program; constants are its last inputs.
-      captured: these constants.
-      masks: cache of bounds.
-    """
-    jaxpr = open_jaxpr(closed)
-    of: dict[Any, Bounds | None] = {}
-    for v in jaxpr.invars:
-        of[v] = unknown(v.aval.dtype, len(v.aval.shape))
-    for v, const in (
-        *zip(reversed(jaxpr.invars), reversed(captured), strict=False),
-        *zip(jaxpr.constvars, jaxpr_consts(closed), strict=True),
-    ):
-        of[v] = _captured(const)
-
-    def read(v: Any) -> Bounds | None:
-        return masks.literal(v.val) if is_literal(v) else of[v]
-
-    for eqn in jaxpr.eqns:
-        made = masks.of(eqn, [read(v) for v in eqn.invars])
-        of.update(dict.fromkeys(eqn.outvars, made))
-    return [read(v) for v in jaxpr.outvars]
-
-
-def _captured(const: Any) -> Bounds | None:
-    """Return the bounds of a constant; None if it is not fully on this machine."""
-    dtype = getattr(const, "dtype", np.dtype(object))
-    if not is_number(dtype) or not getattr(const, "is_fully_addressable", True):
-        return None
-    return None if np.size(const) > MAX_ELEMENTS else exactly(const)
-
-
 @dataclass(slots=True)
 class SliceAnalysis:
     """States of a micro-batch's values, and slicing of its equations.
 
     Attributes:
       piece: the micro-batch.
+      equal: its equal values, and what is known of them.
       length: of the sequence, in tokens.
+      rows: which dims of token pairs have the rows.
       states: for every value, by its id in the program.
       runs: for every equation how it runs slice by slice; None: once, on whole values.
-      twins: value of the backward pass → the equal value of the forward pass.
       known: equations that recompute values that the forward pass produced in full.
-      corners: masks by row and column.
-      masks: bounds of whole masks.
     """
 
     piece: OpenedProgram
+    equal: EqualValues
     length: int
+    rows: RowDims
     states: dict[int, State]
-    twins: dict[int, int]
     runs: list[SlicedOp | None] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
-    corners: Corners = field(default_factory=Corners)
-    masks: Masks = field(default_factory=Masks)
 
     @property
     def program(self) -> Program:
         return self.piece.program
 
+    def twin(self, value: int) -> State | None:
+        """Return the state of an equal value of the forward pass, if any."""
+        return self.states.get(self.equal.twins.get(value, -1))
 
-def analyse(apart: Apart, piece: OpenedProgram, length: int) -> SliceAnalysis:
-    """Walk a micro-batch.
+    def walk(self) -> None:
+        """Find the states of all values.
 
-    Args:
-      apart: the step.
-      piece: its micro-batch, calls inlined.
-      length: of the sequence, in tokens.
-    Raises:
-      TokenSliceError: a token needs later ones, or it cannot be proved that none does.
-    """
-    if apart.early:
-        raise refused.coupled(apart)
-    masks = Masks()
-    first: dict[int, State] = {**first_states(apart, piece, length, masks)}
-    found = SliceAnalysis(piece, length, first, twins_of(apart, piece), masks=masks)
-    for i, each in enumerate(piece.ops):
-        op, eqn = each.op, each.eqn
-        for v in each.operands:
-            if v in piece.flat.consts:
-                bounds = found.masks.literal(piece.flat.consts[v])
-                found.states[v] = WholeSequence(is_free=True, bounds=bounds)
-        states = [found.states[v] for v in op.operands]
-        run: SlicedOp | None = None
-        made: Sequence[State]
-        if _is_known(found, op):
-            found.known.add(i)
-            made = [found.states[found.twins[v]] for v in op.results]
-        else:
-            run, made = _walk(found, i, eqn, states)
-        found.runs.append(run)
-        found.states.update(zip(op.results, made, strict=True))
-    settle(found)
-    return found
-
-
-def _is_known(found: SliceAnalysis, op: Op) -> bool:
-    """Whether an op recomputes values that the forward pass produced of all slices."""
-    twins = [found.states.get(found.twins.get(v, -1)) for v in op.results]
-    return bool(twins) and all(
-        isinstance(s, WholeSequence) and s.when is When.BACKWARD for s in twins
-    )
-
-
-def _walk(
-    found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
-) -> tuple[SlicedOp | None, Sequence[State]]:
-    op, run = found.piece.ops[i].op, _run(found, i, eqn, states)
-    if isinstance(run, SlicedOp):
-        _check_known(found, op, states, run.is_backward)
-        if not _is_raising(op) and any(_may_be_extreme(s, op) for s in states):
-            made = tuple(_extreme(s) for s in run.results)
-            run = replace(run, results=made)
-        return run, run.results
-    count = len(op.results)
-    return None, [_whole(found, op, eqn, states, k, run) for k in range(count)]
-
-
-def _is_raising(op: Op) -> bool:
-    """Whether results are not as extreme as one of the operands may be.
-
-    `reduce_max` runs only on pairs of which every row has a column that is not low.
-    """
-    traits = op.traits
-    return traits.is_bounded or traits.limit is not None or traits.reducer == "max"
-
-
-def _may_be_extreme(state: State, op: Op) -> bool:
-    """Whether an operand may make the rows of an op as extreme as masked ones.
-
-    High ones that are added or chosen may; numbers of elements, by which means divide,
-    are as high.
-    """
-    if isinstance(state, RowState):
-        return state.may_be_extreme
-    bounds = state.bounds if isinstance(state, WholeSequence) else None
-    if bounds is None:
-        return False
-    traits = op.traits
-    adds = traits.is_choice or (traits.is_elementwise and traits.reducer == "sum")
-    return bounds.may_be_low or (bounds.may_be_high and adds)
-
-
-def _extreme(state: State) -> State:
-    return replace(state, may_be_extreme=True) if isinstance(state, RowState) else state
-
-
-def settle(found: SliceAnalysis) -> None:
-    """Check what is known only at the end: which dim of pairs has the rows.
-
-    Raises:
-      TokenSliceError: the backward pass, which runs slices last to first, needs rows of
-        earlier ones; or unmasked pairs are outputs of the micro-batch.
-    """
-    for i, run in enumerate(found.runs):
-        if run is None or run.pair is None:
-            continue
-        op = found.piece.ops[i].op
-        if run.pair.row is None:
-            run.pair.decide(0)  # nothing depends on which it is
-        assert op.rule is not None
-        for v, layout in zip(op.operands, op.rule.operands, strict=True):
-            state = found.states[v]
-            if not isinstance(state, RowState) or not state.is_backward:
-                continue
-            twin = found.states.get(found.twins.get(v, -1))
-            is_column = ats_in(op.rule, layout, state) == [run.column]
-            if is_column and not (
-                isinstance(twin, RowState) and twin.span == state.span
+        Raises:
+          TokenSliceError: a token needs later ones, or it cannot be proved that none
+            does.
+        """
+        for i, each in enumerate(self.piece.ops):
+            op, run = each.op, None
+            literals = self.piece.flat.consts.keys() & {*op.operands}
+            self.states.update(dict.fromkeys(literals, WholeSequence(is_free=True)))
+            states = [self.states[v] for v in op.operands]
+            twins = [self.twin(v) for v in op.results]
+            made: Sequence[State]
+            if twins and all(
+                isinstance(s, WholeSequence) and s.when is When.BACKWARD for s in twins
             ):
-                why = "reads, of earlier slices, what the backward pass makes after it"
-                raise refused.not_causal(found.program, found.length, op, why)
-    for v in found.program.body.outputs:
-        state = found.states[v]
-        if isinstance(state, Cross) and state.later.fill is not Fill.ZERO:
-            op = next(o for o in found.program.ops if v in o.results)
-            raise refused.not_causal(found.program, found.length, op, UNMASKED)
+                self.known.add(i)
+                made = [s for s in twins if s is not None]
+            else:
+                found = self._run(i, states)
+                if isinstance(found, SlicedOp):
+                    run, made = found, self._results(op, found, states)
+                else:
+                    made = self._whole(i, states, found)
+            self.runs.append(run)
+            self.states.update(zip(op.results, made, strict=True))
+        self._settle()
 
+    def _refused(self, op: Op, why: str) -> TokenSliceError:
+        return refused.not_causal(self.program, self.length, op, why)
 
-def _run(
-    found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
-) -> SlicedOp | Stuck | None:
-    """Return how an equation runs slice by slice; None where no operand is sliced."""
-    op, is_backward = found.piece.ops[i].op, found.piece.is_backward[i]
-    if all(isinstance(s, WholeSequence) for s in states):
-        at = _meeting(op, states)
-        run = None if at is None else on_rows(op, at, is_backward)
-        return run if isinstance(run, SlicedOp) and run.sums is None else None
-    done = _done(found, i, eqn, states)
-    if isinstance(done, SlicedOp):
+    def _run(self, i: int, states: Sequence[State]) -> SlicedOp | Stuck | None:
+        """Return how an equation runs slice by slice; None where no operand is
+        sliced."""
+        each, is_backward = self.piece.ops[i], self.piece.is_backward[i]
+        op, ats = each.op, ats_of(each.op, states)
+        if all(isinstance(s, WholeSequence) for s in states):
+            at = _meeting(op, states)
+            run = None if at is None else on_rows(op, at, is_backward)
+            return run if isinstance(run, SlicedOp) and run.sums is None else None
+        done: SlicedOp | Stuck
+        if isinstance(ats, Stuck):
+            done = ats
+        elif len(ats) == 1:
+            done = on_rows(op, ats[0], is_backward)
+        else:
+            tokens = self.rows.of(i)
+            pairs = PairFlow(op, each.eqn, tokens, ats, is_backward, self.rows)
+            done = pairs.done(states, [*map(self._bounds, op.operands)])
+        if isinstance(done, SlicedOp):
+            return done
+        window = on_window(op, each.eqn, states[0], is_backward, self.length)
+        if window is not None:
+            return window
+        if done.is_refused:
+            raise self._refused(op, done.why)
+        if any(map(self._is_unmasked, states)):
+            raise self._refused(op, f"{done.why}, and {UNMASKED}")
         return done
-    window = on_window(op, eqn, states[0], is_backward, found.length)
-    if window is not None:
-        return window
-    pairs = [s for s in states if isinstance(s, Cross)]
-    if done.is_refused or any(s.later.fill is not Fill.ZERO for s in pairs):
-        why = done.why if done.is_refused else f"{done.why}, and {UNMASKED}"
-        raise refused.not_causal(found.program, found.length, op, why)
-    return done
 
+    def _is_unmasked(self, state: State) -> bool:
+        """Whether a value is token pairs of which later ones may not be zero."""
+        return (
+            isinstance(state, PairState)
+            and self.rows.masked_row(state.tokens, state.bounds) is None
+        )
 
-def _done(
-    found: SliceAnalysis, i: int, eqn: Any, states: Sequence[State]
-) -> SlicedOp | Stuck:
-    op, is_backward = found.piece.ops[i].op, found.piece.is_backward[i]
-    ats = ats_of(op, states)
-    if isinstance(ats, Stuck):
-        return ats
-    if len(ats) == 1:
-        return on_rows(op, ats[0], is_backward)
-    first, second = ats
-    pairs = OnPairs(op, eqn, states, (first, second), is_backward, found.corners)
-    return pairs.done()
+    def _bounds(self, value: int) -> Bounds | None:
+        """Return what is known of a whole value; None: nothing, or it is sliced."""
+        is_whole = isinstance(self.states[value], WholeSequence)
+        return self.equal.of(value) if is_whole else None
+
+    def _results(
+        self, op: Op, run: SlicedOp, states: Sequence[State]
+    ) -> Sequence[State]:
+        """Return the states of results, rows that may be extreme marked as such.
+
+        Raises:
+          TokenSliceError: a slice reads what is known only after all slices.
+        """
+        traits, is_extreme = op.traits, False
+        before = When.BACKWARD if run.is_backward else When.FORWARD
+        for v, state in zip(op.operands, states, strict=True):
+            if isinstance(state, WholeSequence) and state.when > before:
+                assert state.cause is not None
+                raise refused.late(self.program, self.length, state.cause, op)
+            bounds = self._bounds(v)
+            if bounds is not None:
+                is_added = adds(traits) and bounds.high.dtype.kind == "f"
+                is_extreme |= bool(bounds.is_extreme(is_added).any())
+            is_extreme |= isinstance(state, RowState) and state.may_be_extreme
+        # `reduce_max` runs only on pairs of which every row has a column that is seen.
+        if traits.is_bounded or traits.limit is not None or traits.reducer == "max":
+            return run.results
+        return [
+            replace(state, may_be_extreme=is_extreme)
+            if isinstance(state, RowState)
+            else state
+            for state in run.results
+        ]
+
+    def _whole(
+        self, i: int, states: Sequence[State], stuck: Stuck | None
+    ) -> Sequence[State]:
+        """Return the states of results of an op that runs once, on whole values."""
+        op, eqn = self.piece.ops[i].op, self.piece.ops[i].eqn
+        wholes = [s for s in states if isinstance(s, WholeSequence)]
+        ends = [
+            end_of(s.is_backward) for s in states if not isinstance(s, WholeSequence)
+        ]
+        when = max([*ends, *(s.when for s in wholes)], default=When.FORWARD)
+        cause = next((s.cause for s in wholes if s.when is when), None)
+        if stuck is not None:
+            cause = Cause(op.id, stuck.why)
+        if when is When.FORWARD:
+            ids = op.operands, op.results
+            self.equal.evaluate(
+                eqn, *([self.equal.numbers[v] for v in of] for of in ids)
+            )
+        is_free = len(wholes) == len(states) and all(s.is_free for s in wholes)
+        made = []
+        for k, v in enumerate(op.results):
+            bounds = self.equal.of(v)
+            is_data = is_free and not (bounds and bounds.is_exact)
+            span = self._place(op, wholes, k) if is_data else None
+            made.append(WholeSequence(when, is_free, span, cause))
+        return made
+
+    def _place(
+        self, op: Op, states: Sequence[WholeSequence], result: int
+    ) -> AxisSpan | None:
+        """Return the dim of a result of data alone that seems to be the sequence, or
+        None.
+
+        Such a value is known in full, so that slicing it along any dim is correct.
+        """
+        if op.rule is None:
+            return None
+        to = op.rule.results[result]
+        spans = {
+            follow(op.rule, layout, state.span, to)
+            for layout, state in zip(op.rule.operands, states, strict=True)
+            if state.span is not None
+        } - {None}
+        shape = self.program.values[op.results[result]].shape
+        dims = [d for d, size in enumerate(shape) if size == self.length]
+        if not spans and _is_resizing(self.program, op) and len(dims) == 1:
+            return AxisSpan(dims[0], self.length)
+        return spans.pop() if len(spans) == 1 else None
+
+    def _settle(self) -> None:
+        """Check what is known only at the end: which dim of pairs has the rows.
+
+        Raises:
+          TokenSliceError: the backward pass, which runs slices last to first, needs
+            rows of earlier ones; or unmasked pairs are outputs of the micro-batch.
+        """
+        for v in self.program.body.outputs:
+            if self._is_unmasked(self.states[v]):
+                op = next(o for o in self.program.ops if v in o.results)
+                raise self._refused(op, UNMASKED)
+        for each, run in zip(self.piece.ops, self.runs, strict=True):
+            if run is None or run.tokens is None:
+                continue
+            op, column = each.op, run.ats[1 - self.rows.row(run.tokens)]
+            assert op.rule is not None
+            for v, layout in zip(op.operands, op.rule.operands, strict=True):
+                state, twin = self.states[v], self.twin(v)
+                if not isinstance(state, RowState) or not state.is_backward:
+                    continue
+                is_same = isinstance(twin, RowState) and twin.span == state.span
+                if ats_in(op.rule, layout, state) == [column] and not is_same:
+                    why = "reads, of earlier slices, what the backward pass makes after"
+                    raise self._refused(op, f"{why} it")
 
 
 def _meeting(op: Op, states: Sequence[State]) -> FactorSpan | None:
@@ -344,76 +298,15 @@ def _meeting(op: Op, states: Sequence[State]) -> FactorSpan | None:
         return None
     if any(s.when is not When.FORWARD for s in wholes):
         return None
-    ats = set[FactorSpan | None]()
-    for layout, state in zip(op.rule.operands, wholes, strict=True):
-        if state.span is not None:
-            ats.add(locate(op.rule, layout, state.span))
+    ats = {
+        locate(op.rule, layout, state.span)
+        for layout, state in zip(op.rule.operands, wholes, strict=True)
+        if state.span is not None
+    }
     at = ats.pop() if len(ats) == 1 else None
     if at is None or op.rule.factors[at.factor].kind is not FactorKind.PARALLEL:
         return None
     return at
-
-
-def _check_known(
-    found: SliceAnalysis, op: Op, states: Sequence[State], is_backward: bool
-) -> None:
-    """Refuse an op that reads in a slice what is known only after all slices."""
-    before = When.BACKWARD if is_backward else When.FORWARD
-    for state in states:
-        if isinstance(state, WholeSequence) and state.when > before:
-            assert state.cause is not None
-            raise refused.late(found.program, found.length, state.cause, op)
-
-
-def _whole(
-    found: SliceAnalysis,
-    op: Op,
-    eqn: Any,
-    states: Sequence[State],
-    result: int,
-    stuck: Stuck | None,
-) -> WholeSequence:
-    """Return the state of a result of an op that runs once, on whole values."""
-    known = [s if isinstance(s, WholeSequence) else None for s in states]
-    when = max(
-        (
-            end_of(s.is_backward) if not isinstance(s, WholeSequence) else s.when
-            for s in states
-        ),
-        default=When.FORWARD,
-    )
-    cause = next((s.cause for s in known if s is not None and s.when is when), None)
-    if stuck is not None:
-        cause = Cause(op.id, stuck.why)
-    is_free = all(s is not None and s.is_free for s in known)
-    bounds = None
-    if when is When.FORWARD:
-        bounds = found.masks.of(eqn, [None if s is None else s.bounds for s in known])
-    is_data = is_free and not (bounds is not None and bounds.is_exact)
-    span = _place(found, op, states, result) if is_data else None
-    return WholeSequence(when, is_free, span, bounds, cause)
-
-
-def _place(
-    found: SliceAnalysis, op: Op, states: Sequence[State], result: int
-) -> AxisSpan | None:
-    """Return the dim of a result of data alone that seems to be the sequence, or None.
-
-    Such a value is known in full, so that slicing it along any dim is correct.
-    """
-    if op.rule is None:
-        return None
-    spans = set[AxisSpan | None]()
-    for layout, state in zip(op.rule.operands, states, strict=True):
-        if isinstance(state, WholeSequence) and state.span is not None:
-            to = op.rule.results[result]
-            spans.add(follow(op.rule, layout, state.span, to))
-    spans.discard(None)
-    shape = found.program.values[op.results[result]].shape
-    dims = [d for d, size in enumerate(shape) if size == found.length]
-    if not spans and _is_resizing(found.program, op) and len(dims) == 1:
-        return AxisSpan(dims[0], found.length)
-    return spans.pop() if len(spans) == 1 else None
 
 
 def _is_resizing(program: Program, op: Op) -> bool:
@@ -439,10 +332,14 @@ def fitting(
     Raises:
       TokenSliceError: none fits; with the reason for the likeliest.
     """
-    errors: list[TokenSliceError] = []
+    if apart.early:
+        raise refused.coupled(apart)
+    equal, errors = equal_values(apart, piece), list[TokenSliceError]()
     for length in lengths:
+        states = first_states(apart, piece, equal, length)
+        found = SliceAnalysis(piece, equal, length, RowDims(len(piece.ops)), states)
         try:
-            found = analyse(apart, piece, length)
+            found.walk()
         except TokenSliceError as error:
             errors.append(error)
             continue
@@ -451,3 +348,28 @@ def fitting(
     if errors:
         raise errors[0]
     raise refused.no_sequence(apart, shapes_of(apart))
+
+
+def first_states(
+    apart: Apart, piece: OpenedProgram, equal: EqualValues, length: int
+) -> dict[int, State]:
+    """Return states of the inputs of a micro-batch, by their ids in the program.
+
+    Args:
+      apart: the step.
+      piece: its micro-batch, calls inlined.
+      equal: its equal values.
+      length: of the sequence, in tokens.
+    """
+    ids = piece.program.body.inputs
+    states: dict[int, State] = dict.fromkeys(ids, WholeSequence(is_free=True))
+    for i, (crossing, value) in enumerate(zip(apart.entering, ids[1:], strict=False)):
+        shape, bounds = piece.program.values[value].shape, equal.of(value)
+        dims = []
+        if crossing.how == "sliced":
+            dims = [d for d in _dims(apart, i, len(shape)) if shape[d] == length]
+        states[value] = WholeSequence(
+            is_free=1 + i not in piece.weights or bool(bounds and bounds.is_exact),
+            span=AxisSpan(dims[0], length) if len(dims) == 1 else None,
+        )
+    return states

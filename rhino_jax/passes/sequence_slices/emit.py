@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
+import numpy as np
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, hide_frames, tagged
@@ -20,11 +21,12 @@ from rhino_jax.passes.microbatch.flow.generated import REMADE
 from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
 from rhino_jax.passes.sequence_slices.flow import SlicedOp, ats_in
 from rhino_jax.passes.sequence_slices.states import (
-    Cross,
+    PairState,
     RowState,
     When,
     WholeSequence,
 )
+from rhino_jax.rewrite.flat import FlatOp
 
 
 hide_frames(__file__)
@@ -72,13 +74,11 @@ def taken(x: Any, span: AxisSpan, start: int, stop: int) -> Any:
       span: its sequence dim.
       start, stop: counted from the first token that it holds.
     """
-    d, count = span.dim, x.shape[span.dim] // (span.outer * span.inner)
-    if (start, stop) == (0, count):
+    apart, d = _opened(x, span), span.dim + (span.outer > 1)
+    ends = start * span.inner, stop * span.inner
+    if ends == (0, apart.shape[d]):
         return x
-    if span.outer == 1:
-        return lax.slice_in_dim(x, start * span.inner, stop * span.inner, axis=d)
-    part = lax.slice_in_dim(_opened(x, span), start, stop, axis=d + 1)
-    return lax.reshape(part, span.resized(x.shape, stop - start))
+    return _closed(lax.slice_in_dim(apart, *ends, axis=d), span)
 
 
 def joined(parts: Sequence[Any], span: AxisSpan) -> Any:
@@ -91,38 +91,34 @@ def joined(parts: Sequence[Any], span: AxisSpan) -> Any:
     parts = [p for p in parts if p.shape[span.dim]] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
-    if span.outer == 1:
-        return lax.concatenate(parts, span.dim)
-    whole = lax.concatenate([_opened(p, span) for p in parts], span.dim + 1)
-    count = whole.shape[span.dim + 1]
-    return lax.reshape(whole, span.resized(parts[0].shape, count))
+    apart = [_opened(p, span) for p in parts]
+    return _closed(lax.concatenate(apart, span.dim + (span.outer > 1)), span)
 
 
-def padded(x: Any, span: AxisSpan, low: int, high: int) -> Any:
-    """Pad an array with zeros before and after its tokens.
-
-    Args:
-      x: the array.
-      span: its sequence dim.
-      low, high: number of tokens before and after.
-    """
-    if not low and not high:
+def padded(x: Any, span: AxisSpan, count: int) -> Any:
+    """Pad an array with `count` zeros after its tokens; `span` is its sequence dim."""
+    if not count:
         return x
-    zero = lax.full((), 0, x.dtype)
-    opened = x if span.is_plain else _opened(x, span)
-    d = span.dim if span.is_plain else span.dim + 1
-    config = [(low, high, 0) if k == d else (0, 0, 0) for k in range(opened.ndim)]
-    made = lax.pad(opened, zero, config)
-    return lax.reshape(made, span.resized(x.shape, made.shape[d]))
+    apart, d = _opened(x, span), span.dim + (span.outer > 1)
+    config = [(0, count * span.inner * (k == d), 0) for k in range(apart.ndim)]
+    return _closed(lax.pad(apart, lax.full((), 0, x.dtype), config), span)
 
 
 def _opened(x: Any, span: AxisSpan) -> Any:
-    """Reshape an array to [.., outer, tokens, inner, ..]."""
-    count = x.shape[span.dim] // (span.outer * span.inner)
-    return lax.reshape(x, span.split(x.shape, count))
+    """Reshape an array to [.., outer, tokens and inner, ..], where it has an outer."""
+    if span.outer == 1:
+        return x
+    d, shape = span.dim, x.shape
+    sizes = span.outer, shape[d] // span.outer
+    return lax.reshape(x, (*shape[:d], *sizes, *shape[d + 1 :]))
 
 
-hide_frames(__file__)
+def _closed(x: Any, span: AxisSpan) -> Any:
+    """Undo `_opened`."""
+    d, count = span.dim, 1 + (span.outer > 1)
+    sizes = x.shape[:d], (math.prod(x.shape[d : d + count]),), x.shape[d + count :]
+    return lax.reshape(x, sum(sizes, ()))
+
 
 SpanRange = tuple[AxisSpan, int, int]
 """Tokens of an array: its sequence dim, start, stop."""
@@ -146,8 +142,8 @@ class SliceEmitter:
     _cuts: dict[Any, Any] = field(default_factory=dict)
 
     @property
-    def _makers(self) -> dict[int, int]:
-        return self.found.piece.flat.top.maker
+    def _ops(self) -> tuple[FlatOp, ...]:
+        return self.found.piece.ops
 
     def run(self, *arrays: Any) -> list[Any]:
         """Return the outputs of the micro-batch.
@@ -158,24 +154,26 @@ class SliceEmitter:
         program = self.found.program
         self.whole.update(zip(program.body.inputs, arrays, strict=True))
         self.whole.update(self.found.piece.flat.consts)
-        for i, each in enumerate(self.found.piece.ops):
+        for i, each in enumerate(self._ops):
             run, eqn = self.found.runs[i], each.eqn
             if i in self.found.known:
                 for v in each.results:
-                    self.whole[v] = self.whole[self.found.twins[v]]
+                    self.whole[v] = self.whole[self.found.equal.twins[v]]
             elif run is None:
                 self._once(i, eqn)
             elif not run.ats:
                 self._window(i, eqn, run)
             else:
-                self._sliced(i, eqn, run)
+                self._sliced(i, run)
         return [self._result(v) for v in program.body.outputs]
 
     def _result(self, value: int) -> Any:
         state = self.found.states[value]
         if isinstance(state, WholeSequence):
             return self.whole[value]
-        with self._tag(self._last(state.is_backward), self._makers[value]):
+        with self._tag(
+            self._last(state.is_backward), self.found.piece.flat.top.maker[value]
+        ):
             return self._full(value)
 
     def _last(self, is_backward: bool) -> int:
@@ -190,14 +188,12 @@ class SliceEmitter:
           i: position of the equation that they are a part of.
         """
         source = self.found.piece.sources[i]
-        with (
-            tagged(f"{'' if t is None else t},{source}"),
-            self.found.piece.ops[i].context(),
-        ):
+        tag = f"{'' if t is None else t},{source}"
+        with tagged(tag), self._ops[i].context():
             yield
 
     def _once(self, i: int, eqn: Any) -> None:
-        op = self.found.piece.ops[i].op
+        op = self._ops[i].op
         states = [self.found.states[v] for v in op.operands]
         made = self.found.states[op.results[0]] if op.results else WholeSequence()
         assert isinstance(made, WholeSequence)
@@ -219,20 +215,24 @@ class SliceEmitter:
             if isinstance(state, RowState):
                 self._cuts[key] = joined(parts, state.span)
             else:
-                assert isinstance(state, Cross) and state.pair.row is not None
-                row = state.spans[state.pair.row]
-                column = state.spans[1 - state.pair.row]
+                assert isinstance(state, PairState)
+                row, column = self._ordered(state.spans, state.tokens)
                 wide = [
-                    padded(
-                        x, column, 0, column.size - self.slices.columns(column, t)[1]
-                    )
+                    padded(x, column, column.size - self.slices.columns(column, t)[1])
                     for t, x in enumerate(parts)
                 ]
                 self._cuts[key] = joined(wide, row)
         return self._cuts[key]
 
-    def _sliced(self, i: int, eqn: Any, run: SlicedOp) -> None:
-        op = self.found.piece.ops[i].op
+    def _ordered(
+        self, dims: Sequence[Any], tokens: tuple[int, int] | None
+    ) -> Sequence[Any]:
+        """Return dims of tokens, the rows before the columns."""
+        return dims[::-1] if tokens and self.found.rows.row(tokens) else dims
+
+    def _sliced(self, i: int, run: SlicedOp) -> None:
+        op, rule = self._ops[i].op, self._ops[i].op.rule
+        assert rule is not None
         so_far: list[Any] | None = None
         made: list[list[Any]] = [[None] * self.slices.count for _ in op.results]
         for t in self.slices.order(run.is_backward):
@@ -242,7 +242,8 @@ class SliceEmitter:
                 ]
                 if run.is_chained and so_far is not None:
                     args = [*so_far, *args[1:]]
-                results = self._bound(i, eqn, run, t, args)
+                to = [self._located(run, t, rule, layout) for layout in rule.results]
+                results = self._bind(i, args, to)
                 if run.sums is not None:
                     results = so_far = self._added(run, t, so_far, results)
                 for k, state in enumerate(run.results):
@@ -270,36 +271,30 @@ class SliceEmitter:
             added.append(COMBINE[run.sums](before, part))
         return added
 
-    def _ranges(self, i: int, operand: int, run: SlicedOp, t: int) -> list[SpanRange]:
-        """Return which tokens of an operand an equation reads in a slice."""
-        rule = self.found.piece.ops[i].op.rule
-        assert rule is not None
-        return self._located(run, t, rule, rule.operands[operand])
-
     def _located(
         self, run: SlicedOp, t: int, rule: Any, layout: Any
     ) -> list[SpanRange]:
+        """Return which tokens of an operand or result an equation has in a slice."""
         ranges: list[SpanRange] = []
-        for at, bounds in (
-            (run.row, self.slices.rows),
-            (run.column, self.slices.columns),
-        ):
-            span = None if at is None else place(rule, layout, at)
+        both = self.slices.rows, self.slices.columns
+        ats = self._ordered(run.ats, run.tokens)
+        for at, bounds in zip(ats, both, strict=False):
+            span = place(rule, layout, at)
             if span is not None:
                 ranges.append((span, *bounds(span, t)))
         return ranges
 
     def _operand(self, i: int, operand: int, value: int, run: SlicedOp, t: int) -> Any:
         state = self.found.states[value]
-        if isinstance(state, Cross):
+        if isinstance(state, PairState):
             return self.parts[value][t]
-        ranges = self._ranges(i, operand, run, t)
+        rule = self._ops[i].op.rule
+        assert rule is not None
+        ranges = self._located(run, t, rule, rule.operands[operand])
         if isinstance(state, WholeSequence):
             return self._cut(value, ranges, i)
-        rule = self.found.piece.ops[i].op.rule
-        assert rule is not None and run.row is not None
-        (mine,) = ats_in(rule, rule.operands[operand], state)
-        if mine == run.row:
+        row, *_ = self._ordered(run.ats, run.tokens)
+        if ats_in(rule, rule.operands[operand], state) == [row]:
             x = self.parts[value][t]
         else:
             x = self._columns(value, state.span, t, run.is_backward)
@@ -319,7 +314,7 @@ class SliceEmitter:
         if key not in self._cuts:
             state = self.found.states[value]
             assert isinstance(state, RowState)
-            before = self.found.twins[value] if state.is_backward else value
+            before = self.found.equal.twins[value] if state.is_backward else value
             parts = [*self.parts[before][:t], self.parts[value][t]]
             self._cuts[key] = joined(parts, span)
         return self._cuts[key]
@@ -354,10 +349,10 @@ class SliceEmitter:
 
         It reads only those tokens of its operands. None where it is not elementwise.
         """
-        i = self._makers.get(value, -1)
+        i = self.found.piece.flat.top.maker.get(value, -1)
         if i < 0:
             return None
-        op, eqn = self.found.piece.ops[i].op, self.found.piece.ops[i].eqn
+        op = self._ops[i].op
         if op.rule is None or op.traits.kind not in REMADE or len(op.results) != 1:
             return None
         ats = []
@@ -371,29 +366,28 @@ class SliceEmitter:
             spans = [(place(op.rule, layout, at), a, b) for at, a, b in ats]
             there = [(p, a, b) for p, a, b in spans if p is not None]
             args.append(self._cut(v, there, i))
-        shape = tuple(eqn.outvars[0].aval.shape)
-        for span, start, stop in ranges:
-            shape = span.resized(shape, stop - start)
-        ins = [tuple(jax.numpy.shape(x)) for x in args]
         with self._tag(None, i):
-            params = local_params(op.name, eqn.params, ins, [shape])
-            (result,) = bind_eqn(eqn, args, params)
-        return result
+            return self._bind(i, args, [ranges])[0]
 
-    def _bound(
-        self, i: int, eqn: Any, run: SlicedOp, t: int, args: Sequence[Any]
+    def _bind(
+        self, i: int, args: Sequence[Any], ranges: Sequence[Sequence[SpanRange]]
     ) -> list[Any]:
-        op, params = self.found.piece.ops[i].op, eqn.params
-        assert op.rule is not None
-        shapes = []
-        for v, layout in zip(eqn.outvars, op.rule.results, strict=True):
+        """Run an equation on some tokens.
+
+        Args:
+          i: its position.
+          args: operands.
+          ranges: for every result the tokens that it has.
+        """
+        op, eqn, shapes = self._ops[i].op, self._ops[i].eqn, []
+        for v, spans in zip(eqn.outvars, ranges, strict=True):
             shape = tuple(v.aval.shape)
-            for span, start, stop in self._located(run, t, op.rule, layout):
+            for span, start, stop in spans:
                 shape = span.resized(shape, stop - start)
             shapes.append(shape)
+        params = eqn.params
         if shapes != [tuple(v.aval.shape) for v in eqn.outvars]:
-            ins = [tuple(jax.numpy.shape(x)) for x in args]
-            params = local_params(op.name, params, ins, shapes)
+            params = local_params(op.name, params, [*map(np.shape, args)], shapes)
         results = bind_eqn(eqn, args, params)
         made = [tuple(x.shape) for x in results]
         if made != shapes:
@@ -408,7 +402,7 @@ class SliceEmitter:
 
     def _window(self, i: int, eqn: Any, run: SlicedOp) -> None:
         """Run a slice or pad of rows on every sequence slice."""
-        op = self.found.piece.ops[i].op
+        op = self._ops[i].op
         (made,) = run.results
         read = self.found.states[op.operands[0]]
         assert isinstance(read, RowState) and isinstance(made, RowState)
@@ -421,22 +415,17 @@ class SliceEmitter:
             before, after = start + moved - low, high - stop - moved
             if low == high or start == stop:  # all is padding, or nothing remains
                 before, after = 0, (high - low) - (stop - start)
+            changed: dict[str, Any] = {"padding_config": (-before, -after, 0)}
+            if op.name == "slice":
+                stop = high - low - after
+                changed = {"start_indices": before, "limit_indices": stop}
             params = dict(eqn.params)
+            for key, at in changed.items():
+                params[key] = (*params[key][:d], at, *params[key][d + 1 :])
             with self._tag(t, i):
                 args = [
                     self.parts[op.operands[0]][t],
-                    *(self.whole[v] for v in op.operands[1:]),
+                    *map(self.whole.get, op.operands[1:]),
                 ]
-                if op.name == "pad":
-                    config = [*params["padding_config"]]
-                    config[d] = (-before, -after, 0)
-                    params["padding_config"] = tuple(config)
-                else:
-                    starts, stops = (
-                        [*params[k]] for k in ("start_indices", "limit_indices")
-                    )
-                    starts[d], stops[d] = before, high - low - after
-                    params["start_indices"] = tuple(starts)
-                    params["limit_indices"] = tuple(stops)
                 (parts[t],) = bind_eqn(eqn, args, params)
         self.parts[op.results[0]] = parts

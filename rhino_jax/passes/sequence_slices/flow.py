@@ -1,40 +1,39 @@
 """Slicing of one op, given operands that are whole, sliced by rows, or token pairs.
 
-Token pairs are attention scores, weights, and sums of them: see `OnPairs`.
+Token pairs are attention scores, weights, and sums of them: see `PairFlow`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from rhino_jax.frontend.rules.shape import starts_of
 from rhino_jax.ir.axes import AxisSpan, FactorSpan, locate, place
 from rhino_jax.ir.factor import FactorKind, Layout, Rule
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
-from rhino_jax.passes.sequence_slices.bounds import MODERATE, Bounds
-from rhino_jax.passes.sequence_slices.later import (
-    Corner,
-    PairOperand,
-    corner_of,
-    either,
-    low,
-    made_by,
+from rhino_jax.passes.sequence_slices.masks import (
+    AT_ZERO,
+    LOW,
+    MODERATE,
+    SAME,
+    Bounds,
+    of_pairs,
+    uniform,
 )
 from rhino_jax.passes.sequence_slices.states import (
     Cause,
-    Cross,
-    Fill,
-    Later,
     PairState,
     RowState,
-    Seen,
     State,
     When,
     WholeSequence,
 )
+from rhino_jax.utils.union_find import DisjointSets
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +43,20 @@ class SlicedOp:
     Attributes:
       ats: where it has rows, or both tokens of pairs; empty where it slices or pads
         rows.
-      pair: for pairs, which of both are the rows; None for rows.
       results: states of its results.
       is_backward: whether slices run last to first.
+      tokens: for pairs, ids of both dims; see `RowDims`. None for rows.
       sums: how results of slices are combined, where they have no rows: "sum", ..; None
         where they have.
       is_chained: whether its first operand is the result of the slice before.
     """
 
     ats: tuple[FactorSpan, ...]
-    pair: PairState | None
     results: tuple[State, ...]
     is_backward: bool
+    tokens: tuple[int, int] | None = None
     sums: str | None = None
     is_chained: bool = False
-
-    @property
-    def row(self) -> FactorSpan | None:
-        """The tokens of which a slice holds its own rows."""
-        if self.pair is None:
-            return self.ats[0]
-        return None if self.pair.row is None else self.ats[self.pair.row]
-
-    @property
-    def column(self) -> FactorSpan | None:
-        """The tokens of which a slice holds all up to its end."""
-        if self.pair is None or self.pair.row is None:
-            return None
-        return self.ats[1 - self.pair.row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +134,7 @@ def on_rows(op: Op, at: FactorSpan, is_backward: bool) -> SlicedOp | Stuck:
     spans = [place(rule, layout, at) for layout in rule.results]
     if all(span is not None for span in spans):
         rows = tuple(RowState(span, is_backward) for span in spans if span is not None)
-        return SlicedOp((at,), None, rows, is_backward)
+        return SlicedOp((at,), rows, is_backward)
     factor = rule.factors[at.factor]
     is_chained = op.traits.kind is OpKind.SCATTER
     how = reducer_of(op)
@@ -159,7 +144,8 @@ def on_rows(op: Op, at: FactorSpan, is_backward: bool) -> SlicedOp | Stuck:
         return Stuck("writes tokens at places of the sequence")
     cause = Cause(op.id, f"takes a {how} over the sequence")
     made = WholeSequence(end_of(is_backward), cause=cause)
-    return SlicedOp((at,), None, (made,) * len(spans), is_backward, how, is_chained)
+    results = (made,) * len(spans)
+    return SlicedOp((at,), results, is_backward, None, how, is_chained)
 
 
 def reducer_of(op: Op) -> str:
@@ -193,175 +179,171 @@ def on_window(
     if op.name == "pad" and is_outside:
         return None
     made = AxisSpan(d, size, first=first)
-    return SlicedOp((), None, (RowState(made, is_backward),), is_backward)
+    return SlicedOp((), (RowState(made, is_backward),), is_backward)
 
 
 UNMASKED = "lets tokens read later ones"
 
 
-@dataclass(slots=True)
-class Corners:
-    """Cache of masks by row and column, and of op results on pairs.
+class RowDims:
+    """Dims of token pairs that have the rows; those of pairs that are combined agree.
 
-    Attributes:
-      found: (bounds, dims) → mask.
-      made: (op, operands) → what is known of its results.
+    Every op on pairs has an id for each of its two dims of tokens.
     """
 
-    found: dict[Any, Corner | None] = field(default_factory=dict)
-    made: dict[Any, Later] = field(default_factory=dict)
+    def __init__(self, ops: int) -> None:
+        self._sets = DisjointSets(2 + 2 * ops)  # 0: all rows, 1: all columns
+
+    def of(self, op: int) -> tuple[int, int]:
+        """Return the ids of the dims of an op, by its position."""
+        return 2 + 2 * op, 3 + 2 * op
+
+    def join(self, tokens: Sequence[int], others: Sequence[int]) -> bool:
+        """Make dims those of others. Whether rows stay apart from columns."""
+        for token, other in zip(tokens, others, strict=True):
+            self._sets.union(token, other)
+        return self._sets.find(tokens[0]) != self._sets.find(tokens[1])
+
+    def may_be(self, tokens: Sequence[int], row: int) -> bool:
+        """Whether the first dim, or for `row` 1 the second, may have the rows."""
+        at = [self._sets.find(token) for token in tokens]
+        return at[row] != 1 and at[1 - row] != 0
+
+    def decide(self, tokens: Sequence[int], row: int) -> bool:
+        """Let a dim have the rows. Whether it may."""
+        return self.join(tokens, (row, 1 - row))
+
+    def row(self, tokens: Sequence[int]) -> int:
+        """Return which dim has the rows; the first one where nothing depends on it."""
+        row = 1 - self.may_be(tokens, 0)
+        self.decide(tokens, row)
+        return row
+
+    def masked_row(
+        self, tokens: Sequence[int], bounds: Bounds, kept: int | None = None
+    ) -> int | None:
+        """Return which dim has the rows, by where later columns are zero; None: they
+        are not.
+
+        Args:
+          tokens: ids of both dims.
+          bounds: of the pairs, by place.
+          kept: the dim that is preferred, if any.
+        """
+        rows = [r for r in (0, 1) if bounds.is_zero[r] and self.may_be(tokens, r)]
+        row = kept if kept in rows else next(iter(rows), None)
+        if row is not None:
+            self.decide(tokens, row)
+        return row
+
+
+TURNED = Stuck("turns rows and columns of pairs", is_refused=True)
 
 
 @dataclass(frozen=True, eq=False)
-class OnPairs:
+class PairFlow:
     """An op that has tokens at two places.
 
     Attributes:
       op, eqn: the op.
-      states: of its operands.
+      tokens: ids of both dims of tokens.
       ats: both places.
       is_backward: whether it is in the backward pass.
-      corners: cache of masks by row and column.
+      rows: which dims have the rows.
     """
 
     op: Op
     eqn: Any
-    states: Sequence[State]
-    ats: tuple[FactorSpan, FactorSpan]
+    tokens: tuple[int, int]
+    ats: tuple[FactorSpan, ...]
     is_backward: bool
-    corners: Corners
+    rows: RowDims
 
-    def done(self) -> SlicedOp | Stuck:
-        pair = self._pair()
-        if pair is None:
-            return Stuck("turns rows and columns of pairs", is_refused=True)
-        later = self._later(pair)
-        assert self.op.rule is not None
-        found = [
-            [place(self.op.rule, layout, at) for at in self.ats]
-            for layout in self.op.rule.results
-        ]
-        has = [[span is not None for span in spans] for spans in found]
-        if len({*map(tuple, has)}) > 1:
+    def done(
+        self, states: Sequence[State], known: Sequence[Bounds | None]
+    ) -> SlicedOp | Stuck:
+        """Slice the op.
+
+        Args:
+          states: of its operands.
+          known: bounds of operands that are known before the forward pass.
+        """
+        rule, operands = self.op.rule, []
+        assert rule is not None
+        for i, (state, bounds) in enumerate(zip(states, known, strict=True)):
+            if isinstance(state, PairState):
+                first, _ = ats_in(rule, rule.operands[i], state)
+                is_turned = first == self.ats[1]
+                tokens = state.tokens[::-1] if is_turned else state.tokens
+                if not self.rows.join(self.tokens, tokens):
+                    return TURNED
+                operands.append(state.bounds.turned() if is_turned else state.bounds)
+            else:
+                operands.append(self._at_places(i, state, bounds))
+        is_known = [bounds is not None for bounds in known]
+        made = of_pairs(self.op, self.eqn, operands, is_known)
+        spans = [[place(rule, to, at) for at in self.ats] for to in rule.results]
+        if len({tuple(span is None for span in of) for of in spans}) > 1:
             return Stuck("has results of several kinds", is_refused=True)
-        if all(has[0]):
-            made = tuple(
-                Cross((first, second), pair, later, self.is_backward)
-                for first, second in found
-                if first is not None and second is not None
-            )
-            return SlicedOp(self.ats, pair, made, self.is_backward)
-        return self._reduced(pair, later, found[0])
+        if None in spans[0]:
+            return self._reduced(made, spans[0])
+        results = tuple(
+            PairState((first, second), self.tokens, made, self.is_backward)
+            for first, second in spans
+            if first and second
+        )
+        return SlicedOp(self.ats, results, self.is_backward, self.tokens)
 
-    def _pair(self) -> PairState | None:
-        """Return which place has the rows by the operands; None where they differ."""
-        pair = PairState()
-        assert self.op.rule is not None
-        for layout, state in zip(self.op.rule.operands, self.states, strict=True):
-            if isinstance(state, Cross):
-                first, _ = ats_in(self.op.rule, layout, state)
-                if not pair.join(state.pair, turned=first == self.ats[1]):
-                    return None
-        return pair
-
-    def _later(self, pair: PairState) -> Later:
-        """Return facts about later columns; a mask decides which place has the rows."""
-        if pair.row is not None:
-            return self._made(pair.row)
-        found: list[Later] = []
-        for row in (0, 1):
-            later = self._made(row)
-            if later.fill is not Fill.ANY:
-                pair.decide(row)
-                return later
-            found.append(later)
-        return either(found)
-
-    def _made(self, row: int) -> Later:
-        parts = tuple(self._part(i, row) for i in range(len(self.states)))
-        key = self.op.name, self.op.traits, parts
-        if key not in self.corners.made:
-            self.corners.made[key] = made_by(self.op, parts)
-        return self.corners.made[key]
-
-    def _part(self, i: int, row: int) -> PairOperand:
-        state = self.states[i]
-        if isinstance(state, Cross):
-            # The operand's row dim is decided with this op's: later is unknown yet.
-            return PairOperand(
-                state.later
-                if state.pair.row is not None
-                else replace(state.later, fill=Fill.ANY)
-            )
-        if isinstance(state, RowState):
-            extreme = state.may_be_extreme
-            seen = Seen.NONE if extreme else Seen.ALL
-            return PairOperand(
-                Later(seen=seen, may_be_low=extreme, may_be_high=extreme)
-            )
-        if state.bounds is None:
-            return PairOperand(Later())
-        bounds = state.bounds
-        least, most = bounds.least, bounds.most
-        corner = self._corner(i, bounds, row)
-        if corner is None:
-            seen = Seen.ALL if least >= -MODERATE else Seen.NONE
-            is_low = least < -MODERATE
-            later = low(most, seen, may_be_low=is_low)
-            if least == most == 0:
-                later = Later(Fill.ZERO)
-            return PairOperand(later, least, most)
-        return PairOperand(corner.later, least, most, corner)
-
-    def _corner(self, i: int, bounds: Bounds, row: int) -> Corner | None:
-        assert self.op.rule is not None
-        layout = self.op.rule.operands[i]
-        ats = self.ats[row], self.ats[1 - row]
-        spans = [place(self.op.rule, layout, at) for at in ats]
-        if not all(span is None or span.is_plain for span in spans):
-            return None
-        if bounds.low.size == 1 == bounds.high.size and not self.op.traits.is_choice:
-            return None
-        first, second = (None if span is None else span.dim for span in spans)
-        key = bounds, first, second, ats[0].first, ats[1].first, ats[0].size
-        corners = self.corners.found
-        if key not in corners:
-            rows, columns = (AxisSpan(0, at.size, first=at.first) for at in ats)
-            corners[key] = corner_of(bounds, (first, second), rows, columns)
-        return corners[key]
+    def _at_places(self, i: int, state: State, bounds: Bounds | None) -> Bounds:
+        """Return the bounds of an operand that is no pairs, by place."""
+        if bounds is not None:
+            assert self.op.rule is not None
+            layout = self.op.rule.operands[i]
+            spans = [place(self.op.rule, layout, at) for at in self.ats]
+            return bounds.at_places(spans, self.ats)
+        if self.eqn.invars[i].aval.dtype == np.bool_:
+            every = np.broadcast_to(True, [at.size for at in self.ats])
+            return replace(uniform(0, 1), mask=every)
+        is_extreme = isinstance(state, RowState) and state.may_be_extreme
+        most = np.inf if is_extreme else MODERATE
+        return uniform(-most, most)
 
     def _reduced(
-        self, pair: PairState, later: Later, spans: Sequence[AxisSpan | None]
+        self, made: Bounds, spans: Sequence[AxisSpan | None]
     ) -> SlicedOp | Stuck:
         """Slice a reduction of pairs along their rows, columns or both."""
-        how, row = reducer_of(self.op), pair.row
-        if row is None:
-            return Stuck(_unmasked(later), is_refused=True)
+        how, rows = reducer_of(self.op), self.rows
         if not how:
-            return Stuck("needs all of the sequence")
-        kept = spans[row], spans[1 - row]
-        is_zero = later.fill is Fill.ZERO and how in ("sum", "or")
-        is_seen = later.fill is Fill.LOW and how == "max"
-        if is_seen and later.seen is Seen.NONE:
-            why = "may find all columns of a row masked: it then reads later ones"
-            return Stuck(why, is_refused=True)
-        made: State
-        if kept[0] is not None:
-            if not (is_zero or is_seen):
-                return Stuck(_unmasked(later), is_refused=True)
-            made = RowState(kept[0], self.is_backward)
-            return SlicedOp(self.ats, pair, (made,), self.is_backward)
-        if not is_zero:
-            return Stuck(_unmasked(later), is_refused=True)
-        if kept[1] is None:
+            return Stuck("needs all of the sequence", is_refused=True)
+        kept, span = next(((k, s) for k, s in enumerate(spans) if s), (None, None))
+        row, sums = None, None
+        if how in ("sum", "or"):
+            row = rows.masked_row(self.tokens, made, kept)
+        elif how == "max" and kept is not None and made.high[kept] <= LOW:
+            row = kept
+            if not self._is_seen(made, row):
+                why = "may find all columns of a row masked: it then reads later ones"
+                return Stuck(why, is_refused=True)
+            if not rows.decide(self.tokens, row):
+                return TURNED
+        if row is None:
+            return Stuck(UNMASKED + made.leak(kept or 0), is_refused=True)
+        result: State
+        if span is None:
             cause = Cause(self.op.id, f"takes a {how} over the sequence")
-            made = WholeSequence(end_of(self.is_backward), cause=cause)
-        elif self.is_backward:
-            made = RowState(kept[1], True)
+            sums, result = how, WholeSequence(end_of(self.is_backward), cause=cause)
         else:
+            sums, result = (
+                None if kept == row else how,
+                RowState(span, self.is_backward),
+            )
+        if sums and span and not self.is_backward:
             return Stuck("adds, for each token, what later ones make of it")
-        return SlicedOp(self.ats, pair, (made,), self.is_backward, how)
+        return SlicedOp(self.ats, (result,), self.is_backward, self.tokens, sums)
 
-
-def _unmasked(later: Later) -> str:
-    return UNMASKED + (f": {later.leak}" if later.leak else "")
+    def _is_seen(self, made: Bounds, row: int) -> bool:
+        """Whether some column up to a row is surely not masked: itself or the first."""
+        first, second = ((at.first, at.size) for at in self.ats)
+        is_same = first == second and made.low[SAME] >= -MODERATE
+        has_first = self.ats[1 - row].first == 0
+        return is_same or (has_first and made.low[AT_ZERO + row] >= -MODERATE)

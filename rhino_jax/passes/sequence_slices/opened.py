@@ -30,6 +30,7 @@ from rhino_jax.frontend.regions import (
     region_kind,
 )
 from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.passes.sequence_slices.masks import Bounds, evaluated, exactly
 from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
@@ -144,8 +145,39 @@ class _OpeningWalk:
         return region_kind(eqn) is RegionKind.CALL
 
 
-def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
-    """Return value of the backward pass → the equal value of the forward pass.
+@dataclass(frozen=True, eq=False)
+class EqualValues:
+    """Equal values of a micro-batch.
+
+    Attributes:
+      numbers: value → number, the same for equal values.
+      twins: value of the backward pass → the equal value of the forward pass.
+      bounds: number → bounds of the elements of values that are known before the
+        forward pass; None where nothing is known.
+    """
+
+    numbers: dict[int, int]
+    twins: dict[int, int]
+    bounds: dict[int, Bounds | None]
+
+    def of(self, value: int) -> Bounds | None:
+        """Return the bounds of a value."""
+        return self.bounds.get(self.numbers[value])
+
+    def evaluate(self, eqn: Any, operands: Sequence[int], made: Sequence[int]) -> None:
+        """Find the bounds of an equation's results; of equal ones once.
+
+        Args:
+          eqn: the equation.
+          operands, made: numbers of its operands and results.
+        """
+        if not self.bounds.keys() >= {*made}:
+            found = evaluated(eqn, [*map(self.bounds.get, operands)])
+            self.bounds.update(dict.fromkeys(made, found))
+
+
+def equal_values(apart: Apart, opened: OpenedProgram) -> EqualValues:
+    """Number the values of a micro-batch, and evaluate what it reads.
 
     Args:
       apart: the step; what it computes before the micro-batches is numbered, too.
@@ -153,24 +185,41 @@ def twins_of(apart: Apart, opened: OpenedProgram) -> dict[int, int]:
     """
     before, table = open_jaxpr(apart.before), NumberTable()
     of: dict[Any, int] = {}
+    equal = EqualValues({}, {}, {})
 
     def number(atom: Any) -> int:
-        if is_literal(atom):
-            return table.constant(atom.val, atom.aval.dtype)
-        return of.setdefault(atom, table.fresh())
+        if not is_literal(atom):
+            return of.setdefault(atom, table.fresh())
+        found = table.constant(atom.val, atom.aval.dtype)
+        equal.bounds[found] = exactly(atom.val)
+        return found
 
+    for v, const in (
+        *zip(reversed(before.invars), reversed(apart.captured), strict=False),
+        *zip(before.constvars, jaxpr_consts(apart.before), strict=True),
+    ):
+        equal.bounds[number(v)] = exactly(const)
     for eqn in before.eqns:
-        results = table.results(eqn, [*map(number, eqn.invars)])
-        of.update(zip(eqn.outvars, results, strict=True))
-    entering = zip(opened.program.inputs[1:], before.outvars, strict=False)
-    given = {entry.value: number(v) for entry, v in entering}
-    numbers = ValueNumbers(opened.flat, given, table, is_deep=False).of
+        operands = [*map(number, eqn.invars)]
+        made = table.results(eqn, operands)
+        of.update(zip(eqn.outvars, made, strict=True))
+        equal.evaluate(eqn, operands, made)
+    inputs = opened.program.body.inputs
+    given = dict(zip(inputs[1:], map(number, before.outvars), strict=False))
+    values = ValueNumbers(opened.flat, given, table, is_deep=False)
+    consts = reversed(jaxpr_consts(apart.piece))
+    for v, const in (
+        *zip(reversed(inputs), consts, strict=False),
+        *opened.flat.consts.items(),
+    ):
+        equal.bounds[values.number(v)] = exactly(const)
+    equal.numbers.update(values.of)
+    numbers = values.of
     forward: dict[int, int] = {}
-    twins: dict[int, int] = {}
     for each, is_backward in zip(opened.ops, opened.is_backward, strict=True):
         for value in each.results:
             if not is_backward:
                 forward.setdefault(numbers[value], value)
             elif numbers[value] in forward:
-                twins[value] = forward[numbers[value]]
-    return twins
+                equal.twins[value] = forward[numbers[value]]
+    return equal

@@ -75,6 +75,33 @@ def _window(batch):
     return TRIL & (place[:, None] - place < 3)
 
 
+def _first_seen(batch):
+    """The first token is never masked, others see neither themselves nor padding."""
+    return (TRIL & ~EYE & is_token(batch)) | (jnp.arange(S) == 0)
+
+
+def _two_windows(q, k, v, batch):
+    place = jnp.arange(S)
+    near, nearer = (TRIL & (place[:, None] - place < n) for n in (4, 3))
+    scores = jnp.where(near, scores_of(q, k), -1e9)
+    return mixed(jax.nn.softmax(scores + jnp.where(nearer, 0.0, -1e9)), v)
+
+
+def _product_of_masks(batch):
+    seen = (is_token(batch) | EYE).astype(jnp.float32)
+    return (TRIL.astype(jnp.float32) * seen).astype(bool)
+
+
+def _segments(batch):
+    tokens = batch["tokens"]
+    return TRIL & ((tokens[:, None, :, None] == tokens[:, None, None, :]) | EYE)
+
+
+def _scores_and_their_transpose(q, k, v, batch):
+    scores = scores_of(q, k) + scores_of(q, k).swapaxes(-1, -2)
+    return mixed(jnp.where(TRIL, scores, 0), v)
+
+
 def _own_softmax(q, k, v, batch):
     """Its maximum has a gradient."""
     scores = jnp.where(TRIL, scores_of(q, k), -1e9)
@@ -159,6 +186,9 @@ ATTENTION = {
     "an added mask": biased(_added),
     "a multiplied mask": biased(_multiplied),
     "distances": biased(_alibi),
+    "the first seen": masked(_first_seen),
+    "a product of masks": masked(_product_of_masks),
+    "segments": masked(_segments),
     **{
         f.__name__[1:]: f
         for f in (
@@ -166,14 +196,14 @@ ATTENTION = {
             _without_maximum,
             _where_of_softmax, _with_bias, _grouped_queries, _mapped, _dropout,
             _capped, _sigmoid, _linear, _keys_first, _heads_in_the_batch,
-            _tokens_in_the_batch, _wide,
+            _tokens_in_the_batch, _wide, _two_windows, _scores_and_their_transpose,
         )
     },
 }  # fmt: skip
 
 ALIKE = {
     "minus infinity", "-1e4", "an added mask", "a multiplied mask", "alibi_first",
-    "padded_first", "with_bias", "capped", "sigmoid", "linear",
+    "padded_first", "with_bias", "capped", "sigmoid", "linear", "a product of masks",
 }  # fmt: skip
 """Attention whose parts are in others, too."""
 

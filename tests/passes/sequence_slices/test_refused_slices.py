@@ -42,6 +42,7 @@ MASKS = {
     "one leak": (TRIL.at[-3, -2].set(True), "token 9 may see token 10"),
     "a prefix": (TRIL | (jnp.arange(S) < 4), "token 0 may see token 1"),
     "the first sees nothing": (TRIL & ~EYE, UNSEEN),
+    "blocks": (jnp.kron(jnp.eye(3), jnp.ones((4, 4))) > 0, "0 may see"),
 }
 
 
@@ -63,6 +64,25 @@ def test_a_mask_that_is_made_of_data():
         return TRIL | (batch["tokens"] < 3)[:, None, None, :]
 
     assert "lets tokens read later ones" in refused(masked(prefix))
+
+
+def test_positions_that_are_rounded():
+    """In bfloat16, 257 is 256: every second token sees the one after it."""
+
+    def seen(batch):
+        at = (jnp.arange(S) + 256).astype(jnp.bfloat16)
+        return at[:, None] >= at
+
+    assert "token 0 may see token 1" in refused(masked(seen))
+
+
+def test_scores_that_are_added_to_their_transpose():
+    def attend(q, k, v, batch):
+        scores = jnp.where(TRIL, scores_of(q, k), -1e9)
+        weights = jax.nn.softmax(scores)
+        return mixed(weights + weights.swapaxes(-1, -2), v)
+
+    assert "turns rows and columns of pairs" in refused(attend)
 
 
 @pytest.mark.parametrize("low", [0.0, -50.0])

@@ -6,8 +6,7 @@ import pytest
 from helpers_slices import check, of_zoo
 
 from rhino_jax.errors import TokenSliceError
-from rhino_jax.passes.sequence_slices.analysis import fitting
-from rhino_jax.passes.sequence_slices.opened import opened
+from rhino_jax.passes.sequence_slices import masks, opened
 from rhino_jax.passes.sequence_slices.sliced import sequence_length, sliced
 from tests.cases import covering
 from tests.passes.interpreter import interpret
@@ -36,11 +35,20 @@ def test_the_sequence_is_found(gpt):
     assert sequence_length(gpt[0]) == 32
 
 
-def test_masks_of_equal_layers_are_one():
-    apart, _ = of_zoo("gpt-tiny-unrolled", num_layers=3)
-    corners = fitting(apart, opened(apart, [32]), [32]).corners
-    chosen = [parts for name, _, parts in corners.made if name == "select_n"]
-    assert 0 < len(chosen) <= 3  # by row, by column, and of gradients
+def test_masks_of_equal_layers_are_evaluated_once(monkeypatch):
+    evaluated = []
+
+    def counted(eqn, operands):
+        evaluated.append(eqn.primitive.name)
+        return masks.evaluated(eqn, operands)
+
+    monkeypatch.setattr(opened, "evaluated", counted)
+    counts = []
+    for layers in (1, 3):
+        sequence_length(of_zoo("gpt-tiny-unrolled", num_layers=layers)[0])
+        counts.append(evaluated.count("ge"))
+        evaluated.clear()
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("lengths", [(16, 15), (32, 0), (40, -8)], ids=str)
