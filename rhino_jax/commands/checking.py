@@ -39,7 +39,8 @@ def add_verify(commands: Any) -> None:
         _run_verify,
         help="compile a plan for its hardware and compare it with its predictions",
         description="Plan a function or a model, or read a saved plan of it, compile"
-        " it for the plan's hardware, which need not be there, and compare.",
+        " it for the plan's hardware, which need not be there, and compare. Ends with 1"
+        " where step time, peak memory or traffic are not as predicted.",
     )
     verify.add_argument("--plan", metavar="FILE", help="a saved plan of the target")
     verify.add_argument(

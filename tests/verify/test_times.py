@@ -141,7 +141,6 @@ def test_plans_of_tasks_compare_lines_with_both_passes(plan: rhino.Plan) -> None
 
 def mixed(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
     h = jax.nn.relu(x @ up)
-    h = jnp.cumsum(h, axis=1)
     return jnp.tanh(h @ down)
 
 
@@ -149,12 +148,12 @@ def mixed(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("hardware", ["v5e:2x4", "h100:8"])
 def test_the_line_that_is_estimated_wrongly_comes_first(hardware: str) -> None:
     mesh_of_target(hardware)
-    shapes = ((16384, 4096), (4096, 4096), (4096, 4096))
+    shapes = ((16384, 4096), (4096, 4096), (4096, 12288))
     args = [jax.ShapeDtypeStruct(dims, "bfloat16") for dims in shapes]
     plan = rhino.plan(mixed, *args, mesh={"x": 8}, hardware=hardware, progress=False)
     true = plan.verify(mixed, *args)
     assert true.time_ok, true.table(full=True)
-    line = mixed.__code__.co_firstlineno + 3
+    line = mixed.__code__.co_firstlineno + 2
     source = f"test_times.py:{line} (mixed)"
     wrong = [
         replace(s, seconds=s.seconds / 20) if s.source == source else s
