@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +139,8 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
     """Write a fit into the hardware's file, with its error.
 
     Args:
-      fit: the fit; values that are None are not written.
+      fit: the fit; values that are None are not written, nor is the efficiency of HBM
+        where the file states on-chip memory.
       folder: folder of hardware files; None: rhino's own.
 
     Raises:
@@ -147,6 +148,9 @@ def write_fit(fit: Fit, folder: Path | None = None) -> Path:
         written.
     """
     file = (folder or configs_dir() / "hardware") / f"{fit.hardware}.toml"
+    if file.exists() and "\non_chip_bytes = " in file.read_text(encoding="utf-8"):
+        # Programs' bytes are in both memories.
+        fit = replace(fit, memory_efficiency=None)
     _refuse_beyond_peak(fit, str(file))
     by = f"fitted: {fit.programs} programs"
     error = "" if fit.compute_error is None else f", error {fit.compute_error:.0%}"
