@@ -184,10 +184,14 @@ def evaluated(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
             found = _run(eqn, known)
     if found is None or max(found.low.size, found.high.size) > MAX_ELEMENTS:
         return None
-    low = _cast(found.low, made[0])
-    high = low if found.is_exact else _cast(found.high, made[0])
-    is_unknown = not found.is_exact and (np.isnan(low) | np.isnan(high)).any()
-    return None if is_unknown else Bounds(low, high, found.is_assumed)
+    low, high = (_cast(x, made[0]) for x in (found.low, found.high))
+    if _is_float(made[0]):  # a compiler may round later, or not at all
+        low = np.minimum(low, found.low, dtype=low.dtype)
+        high = np.maximum(high, found.high, dtype=low.dtype)
+        if np.isnan(low).any() or np.isnan(high).any():
+            return None
+    high = low if np.array_equal(low, high) else high
+    return Bounds(low, high, found.is_assumed)
 
 
 def _assumed(aval: Any, is_added: bool) -> Bounds | None:
@@ -301,7 +305,7 @@ def _is_float(dtype: Any) -> bool:
 
 def _iota(eqn: Any, arrays: Sequence[Any]) -> Any:
     shape, d = eqn.params["shape"], eqn.params["dimension"]
-    positions = np.arange(shape[d]).astype(eqn.params["dtype"])
+    positions = np.arange(shape[d])
     return np.broadcast_to(
         np.expand_dims(positions, [*range(1, len(shape) - d)]), shape
     )
