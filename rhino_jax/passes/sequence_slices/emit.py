@@ -15,9 +15,8 @@ from rhino_jax._compat import bind_eqn, hide_frames, tagged
 from rhino_jax.errors import InternalError
 from rhino_jax.frontend.registry import local_params
 from rhino_jax.frontend.rules.reduce import COMBINE
-from rhino_jax.ir.axes import AxisSpan, locate, place
-from rhino_jax.ir.factor import FactorKind
-from rhino_jax.passes.microbatch.flow.generated import REMADE
+from rhino_jax.ir.axes import AxisSpan, place
+from rhino_jax.passes.microbatch.flow.generated import REMADE, spot_of
 from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
 from rhino_jax.passes.sequence_slices.flow import SlicedOp, ats_in
 from rhino_jax.passes.sequence_slices.states import (
@@ -171,9 +170,8 @@ class SliceEmitter:
         state = self.found.states[value]
         if isinstance(state, WholeSequence):
             return self.whole[value]
-        with self._tag(
-            self._last(state.is_backward), self.found.piece.flat.top.maker[value]
-        ):
+        i = self.found.piece.flat.top.maker[value]
+        with self._tag(self._last(state.is_backward), i):
             return self._full(value)
 
     def _last(self, is_backward: bool) -> int:
@@ -187,8 +185,7 @@ class SliceEmitter:
           t: slice; None: none.
           i: position of the equation that they are a part of.
         """
-        source = self.found.piece.sources[i]
-        tag = f"{'' if t is None else t},{source}"
+        tag = f"{'' if t is None else t},{self.found.piece.sources[i]}"
         with tagged(tag), self._ops[i].context():
             yield
 
@@ -197,8 +194,7 @@ class SliceEmitter:
         states = [self.found.states[v] for v in op.operands]
         made = self.found.states[op.results[0]] if op.results else WholeSequence()
         assert isinstance(made, WholeSequence)
-        last = self.slices.count - 1
-        t = {When.FORWARD: None, When.BACKWARD: last, When.END: 0}[made.when]
+        t = None if made.when is When.FORWARD else self._last(made.when is When.END)
         with self._tag(t, i):
             args = [
                 self.whole[v] if isinstance(s, WholeSequence) else self._full(v)
@@ -350,22 +346,20 @@ class SliceEmitter:
         It reads only those tokens of its operands. None where it is not elementwise.
         """
         i = self.found.piece.flat.top.maker.get(value, -1)
-        if i < 0:
+        each = self._ops[i]
+        if i < 0 or each.op.traits.kind not in REMADE or len(each.results) != 1:
             return None
-        op = self._ops[i].op
-        if op.rule is None or op.traits.kind not in REMADE or len(op.results) != 1:
+        ats = [spot_of(each, value, span) for span, _, _ in ranges]
+        if each.op.rule is None or None in ats:
             return None
-        ats = []
-        for span, start, stop in ranges:
-            at = locate(op.rule, op.rule.results[0], span)
-            if at is None or op.rule.factors[at.factor].kind is not FactorKind.PARALLEL:
-                return None
-            ats.append((at, start, stop))
         args = []
-        for v, layout in zip(op.operands, op.rule.operands, strict=True):
-            spans = [(place(op.rule, layout, at), a, b) for at, a, b in ats]
-            there = [(p, a, b) for p, a, b in spans if p is not None]
-            args.append(self._cut(v, there, i))
+        for v, layout in zip(each.operands, each.op.rule.operands, strict=True):
+            read = [
+                (span, start, stop)
+                for at, (_, start, stop) in zip(ats, ranges, strict=True)
+                if at and (span := place(each.op.rule, layout, at))
+            ]
+            args.append(self._cut(v, read, i))
         with self._tag(None, i):
             return self._bind(i, args, [ranges])[0]
 

@@ -174,34 +174,40 @@ def evaluated(eqn: Any, operands: Sequence[Bounds | None]) -> Bounds | None:
     if len(made) != 1 or not _is_number(made[0]):
         return None
     is_added = _is_float(made[0]) and adds(traits_of(eqn.primitive.name))
-    pairs = zip(eqn.invars, operands, strict=True)
-    known = [b or _assumed(v.aval, is_added) for v, b in pairs]
+    avals = [v.aval for v in eqn.invars]
+    given = [*map(_assumed, avals, operands)]
+    known = [_assumed(aval, b, is_added) for aval, b in zip(avals, given, strict=True)]
     is_exact, found = all(b and b.is_exact for b in operands), None
     with np.errstate(all="ignore"):
-        if is_exact or any(operands):
+        if is_exact or any(given):
             found = bounded(eqn, known)
         if found is None and is_exact and eqn.invars:
             found = _run(eqn, known)
     if found is None or max(found.low.size, found.high.size) > MAX_ELEMENTS:
         return None
-    low = _cast(found.low, made[0])
-    high = low if found.is_exact else _cast(found.high, made[0])
-    is_unknown = not found.is_exact and (np.isnan(low) | np.isnan(high)).any()
-    return None if is_unknown else Bounds(low, high, found.is_assumed)
+    low, high = (_cast(x, made[0]) for x in (found.low, found.high))
+    if _is_float(made[0]):  # a compiler may round later, or not at all
+        low = np.minimum(low, found.low, dtype=low.dtype)
+        high = np.maximum(high, found.high, dtype=low.dtype)
+        if np.isnan(low).any() or np.isnan(high).any():
+            return None
+    high = low if np.array_equal(low, high) else high
+    return Bounds(low, high, found.is_assumed)
 
 
-def _assumed(aval: Any, is_added: bool) -> Bounds | None:
-    """Return the bounds of an operand of which nothing is known.
+def _assumed(aval: Any, bounds: Bounds | None, is_added: bool = False) -> Bounds | None:
+    """Return the bounds of an operand, of which nothing may be known.
 
     Args:
       aval: its type.
+      bounds: what is known of it: None of a boolean if it may be either.
       is_added: whether it is added or chosen: a float is then assumed to be moderate.
     """
-    ones = np.ones((1,) * len(aval.shape), np.float32)
-    if aval.dtype == np.bool_:
+    ones = np.ones((1,) * len(getattr(aval, "shape", ())), np.float32)
+    if bounds is None and aval.dtype == np.bool_:
         return Bounds(ones == 0, ones == 1)
-    if not is_added or not _is_float(aval.dtype):
-        return None
+    if bounds is not None or not is_added or not _is_float(aval.dtype):
+        return bounds
     return Bounds(-MODERATE * ones, MODERATE * ones, is_assumed=True)
 
 
@@ -301,7 +307,7 @@ def _is_float(dtype: Any) -> bool:
 
 def _iota(eqn: Any, arrays: Sequence[Any]) -> Any:
     shape, d = eqn.params["shape"], eqn.params["dimension"]
-    positions = np.arange(shape[d]).astype(eqn.params["dtype"])
+    positions = np.arange(shape[d])
     return np.broadcast_to(
         np.expand_dims(positions, [*range(1, len(shape) - d)]), shape
     )

@@ -108,7 +108,14 @@ def _one_by_one(q, k, v, batch):
     return mixed(jax.nn.softmax(jnp.where(TRIL, scores, -1e9)), v)
 
 
-@pytest.mark.parametrize("attend", [masked(_and), biased(_added), _one_by_one])
+def _multiplied(batch):
+    padding = 1e9 * (batch["tokens"] == 0).astype(jnp.float32)
+    return jnp.where(TRIL, 0.0, -1e9) - padding[:, None, None, :]
+
+
+@pytest.mark.parametrize(
+    "attend", [masked(_and), biased(_added), _one_by_one, biased(_multiplied)]
+)
 def test_rows_that_padding_may_mask_in_full(attend):
     """Their softmax is over all columns alike, later ones too."""
     assert UNSEEN in refused(attend)
