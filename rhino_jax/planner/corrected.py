@@ -62,6 +62,10 @@ _LIMITS = 0.1, 10.0
 """Smallest and largest correction of an op, or of communication."""
 
 
+_ROUNDS = 4
+"""Rounds in which all factors are scaled to the compiled compute within limits."""
+
+
 def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> PlanData:
     """Return the fastest compiled plan, planned with corrected costs.
 
@@ -178,8 +182,10 @@ def measured(
     }
     # Copies between layouts on one device belong to no op.
     copies_s = max(0.0, plan.predicted.compute_s - corrected_s)
-    whole_s = sum(ratio[key] * s for key, s in planned.items())
-    scale = max(0.0, compiled.compute_s - copies_s) / whole_s if whole_s else 1.0
+    scale = 1.0
+    for _ in range(_ROUNDS if planned else 0):
+        sum_s = sum(_within(scale * ratio[key]) * s for key, s in planned.items())
+        scale *= max(0.0, compiled.compute_s - copies_s) / sum_s
     return CostCorrections(
         1,
         tuple(
