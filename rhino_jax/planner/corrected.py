@@ -78,7 +78,7 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     """
     search, budget = replace(search, refine=0), search.request.whole_budget_bytes
     program_of = programs_of(search.traced, search.what, search.target)
-    seen, notes = Seen(), list[str]()
+    seen, own, notes = Seen(), list[CostCorrections](), list[str]()
     plan = first = plan_by(search)
     while True:
         known = search.request.corrections
@@ -95,9 +95,10 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
             break
         figures = compiled_candidate(candidate, program.reading, budget)
         seen.append((candidate, figures))
+        own.append(NO_CORRECTIONS)
         if math.isfinite(figures.compiled_s):
-            known = known.and_of(measured(plan.origin.found, plan, program))
-            search = search.asking(corrections=known)
+            own[-1] = measured(plan.origin.found, plan, program)
+            search = search.asking(corrections=known.and_of(own[-1]))
         if len(seen) == MAX_COMPILED:
             break
         if time.monotonic() > search.request.deadline:
@@ -115,8 +116,14 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     if not seen:
         return replace(first, notes=(*first.notes, *notes))
     best, more = fastest_of(seen)
-    plan, note = with_corrections(best.plan, search.request.corrections)
-    compiled = next(f for c, f in seen if c is best)
+    (compiled, mine), *_ = (
+        (figures, known)
+        for (candidate, figures), known in zip(seen, own, strict=True)
+        if candidate is best
+    )
+    # The plan that is taken is predicted as it compiled.
+    known = mine.preferred_to(search.request.corrections)
+    plan, note = with_corrections(best.plan, known)
     note += f" It compiles to {format_seconds(compiled.compiled_s)}."
     return replace(
         plan,
