@@ -50,7 +50,7 @@ CODE_TOKENS = {
     "bench": 39_700,
     "commands": 7_300,
     "contest": 2_300,
-    "cost": 4_700,
+    "cost": 4_800,
     "explain": 35_200,
     "export": 12_400,
     "frontend": 71_100,
