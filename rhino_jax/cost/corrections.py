@@ -89,6 +89,19 @@ class CostCorrections:
             programs, _summed((*self.ops, *other.ops)), both ** (1 / programs)
         )
 
+    def preferred_to(self, other: CostCorrections) -> CostCorrections:
+        """Return these corrections, with those of another for all other ops and as its
+        programs, of which these are a part."""
+        if not self.programs:
+            return other
+        mine = {(t.source, t.direction, t.primitive, t.sharding) for t in self.ops}
+        rest = (
+            t
+            for t in other.ops
+            if (t.source, t.direction, t.primitive, t.sharding) not in mine
+        )
+        return CostCorrections(other.programs, (*self.ops, *rest), self.communication)
+
 
 NO_CORRECTIONS = CostCorrections()
 

@@ -62,6 +62,10 @@ _LIMITS = 0.1, 10.0
 """Smallest and largest correction of an op, or of communication."""
 
 
+_ROUNDS = 4
+"""Rounds in which all factors are scaled to the compiled compute within limits."""
+
+
 def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> PlanData:
     """Return the fastest compiled plan, planned with corrected costs.
 
@@ -74,7 +78,7 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     """
     search, budget = replace(search, refine=0), search.request.whole_budget_bytes
     program_of = programs_of(search.traced, search.what, search.target)
-    seen, notes = Seen(), list[str]()
+    seen, own, notes = Seen(), list[CostCorrections](), list[str]()
     plan = first = plan_by(search)
     while True:
         known = search.request.corrections
@@ -91,9 +95,10 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
             break
         figures = compiled_candidate(candidate, program.reading, budget)
         seen.append((candidate, figures))
+        own.append(NO_CORRECTIONS)
         if math.isfinite(figures.compiled_s):
-            known = known.and_of(measured(plan.origin.found, plan, program))
-            search = search.asking(corrections=known)
+            own[-1] = measured(plan.origin.found, plan, program)
+            search = search.asking(corrections=known.and_of(own[-1]))
         if len(seen) == MAX_COMPILED:
             break
         if time.monotonic() > search.request.deadline:
@@ -111,8 +116,14 @@ def corrected_plan(search: Search, plan_by: Callable[[Search], PlanData]) -> Pla
     if not seen:
         return replace(first, notes=(*first.notes, *notes))
     best, more = fastest_of(seen)
-    plan, note = with_corrections(best.plan, search.request.corrections)
-    compiled = next(f for c, f in seen if c is best)
+    (compiled, mine), *_ = (
+        (figures, known)
+        for (candidate, figures), known in zip(seen, own, strict=True)
+        if candidate is best
+    )
+    # The plan that is taken is predicted as it compiled.
+    known = mine.preferred_to(search.request.corrections)
+    plan, note = with_corrections(best.plan, known)
     note += f" It compiles to {format_seconds(compiled.compiled_s)}."
     return replace(
         plan,
@@ -178,8 +189,10 @@ def measured(
     }
     # Copies between layouts on one device belong to no op.
     copies_s = max(0.0, plan.predicted.compute_s - corrected_s)
-    whole_s = sum(ratio[key] * s for key, s in planned.items())
-    scale = max(0.0, compiled.compute_s - copies_s) / whole_s if whole_s else 1.0
+    scale = 1.0
+    for _ in range(_ROUNDS if planned else 0):
+        sum_s = sum(_within(scale * ratio[key]) * s for key, s in planned.items())
+        scale *= max(0.0, compiled.compute_s - copies_s) / sum_s
     return CostCorrections(
         1,
         tuple(

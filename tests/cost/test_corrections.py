@@ -53,6 +53,16 @@ def test_programs_are_taken_together() -> None:
     assert (str(ONE), str(both)) == ("1 compiled program", "2 compiled programs")
 
 
+def test_those_of_the_plan_that_is_taken_are_preferred() -> None:
+    other = CostCorrections(1, (times("forward", "0", 1.0, 4.0),), 1.0)
+    both = other.preferred_to(ONE.and_of(other))
+    assert (both.programs, both.communication) == (2, 1.0)
+    factors = CostFactors.of(both)
+    found = [factors.of_op((LINE, "forward", "dot_general"), k) for k in "01"]
+    assert found == [4.0, 1.0]
+    assert NO_CORRECTIONS.preferred_to(ONE) == ONE
+
+
 def test_ops_are_told_apart_by_line_and_direction() -> None:
     forward = Source("/a/model.py", 7, "mlp", "jvp(mlp)")
     backward = Source("/a/model.py", 7, "mlp", "transpose(jvp(mlp))")
