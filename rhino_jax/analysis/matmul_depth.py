@@ -183,7 +183,8 @@ def _ends_kernel(node: Node, graph: Graph, in_rows: frozenset[int]) -> bool:
     no kernel reduces as a whole, or that none holds for its readers."""
     if reduces_columns(node) or long_row(node, graph):
         return True
-    return bool(row_size(node, graph)) and node.id not in in_rows
+    is_row = row_size(node, graph) >= OBSERVED.shortest_sum
+    return is_row and node.id not in in_rows
 
 
 def long_row(node: Node, graph: Graph) -> int:
