@@ -3,8 +3,9 @@
 In: an `ir.Program`, and of the hardware only how its compiler fuses and overlaps.
 Out: `program_analysis.ProgramAnalysis`, computed once and shared by the models of all
 meshes.
-Order: `inline_regions` (program → `graph`), `shared_copies`, `uses` and `matmul_depth`
-(readers and views, levels between matmuls), `materialised` (values in memory),
+Order: `inline_regions` (program → `graph`), `shared_copies`, `row_kernels`, `uses` and
+`matmul_depth` (readers and views, levels between matmuls), `materialised` (values in
+memory),
 `temporaries` (converted and masked copies), `liveness` (live ranges), `kernels`
 (fusions), `on_chip` (values that stay on the chip), `slack` (what can overlap),
 `dim_classes` (dims that are one index range, and those off the lanes), `roles` (data,

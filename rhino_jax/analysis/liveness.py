@@ -101,7 +101,7 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     fused = depth
     if fusing.parts_columns or graph.scalar_reads:
         fused = find_matmul_depth(
-            graph, of_kernels=True, after_columns=fusing.parts_columns
+            graph, of_kernels=True, after_sums=fusing.parts_columns
         )
     found = find_materialised(graph, ports, fused, fusing)
     slack = find_slack(graph, depth)

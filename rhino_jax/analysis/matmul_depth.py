@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
+from rhino_jax.analysis.row_kernels import find_row_kernels, row_size
 from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.traits import OpKind
 
@@ -39,7 +40,7 @@ class MatmulDepth:
 
 
 def find_matmul_depth(
-    graph: Graph, *, of_kernels: bool = False, after_columns: bool = False
+    graph: Graph, *, of_kernels: bool = False, after_sums: bool = False
 ) -> MatmulDepth:
     """Return the matmul depths of a graph's nodes.
 
@@ -47,9 +48,11 @@ def find_matmul_depth(
       graph: the program.
       of_kernels: whether the readers of a reduction to a scalar are one level deeper,
         too, because no kernel reads the scalar that it computes.
-      after_columns: likewise of a sum over columns, or over long rows.
+      after_sums: likewise of sums that run in a kernel before their readers: over
+        columns, over long rows, and over rows that no kernel holds.
     """
     rotated = _find_rotated(graph)
+    in_rows = find_row_kernels(graph) if after_sums else frozenset()
     num_nodes = len(graph.nodes)
     at = [0] * len(graph.scalar_sources)
     # A loop's carry reads a value that is computed after it: initialise all levels.
@@ -58,7 +61,7 @@ def find_matmul_depth(
             _is_heavy(node)
             or node.id in rotated
             or (of_kernels and _is_read_as_scalar(node, graph))
-            or (after_columns and _ends_kernel(node, graph))
+            or (after_sums and _ends_kernel(node, graph, in_rows))
         )
         for node in graph.nodes
     ] + [0] * len(graph.scalars)
@@ -175,10 +178,13 @@ def _is_heavy(node: Node) -> bool:
     return node.kind in (NodeKind.CARRY, NodeKind.STACK)
 
 
-def _ends_kernel(node: Node, graph: Graph) -> bool:
-    """Whether what reads a reduction runs in another kernel: of columns, or of rows
-    that no kernel reduces as a whole."""
-    return reduces_columns(node) or bool(long_row(node, graph))
+def _ends_kernel(node: Node, graph: Graph, in_rows: frozenset[int]) -> bool:
+    """Whether what reads a reduction runs in another kernel: of columns, of rows that
+    no kernel reduces as a whole, or that none holds for its readers."""
+    if reduces_columns(node) or long_row(node, graph):
+        return True
+    is_row = row_size(node, graph) >= OBSERVED.shortest_sum
+    return is_row and node.id not in in_rows
 
 
 def long_row(node: Node, graph: Graph) -> int:

@@ -96,8 +96,8 @@ class Device:
         `MaybePaddedKernel`; a WaveNet compiles to 22 times its FLOPs for 8 H100).
       parts_columns: whether a sum over other dims than the last and its readers are
         separate kernels, of which the second reads the summed operand again (a batch
-        norm); sums over rows of up to `Observed.longest_sum` elements are fused with
-        their readers (a softmax).
+        norm); of sums over rows those of `analysis.row_kernels`, of up to
+        `Observed.longest_sum` elements, are fused with their readers (a softmax).
       defers_gradients: whether the compiler schedules the matmuls of weight gradients
         at the end of the step, and keeps their operands live until then, unless they
         are ordered (see `rhino_jax.passes.remat`).
