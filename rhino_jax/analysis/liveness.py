@@ -19,7 +19,7 @@ from rhino_jax.analysis.in_place import (
 from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
-from rhino_jax.analysis.on_chip import MOST_SHARDS, OnChip, find_on_chip
+from rhino_jax.analysis.on_chip import MAX_SHARDS, OnChip, find_on_chip
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.temporaries import (
     Hoisted,
@@ -93,7 +93,7 @@ class Liveness:
         return [is_it and port not in elsewhere for port, is_it in stored]
 
 
-def analyse(graph: Graph, fusing: Fusing, most_shards: int = MOST_SHARDS) -> Liveness:
+def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Liveness:
     """Compute which values are stored and for how long, before any sharding is chosen.
 
     Args:

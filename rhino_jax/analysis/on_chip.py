@@ -34,7 +34,7 @@ from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.program import Value
 
 
-MOST_SHARDS = 1 << 15
+MAX_SHARDS = 1 << 15
 """Largest number of shards that is told apart from smaller ones."""
 
 
@@ -66,7 +66,7 @@ def is_kept(shards: int, shares: np.ndarray) -> np.ndarray:
       shards: numbers of shards with which it is, as in `OnChip`.
       shares: local over whole size.
     """
-    level = np.rint(-np.log2(np.clip(shares, 1 / MOST_SHARDS, 1.0))).astype(np.int64)
+    level = np.rint(-np.log2(np.clip(shares, 1 / MAX_SHARDS, 1.0))).astype(np.int64)
     return (shards >> level) & 1 == 1
 
 
@@ -101,7 +101,7 @@ def find_on_chip(
     size = {p: float(_value_of(graph, graph.ports[p]).bytes) for p in reads}
     order = sorted(reads, key=lambda p: -(1 + len(reads[p])) * math.sqrt(size[p]))
     until: dict[int, list[int]] = {p: [] for p in order}
-    for level in range(min(MOST_SHARDS, most_shards).bit_length()):
+    for level in range(min(MAX_SHARDS, most_shards).bit_length()):
         room = 2**level * capacity_bytes * (1 - OBSERVED.window_share)
         used = np.zeros(graph.end + 2)
         for p in order:
