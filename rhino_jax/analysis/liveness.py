@@ -19,7 +19,7 @@ from rhino_jax.analysis.in_place import (
 from rhino_jax.analysis.kernels import Kernels, find_kernels
 from rhino_jax.analysis.materialised import Fusing, Materialised, find_materialised
 from rhino_jax.analysis.matmul_depth import find_matmul_depth
-from rhino_jax.analysis.on_chip import OnChip, find_on_chip
+from rhino_jax.analysis.on_chip import MAX_SHARDS, OnChip, find_on_chip
 from rhino_jax.analysis.slack import find_slack
 from rhino_jax.analysis.temporaries import (
     Hoisted,
@@ -93,9 +93,14 @@ class Liveness:
         return [is_it and port not in elsewhere for port, is_it in stored]
 
 
-def analyse(graph: Graph, fusing: Fusing) -> Liveness:
-    """Compute which values are stored and for how long, before any sharding is
-    chosen."""
+def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Liveness:
+    """Compute which values are stored and for how long, before any sharding is chosen.
+
+    Args:
+      graph: the program.
+      fusing: the compiler's behaviour.
+      most_shards: number of devices, or a number that is larger.
+    """
     ports = _holding(graph)
     depth = find_matmul_depth(graph)
     fused = depth
@@ -134,9 +139,8 @@ def analyse(graph: Graph, fusing: Fusing) -> Liveness:
     )
     if not fusing.on_chip_bytes:
         return live
-    kept = find_on_chip(
-        graph, live.kernels, live.is_held, live.last, fusing.on_chip_bytes
-    )
+    of = live.kernels, live.is_held, live.last
+    kept = find_on_chip(graph, *of, fusing.on_chip_bytes, most_shards)
     return replace(live, on_chip=kept)
 
 

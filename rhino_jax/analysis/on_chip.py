@@ -34,8 +34,8 @@ from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.ir.program import Value
 
 
-MAX_LEVELS = 16
-"""Number of powers of two of shards that are told apart."""
+MAX_SHARDS = 1 << 15
+"""Largest number of shards that is told apart from smaller ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +66,8 @@ def is_kept(shards: int, shares: np.ndarray) -> np.ndarray:
       shards: numbers of shards with which it is, as in `OnChip`.
       shares: local over whole size.
     """
-    level = np.rint(-np.log2(np.maximum(shares, 2.0**-MAX_LEVELS))).astype(np.int64)
-    return (shards >> np.clip(level, 0, MAX_LEVELS - 1)) & 1 == 1
+    level = np.rint(-np.log2(np.clip(shares, 1 / MAX_SHARDS, 1.0))).astype(np.int64)
+    return (shards >> level) & 1 == 1
 
 
 def find_on_chip(
@@ -76,6 +76,7 @@ def find_on_chip(
     is_held: Sequence[bool],
     last: Sequence[int],
     capacity_bytes: int,
+    most_shards: int,
 ) -> OnChip:
     """Decide which values stay in on-chip memory.
 
@@ -85,6 +86,7 @@ def find_on_chip(
       is_held: [ports], whether the value has a buffer of its own.
       last: [ports], when it is read for the last time.
       capacity_bytes: on-chip memory of a device.
+      most_shards: number of shards that a value has at most.
     """
     sources = _sources(graph, kernels, last)
     times: list[set[int]] = [set() for _ in graph.ports]
@@ -99,7 +101,7 @@ def find_on_chip(
     size = {p: float(_value_of(graph, graph.ports[p]).bytes) for p in reads}
     order = sorted(reads, key=lambda p: -(1 + len(reads[p])) * math.sqrt(size[p]))
     until: dict[int, list[int]] = {p: [] for p in order}
-    for level in range(MAX_LEVELS):
+    for level in range(min(MAX_SHARDS, most_shards).bit_length()):
         room = 2**level * capacity_bytes * (1 - OBSERVED.window_share)
         used = np.zeros(graph.end + 2)
         for p in order:

@@ -15,6 +15,7 @@ from rhino_jax.analysis.graph import Graph
 from rhino_jax.analysis.inline_regions import inline_regions
 from rhino_jax.analysis.liveness import Liveness, analyse
 from rhino_jax.analysis.materialised import Fusing
+from rhino_jax.analysis.on_chip import MAX_SHARDS
 from rhino_jax.analysis.padding import uneven_dims
 from rhino_jax.analysis.reduction_levels import find_latency_shares
 from rhino_jax.analysis.roles import Roles, find_roles
@@ -65,7 +66,8 @@ class ProgramAnalysis:
         """Analyse the graph of a program."""
         device = target.device
         dim_classes = find_dim_classes(graph)
-        liveness = analyse(graph, Fusing.of(device))
+        devices = target.num_devices or MAX_SHARDS
+        liveness = analyse(graph, Fusing.of(device), devices)
         off_lanes = dims_off_lanes(graph, dim_classes) if device.tile else {}
         return cls(
             graph,
