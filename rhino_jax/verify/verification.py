@@ -147,11 +147,7 @@ def _beside(plan: PlanData, made: CompiledPlan, place: CompilePlace) -> Verifica
             " memory compare, step times do not."
         )
     return Verification(
-        **made.facts() | {"notes": tuple(notes)},
-        stage_peak_bytes=made.stage_peak_bytes,
-        evidence=made.evidence,
-        stages=made.stages,
-        between=made.between,
+        **made.facts(CompiledPlan) | {"notes": tuple(notes)},
         program_name=plan.program_name,
         mesh_axes=plan.mesh_axes,
         hardware=place.target.name,

@@ -207,9 +207,13 @@ class CompiledStep:
         """Bytes that one device puts on the wire per step, as compiled."""
         return sum(c.bytes for c in self.collectives)
 
-    def facts(self) -> dict[str, Any]:
-        """Return the fields of this class by name, for one with more of them."""
-        found = {f.name: getattr(self, f.name) for f in fields(CompiledStep)}
+    def facts(self, of: type[CompiledStep] | None = None) -> dict[str, Any]:
+        """Return the fields of `of` by name, for a class with more of them.
+
+        Args:
+          of: a class that this is one of; None: `CompiledStep`.
+        """
+        found = {f.name: getattr(self, f.name) for f in fields(of or CompiledStep)}
         return found if self.out_of_memory is None else found | {"compiled": None}
 
 
