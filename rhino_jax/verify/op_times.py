@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rhino_jax.cost.corrections import OpKey, op_key
+from rhino_jax.frontend.registry import traits_of
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Source
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.verify.hlo.module import Instruction, Module
 from rhino_jax.verify.hlo.reading import module_of, work_s
@@ -27,7 +29,6 @@ _NO_OP = frozenset(
     "parameter constant bitcast tuple get-tuple-element broadcast iota".split()
 )
 _PRODUCTS = ("dot", "convolution")
-_OF_PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 def compiled_times(
@@ -111,7 +112,8 @@ def _within(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 def _computes(instruction: Instruction, fusion: list[Instruction]) -> bool:
     """Whether an instruction is what its name says: copies and casts of a product's
     operands have the product's name, in fusions of other ops too."""
-    is_named = instruction.op_name.endswith(_OF_PRODUCTS)
+    primitive = instruction.op_name.rpartition("/")[2]
+    is_named = traits_of(primitive).kind in (OpKind.CONTRACTION, OpKind.CONVOLUTION)
     return len(fusion) == 1 or not is_named or instruction.opcode in _PRODUCTS
 
 

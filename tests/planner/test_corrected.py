@@ -17,6 +17,7 @@ from rhino_jax.plan.records import Predicted
 from rhino_jax.planner import corrected
 from rhino_jax.verify.hlo.records import Reading
 from rhino_jax.verify.refine import PlanProgram
+from tests.verify.extras import mesh_of_target
 
 
 MESH = {"x": 2, "y": 4}
@@ -213,6 +214,7 @@ def test_it_holds_for_the_devices_at_hand() -> None:
 @pytest.mark.compile_only
 @pytest.mark.parametrize("hardware", ["h100:8"])
 def test_the_final_plan_is_predicted_and_no_slower(hardware: str) -> None:
+    mesh_of_target(hardware)
     plan = plan_of(hardware=hardware, mesh=None)
     fastest = min(plan.refined, key=lambda c: c.compiled_s)
     assert fastest.compiled_s <= plan.refined[0].compiled_s

@@ -111,7 +111,7 @@ class Evaluation:
         """Return the value whose elements a value has, in whatever order."""
         while (item := self.flat.maker.get(value)) is not None:
             is_sorted_keys = item.op.name == "sort" and item.results[0] == value
-            if not is_sorted_keys and item.op.name not in ("reshape", "squeeze"):
+            if not is_sorted_keys and item.op.name != "reshape":
                 break
             value = item.operands[0]
         return value
