@@ -136,7 +136,7 @@ UPDATES = {
 @pytest.mark.parametrize("name", UPDATES)
 def test_updates_take_what_is_predicted(name: str, hardware: str) -> None:
     fn, shapes, donate = UPDATES[name]
-    # 0.53 of what is compiled, since what the cache is read for stays on the chip.
+    # 0.53 of what is compiled since values stay on the chip: not looked into.
     is_low = name == "cache in a scan" and hardware == "v5e:4x4"
     most = 2.0 if is_low else 1.45
     _hold(fn, *shapes, hardware=hardware, donate=donate, at_most=most)
