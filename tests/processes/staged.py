@@ -233,11 +233,6 @@ def balanced_in_shared_groups(i: int) -> Any:
     return coupled("balanced", is_first=False)
 
 
-def contrastive_twice(i: int) -> Any:
-    """Forward passes run twice."""
-    return coupled("contrastive", schedule="1f1b")
-
-
 def coupled_arrays(name: str) -> Any:
     """Parameters with as few layers as can be partitioned, and a batch."""
     params, batch = jax.tree.map(np.asarray, arguments())
@@ -245,7 +240,7 @@ def coupled_arrays(name: str) -> Any:
     return {**params, "a": params["a"][:count], "b": params["b"][:count]}, batch
 
 
-def coupled(name: str, *, is_first: bool = True, schedule: str = "gpipe") -> Any:
+def coupled(name: str, *, is_first: bool = True) -> Any:
     """Two steps whose backward passes wait for all forward passes."""
     import rhino_jax as rhino
 
@@ -255,10 +250,10 @@ def coupled(name: str, *, is_first: bool = True, schedule: str = "gpipe") -> Any
         donate_argnums=0,
         mesh=mesh(2, is_first=is_first),
         microbatches=4,
-        schedule=schedule,
+        schedule="gpipe",
     )
     plan = step.plan(params, batch)
-    assert plan.schedule == schedule and plan.pipeline.between
+    assert plan.schedule == "gpipe" and plan.pipeline.between
     params, losses = plan.put(params), []
     for _ in range(2):
         params, loss = step(params, batch)

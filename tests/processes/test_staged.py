@@ -105,7 +105,7 @@ def test_a_stack_lies_on_some_of_the_stages(pool: Pool) -> None:
     a_stack(pool, 2)
 
 
-COUPLED = ("contrastive", "balanced_in_shared_groups", "contrastive_twice")
+COUPLED = ("contrastive", "balanced_in_shared_groups")
 
 
 @pytest.mark.parametrize("scenario", covering(COUPLED, ["balanced_in_shared_groups"]))

@@ -94,14 +94,11 @@ def test_two_steps_are_those_of_one_device(kinds, moved, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [("contrastive", "gpipe"), ("balanced", "1f1b"), ("normed", "kfkb")],
-)
-def test_coupled_micro_batches_give_the_same(name, schedule, moved):
+@pytest.mark.parametrize("name", ["contrastive", "balanced", "normed"])
+def test_coupled_micro_batches_give_the_same(name, moved):
     step = helpers_coupled.STEPS[name]
     make = helpers_coupled.arguments
-    options = {"stages": 2, "microbatches": 4, "schedule": schedule, **DONATED}
+    options = {"stages": 2, "microbatches": 4, "schedule": "gpipe", **DONATED}
     plan = told(rhino.plan(step, *make(), **options), step, make())
     got = two_steps(plan.jit(step, **DONATED), make)
     for a, b in zip(got, two_steps(jax.jit(step), make), strict=True):
