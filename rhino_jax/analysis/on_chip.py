@@ -35,7 +35,7 @@ from rhino_jax.ir.program import Value
 
 
 MAX_SHARDS = 1 << 15
-"""Largest number of shards that is told apart from smaller ones."""
+"""Largest number of shards that is distinguished from smaller ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

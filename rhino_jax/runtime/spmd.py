@@ -235,7 +235,7 @@ def _by_stage(leaf: Leaf, mesh: Any) -> PartitionSpec:
 
 
 Executable = SpmdExecutable | TaskExecutable
-"""What runs a program as its plan says; both have the same methods."""
+"""Runs a program as its plan says; both classes have the same methods."""
 
 
 def executable_of(traced: Traced, plan: PlanData, mesh: Any) -> Executable:

@@ -16,7 +16,7 @@ from rhino_jax.errors import InternalError
 from rhino_jax.frontend.registry import local_params
 from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.axes import AxisSpan, place
-from rhino_jax.passes.microbatch.flow.generated import REMADE, spot_of
+from rhino_jax.passes.microbatch.flow.generated import RECOMPUTED_KINDS, spot_of
 from rhino_jax.passes.sequence_slices.analysis import SliceAnalysis
 from rhino_jax.passes.sequence_slices.flow import SlicedOp, ats_in
 from rhino_jax.passes.sequence_slices.states import (
@@ -347,7 +347,11 @@ class SliceEmitter:
         """
         i = self.found.piece.flat.top.maker.get(value, -1)
         each = self._ops[i]
-        if i < 0 or each.op.traits.kind not in REMADE or len(each.results) != 1:
+        if (
+            i < 0
+            or each.op.traits.kind not in RECOMPUTED_KINDS
+            or len(each.results) != 1
+        ):
             return None
         ats = [spot_of(each, value, span) for span, _, _ in ranges]
         if each.op.rule is None or None in ats:

@@ -14,7 +14,7 @@ from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
-REMADE = frozenset(
+RECOMPUTED_KINDS = frozenset(
     {
         OpKind.ELEMENTWISE,
         OpKind.EXPONENTIAL,
@@ -91,7 +91,7 @@ def _leaves(
         return None
     if part_of(item.eqn) is not None:
         return frozenset(item.operands)
-    if item.op.traits.kind not in REMADE or len(item.results) != 1:
+    if item.op.traits.kind not in RECOMPUTED_KINDS or len(item.results) != 1:
         return None
     leaves: set[int] = set()
     for operand, cut in operands_cut(item, spot):
