@@ -144,7 +144,7 @@ def limited(p, x, most=3):
 
 
 def by_place(p, x):
-    """What is added depends on the place in the order."""
+    """Tokens have a part that depends on their place in the order."""
     y = added_back(p, x)
     order = jnp.argsort(routed(p, x)[1].reshape(-1))
     return y + jnp.sin(order.reshape(-1, CHOICES).sum(1).astype(x.dtype))[:, None]
@@ -159,43 +159,36 @@ def counted_otherwise(p, x):
     return jnp.zeros_like(x).at[order // CHOICES].add(y)
 
 
-def next_row(p, x):
+def through(rows_of):
+    """A layer that computes tokens from rows of some order and adds them back."""
+
+    def layer(p, x):
+        order = jnp.argsort(routed(p, x)[1].reshape(-1))
+        y = jnp.tanh(rows_of(x, order) @ p["up"][0])[:, :WIDTH]
+        return jnp.zeros_like(x).at[order // CHOICES].add(y)
+
+    return layer
+
+
+def next_row(x, order):
     """Each sorted row reads the one after it."""
-    _, experts = routed(p, x)
-    order = jnp.argsort(experts.reshape(-1))
-    rows = jnp.roll(x[order // CHOICES], 1, axis=0)
-    return (
-        jnp.zeros_like(x)
-        .at[order // CHOICES]
-        .add(jnp.tanh(rows @ p["up"][0])[:, :WIDTH])
-    )
+    return jnp.roll(x[order // CHOICES], 1, axis=0)
 
 
-def by_other_rows(p, x):
+def by_other_rows(x, order):
     """Sorted rows meet rows in the order of the batch."""
-    _, experts = routed(p, x)
-    order = jnp.argsort(experts.reshape(-1))
-    mixed = x[order // CHOICES] * jnp.repeat(x, CHOICES, axis=0)
-    return (
-        jnp.zeros_like(x)
-        .at[order // CHOICES]
-        .add(jnp.tanh(mixed @ p["up"][0])[:, :WIDTH])
-    )
+    return x[order // CHOICES] * jnp.repeat(x, CHOICES, axis=0)
 
 
-def shifted(p, x):
+def shifted(x, order):
     """Rows are looked up one place further on."""
-    _, experts = routed(p, x)
-    order = jnp.argsort(experts.reshape(-1))
-    rows = x[(order // CHOICES + 1) % x.shape[0]]
-    return (
-        jnp.zeros_like(x)
-        .at[order // CHOICES]
-        .add(jnp.tanh(rows @ p["up"][0])[:, :WIDTH])
-    )
+    return x[(order // CHOICES + 1) % x.shape[0]]
 
 
-COUPLED = [limited, by_place, counted_otherwise, next_row, by_other_rows, shifted]
+COUPLED = [
+    *(limited, by_place, counted_otherwise),
+    *map(through, (next_row, by_other_rows, shifted)),
+]
 
 
 @pytest.mark.parametrize("layer", COUPLED)
