@@ -82,7 +82,8 @@ def test_stages_that_fit_hold_no_less(model, monkeypatch):
         mesh={"stage": 2, "data": 2},
         hardware="h100",
         microbatches=4,
-        schedule="1f1b",
+        # Its auxiliary loss couples the rows of a batch.
+        schedule="gpipe" if model == "moe-tiny" else "1f1b",
         level="fast",
         donate_argnums=workload.donate_argnums,
     )

@@ -108,6 +108,7 @@ def test_models_of_the_zoo_give_the_same(name, options, stages, schedule):
         return workload.make_args(jax.random.key(0))
 
     plan = planned(workload.step, make(), (stages, 2), schedule, donate_argnums=donated)
-    assert name == "gpt-tiny" or plan.pipeline.is_recomputed
+    # Where T5 recomputed a value, it would read its norms' rows again: no gain on GPUs.
+    assert name in {"gpt-tiny", "t5-tiny"} or plan.pipeline.is_recomputed
     got = two_steps(plan.jit(workload.step, donate_argnums=donated), make, len(donated))
     assert_equal(got, two_steps(jax.jit(workload.step), make, len(donated)))
