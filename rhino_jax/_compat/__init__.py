@@ -6,6 +6,9 @@ differs between them.
 
 from __future__ import annotations
 
+from rhino_jax._compat.attention import (
+    fused_attention_traced as fused_attention_traced,
+)
 from rhino_jax._compat.compiling import (
     JITTED as JITTED,
     CompiledInput as CompiledInput,

@@ -41,7 +41,7 @@ from rhino_jax.hardware.lowering import OBSERVED
 from rhino_jax.hardware.target import KernelRates, Target
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Program
-from rhino_jax.ir.traits import OWN_KERNEL, Library, OpKind
+from rhino_jax.ir.traits import OWN_KERNEL, Library
 
 
 def op_s(
@@ -110,9 +110,6 @@ def convolution_work(
     return min(paddings) / slower
 
 
-PRODUCTS = (OpKind.CONTRACTION, OpKind.CONVOLUTION)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
     """The arithmetic of a program as its user wrote it, over all devices.
@@ -131,7 +128,7 @@ def model_flops(program: Program, target: Target) -> ModelFlops:
     """Return the model FLOPs of a program as its user wrote it."""
     flops = at_peak_s = 0.0
     for op, runs in program.walk():
-        if op.traits.kind not in PRODUCTS or op.call is not None:
+        if not op.traits.is_contraction or op.call is not None:
             continue
         if op.source.is_recomputed:
             continue

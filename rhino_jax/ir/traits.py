@@ -30,6 +30,7 @@ class OpKind(enum.Enum):
     LOOKUP: rows of its first operand at the indices that others hold.
     SCATTER: rows written, or combined, at the indices that an operand holds.
     UPDATE: a block of its first operand overwritten.
+    ATTENTION: weighted means of values, in one kernel; its scores stay inside.
     KERNEL: an opaque body.
     OTHER: none of these: sorts, factorisations, running sums, bookkeeping.
     """
@@ -47,6 +48,7 @@ class OpKind(enum.Enum):
     LOOKUP = "lookup"
     SCATTER = "scatter"
     UPDATE = "update"
+    ATTENTION = "attention"
     KERNEL = "kernel"
     OTHER = "other"
 
@@ -54,6 +56,8 @@ class OpKind(enum.Enum):
 ELEMENTWISE_KINDS = frozenset(
     {OpKind.ELEMENTWISE, OpKind.EXPONENTIAL, OpKind.CONVERSION}
 )
+
+MATRIX_KINDS = frozenset({OpKind.CONTRACTION, OpKind.CONVOLUTION, OpKind.ATTENTION})
 
 _SAME_DATA = frozenset(
     {OpKind.IDENTITY, OpKind.CONVERSION, OpKind.BROADCAST, OpKind.MOVEMENT}
@@ -222,8 +226,8 @@ class Traits:
 
     @property
     def is_contraction(self) -> bool:
-        """Whether it runs on the matrix unit: matrix products and convolutions."""
-        return self.kind in (OpKind.CONTRACTION, OpKind.CONVOLUTION)
+        """Whether it runs on the matrix unit: products, convolutions, attention."""
+        return self.kind in MATRIX_KINDS
 
     @property
     def keeps_data(self) -> bool:

@@ -23,6 +23,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from rhino_jax._compat import (
     bind_eqn,
     context_mesh,
+    fused_attention_traced,
     jaxpr_consts,
     jit_shardings,
     low_jaxpr,
@@ -74,7 +75,8 @@ def without_constraints(fn: Callable[..., Any]) -> Callable[..., Any]:
         flat, results = on_arrays(fn, leaves, tree, places, split_result)
         flat.__name__ = flat.__qualname__ = getattr(fn, "__name__", "fn")
         tracers = [leaves[i] for i in places]
-        closed = low_jaxpr(jax.make_jaxpr(flat)(*tracers))
+        with fused_attention_traced():
+            closed = low_jaxpr(jax.make_jaxpr(flat)(*tracers))
         opened, consts = open_jaxpr(closed), jaxpr_consts(closed)
         outs = evaluate(opened, consts, tracers, _equation)
         return results[-1].unflatten(outs)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.sharding import AxisType, Mesh
 
-from rhino_jax._compat import open_jaxpr
+from rhino_jax._compat import fused_attention_traced, open_jaxpr
 from rhino_jax.errors import MeshError, TraceError
 from rhino_jax.frontend.call import Call, split_call
 from rhino_jax.frontend.leaves import is_python_scalar
@@ -235,7 +235,8 @@ def _on_one_device(
     """Run the user's function with `jax.jit` on one device, with compiler options."""
     me = jax.process_index()
     device = next(d for d in bound.mesh.devices.flat if d.process_index == me)
-    with _context(bound, device), jax.default_device(device):
+    is_at_home = jax.default_device(device)
+    with _context(bound, device), is_at_home, fused_attention_traced():
         run = jax.jit(flat, compiler_options=dict(options or {}))
         outs = run(*(_copy(x, device) for x in arrays))
     return list(jax.block_until_ready(outs))

@@ -31,6 +31,33 @@ def dot(rng: Rng) -> tuple[Any, tuple[Any, ...]]:
     return lambda x, y: lax.dot_general(x, y, numbers), args
 
 
+def attention(*, bias: Any = (), is_gradient: bool = False, **options: Any) -> Case:
+    """cuDNN's attention of eight heads on four key heads; an option that is a shape is
+    one of lengths of rows."""
+
+    def case(rng: Rng) -> tuple[Any, tuple[Any, ...]]:
+        lengths = {
+            name: rng.integers(4, 9, given, dtype=np.int32)
+            for name, given in options.items()
+            if name.endswith("lengths")
+        }
+        arrays = [normals(rng, 4, 8, heads, 16) for heads in (8, 4, 4)]
+        arrays += [normals(rng, *bias, 8, 8)] if bias else []
+
+        def fn(*arrays: Any) -> Any:
+            out = jax.nn.dot_product_attention(
+                *(x.astype(jnp.float16) for x in arrays),
+                implementation="cudnn",
+                **options | lengths,
+            )
+            return jnp.sin(out.astype(jnp.float32)).sum() if is_gradient else out
+
+        grad = jax.grad(fn, tuple(range(len(arrays))))
+        return grad if is_gradient else fn, tuple(arrays)
+
+    return case
+
+
 TABLE = np.array([[0, 7], [3, 9], [7, 2], [-1, 5]], np.int32)
 """Indices into eight rows, with some out of range."""
 
@@ -144,6 +171,18 @@ def on_symmetric(fn: Any) -> tuple[Case, ...]:
 
 DATA_CASES: dict[str, tuple[Case, ...]] = {
     "dot_general": (dot, dot, dot, dot),
+    "dot_product_attention_fwd_wrapper": (
+        attention(),
+        attention(is_causal=True),
+        attention(bias=(4, 8)),
+        attention(bias=(1, 8)),
+    ),
+    "dot_product_attention_bwd_wrapper": (
+        attention(is_gradient=True, is_causal=True, local_window_size=(2, 0)),
+        attention(is_gradient=True, bias=(4, 8)),
+        attention(is_gradient=True, bias=(4, 1)),
+        attention(is_gradient=True, query_seq_lengths=(4,), key_value_seq_lengths=(4,)),
+    ),
     "ragged_dot_general": (
         lambda rng: (
             lax.ragged_dot,

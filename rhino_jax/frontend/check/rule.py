@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rhino_jax._compat import fused_attention_traced
 from rhino_jax.errors import RuleError
 from rhino_jax.frontend.check.local import localise, shard_operands
 from rhino_jax.frontend.check.run import (
@@ -108,7 +109,8 @@ def check_rule(
         return fn(*jax.tree.unflatten(tree, flat))
 
     visited: list[tuple[Any, Sequence[Any]]] = []
-    closed = jax.make_jaxpr(call)(*leaves)
+    with fused_attention_traced():
+        closed = jax.make_jaxpr(call)(*leaves)
     walk(closed, leaves, lambda *x: visited.append(x), needs_results=False)
     checked: list[tuple[str, str, int]] = []
     unknown: dict[str, None] = {}

@@ -18,6 +18,7 @@ the calls, and `tests/ir/test_op_facts.py` compares traits with numbers.
 from __future__ import annotations
 
 from rhino_jax.frontend.rules import (  # noqa: F401
+    attention,
     conv,
     dot,
     elementwise,

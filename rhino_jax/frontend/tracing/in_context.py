@@ -11,6 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 from rhino_jax._compat import (
+    fused_attention_traced,
     last_as_consts,
     name_as,
     open_jaxpr,
@@ -133,7 +134,7 @@ def _refuse_annotation(error: Exception, mesh: Any, name: str, what: str) -> Non
 
 
 def _trace(flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any) -> Any:
-    with _only_mesh(mesh):
+    with _only_mesh(mesh), fused_attention_traced():
         return jax.make_jaxpr(flat)(*[_within(x, mesh) for x in types])
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino_jax.ir.traits import OWN_KERNEL, Library
+from rhino_jax.verify.hlo.fused_attention import FUSED_ATTENTION, fused_attention_flops
 from rhino_jax.verify.hlo.module import (
     Computation,
     HloArray,
@@ -124,6 +125,8 @@ def _library_flops(
 ) -> int | None:
     """Return the FLOPs of a cuBLAS or cuDNN call."""
     target = custom_call_target(instruction)
+    if target.startswith(FUSED_ATTENTION):
+        return fused_attention_flops(instruction, lhs)
     if target.startswith("__cublas$"):
         contracted = _numbers(_LIBRARY_CONTRACTED, instruction)
         return 2 * result.size * math.prod(lhs.dims[d] for d in contracted)
@@ -411,9 +414,12 @@ class MemoryTraffic:
             return sum(self._written_in(called, name) for name in _results(called))
         if _updates(instruction):
             return _update_bytes(computation, instruction)
-        if custom_call_target(instruction).startswith(("__cublas$", "__cudnn$")):
+        target = custom_call_target(instruction)
+        if target.startswith(("__cublas$", "__cudnn$")):
             # The rest of the tuple is scratch.
-            return arrays_of(instruction.type)[0].bytes
+            made = arrays_of(instruction.type)
+            made = made[:-1] if target.startswith(FUSED_ATTENTION) else made[:1]
+            return sum(array.bytes for array in made)
         return instruction.bytes
 
     def _written_in(self, computation: Computation, name: str) -> int:

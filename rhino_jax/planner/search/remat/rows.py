@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from rhino_jax.ir.program import Op
+from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.solver.remat.question import (
     OFFLOAD,
@@ -40,6 +41,8 @@ class RerunWork(IntEnum):
             return cls.LOOP
         if not op.traits.is_contraction or op.rule is None:
             return cls.SMALL
+        if op.traits.kind is OpKind.ATTENTION:
+            return cls.BATCHED
         layouts = (*op.rule.operands, *op.rule.results)
         factors = [{f for dim in layout for f in dim} for layout in layouts]
         return cls.BATCHED if set.intersection(*factors) else cls.PRODUCT

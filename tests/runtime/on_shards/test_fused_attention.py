@@ -1,0 +1,112 @@
+"""cuDNN's attention, planned where there is no GPU: on shards, and as compiled."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rhino_jax as rhino
+from tests.runtime.stand_in import normal
+from tests.verify.extras import skipped_without_extra
+
+
+def step_of(implementation: str, heads: int, **options: Any) -> Any:
+    """A step of two layers of attention; keys and values have half as many heads."""
+
+    def layer(weights: Any, x: jax.Array) -> jax.Array:
+        q, k, v = (
+            (x @ w).reshape(*x.shape[:2], n, -1)
+            for w, n in zip(weights, (heads, heads // 2, heads // 2), strict=False)
+        )
+        out = jax.nn.dot_product_attention(
+            q, k, v, is_causal=True, implementation=implementation, **options
+        )
+        return x + out.reshape(*x.shape[:2], -1) @ weights[3]
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            y = x
+            for weights in params:
+                y = layer(weights, y)
+            return jnp.mean(jnp.square(y.astype(jnp.float32)))
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - g, params, gradients), value
+
+    return step
+
+
+def arguments(rows: int, length: int, heads: int, width: int) -> Any:
+    inner = width * heads
+    sizes = (inner, inner), (inner, inner // 2), (inner, inner // 2), (inner, inner)
+    params = [
+        tuple(
+            (normal(4 * i + k, *s) / inner**0.5).astype(jnp.bfloat16)
+            for k, s in enumerate(sizes)
+        )
+        for i in range(2)
+    ]
+    return params, normal(100, rows, length, inner).astype(jnp.bfloat16)
+
+
+def plan_of(
+    args: Any, mesh: Any, hardware: str = "h100:8", **options: Any
+) -> rhino.Plan:
+    step = step_of("cudnn", 8)
+    return rhino.plan(step, *args, mesh=mesh, hardware=hardware, **options)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ({"data": 4, "model": 2}, {}),
+        pytest.param({"data": 2}, {"microbatches": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            {"stage": 2, "data": 2}, {"microbatches": 2}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_steps_are_those_of_plain_attention(mesh: Any, options: Any) -> None:
+    args = arguments(8, 32, 8, 16)
+    got = plan_of(args, mesh, **options).jit(step_of("cudnn", 8))(*args)
+    want = jax.jit(step_of("xla", 8))(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), atol=4e-3
+        )
+
+
+def test_scores_are_in_neither_memory_nor_time() -> None:
+    args = jax.eval_shape(lambda: arguments(8, 1024, 8, 64))
+    plan = plan_of(args, {"model": 4})
+    plain = rhino.plan(step_of("xla", 8), *args, mesh={"model": 4}, hardware="h100:8")
+    # Scores of 64 MiB a layer, in three element types and two passes, are not there.
+    assert plan.predicted.peak_bytes < 0.5 * plain.predicted.peak_bytes
+    assert plan.predicted.step_time_s < plain.predicted.step_time_s
+
+
+def test_a_plan_is_checked_where_the_library_is_not() -> None:
+    args = arguments(8, 32, 8, 16)
+    assert plan_of(args, {"data": 4, "model": 2}).check(step_of("cudnn", 8), *args).ok
+
+
+@pytest.mark.slow
+@pytest.mark.compile_only
+def test_compiled_for_hardware_that_is_not_here_kernels_cost_what_was_predicted() -> (
+    None
+):
+    args = jax.eval_shape(lambda: arguments(16, 2048, 16, 64))
+    step = step_of("cudnn", 16)
+    plan = rhino.plan(step, *args, mesh={"data": 4, "model": 2}, hardware="h100:8")
+    with skipped_without_extra():
+        read = plan.verify(step, *args)
+    # The kernels' FLOPs are read from what XLA calls, and predicted from the program.
+    assert re.search(r"FLOPs +.* 1.0[01]x", read.table())
+    ratio = read.predicted.step_time_s / read.compiled.step_time_s
+    print(f"predicted {ratio:.2f} of compiled")
+    assert 0.85 < ratio < 1.25
