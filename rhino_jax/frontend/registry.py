@@ -8,7 +8,7 @@ theirs with `register_rule`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax.errors import RuleError
@@ -159,9 +159,13 @@ def numbers(found: Iterable[Any], mark: str = ",") -> str:
     return mark.join(str(int(n)) for n in found)
 
 
-def register_traits(*names: str, traits: Traits) -> None:
-    """Register the traits of primitives that have no rule."""
+def register_traits(
+    *names: str, traits: Traits, local: LocalParams | None = None
+) -> None:
+    """Register the traits of primitives that have no rule, and local parameters."""
     _TRAITS.update(dict.fromkeys(names, traits))
+    if local is not None:
+        _LOCAL.update(dict.fromkeys(names, local))
 
 
 def local_params(
@@ -199,9 +203,10 @@ def lookup_user(name: str) -> RuleFn | None:
 def traits_of(primitive: str, kernel: str | None = None) -> Traits:
     """Return the traits of a primitive's ops; for a kernel, those that the user
     registered for it, if any. Default traits where neither is known."""
+    known = _TRAITS.get(primitive, Traits())
     if kernel in _USER_RULES and kernel in _TRAITS:
-        return _TRAITS[kernel]
-    return _TRAITS.get(primitive, Traits())
+        return replace(_TRAITS[kernel], is_gathered=known.is_gathered)
+    return known
 
 
 def unmet_rules() -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from rhino_jax.frontend.pallas import (
     grid_of,
     local_params,
 )
+from rhino_jax.frontend.registry import local_params as params_of_part
 from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.ir.factor import FactorKind, Rule
 from rhino_jax.ir.program import Op
@@ -220,6 +221,16 @@ def run_each_part(
     if op.traits.kind is OpKind.CONVOLUTION:
         shapes = [v.aval.shape for v in values]
         run, params = on_shard(rule, params, shapes, cuts, mesh)
+    else:
+        layouts = (*rule.operands, *rule.results)
+        parts = [
+            tuple(
+                n // math.prod(mesh.axis_sizes[a] for a in axes)
+                for n, axes in zip(v.aval.shape, spec_under(x, cuts), strict=True)
+            )
+            for v, x in zip(values, layouts, strict=True)
+        ]
+        params = params_of_part(op.name, params, parts[:count], parts[count:])
     made, merged = [spec_under(x, cuts) for x in rule.results], merged_axes(rule, cuts)
     partial = partial_axes(rule, cuts)
     scatters: list[Scatter] = []
@@ -273,6 +284,9 @@ def _cuts(
         cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
         return cuts if _ragged_rows(op, cuts) is not None else None
     kinds = {FactorKind.PARALLEL, FactorKind.MERGE}
+    reducers = {f.reducer for f in op.rule.factors if f.kind is FactorKind.REDUCE}
+    if len(op.results) == 1 and reducers == {"sum"}:
+        kinds.add(FactorKind.REDUCE)
     cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
     is_run = bool(cuts) and (is_gathered or merged_axes(op.rule, cuts) is not None)
     return cuts if is_run else None

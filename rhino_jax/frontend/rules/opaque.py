@@ -6,7 +6,7 @@ parallel axes of its grid, a function under `custom_partitioning` as it states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rhino_jax.frontend.pallas import PALLAS_CALL, Moves, grid_of
@@ -42,6 +42,17 @@ register_traits(
     "ref_set", "ref_swap", "run_scoped", "run_state", "swap",
     traits=EFFECTS,
 )  # fmt: skip
+
+
+def _local_results(
+    params: Mapping[str, Any], ins: Sequence[Any], outs: Sequence[tuple[int, ...]]
+) -> dict[str, Any]:
+    avals = zip(params["result_avals"], outs, strict=True)
+    return {"result_avals": tuple(aval.update(shape=shape) for aval, shape in avals)}
+
+
+# XLA replicates calls of foreign functions, whatever rule the user has registered.
+register_traits("ffi_call", traits=Traits(is_gathered=True), local=_local_results)
 
 
 @register(

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.frontend import registry
 from rhino_jax.frontend.rules.reshape import reshape_rule
 from rhino_jax.ir.factor import parse_rule
 from rhino_jax.runtime.interpret import uncut_whole
@@ -198,3 +199,42 @@ def test_shards_of_a_convolution_leave_out_what_negative_padding_does() -> None:
     options = {"mesh": ONE, "hardware": HARDWARE, "pins": {"x": P(None, "x")}}
     sharded = rhino.auto_shard(convolved, progress=False, **options)
     np.testing.assert_allclose(sharded(x, w), convolved(x, w), atol=1e-4)
+
+
+def factors_of(x: jax.Array) -> jax.Array:
+    """Cholesky factors, by a call of a foreign function."""
+    shapes = (
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+        jax.ShapeDtypeStruct(x.shape[:1], jnp.int32),
+    )
+    call = jax.ffi.ffi_call("lapack_spotrf_ffi", shapes, input_output_aliases={0: 0})
+    return jnp.triu(call(x, uplo=np.uint8(ord("U")))[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 4, "mesh": {"x": 2}}])
+def test_foreign_functions_with_a_rule_run_on_shards(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA gathers their operands, and computes the whole on every device."""
+
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        def loss(w: jax.Array) -> jax.Array:
+            return jnp.mean(jnp.tanh(x @ w))
+
+        squares = jnp.einsum("bij,bkj->bik", x, x) + 8 * jnp.eye(8)
+        return jax.grad(loss)(w), factors_of(squares)
+
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(registry, "_USER_RULES", set())
+    rhino.register_rule("lapack_spotrf_ffi", "b n! m! -> b n! m!, b")
+    jnp.linalg.cholesky(jnp.eye(2))  # loads the library
+    x = ROWS.reshape(32, 8, 8)
+    args = jnp.eye(8), x
+    options = {"mesh": ONE, "hardware": HARDWARE, **options}
+    plan = rhino.plan(step, *args, **options)
+    got, want = plan.jit(step)(*args), jax.jit(step)(*args)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
+    if "microbatches" not in options:
+        assert plan.out_specs[1] == P("x")
+        assert plan.verify(step, *args).ok
