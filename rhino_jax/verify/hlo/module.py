@@ -267,7 +267,7 @@ def type_bytes(text: str) -> int:
 _COMMENT = re.compile(r"/\*.*?\*/")
 _QUOTED = r'"(?:\\.|[^"\\])*"'
 _METADATA = re.compile(
-    rf",?\s*metadata=\{{((?:[^\"{{}}]|{_QUOTED}|\{{[^{{}}]*\}})*)\}}"
+    rf",?\s*\bmetadata=\{{((?:[^\"{{}}]|{_QUOTED}|\{{[^{{}}]*\}})*)\}}"
 )
 _OP_NAME = re.compile(r'op_name="((?:\\.|[^"\\])*)"')
 _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\)\s*->\s*.*\{\s*$")
@@ -275,6 +275,8 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _NAME = re.compile(r"%?([\w.\-]+)\s*$")
 _OPENS = re.compile(r"[(\[{]")
+# A Pallas kernel's metadata is JSON on lines of its own, within an instruction's.
+_CONTINUES = re.compile(r'\n(?="|\}\})')
 
 
 def parse_module(text: str) -> Module:
@@ -283,7 +285,7 @@ def parse_module(text: str) -> Module:
     Raises:
       ValueError: the text is no HLO module, or has no entry computation.
     """
-    lines = text.splitlines()
+    lines = _CONTINUES.sub(" ", text).splitlines()
     header = next((x for x in lines if x.startswith("HloModule")), None)
     if header is None:
         raise ValueError("not the text of an HLO module: no line starts with HloModule")

@@ -71,3 +71,22 @@ def test_metadata_gives_name_and_source_and_does_not_leak() -> None:
 def test_other_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_module(text)
+
+
+def test_metadata_of_kernels_on_lines_of_their_own_is_part_of_an_instruction() -> None:
+    """As JAX's splash attention states it (libtpu 0.0.52)."""
+    module = parse_module(
+        "HloModule step, is_scheduled=true\n"
+        "\n"
+        "ENTRY %main (x: f32[8]) -> f32[8] {\n"
+        "  %x = f32[8]{0} parameter(0)\n"
+        '  %kernel = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call",'
+        " frontend_attributes={kernel_metadata={\n"
+        '"xprof_metadata":"{\\"block_q\\": 128}"\n'
+        '}}, metadata={op_name="jit(step)/pallas_call"}\n'
+        "  ROOT %y = f32[8]{0} negate(%kernel)\n"
+        "}\n"
+    )
+    (entry,) = module.computations.values()
+    assert [x.name for x in entry] == ["x", "kernel", "y"] and entry.root == "y"
+    assert entry.instructions["kernel"].op_name == "jit(step)/pallas_call"
