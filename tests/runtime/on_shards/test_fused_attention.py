@@ -1,14 +1,20 @@
-"""cuDNN's attention, planned where there is no GPU: on shards, and as compiled."""
+"""Attention in one kernel, of cuDNN and of JAX for TPU: on shards, and as compiled."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as kernels,
+    splash_attention_mask as masks,
+)
 
 import rhino_jax as rhino
 from tests.runtime.stand_in import normal
@@ -110,3 +116,40 @@ def test_compiled_for_hardware_that_is_not_here_kernels_cost_what_was_predicted(
     ratio = read.predicted.step_time_s / read.compiled.step_time_s
     print(f"predicted {ratio:.2f} of compiled")
     assert 0.85 < ratio < 1.25
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    length, heads = q.shape[2], q.shape[1]
+    causal = masks.CausalMask((length, length))
+    mask = masks.MultiHeadMask([causal] * heads)
+    kernel = kernels.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    return jax.vmap(kernel)(q, k, v)
+
+
+@pytest.mark.slow
+@pytest.mark.compile_only
+@pytest.mark.parametrize("attention", [splash, partial(flash_attention, causal=True)])
+def test_kernels_that_jax_ships_for_tpu_compile_as_planned(attention: Any) -> None:
+    """Sharded over their grids' axes: batch and heads."""
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            q, k, v = (jnp.einsum("btd,dnh->bnth", x, weights[n]) for n in "qkv")
+            out = jnp.einsum("bnth,nhd->btd", attention(q, k, v), weights["o"])
+            return jnp.mean(jnp.square(out.astype(jnp.float32)))
+
+        gradients = jax.grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, gradients)
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    weights = dict.fromkeys("qkv", array(1024, 8, 128)) | {"o": array(8, 128, 1024)}
+    args = weights, array(16, 1024, 1024)
+    plan = rhino.plan(step, *args, mesh={"data": 4, "model": 4}, hardware="v5e:4x4")
+    with skipped_without_extra():
+        read = plan.verify(step, *args)
+    ratio = read.predicted.step_time_s / read.compiled.step_time_s
+    print(f"predicted {ratio:.2f} of compiled")
+    assert read.ok and read.wire_bytes == pytest.approx(read.planned_wire_bytes)
+    assert 0.8 < ratio < 1.25
