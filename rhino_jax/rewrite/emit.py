@@ -106,14 +106,29 @@ def bind_part(
       dims: for every result the dim of which it is a part; -1: it is whole.
       size: size of the parts.
     """
-    shapes = []
-    for var, d in zip(eqn.outvars, dims, strict=True):
-        shape = list(var.aval.shape)
-        if d != -1:
-            shape[d] = size
-        shapes.append(tuple(shape))
+    whole = [tuple(v.aval.shape) for v in eqn.outvars]
+    shapes = [
+        shape if d == -1 else (*shape[:d], size, *shape[d + 1 :])
+        for shape, d in zip(whole, dims, strict=True)
+    ]
+    return bind_local(eqn, args, shapes)
+
+
+def bind_local(
+    eqn: Any, args: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> list[Any]:
+    """Bind an equation to parts of its own operands.
+
+    Args:
+      eqn: the equation.
+      args: the operands.
+      shapes: of the parts of its results that they give.
+    """
     ins = [tuple(jnp.shape(x)) for x in args]
-    params = local_params(eqn.primitive.name, eqn.params, ins, shapes)
+    whole = [tuple(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
+    params = eqn.params
+    if [*ins, *shapes] != whole:
+        params = local_params(eqn.primitive.name, params, ins, shapes)
     return bind_eqn(eqn, args, params)
 
 

@@ -17,7 +17,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
-from rhino_jax.frontend.registry import local_params, part_of
+from rhino_jax.frontend.registry import part_of
 from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.frontend.rules.shape import of_blocks
 from rhino_jax.ir.axes import AxisSpan
@@ -37,7 +37,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     is_own,
     is_there,
 )
-from rhino_jax.rewrite.emit import scan_like
+from rhino_jax.rewrite.emit import bind_local, scan_like
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
@@ -147,13 +147,13 @@ class PieceEmitter:
         Raises:
           MicrobatchError: the results have other shapes.
         """
-        ins = [tuple(jnp.shape(x)) for x in arrays]
-        params = item.eqn.params
+        blocks = None
         if shapes != [v.aval.shape for v in item.eqn.outvars]:
-            params = self._blocks(item) or local_params(
-                item.op.name, params, ins, shapes
-            )
-        results = bind_eqn(item.eqn, arrays, params)
+            blocks = self._blocks(item)
+        if blocks is None:
+            results = bind_local(item.eqn, arrays, shapes)
+        else:
+            results = bind_eqn(item.eqn, arrays, blocks)
         got = [tuple(x.shape) for x in results]
         if got != list(shapes):
             raise MicrobatchError(
