@@ -17,7 +17,7 @@ from rhino_jax.frontend.regions import (
     has_barrier,
 )
 from rhino_jax.frontend.registry import local_params
-from rhino_jax.rewrite.retraced import retraced, traced_on
+from rhino_jax.rewrite.retraced import retraced
 
 
 Instead = Callable[[Any, list[Any]], "list[Any] | None"]
@@ -77,22 +77,6 @@ def run_inlined(
         return bind_eqn(eqn, operands, eqn.params) if found is None else found
 
     return evaluate(jaxpr, consts, arrays, run)
-
-
-def inline_body(eqn: Any, opened: Callable[[Any], bool] = is_plain_call) -> Any:
-    """Return the body of a scan with calls inlined, as a closed jaxpr.
-
-    Args:
-      eqn: the scan.
-      opened: whether the call of an equation is inlined.
-    """
-    (closed,) = closed_region_jaxprs(eqn)
-    jaxpr, consts = open_jaxpr(closed), jaxpr_consts(closed)
-
-    def run(*arrays: Any) -> list[Any]:
-        return run_inlined(jaxpr, consts, arrays, lambda *_: None, opened)
-
-    return traced_on(run, [v.aval for v in jaxpr.invars])
 
 
 def bind_part(
