@@ -16,8 +16,8 @@ from rhino_jax._compat import open_jaxpr
 from rhino_jax.frontend.regions import sub_jaxprs
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.ops_along import Stacked
 from rhino_jax.passes.spmd_pipeline.along import (
-    Stacked,
     StackedRegion,
     makes_along,
     passes_on,

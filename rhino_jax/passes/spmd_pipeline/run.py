@@ -10,6 +10,7 @@ from jax import lax
 
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
+from rhino_jax.passes.microbatch.emit.accumulated import combined
 from rhino_jax.passes.spmd_pipeline.along import StageValues
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody, Sum
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
@@ -111,7 +112,7 @@ class StageRun(StageValues):
             for i in todo:
                 self._do(i, env, read)
             more = [
-                self._added(body.sums[k], x, read(p, False))
+                combined(body.sums[k].how, x, read(p, False))
                 for k, x, p in zip(sums, so_far, parts, strict=True)
             ]
             return more, [env[v] for v in leave]
@@ -141,10 +142,6 @@ class StageRun(StageValues):
         if how == "unchanged":
             return x
         return lax.full_like(x, identity(how, x.dtype))
-
-    def _added(self, found: Sum, so_far: Any, part: Any) -> Any:
-        part = lax.convert_element_type(part, so_far.dtype)
-        return part if found.how == "unchanged" else COMBINE[found.how](so_far, part)
 
     # Scans over layers: a micro-batch on every tick.
 
@@ -227,7 +224,7 @@ class StageRun(StageValues):
             more = [
                 either(
                     is_there,
-                    self._added(body.sums[k], x, read(body.sums[k].part or 0, True)),
+                    combined(body.sums[k].how, x, read(body.sums[k].part or 0, True)),
                     x,
                 )
                 for k, x in zip(sums, so_far, strict=True)

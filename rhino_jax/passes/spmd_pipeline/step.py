@@ -10,8 +10,8 @@ from typing import Any
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.errors import StageError
 from rhino_jax.ir.transform import MICROBATCHES
+from rhino_jax.passes.ops_along import Stacked
 from rhino_jax.passes.spmd_pipeline.along import (
-    Stacked,
     StackedRegion,
     StageValues,
     makes_along,

@@ -27,7 +27,6 @@ from rhino_jax._compat import (
     without_dead_code,
 )
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
-from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.cut import (
@@ -37,6 +36,11 @@ from rhino_jax.passes.microbatch.cut import (
     MicrobatchLoop,
 )
 from rhino_jax.passes.microbatch.cutting import find_cut
+from rhino_jax.passes.microbatch.emit.accumulated import (
+    combined,
+    start,
+    sum_dtype,
+)
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
@@ -95,19 +99,15 @@ class Apart:
         """Return the type of an accumulated output: at least float32 for float sums."""
         crossing = self.leaving[position]
         aval = open_jaxpr(self.piece).outvars[position].aval
-        shape, dtype = aval.shape, aval.dtype
+        shape = aval.shape
         if crossing.how == "stacked":
             shape = (self.cut.count, *shape)
-        elif crossing.is_added and jnp.issubdtype(dtype, jnp.floating):
-            dtype = dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
-        return jax.core.ShapedArray(shape, dtype)
+        return jax.core.ShapedArray(shape, sum_dtype(crossing, aval.dtype))
 
     def start(self, position: int) -> Any:
         """Return the initial value of an accumulated output."""
-        aval, crossing = self.sum_type(position), self.leaving[position]
-        how = "sum" if crossing.is_added else crossing.how
-        fill = identity(how, aval.dtype) if how in COMBINE else 0
-        return lax.full(aval.shape, fill, aval.dtype)
+        aval = self.sum_type(position)
+        return start(self.leaving[position], aval.shape, aval.dtype)
 
     def combined(self, position: int, so_far: Any, part: Any, index: Any) -> Any:
         """Accumulate the output of one more micro-batch.
@@ -121,8 +121,7 @@ class Apart:
         how = self.leaving[position].how
         if how == "stacked":
             return lax.dynamic_update_index_in_dim(so_far, part, index, 0)
-        part = lax.convert_element_type(part, so_far.dtype)
-        return part if how == "unchanged" else COMBINE[how](so_far, part)
+        return combined(how, so_far, part)
 
     def finished(self, position: int, x: Any, dtype: Any) -> Any:
         """Convert an accumulated output to its value in the step without the loop."""
