@@ -14,7 +14,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import CHUNKS, Transform, chosen
 from rhino_jax.passes.chunks.heads import Head, heads_of
 from rhino_jax.passes.chunks.part import part_of, size_of
@@ -55,7 +55,7 @@ class ChunkLoop:
 def loops_of(flat: FlatProgram) -> Iterator[ChunkLoop]:
     """Yield the scans of a program's top level."""
     for item in flat.top.ops:
-        if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
+        if not item.is_scan:
             continue
         (body,) = closed_region_jaxprs(item.eqn)
         if open_jaxpr(body).constvars:

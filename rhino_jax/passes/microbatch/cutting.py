@@ -6,7 +6,7 @@ Nothing is emitted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,7 +112,11 @@ def _cut(
     _check_count(program, choice, rows)
     largest = max(program.values[v].bytes for v in inputs)
     sizes = DimSizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
-    takes_own = _takes_own(choice)
+    places = [*map(at_place, choice.per_microbatch)]
+
+    def takes_own(item: FlatOp) -> bool:
+        return any(is_there(item.op.source) for is_there in places)
+
     opened: set[int] = set()
     same: dict[int, int] = {}
     needs: Op | None = None
@@ -212,11 +216,6 @@ def cut_of(
         places=_places([m for m in waits if _is_of_sums(found, m)]),
         program=program,
     )
-
-
-def _takes_own(choice: MicrobatchChoice) -> Callable[[FlatOp], bool]:
-    places = [*map(at_place, choice.per_microbatch)]
-    return lambda item: any(is_there(item.op.source) for is_there in places)
 
 
 def _check_count(program: Program, choice: MicrobatchChoice, rows: int) -> None:

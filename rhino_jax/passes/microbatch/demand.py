@@ -173,12 +173,13 @@ class Demand:
     def loops(self) -> tuple[MicrobatchLoop, ...]:
         """Return the loops as data."""
         return tuple(
-            MicrobatchLoop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
+            MicrobatchLoop(
+                tuple(sorted(b.ops)),
+                _entering(b),
+                tuple(_leaving(v, self.found.states[v]) for v in b.made),
+            )
             for b in self.bodies
         )
-
-    def _leaving(self, body: LoopDemand) -> tuple[LoopCrossing, ...]:
-        return tuple(_leaving(v, self.found.states[v]) for v in body.made)
 
     def outside(self) -> tuple[tuple[int, ...], ...]:
         """Return ids of the ops that run on the whole batch, by the loop after them."""

@@ -66,12 +66,8 @@ def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
       k: position of the loop in the region.
     """
     line = decided.block.ops[k]
-    if (
-        k in decided.split
-        or k in decided.stacks
-        or k in decided.added
-        or k in decided.pairs
-    ):
+    tables = decided.split, decided.stacks, decided.added, decided.pairs
+    if any(k in table for table in tables):
         return True
     if not decided.hosted_stacks.isdisjoint((*line.operands, *line.results)):
         return True

@@ -213,6 +213,7 @@ class Frame:
     def made(self, line: FlatOp, results: Sequence[Any], is_late: bool) -> None:
         """Record the results of an op; offload those that are to be on the host."""
         self.early.update(zip(line.results, results, strict=True))
+        is_early = self.decided.halves.is_early
         for v in line.results:
             if v in self.decided.offloaded and self.early[v] is not None:
                 self.hosted[v] = to_host(self.early[v])
@@ -220,7 +221,8 @@ class Frame:
                 self.ties.append(self.early[v])
                 if self.decided.is_ordered:
                     self._order(line, v)
-            if can_tie(self.early[v]) and (is_late or not self._has_late()):
+            has_late = self.last is not None and not is_early(self.last)
+            if can_tie(self.early[v]) and (is_late or not has_late):
                 self.last = v
 
     def _order(self, line: FlatOp, value: int) -> None:
@@ -234,9 +236,6 @@ class Frame:
                     *(v for p in passing for v in p.results),
                 ):
                     passing.append(line)
-
-    def _has_late(self) -> bool:
-        return self.last is not None and not self.decided.halves.is_early(self.last)
 
     def tie(self) -> int | None:
         """Return the late value that values read now have to wait for."""

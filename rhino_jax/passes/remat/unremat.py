@@ -8,7 +8,6 @@ The residuals of the backward pass may then be chosen from scratch.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -82,7 +81,8 @@ def _decide(
     found: dict[int | None, Decided],
 ) -> None:
     halves = halves_of(block)
-    early = {numbers.of[v]: v for v in _made_early(halves)}
+    lines = zip(reversed(block.ops), reversed(halves.is_late), strict=True)
+    early = {numbers.of[v]: v for line, late in lines if not late for v in line.results}
     same = {
         v: other
         for v, other in _replaced(numbers, block, early).items()
@@ -94,7 +94,6 @@ def _decide(
         loop = block.ops[k]
         _decide(flat, numbers, loop.op.id, loop.regions[0], found)
     pairs: dict[int, tuple[LoopPair, ...]] = {}
-    added: dict[int, dict[int, None]] = defaultdict(dict)
     for k in loops:
         if not halves.is_late[k]:
             continue
@@ -105,19 +104,8 @@ def _decide(
             inside.update(pair.replaced)
         found[block.ops[k].op.id] = replace(body, skipped=_skipped(body.block, inside))
         pairs[k] = several
-        for pair in several:
-            if pair.loop is None:
-                continue
-            for v in stacked_anew(block, pair):
-                added[pair.loop][v] = None
-    stacks = {loop: tuple(values) for loop, values in added.items()}
-    found[owner] = replace(found[owner], pairs=pairs, added=stacks)
-
-
-def _made_early(halves: Halves) -> Iterator[int]:
-    for k in reversed(range(len(halves.block.ops))):
-        if not halves.is_late[k]:
-            yield from halves.block.ops[k].results
+    added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
+    found[owner] = replace(found[owner], pairs=pairs, added=added)
 
 
 def _is_again(line: FlatOp) -> bool:

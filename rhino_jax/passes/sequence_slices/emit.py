@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from jax import lax
@@ -42,10 +43,7 @@ class SliceBounds:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> SliceBounds:
-        bounds = [0]
-        for length in lengths:
-            bounds.append(bounds[-1] + length)
-        return cls(tuple(bounds))
+        return cls(tuple(accumulate(lengths, initial=0)))
 
     @property
     def count(self) -> int:

@@ -161,7 +161,8 @@ def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
       loop: found in it.
     """
     region, state = flat.top, [e.state_of for e in flat.program.outputs]
-    wanted = _read_by_loop(loop)
+    read = zip(loop.op.operands, loop.body.reads_stacks, strict=False)
+    wanted = {v for v, is_stack in read if is_stack}
     while True:
         given, made = _back(region, loop, wanted)
         stacks, stacked = _forth(region, loop, given, made)
@@ -178,11 +179,6 @@ def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
         for v, of in zip(region.outputs, state, strict=True)
     )
     return LoopedStep(region, frozenset(stacks), stacked, loop, by_layers)
-
-
-def _read_by_loop(loop: StageLoop) -> set[int]:
-    pairs = zip(loop.op.operands, loop.body.reads_stacks, strict=False)
-    return {v for v, is_stack in pairs if is_stack}
 
 
 def _back(

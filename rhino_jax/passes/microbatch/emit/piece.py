@@ -122,8 +122,7 @@ class PieceEmitter:
                     for v, s in zip(item.results, ran.results, strict=True)
                 ]
                 results = self.bound(item, arrays, shapes)
-        for value, x in zip(item.results, results, strict=True):
-            self.env[value] = x
+        self.env.update(zip(item.results, results, strict=True))
 
     def region(
         self, item: FlatOp, arrays: Sequence[Any], uses: Sequence[State]
@@ -132,8 +131,7 @@ class PieceEmitter:
         has_all = self.piece.rows == self.piece.split.rows
         if has_all or all(isinstance(u, WholeState) for u in uses):
             return bind_eqn(item.eqn, arrays, item.eqn.params)
-        assert item.op.call is not None
-        return _REGIONS[item.op.call.kind](self, item, arrays)
+        return _REGIONS[item.call.kind](self, item, arrays)
 
     def bound(
         self, item: FlatOp, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
@@ -263,9 +261,6 @@ def _scaled(x: Any, by: float) -> Any:
     return lax.mul(x, lax.full_like(x, by))
 
 
-hide_frames(__file__)
-
-
 def _run(
     inside: PieceEmitter,
     block: FlatRegion,
@@ -282,32 +277,28 @@ def _run(
 
 
 def _scan(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    call, params = item.op.call, item.eqn.params
-    assert call is not None
-    first = call.num_consts + call.num_carry
-    uses = inside.found.flow.ran[item.op.id].uses[first:]
+    call, (block,) = item.call, item.regions
+    sliced, ran = call.sliced(arrays), inside.found.flow.ran[item.op.id]
+    uses = call.sliced(ran.uses)
     if any(isinstance(use, RowsState) and use.span.dim == 0 for use in uses):
-        return bind_eqn(item.eqn, arrays, {**params, "length": arrays[first].shape[0]})
-    consts, init = arrays[: call.num_consts], list(arrays[call.num_consts : first])
-    (block,) = item.regions
-    states = inside.found.states
-    results = inside.found.flow.ran[item.op.id].results
-    stacked = [states[v] for v in block.outputs[call.num_carry :]]
+        params = {**item.eqn.params, "length": sliced[0].shape[0]}
+        return bind_eqn(item.eqn, arrays, params)
+    stacked = [inside.found.states[v] for v in call.stacked(block.outputs)]
+    leaves = (*ran.results[: call.num_carry], *stacked)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        leaves = (*results[: call.num_carry], *stacked)
-        found = _run(inside, block, [*consts, *carry, *xs], leaves)
+        enters = [*call.consts(arrays), *carry, *xs]
+        found = _run(inside, block, enters, leaves)
         return found[: call.num_carry], found[call.num_carry :]
 
-    carry, stacks = scan_like(item.eqn, body, init, list(arrays[first:]))
+    init = [*call.carries(arrays)]
+    carry, stacks = scan_like(item.eqn, body, init, [*sliced])
     return [*carry, *stacks]
 
 
 def _while(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    call = item.op.call
-    assert call is not None
-    conds = call.num_cond_consts
-    first = conds + call.num_consts
+    conds = item.call.num_cond_consts
+    first = conds + item.call.num_consts
     leaves = inside.found.flow.ran[item.op.id].results
 
     def goes_on(carry: Iterable[Any]) -> Any:

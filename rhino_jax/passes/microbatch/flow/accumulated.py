@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.program import RegionCall, RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
@@ -31,20 +31,19 @@ class NotAccumulated(Exception):
         self.item = item
 
 
-def reducers_of(block: FlatRegion, num_consts: int, num_carry: int) -> tuple[str, ...]:
+def reducers_of(block: FlatRegion, call: RegionCall) -> tuple[str, ...]:
     """Return how each carry of a scan's body accumulates.
 
     Args:
       block: the body.
-      num_consts: number of its inputs that are constants, which come first.
-      num_carry: number of its inputs that are carries.
+      call: the scan.
     Returns:
       A reducer per carry, as in `states.Partial`; `UNCHANGED` where a carry leaves as
       it enters.
     Raises:
       NotAccumulated: a carry does not accumulate.
     """
-    carries = block.inputs[num_consts : num_consts + num_carry]
+    carries = call.carries(block.inputs)
     changed = {
         v: _Carry(i) for i, v in enumerate(carries) if block.outputs[i] != v
     }  # An unchanged carry may be read by any op: it is the same for all rows.
@@ -54,9 +53,9 @@ def reducers_of(block: FlatRegion, num_consts: int, num_carry: int) -> tuple[str
         carry is None if v not in changed else carry is not None and carry.index == i
         for i, (v, carry) in enumerate(zip(carries, found, strict=False))
     )
-    if not is_own or any(c is not None for c in found[num_carry:]):
+    if not is_own or any(c is not None for c in call.stacked(found)):
         raise NotAccumulated
-    return tuple(UNCHANGED if c is None else c.reducer for c in found[:num_carry])
+    return tuple(UNCHANGED if c is None else c.reducer for c in found[: call.num_carry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,7 @@ def _either(carries: list[_Carry], item: FlatOp) -> _Carry:
 
 
 def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    call = item.op.call
-    assert call is not None
+    call = item.call
     if call.kind is RegionKind.CALL:
         return _outputs(item.regions[0], at, 0)
     if call.kind is RegionKind.COND and 0 not in at:
@@ -151,10 +149,8 @@ def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
         if any(way.keys() != ways[0].keys() for way in ways):
             raise NotAccumulated(item)
         return {i: _either([way[i] for way in ways], item) for i in ways[0]}
-    first = call.num_consts
-    if call.kind is RegionKind.SCAN and all(
-        first <= i < first + call.num_carry for i in at
-    ):
+    carries = call.carries(range(len(item.operands)))
+    if item.is_scan and all(i in carries for i in at):
         return _scan(item, at)
     raise NotAccumulated(item)
 
@@ -168,11 +164,10 @@ def _outputs(
 
 def _scan(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     """Return the results of a nested scan that are accumulated carries, by position."""
-    call, (block,) = item.op.call, item.regions
-    assert call is not None
+    (block,) = item.regions
     inner = _follow(block, {block.inputs[i]: c for i, c in at.items()})
     found = {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
-    carries = {i - call.num_consts: c for i, c in at.items()}
+    carries = {i - item.call.num_consts: c for i, c in at.items()}
     if found.keys() != carries.keys():
         raise NotAccumulated(item)
     if any(found[i].index != c.index for i, c in carries.items()):

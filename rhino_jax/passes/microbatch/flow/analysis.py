@@ -138,25 +138,20 @@ def analyse(
     while True:
         found = FlowResult(flat, Flow(flat, sizes, takes_own=takes_own), part)
         found.flow.orders.of_all = of_all
+        states = found.states
+        for value, const in flat.consts.items():
+            states[value] = WholeState(is_zero=_is_zero(const))
+        states.update((v, cut.get(v, WholeState())) for v in flat.top.inputs)
         try:
-            _analyse(found, cut)
+            for item in flat.top.ops:
+                found.flow.keep(item, _run(found, item))
+            check_in_full(states[v] for v in flat.top.outputs)
         except NeedsOrderOfAll as error:
             new = error.keys - of_all or found.flow.orders.known.keys() - of_all
             assert new
             of_all |= new
         else:
             return found
-
-
-def _analyse(found: FlowResult, cut: Mapping[int, RowsState]) -> None:
-    flat, states = found.flat, found.states
-    for value, const in flat.consts.items():
-        states[value] = WholeState(is_zero=_is_zero(const))
-    for value in flat.top.inputs:
-        states[value] = cut.get(value, WholeState())
-    for item in flat.top.ops:
-        found.flow.keep(item, _run(found, item))
-    check_in_full(states[v] for v in flat.top.outputs)
 
 
 def _is_zero(const: object) -> bool:

@@ -166,11 +166,10 @@ class Flow:
         Raises:
           Coupled: an op in it needs a value of the whole batch.
         """
-        assert item.op.call is not None
         if all(isinstance(s, WholeState) for s in states):
             made = WholeState(is_own=any(map(is_own, states)))
             return Ran(tuple(states), (made,) * len(item.results))
-        return _KINDS[item.op.call.kind](self, item, states)
+        return _KINDS[item.call.kind](self, item, states)
 
     def joined(self, item: FlatOp, a: State, b: State) -> State:
         """Return the state of a value that has one state or the other.
@@ -235,27 +234,23 @@ def _cut_inside(flow: Flow, block: FlatRegion, states: Sequence[State]) -> list[
 
 
 def _scan(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
-    call = item.op.call
-    assert call is not None
-    first = call.num_consts + call.num_carry
-    if any(isinstance(s, RowsState) and s.span.dim == 0 for s in states[first:]):
+    call, (block,) = item.call, item.regions
+    sliced, consts = call.sliced(states), [*call.consts(states)]
+    if any(isinstance(s, RowsState) and s.span.dim == 0 for s in sliced):
         return _scan_over_rows(item, states)
-    enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in states[first:]]
-    consts = list(states[: call.num_consts])
+    enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in sliced]
 
     def body(carries: Sequence[State]) -> list[State]:
-        return flow.block(item.regions[0], [*consts, *carries, *enters])
+        return flow.block(block, [*consts, *carries, *enters])
 
-    carries, leaves = _fixed(flow, item, states[call.num_consts : first], body)
-    cut = _cut_inside(flow, item.regions[0], consts)
+    carries, leaves = _fixed(flow, item, call.carries(states), body)
+    cut = _cut_inside(flow, block, consts)
     if cut != consts:
         consts = cut
         carries, leaves = _fixed(flow, item, carries, body)
-    stacks = [
-        s.moved(1) if isinstance(s, RowsState) else s for s in leaves[call.num_carry :]
-    ]
-    uses = (*consts, *carries, *states[first:])
-    return Ran(uses, (*carries, *stacks))
+    stacked = call.stacked(leaves)
+    stacks = (s.moved(1) if isinstance(s, RowsState) else s for s in stacked)
+    return Ran((*consts, *carries, *sliced), (*carries, *stacks))
 
 
 def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
@@ -264,37 +259,31 @@ def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
     Its body runs unchanged.
     """
     check_in_full(states)
-    call = item.op.call
-    assert call is not None
-    first = call.num_consts + call.num_carry
-    cuts = {s.span for s in states[first:] if isinstance(s, RowsState)}
+    call, first = item.call, item.call.first_slice
+    sliced, consts = call.sliced(states), call.consts(states)
+    cuts = {s.span for s in sliced if isinstance(s, RowsState)}
     if len(cuts) > 1 or any(isinstance(s, RowsState) for s in states[:first]):
         raise Coupled(item, "it reads the batch of a row, and that of all rows")
-    if any(
-        isinstance(s, Partial) for s in (*states[: call.num_consts], *states[first:])
-    ):
+    if any(isinstance(s, Partial) for s in (*consts, *sliced)):
         raise Coupled(item, "what it does to each row needs a sum over the batch")
     try:
-        reducers = reducers_of(item.regions[0], call.num_consts, call.num_carry)
+        reducers = reducers_of(item.regions[0], call)
     except NotAccumulated as error:
         raise Coupled(error.item or item, ROW_AFTER_ROW) from None
     carries: list[State] = []
-    for state, reducer in zip(states[call.num_consts : first], reducers, strict=True):
+    for state, reducer in zip(call.carries(states), reducers, strict=True):
         is_other = isinstance(state, Partial) and state.reducer != reducer
         if (is_other or is_own(state)) and reducer != UNCHANGED:
             raise Coupled(item, ROW_AFTER_ROW)
         carries.append(state if reducer == UNCHANGED else Partial(reducer))
-    rows = RowsState(cuts.pop())
-    enters = (rows,) * (len(states) - first)
-    uses = (*states[: call.num_consts], *carries, *enters)
-    return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))
+    rows = (RowsState(cuts.pop()),)
+    made = (*carries, *rows * len(call.stacked(item.results)))
+    return Ran((*consts, *carries, *rows * len(sliced)), made)
 
 
 def _while(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
-    call = item.op.call
-    assert call is not None
-    conds = call.num_cond_consts
-    first = conds + call.num_consts
+    conds = item.call.num_cond_consts
+    first = conds + item.call.num_consts
 
     def body(carries: Sequence[State]) -> list[State]:
         (goes_on,) = flow.block(item.regions[0], [*states[:conds], *carries])
