@@ -91,8 +91,8 @@ class StackedRegion:
     """
 
     region: FlatRegion
-    stacks: frozenset[int]
-    stacked: Mapping[FlatOp, Stacked]
+    stacks: set[int]
+    stacked: dict[FlatOp, Stacked]
 
 
 class StageValues:

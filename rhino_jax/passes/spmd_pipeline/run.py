@@ -36,13 +36,12 @@ class StageRun(StageValues):
     def __init__(
         self, body: MicrobatchBody, axis: StageAxis, arrays: Sequence[Any]
     ) -> None:
-        region, first = body.region, body.consts + body.carries
-        env = dict(zip(region.inputs[: body.consts], arrays, strict=False))
-        super().__init__(axis, body, env)
-        self.body = body
-        self.given = arrays[body.consts : first]
-        self.rows: dict[int, Any] = {}
-        self.rows.update(zip(region.inputs[first:], arrays[first:], strict=True))
+        inputs, call = body.region.inputs, body.loop.call
+        consts = zip(call.consts(inputs), call.consts(arrays), strict=True)
+        super().__init__(axis, body, dict(consts))
+        self.body, self.given = body, call.carries(arrays)
+        own = zip(call.sliced(inputs), call.sliced(arrays), strict=True)
+        self.rows: dict[int, Any] = dict(own)
         self.ticks: dict[int, tuple[Any, bool]] = {}
         self.sums: dict[int, Any] = {}
         self._readers = _readers(body)
@@ -57,11 +56,11 @@ class StageRun(StageValues):
             self._rows(level)
             if level < len(body.loops):
                 self._loop(level)
-        left = [self._left(k, s) for k, s in enumerate(body.sums)]
-        return [
-            *left,
-            *map(self._slices, range(body.carries, len(body.region.outputs))),
+        left = [
+            self.given[k] if s.part is None else self.sums[k]
+            for k, s in enumerate(body.sums)
         ]
+        return [*left, *map(self._slices, body.loop.call.stacked(body.region.outputs))]
 
     # Values of micro-batches.
 
@@ -281,12 +280,8 @@ class StageRun(StageValues):
 
     # Outputs.
 
-    def _left(self, carry: int, found: Sum) -> Any:
-        return self.given[carry] if found.part is None else self.sums[carry]
-
-    def _slices(self, position: int) -> Any:
+    def _slices(self, value: int) -> Any:
         region = self.body.region
-        value = region.outputs[position]
         own = self.axis.count // self.axis.stages
         if value in self.body.varies:
             return self._own_rows(value)
@@ -303,12 +298,12 @@ def _nothing(start: Any) -> Any:
 def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
     """Return value → ops that read it; -1: an output, or a sum elsewhere."""
     found: dict[int, set[int]] = {}
-    steps = {i for s in body.sums for i in s.steps}
+    steps = body.in_sums
     for i, values in enumerate(body.region.reads):
         for v in values:
             if i not in steps:
                 found.setdefault(v, set()).add(i)
-    for left in body.region.outputs[body.carries :]:
+    for left in body.loop.call.stacked(body.region.outputs):
         found.setdefault(left, set()).add(-1)
     for s in body.sums:
         at = None if s.part is None else body.region.maker.get(s.part)
