@@ -211,7 +211,7 @@ def cut_of(
         flops=sum(flops[op] for op in program.body.ops),
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
-        own=tuple(sorted(found.flow.own)),
+        own=tuple(sorted(found.own)),
         why=tuple(map(_said, waits)),
         places=_places([m for m in waits if _is_of_sums(found, m)]),
         program=program,
@@ -248,11 +248,11 @@ def _check_even(program: Program, count: int, rows: int) -> None:
 
 def _check_batch(program: Program, found: FlowResult) -> None:
     """Refuse a batch dim that is contracted with a parameter: it is a feature dim."""
-    rows = found.flow.sizes.rows
+    rows = found.sizes.rows
     for item in found.flat.top.ops:
         if not item.op.traits.is_contraction:
             continue
-        uses = found.flow.ran[item.op.id].uses
+        uses = found.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
             if not (isinstance(use, RowsState) and isinstance(state, WholeState)):

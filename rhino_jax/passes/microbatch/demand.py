@@ -151,7 +151,7 @@ class Demand:
             )
             if item is not None and is_there(state, use) and not is_known:
                 body.ops.add(item.op.id)
-                uses = self.found.flow.ran[item.op.id].uses
+                uses = self.found.ran[item.op.id].uses
                 reads = dict.fromkeys(zip(item.operands, uses, strict=True))
                 queue += [read for read in reversed(reads) if read not in seen]
                 seen.update(reads)

@@ -108,7 +108,7 @@ class PieceEmitter:
 
     def item(self, item: FlatOp) -> None:
         """Run an op of the micro-batch and record its results."""
-        ran = self.found.flow.ran[item.op.id]
+        ran = self.found.ran[item.op.id]
         with item.context():
             arrays = [
                 self.read(v, use)
@@ -164,7 +164,7 @@ class PieceEmitter:
 
     def _blocks(self, item: FlatOp) -> Mapping[str, Any] | None:
         """Return the parameters of an op that moves whole batches; None for others."""
-        ran = self.found.flow.ran.get(item.op.id)
+        ran = self.found.ran.get(item.op.id)
         use = ran.uses[0] if ran is not None and ran.uses else None
         if not isinstance(use, RowsState):
             return None
@@ -278,7 +278,7 @@ def _run(
 
 def _scan(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     call, (block,) = item.call, item.regions
-    sliced, ran = call.sliced(arrays), inside.found.flow.ran[item.op.id]
+    sliced, ran = call.sliced(arrays), inside.found.ran[item.op.id]
     uses = call.sliced(ran.uses)
     if any(isinstance(use, RowsState) and use.span.dim == 0 for use in uses):
         params = {**item.eqn.params, "length": sliced[0].shape[0]}
@@ -299,7 +299,7 @@ def _scan(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any
 def _while(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     conds = item.call.num_cond_consts
     first = conds + item.call.num_consts
-    leaves = inside.found.flow.ran[item.op.id].results
+    leaves = inside.found.ran[item.op.id].results
 
     def goes_on(carry: Iterable[Any]) -> Any:
         (found,) = inside.block(item.regions[0], [*arrays[:conds], *carry])
@@ -313,7 +313,7 @@ def _while(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[An
 
 
 def _cond(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    leaves = inside.found.flow.ran[item.op.id].results
+    leaves = inside.found.ran[item.op.id].results
 
     def branch(block: FlatRegion) -> Callable[..., list[Any]]:
         return lambda *xs: _run(inside, block, xs, leaves)
@@ -324,7 +324,7 @@ def _cond(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any
 def _call(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
     """Bind a recomputed region with its parameters, captured arrays as operands."""
     (body,) = closed_region_jaxprs(item.eqn)
-    leaves = inside.found.flow.ran[item.op.id].results
+    leaves = inside.found.ran[item.op.id].results
 
     def run(*xs: Any) -> list[Any]:
         return _run(inside, item.regions[0], xs, leaves)
