@@ -25,7 +25,6 @@ from rhino_jax.passes.program_pass import (
 )
 from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import NOTHING
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
@@ -50,8 +49,7 @@ def drop_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     numbers = ValueNumbers(flat)
     decided: dict[int | None, Decided] = {}
     _decide(flat, numbers, None, flat.top, decided)
-    plan = RematPlan(flat, decided)
-    return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
+    return retraced(closed_jaxpr, lambda *arrays: emit(flat, decided, arrays))
 
 
 def has_remat(program: Program) -> bool:

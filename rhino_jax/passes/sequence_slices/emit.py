@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from jax import lax
@@ -40,10 +39,6 @@ class SliceBounds:
     """
 
     bounds: tuple[int, ...]
-
-    @classmethod
-    def of(cls, lengths: Sequence[int]) -> SliceBounds:
-        return cls(tuple(accumulate(lengths, initial=0)))
 
     @property
     def count(self) -> int:
