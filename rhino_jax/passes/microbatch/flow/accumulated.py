@@ -8,9 +8,9 @@ of the body, or a user's own running sum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rhino_jax.ir.program import RegionCall, RegionKind
+from rhino_jax.ir.program import Program, RegionCall, RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
@@ -31,12 +31,15 @@ class NotAccumulated(Exception):
         self.item = item
 
 
-def reducers_of(block: FlatRegion, call: RegionCall) -> tuple[str, ...]:
+def reducers_of(
+    block: FlatRegion, call: RegionCall, program: Program
+) -> tuple[str, ...]:
     """Return how each carry of a scan's body accumulates.
 
     Args:
       block: the body.
       call: the scan.
+      program: the program that ids refer to.
     Returns:
       A reducer per carry, as in `states.Partial`; `UNCHANGED` where a carry leaves as
       it enters.
@@ -45,7 +48,7 @@ def reducers_of(block: FlatRegion, call: RegionCall) -> tuple[str, ...]:
     """
     carries = call.carries(block.inputs)
     changed = {
-        v: _Carry(i) for i, v in enumerate(carries) if block.outputs[i] != v
+        v: _Carry(i, program) for i, v in enumerate(carries) if block.outputs[i] != v
     }  # An unchanged carry may be read by any op: it is the same for all rows.
     tracked = _follow(block, dict(changed))
     found = [tracked.get(v) for v in block.outputs]
@@ -58,16 +61,35 @@ def reducers_of(block: FlatRegion, call: RegionCall) -> tuple[str, ...]:
     return tuple(UNCHANGED if c is None else c.reducer for c in found[: call.num_carry])
 
 
+def is_summed(block: FlatRegion, entering: int, leaving: int, program: Program) -> bool:
+    """Whether a carry is scaled, added to or selected to its next value alone.
+
+    Args:
+      block: the body of the loop.
+      entering, leaving: ids of the carry, and of its next value.
+      program: the program that ids refer to.
+    """
+    try:
+        tracked = _follow(block, {entering: _Carry(0, program, may_scale=True)})
+    except NotAccumulated:
+        return False
+    return tracked.keys() & block.outputs == {leaving}
+
+
 @dataclass(frozen=True, slots=True)
 class _Carry:
     """A carry, combined with other values.
 
     Attributes:
       index: position among the carries.
+      program: the program that ids refer to.
+      may_scale: whether linear ops may scale it, so that rows come in their order.
       reducer: how it is combined.
     """
 
     index: int
+    program: Program
+    may_scale: bool = False
     reducer: str = UNCHANGED
 
     def by(self, reducer: str, item: FlatOp) -> _Carry:
@@ -78,7 +100,7 @@ class _Carry:
         """
         if self.reducer not in (UNCHANGED, reducer):
             raise NotAccumulated(item)
-        return _Carry(self.index, reducer)
+        return replace(self, reducer=reducer)
 
 
 def _follow(block: FlatRegion, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
@@ -108,21 +130,24 @@ def _combined(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     traits, count = item.op.traits, len(item.operands)
     if item.regions:
         return _region(item, at)
-    if traits.kind is OpKind.CONVERSION and _is_exact(item):
+    first, *_ = at.values()
+    values = first.program.values
+    dtypes = {values[v].dtype for v in (*item.operands, *item.results)}
+    if traits.kind is OpKind.CONVERSION and len(dtypes) == 1:
         return dict(at)
     if traits.kind is OpKind.IDENTITY and traits.moves and count == len(item.results):
         return dict(at)
+    if first.may_scale:
+        ways = traits.commutes_in(count) if traits.is_elementwise else ()
+        if any(at.keys() <= {*way} for way in ways):
+            return {0: _either([*at.values()], item)}
+        raise NotAccumulated(item)
     if len(at) == 1 and at.keys() <= set(traits.accumulates):
         (carry,) = at.values()
         return {0: carry.by(traits.reducer, item)}
     if traits.is_choice and tuple(at) in traits.commutes_in(count):
         return {0: _either([*at.values()], item)}
     raise NotAccumulated(item)
-
-
-def _is_exact(item: FlatOp) -> bool:
-    """Whether a conversion keeps the dtype."""
-    return bool(item.eqn.invars[0].aval.dtype == item.eqn.outvars[0].aval.dtype)
 
 
 def _either(carries: list[_Carry], item: FlatOp) -> _Carry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.microbatch.flow.accumulated import (
     UNCHANGED,
     NotAccumulated,
@@ -239,7 +239,7 @@ class Flow:
         call, (block,) = item.call, item.regions
         sliced, consts = call.sliced(states), [*call.consts(states)]
         if any(isinstance(s, RowsState) and s.span.dim == 0 for s in sliced):
-            return _scan_over_rows(item, states)
+            return _scan_over_rows(self.flat.program, item, states)
         enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in sliced]
 
         def body(carries: Sequence[State]) -> list[State]:
@@ -304,7 +304,7 @@ class Flow:
         return Ran(tuple(states), tuple(found))
 
 
-def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
+def _scan_over_rows(program: Program, item: FlatOp, states: Sequence[State]) -> Ran:
     """Return how a scan over rows of the batch runs: with fewer iterations.
 
     Its body runs unchanged.
@@ -318,7 +318,7 @@ def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
     if any(isinstance(s, Partial) for s in (*consts, *sliced)):
         raise Coupled(item, "what it does to each row needs a sum over the batch")
     try:
-        reducers = reducers_of(item.regions[0], call)
+        reducers = reducers_of(item.regions[0], call, program)
     except NotAccumulated as error:
         raise Coupled(error.item or item, ROW_AFTER_ROW) from None
     carries: list[State] = []
