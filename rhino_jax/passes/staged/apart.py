@@ -17,13 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import (
-    close_jaxpr,
     consts_as_inputs,
     hide_frames,
     is_literal,
     jaxpr_consts,
     open_jaxpr,
-    retrace,
     without_dead_code,
 )
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
@@ -176,11 +174,11 @@ def take_apart(
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
     opened = consts_as_inputs(open_jaxpr(closed))
     parts = _Parts(found, cut)
-    first = _closed(retrace(parts.before, opened))
+    inputs, early = [v.aval for v in opened.invars], parts.early
+    first = without_dead_code(traced_on(parts.before, inputs))
     index = jax.core.ShapedArray((), jnp.dtype("int32"))
     whole = [cut.program.values[c.value] for c in parts.loop.leaving]
     types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
-    inputs, early = [v.aval for v in opened.invars], parts.early
     middle = traced_on(parts.between, [*inputs, *types[:early]])
     reads = [*open_jaxpr(first).outvars, *open_jaxpr(middle).outvars]
     one = traced_on(parts.piece, [index, *(v.aval for v in reads)])
@@ -315,8 +313,3 @@ def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
         read = [of.get(v, none) for v in eqn.invars if not is_literal(v)]
         of.update(dict.fromkeys(eqn.outvars, none.union(*read)))
     return tuple(none if is_literal(v) else of.get(v, none) for v in jaxpr.outvars)
-
-
-def _closed(traced: tuple[Any, list[Any]]) -> Any:
-    jaxpr, consts = traced
-    return without_dead_code(close_jaxpr(jaxpr, consts))

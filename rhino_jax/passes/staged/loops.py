@@ -22,8 +22,8 @@ from rhino_jax.rewrite.retraced import traced_on
 hide_frames(__file__)
 
 
-def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
-    """Return the step with backward scans split in two; None where there are none.
+def apart_loops(apart: Apart, labels: Labels) -> Apart:
+    """Return the step with backward scans split in two, or itself where it has none.
 
     Args:
       apart: the step.
@@ -42,7 +42,7 @@ def apart_loops(apart: Apart, labels: Labels) -> Apart | None:
             if any(body.ops[k].op.traits.is_contraction for k in loop.second):
                 loops[i] = loop
     if not loops:
-        return None
+        return apart
 
     def run(*arrays: Any) -> list[Any]:
         env = dict(zip(region.inputs, arrays, strict=True))

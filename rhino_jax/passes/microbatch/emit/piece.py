@@ -151,9 +151,7 @@ class PieceEmitter:
         Raises:
           MicrobatchError: the results have other shapes.
         """
-        blocks = None
-        if shapes != [v.aval.shape for v in item.eqn.outvars]:
-            blocks = self._blocks(item)
+        blocks = self._blocks(item)
         if blocks is None:
             results = bind_local(item.eqn, arrays, shapes)
         else:
