@@ -58,7 +58,7 @@ CODE_TOKENS = {
     "ir": 12_300,
     "model": 22_200,
     "models": 15_800,
-    "passes": 97_800,
+    "passes": 96_200,
     "pipeline": 32_300,
     "plan": 18_700,
     "planner": 96_600,

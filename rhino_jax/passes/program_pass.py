@@ -95,10 +95,6 @@ class Trial:
     gain: Gain = Gain.MEMORY
 
 
-def _by_plan(traced: Traced, limits: ChoiceLimits) -> Iterable[Transform]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class ProgramPass:
     """A rewrite of a program that keeps its arguments and results, from which the
@@ -117,7 +113,9 @@ class ProgramPass:
 
     name: str
     apply: Callable[[Any, Program, str], Any]
-    choices: Callable[[Traced, ChoiceLimits], Iterable[Transform]] = _by_plan
+    choices: Callable[[Traced, ChoiceLimits], Iterable[Transform]] = (
+        lambda traced, limits: ()
+    )
     trial: Trial | None = None
 
 

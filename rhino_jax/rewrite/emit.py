@@ -17,7 +17,7 @@ from rhino_jax.frontend.regions import (
     has_barrier,
 )
 from rhino_jax.frontend.registry import local_params
-from rhino_jax.rewrite.retraced import retraced, traced_on
+from rhino_jax.rewrite.retraced import retraced
 
 
 Instead = Callable[[Any, list[Any]], "list[Any] | None"]
@@ -79,22 +79,6 @@ def run_inlined(
     return evaluate(jaxpr, consts, arrays, run)
 
 
-def inline_body(eqn: Any, opened: Callable[[Any], bool] = is_plain_call) -> Any:
-    """Return the body of a scan with calls inlined, as a closed jaxpr.
-
-    Args:
-      eqn: the scan.
-      opened: whether the call of an equation is inlined.
-    """
-    (closed,) = closed_region_jaxprs(eqn)
-    jaxpr, consts = open_jaxpr(closed), jaxpr_consts(closed)
-
-    def run(*arrays: Any) -> list[Any]:
-        return run_inlined(jaxpr, consts, arrays, lambda *_: None, opened)
-
-    return traced_on(run, [v.aval for v in jaxpr.invars])
-
-
 def bind_part(
     eqn: Any, args: Sequence[Any], dims: Sequence[int], size: int
 ) -> list[Any]:
@@ -106,14 +90,29 @@ def bind_part(
       dims: for every result the dim of which it is a part; -1: it is whole.
       size: size of the parts.
     """
-    shapes = []
-    for var, d in zip(eqn.outvars, dims, strict=True):
-        shape = list(var.aval.shape)
-        if d != -1:
-            shape[d] = size
-        shapes.append(tuple(shape))
+    whole = [tuple(v.aval.shape) for v in eqn.outvars]
+    shapes = [
+        shape if d == -1 else (*shape[:d], size, *shape[d + 1 :])
+        for shape, d in zip(whole, dims, strict=True)
+    ]
+    return bind_local(eqn, args, shapes)
+
+
+def bind_local(
+    eqn: Any, args: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> list[Any]:
+    """Bind an equation to parts of its own operands.
+
+    Args:
+      eqn: the equation.
+      args: the operands.
+      shapes: of the parts of its results that they give.
+    """
     ins = [tuple(jnp.shape(x)) for x in args]
-    params = local_params(eqn.primitive.name, eqn.params, ins, shapes)
+    whole = [tuple(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
+    params = eqn.params
+    if [*ins, *shapes] != whole:
+        params = local_params(eqn.primitive.name, params, ins, shapes)
     return bind_eqn(eqn, args, params)
 
 

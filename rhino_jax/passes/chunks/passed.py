@@ -14,7 +14,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.ir.program import Program
 from rhino_jax.ir.transform import CHUNKS, Transform, chosen
 from rhino_jax.passes.chunks.heads import Head, heads_of
 from rhino_jax.passes.chunks.part import part_of, size_of
@@ -37,33 +37,17 @@ from rhino_jax.rewrite.flatten import all_calls, flatten
 from rhino_jax.rewrite.retraced import retraced
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkLoop:
-    """A scan whose body may be chunked.
-
-    Attributes:
-      eqn: the scan's equation.
-      body: closed jaxpr of its body.
-      program: the body, imported as a program of its own.
-    """
-
-    eqn: Any
-    body: Any
-    program: Program
+ChunkLoop = tuple[Any, Any]
+"""A scan whose body may be chunked: its equation, and the closed jaxpr of its body."""
 
 
 def loops_of(flat: FlatProgram) -> Iterator[ChunkLoop]:
-    """Yield the scans of a program's top level."""
+    """Yield the scans of a program's top level whose bodies have no constants."""
     for item in flat.top.ops:
-        if item.op.call is None or item.op.call.kind is not RegionKind.SCAN:
-            continue
-        (body,) = closed_region_jaxprs(item.eqn)
-        if open_jaxpr(body).constvars:
-            continue
-        program = import_jaxpr(
-            body, name=flat.program.name, while_trips=flat.program.while_trips
-        )
-        yield ChunkLoop(item.eqn, body, program)
+        if item.is_scan:
+            (body,) = closed_region_jaxprs(item.eqn)
+            if not open_jaxpr(body).constvars:
+                yield item.eqn, body
 
 
 def with_body(closed: Any, loop: Any, body: Any) -> Any:
@@ -132,10 +116,10 @@ def run_in_chunks(closed: Any, program: Program, choice: str) -> Any:
     """
     read = ChunkChoice.read(choice)
     (cut, found), loop = _find(closed, program, read)
-    inner = closed if loop is None else loop.body
+    inner = closed if loop is None else loop[1]
     made = retraced(inner, emitted(found, cut, read.accumulate, SCOPE))
     made = without_dead_code(made)
-    return made if loop is None else with_body(closed, loop.eqn, made)
+    return made if loop is None else with_body(closed, loop[0], made)
 
 
 def may_chunk(
@@ -200,7 +184,8 @@ def _find(
     if found is not None:
         return found, None
     for loop in loops_of(flat):
-        inner = flatten(loop.program, loop.body, all_calls())
+        body = import_jaxpr(loop[1], name=program.name, while_trips=program.while_trips)
+        inner = flatten(body, loop[1], all_calls())
         found = _first(inner, [*heads_of(inner)], choice)
         if found is not None:
             return found, loop

@@ -228,7 +228,8 @@ class DeferredEmitter:
                 continue
             is_sum = traits.is_elementwise and traits.reducer == "sum"
             if len(present) == 1 and is_sum and present[0] in traits.accumulates:
-                parts[g] = read[present[0]][g]
+                shape = *self.pieces[g], *item.eqn.outvars[0].aval.shape
+                parts[g] = jnp.broadcast_to(read[present[0]][g], shape)
                 continue
             arrays = [
                 read[i].get(g, zeros(v.aval)) if i in way else v.whole

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,9 +23,9 @@ from rhino_jax.passes.deferred_reductions.reach import (
     carried,
     inlined,
     is_sum,
-    linear_ways,
     runs_of,
 )
+from rhino_jax.passes.microbatch.flow.accumulated import is_summed
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.utils.union_find import DisjointSets
 
@@ -211,28 +211,13 @@ def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
     """
     ops = runs_of(inlined(program)).values()
     runs = {v: count for item, count in ops for v in item.results}
-    readers = defaultdict[int, list[FlatOp]](list)
-    for item, _ in ops:
-        for v in dict.fromkeys(item.operands):
-            readers[v].append(item)
-
-    def only_adds(entering: int, leaving: int) -> bool:
-        """Whether a carry goes by elementwise linear ops to its next value alone."""
-        reached, left = {entering}, [entering]
-        while left:
-            value = left.pop()
-            for item in readers[value]:
-                found = _added_to(program, item, value, only_adds)
-                if found is None:
-                    return False
-                left += {found} - reached
-                reached.add(found)
-            if value != leaving and not readers[value]:
-                return False
-        return leaving in reached
-
     # The state of a recurrence: its gradient is linear, too, but read in every trip.
-    state = {a for item, _ in ops for a, b, _ in carried(item) if not only_adds(a, b)}
+    state = {
+        a
+        for item, _ in ops
+        for a, b, _ in carried(item)
+        if not is_summed(item.regions[0], a, b, program)
+    }
     return [
         site
         for site in sites(program, SitePrices(program, pieces), 0.0)
@@ -241,22 +226,3 @@ def accumulated(program: Program, pieces: Sequence[int]) -> list[Site]:
         and max(runs[program.ops[op].results[0]] for op in site.ops)
         > min(runs[v] for v in site.closed if v in runs)
     ]
-
-
-def _added_to(
-    program: Program, item: FlatOp, value: int, only_adds: Callable[[int, int], bool]
-) -> int | None:
-    """Return the result of an op that scales, adds to or selects elements of an operand
-    only, itself or in a loop that carries it; None for any other op."""
-    if not item.regions:
-        ways = linear_ways(program, item.op) if item.op.traits.is_elementwise else ()
-        at = {i for i, v in enumerate(item.operands) if v == value}
-        return item.results[0] if any(at <= {*way} for way in ways) else None
-    for before, (entering, leaving, after) in zip(
-        item.call.carries(item.operands) if item.is_scan else (),
-        carried(item),
-        strict=False,
-    ):
-        if before == value:
-            return after if only_adds(entering, leaving) else None
-    return None

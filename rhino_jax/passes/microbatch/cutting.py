@@ -6,7 +6,7 @@ Nothing is emitted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,7 +112,11 @@ def _cut(
     _check_count(program, choice, rows)
     largest = max(program.values[v].bytes for v in inputs)
     sizes = DimSizes(rows, int(choice.cheap * largest), int(choice.kept * largest))
-    takes_own = _takes_own(choice)
+    places = [*map(at_place, choice.per_microbatch)]
+
+    def takes_own(item: FlatOp) -> bool:
+        return any(is_there(item.op.source) for is_there in places)
+
     opened: set[int] = set()
     same: dict[int, int] = {}
     needs: Op | None = None
@@ -207,16 +211,11 @@ def cut_of(
         flops=sum(flops[op] for op in program.body.ops),
         again_flops=sum((n - 1) * flops[op] for op, n in runs.items()),
         meeting_flops=meeting_flops(found, outside, flops),
-        own=tuple(sorted(found.flow.own)),
+        own=tuple(sorted(found.own)),
         why=tuple(map(_said, waits)),
         places=_places([m for m in waits if _is_of_sums(found, m)]),
         program=program,
     )
-
-
-def _takes_own(choice: MicrobatchChoice) -> Callable[[FlatOp], bool]:
-    places = [*map(at_place, choice.per_microbatch)]
-    return lambda item: any(is_there(item.op.source) for is_there in places)
 
 
 def _check_count(program: Program, choice: MicrobatchChoice, rows: int) -> None:
@@ -249,11 +248,11 @@ def _check_even(program: Program, count: int, rows: int) -> None:
 
 def _check_batch(program: Program, found: FlowResult) -> None:
     """Refuse a batch dim that is contracted with a parameter: it is a feature dim."""
-    rows = found.flow.sizes.rows
+    rows = found.sizes.rows
     for item in found.flat.top.ops:
         if not item.op.traits.is_contraction:
             continue
-        uses = found.flow.ran[item.op.id].uses
+        uses = found.ran[item.op.id].uses
         for value, use in zip(item.operands, uses, strict=True):
             state = found.states[value]
             if not (isinstance(use, RowsState) and isinstance(state, WholeState)):

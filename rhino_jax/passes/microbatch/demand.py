@@ -8,7 +8,7 @@ where it would need another loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.axes import AxisSpan
@@ -33,15 +33,12 @@ class LoopDemand:
 
     Attributes:
       ops: ids of the ops that run on each micro-batch.
-      sliced: (value id, batch dim) of full values of which a micro-batch reads its
-        rows.
-      whole: ids of values that each micro-batch reads in full.
+      entering: values that each micro-batch reads in full, or its rows of.
       made: ids of the values that the loop computes in full, for later readers.
     """
 
     ops: set[int] = field(default_factory=set)
-    sliced: set[tuple[int, AxisSpan]] = field(default_factory=set)
-    whole: set[int] = field(default_factory=set)
+    entering: set[LoopCrossing] = field(default_factory=set)
     made: list[int] = field(default_factory=list)
 
 
@@ -151,34 +148,41 @@ class Demand:
             )
             if item is not None and is_there(state, use) and not is_known:
                 body.ops.add(item.op.id)
-                uses = self.found.flow.ran[item.op.id].uses
+                uses = self.found.ran[item.op.id].uses
                 reads = dict.fromkeys(zip(item.operands, uses, strict=True))
                 queue += [read for read in reversed(reads) if read not in seen]
                 seen.update(reads)
             elif isinstance(use, RowsState):
                 self._slice(body, value, use.span, loop)
             else:
-                body.whole.add(value)
-                self.want([value], loop)
+                self._enter(body, [value], loop)
 
     def _slice(self, body: LoopDemand, value: int, span: AxisSpan, loop: int) -> None:
         leaves = self.found.leaves_of(value, span)
         if leaves is None or value in self.made:
-            body.sliced.add((value, span))
+            body.entering.add(LoopCrossing(value, "sliced", span))
             self.want([value], loop)
         else:
-            body.whole |= leaves
-            self.want(leaves, loop)
+            self._enter(body, leaves, loop)
+
+    def _enter(self, body: LoopDemand, values: Collection[int], loop: int) -> None:
+        body.entering.update(LoopCrossing(v, "whole") for v in values)
+        self.want(values, loop)
 
     def loops(self) -> tuple[MicrobatchLoop, ...]:
         """Return the loops as data."""
         return tuple(
-            MicrobatchLoop(tuple(sorted(b.ops)), _entering(b), self._leaving(b))
+            MicrobatchLoop(
+                tuple(sorted(b.ops)),
+                tuple(
+                    sorted(
+                        b.entering, key=lambda c: (c.how != "whole", c.value, c.span)
+                    )
+                ),
+                tuple(_leaving(v, self.found.states[v]) for v in b.made),
+            )
             for b in self.bodies
         )
-
-    def _leaving(self, body: LoopDemand) -> tuple[LoopCrossing, ...]:
-        return tuple(_leaving(v, self.found.states[v]) for v in body.made)
 
     def outside(self) -> tuple[tuple[int, ...], ...]:
         """Return ids of the ops that run on the whole batch, by the loop after them."""
@@ -195,11 +199,6 @@ class Demand:
             known.update((v, at) for v in item.results if v not in self.made)
             found[at].append(item.op.id)
         return tuple(map(tuple, found))
-
-
-def _entering(body: LoopDemand) -> tuple[LoopCrossing, ...]:
-    whole = [LoopCrossing(v, "whole") for v in sorted(body.whole)]
-    return (*whole, *(LoopCrossing(v, "sliced", s) for v, s in sorted(body.sliced)))
 
 
 def _leaving(value: int, state: State) -> LoopCrossing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rhino_jax.ir.program import Op
@@ -105,18 +105,13 @@ def _decide(flat: FlatProgram, block: FlatRegion, choice: RematChoice) -> Decide
     first = {v: uses[0] for v, uses in halves.late_uses.items()}
     remat = again(flat.program, block, wanted, kept, first)
     pairs = _pairs(flat, block, stacks, explicit)
-    added: dict[int, dict[int, None]] = defaultdict(dict)
-    for several in pairs.values():
-        for pair in several:
-            for value in stacked_anew(block, pair):
-                assert pair.loop is not None
-                added[pair.loop][value] = None
+    added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
     sent = {block.named(v) for v in choice.offload} - dropped
     return Decided(
         halves,
         remat,
         _slots(stacks),
-        {loop: tuple(values) for loop, values in added.items()},
+        added,
         pairs,
         frozenset((sent & set(halves.late_uses)) - remat.values - stacked),
         frozenset(sent & stacked),
@@ -185,13 +180,18 @@ def leaves(pair: LoopPair) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stacked_anew(block: FlatRegion, pair: LoopPair) -> tuple[int, ...]:
-    """Return those of `leaves` that no operand or stack of the forward loop holds."""
-    if pair.loop is None:
-        return ()
-    forward = block.ops[pair.loop]
-    body, call = forward.regions[0], forward.call
-    held = {*call.consts(body.inputs), *call.sliced(body.inputs)}
-    dropped = set(pair.dropped.values())
-    held |= {v for v in call.stacked(body.outputs) if v not in dropped}
-    return tuple(v for v in leaves(pair) if v not in held)
+def stacked_anew(
+    block: FlatRegion, pairs: Iterable[LoopPair]
+) -> dict[int, tuple[int, ...]]:
+    """Return forward loop → those of `leaves` that no operand or stack of it holds."""
+    found: dict[int, dict[int, None]] = defaultdict(dict)
+    for pair in pairs:
+        if pair.loop is None:
+            continue
+        forward = block.ops[pair.loop]
+        body, call = forward.regions[0], forward.call
+        held = {*call.consts(body.inputs), *call.sliced(body.inputs)}
+        held |= {*call.stacked(body.outputs)} - {*pair.dropped.values()}
+        new = dict.fromkeys(v for v in leaves(pair) if v not in held)
+        found[pair.loop].update(new)
+    return {loop: tuple(values) for loop, values in found.items() if values}

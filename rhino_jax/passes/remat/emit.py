@@ -15,22 +15,22 @@ from rhino_jax.passes.remat.frame import (
     Frame,
     LoopRange,
     Read,
-    RematPlan,
     SlicedStacks,
+    Table,
     from_host,
     to_host,
     waits_on_host,
 )
 from rhino_jax.passes.remat.rerun import RematValues
 from rhino_jax.rewrite.emit import scan_like
-from rhino_jax.rewrite.flat import FlatOp
+from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.retraced import retraced
 
 
-def emit(plan: RematPlan, inputs: Sequence[Any]) -> list[Any]:
+def emit(flat: FlatProgram, table: Table, inputs: Sequence[Any]) -> list[Any]:
     """Run the program on the arrays of its inputs and return its results."""
-    frame = Frame(plan, plan.decided[None])
+    frame = Frame(flat, table, table[None])
     frame.early.update(zip(frame.block.inputs, inputs, strict=True))
     run(frame)
     return frame.outputs()
@@ -48,7 +48,7 @@ def run(frame: Frame) -> None:
         is_late = frame.decided.halves.is_late[k]
         frame.reading = line if is_late else None
         read: Read = frame.read_late if is_late else frame.read
-        if line.is_scan and changes_loop(frame.plan, frame.decided, k):
+        if line.is_scan and changes_loop(frame.table, frame.decided, k):
             with line.context():
                 results = loop(frame, k, line, read)
         else:
@@ -57,34 +57,30 @@ def run(frame: Frame) -> None:
         frame.made(line, results, is_late)
 
 
-def changes_loop(plan: RematPlan, decided: Decided, k: int) -> bool:
+def changes_loop(table: Table, decided: Decided, k: int) -> bool:
     """Whether a loop stacks other values, or something in its body changes.
 
     Args:
-      plan: the program and its changes.
+      table: all changes to the program.
       decided: changes to the region of the loop.
       k: position of the loop in the region.
     """
     line = decided.block.ops[k]
-    if (
-        k in decided.split
-        or k in decided.stacks
-        or k in decided.added
-        or k in decided.pairs
-    ):
+    own = decided.split, decided.stacks, decided.added, decided.pairs
+    if any(k in changed for changed in own):
         return True
     if not decided.hosted_stacks.isdisjoint((*line.operands, *line.results)):
         return True
-    inner = plan.decided.get(line.op.id)
-    return inner is not None and changes(plan, inner)
+    inner = table.get(line.op.id)
+    return inner is not None and changes(table, inner)
 
 
-def changes(plan: RematPlan, decided: Decided) -> bool:
+def changes(table: Table, decided: Decided) -> bool:
     """Whether anything changes in a region, or in a loop inside of it."""
     if decided.again.lines or decided.offloaded or decided.same or decided.skipped:
         return True
     lines = enumerate(decided.block.ops)
-    return any(line.is_scan and changes_loop(plan, decided, k) for k, line in lines)
+    return any(line.is_scan and changes_loop(table, decided, k) for k, line in lines)
 
 
 def loop(frame: Frame, k: int, line: FlatOp, read: Read) -> list[Any]:
@@ -135,7 +131,7 @@ def steps(
       carries: arrays of the carries at the start.
       part: range of its steps; None: all.
     """
-    line, decided, plan = frame.block.ops[k], frame.decided, frame.plan
+    line, decided = frame.block.ops[k], frame.decided
     call = line.call
     is_first = part is not None and part.number == 0
     pairs = () if is_first else decided.pairs.get(k, ())
@@ -151,7 +147,7 @@ def steps(
     hosted = decided.hosted_stacks
 
     def step(carry: Any, scanned: Any) -> Any:
-        inner = Frame(plan, plan.decided[line.op.id])
+        inner = Frame(frame.flat, frame.table, frame.table[line.op.id])
         inputs, xs = inner.block.inputs, slices.at_step(scanned)
         if hosted:
             xs = [from_host(x) if waits_on_host(x) else x for x in xs]
@@ -234,7 +230,7 @@ def emit_recomputed(
         return
     body = frame.block.ops[pair.loop].regions[0]
     # XLA merges no ops of two loops (no CSE): recomputed values need no barrier.
-    remat = RematValues(inner.plan.flat, body, pair.again, have.__getitem__, list)
+    remat = RematValues(inner.flat, body, pair.again, have.__getitem__, list)
     for position, value in pair.dropped.items():
         source: Callable[[], Any] = partial(have.__getitem__, value)
         if value in pair.again.values:
@@ -252,8 +248,7 @@ def recomputed(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     """
     flat = flatten(program, closed_jaxpr)
     decided = decide(flat, RematChoice.parse(choice))
-    plan = RematPlan(flat, decided)
-    return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
+    return retraced(closed_jaxpr, lambda *arrays: emit(flat, decided, arrays))
 
 
 def _extent(remat: Transform) -> str:

@@ -110,17 +110,8 @@ Read = Callable[[int], Any]
 """Value id → array."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RematPlan:
-    """A program and the changes to apply to it.
-
-    Attributes:
-      flat: the program, calls inlined.
-      decided: op id of a loop (None: the whole program) → changes to its region.
-    """
-
-    flat: FlatProgram
-    decided: Mapping[int | None, Decided]
+Table = Mapping[int | None, Decided]
+"""Op id of a loop (None: the whole program) → changes to its region."""
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +119,9 @@ class Frame:
     """One run of a region.
 
     Attributes:
-      plan, decided: the program, and the changes to this region.
+      flat: the program, calls inlined.
+      table: the changes to all of its regions.
+      decided: the changes to this one.
       early: value → array, as its op produced it.
       late: value → array that late ops read in its place, where that differs.
       stacks: (forward loop, value of its body) → the stack that was added for it.
@@ -145,7 +138,8 @@ class Frame:
       hosted: value → its array in host memory.
     """
 
-    plan: RematPlan
+    flat: FlatProgram
+    table: Table
     decided: Decided
     early: dict[int, Any] = field(default_factory=dict)
     late: dict[int, Any] = field(default_factory=dict)
@@ -162,7 +156,7 @@ class Frame:
     def __post_init__(self) -> None:
         if self.decided.again.lines:
             self.remat = RematValues(
-                self.plan.flat,
+                self.flat,
                 self.block,
                 self.decided.again,
                 self.read_late,
@@ -188,7 +182,7 @@ class Frame:
             return self.sources[value]()
         if value in self.parts and self.early.get(value) is None:
             self.early[value] = lax.concatenate(self.parts[value], 0)
-        literals = self.plan.flat.consts
+        literals = self.flat.consts
         return literals[value] if value in literals else self.early[value]
 
     def read_late(self, value: int) -> Any:
@@ -213,6 +207,7 @@ class Frame:
     def made(self, line: FlatOp, results: Sequence[Any], is_late: bool) -> None:
         """Record the results of an op; offload those that are to be on the host."""
         self.early.update(zip(line.results, results, strict=True))
+        is_early = self.decided.halves.is_early
         for v in line.results:
             if v in self.decided.offloaded and self.early[v] is not None:
                 self.hosted[v] = to_host(self.early[v])
@@ -220,7 +215,8 @@ class Frame:
                 self.ties.append(self.early[v])
                 if self.decided.is_ordered:
                     self._order(line, v)
-            if can_tie(self.early[v]) and (is_late or not self._has_late()):
+            has_late = self.last is not None and not is_early(self.last)
+            if can_tie(self.early[v]) and (is_late or not has_late):
                 self.last = v
 
     def _order(self, line: FlatOp, value: int) -> None:
@@ -234,9 +230,6 @@ class Frame:
                     *(v for p in passing for v in p.results),
                 ):
                     passing.append(line)
-
-    def _has_late(self) -> bool:
-        return self.last is not None and not self.decided.halves.is_early(self.last)
 
     def tie(self) -> int | None:
         """Return the late value that values read now have to wait for."""

@@ -136,23 +136,20 @@ class RematValues:
         self.flat, self.block, self.again = flat, block, again
         self._read, self._barred = read, barred
         self._made: dict[int, Any] = {}
-        self._lines = frozenset(again.lines)
         self._entered: dict[int, dict[int, Any]] = {}
 
     def value(self, value: int) -> Any:
         """Return a value, recomputed together with the values that it depends on."""
         if value not in self._made:
-            lines, _ = trace_back([value], self._maker, self._reads)
+            left = self.again.values - self._made.keys()
+            lines, _ = trace_back(
+                [value],
+                lambda v: self.block.maker[v] if v in left else None,
+                lambda line: self.block.ops[line].operands,
+            )
             for line in sorted(lines):
                 self._run(line)
         return self._made[value]
-
-    def _maker(self, value: int) -> int | None:
-        is_to_do = value in self.again.values and value not in self._made
-        return self.block.maker[value] if is_to_do else None
-
-    def _reads(self, position: int) -> tuple[int, ...]:
-        return self.block.ops[position].operands
 
     def _run(self, position: int) -> None:
         line = self.block.ops[position]

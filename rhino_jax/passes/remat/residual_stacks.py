@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from rhino_jax.passes.remat.late import Halves
 from rhino_jax.rewrite.flat import (
-    FlatOp,
     FlatProgram,
-    FlatRegion,
 )
 
 
@@ -43,29 +41,20 @@ def find_stacks(flat: FlatProgram, halves: Halves) -> tuple[ResidualStack, ...]:
     for k, line in enumerate(block.ops):
         if halves.is_late[k] or not flat.can_change(line):
             continue
-        body, num_carry = line.regions[0], line.call.num_carry
-        for slot, value in enumerate(line.call.stacked(line.results)):
-            readers = reads[value]
-            inside = body.outputs[num_carry + slot]
+        call, body = line.call, line.regions[0]
+        made = zip(call.stacked(line.results), call.stacked(body.outputs), strict=True)
+        for slot, (value, inside) in enumerate(made):
+            readers = [(block.ops[at], at, position) for at, position in reads[value]]
             if (
                 readers
                 and value not in halves.bound
                 and all(
                     halves.is_late[at]
-                    and _reads_slices(flat, block, line, at, position)
-                    for at, position in readers
+                    and flat.can_change(reader)
+                    and reader.call.trip_count == call.trip_count
+                    and position >= reader.call.first_slice
+                    for reader, at, position in readers
                 )
             ):
-                found.append(ResidualStack(value, k, slot, inside, tuple(readers)))
+                found.append(ResidualStack(value, k, slot, inside, tuple(reads[value])))
     return tuple(found)
-
-
-def _reads_slices(
-    flat: FlatProgram, block: FlatRegion, forward: FlatOp, at: int, position: int
-) -> bool:
-    line = block.ops[at]
-    return (
-        flat.can_change(line)
-        and line.call.trip_count == forward.call.trip_count
-        and position >= line.call.first_slice
-    )

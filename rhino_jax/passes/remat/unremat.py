@@ -8,7 +8,6 @@ The residuals of the backward pass may then be chosen from scratch.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,6 @@ from rhino_jax.passes.program_pass import (
 )
 from rhino_jax.passes.remat.decided import Decided, LoopPair, stacked_anew
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import NOTHING
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
@@ -51,8 +49,7 @@ def drop_remat(closed_jaxpr: Any, program: Program, choice: str) -> Any:
     numbers = ValueNumbers(flat)
     decided: dict[int | None, Decided] = {}
     _decide(flat, numbers, None, flat.top, decided)
-    plan = RematPlan(flat, decided)
-    return retraced(closed_jaxpr, lambda *arrays: emit(plan, arrays))
+    return retraced(closed_jaxpr, lambda *arrays: emit(flat, decided, arrays))
 
 
 def has_remat(program: Program) -> bool:
@@ -82,7 +79,8 @@ def _decide(
     found: dict[int | None, Decided],
 ) -> None:
     halves = halves_of(block)
-    early = {numbers.of[v]: v for v in _made_early(halves)}
+    lines = zip(reversed(block.ops), reversed(halves.is_late), strict=True)
+    early = {numbers.of[v]: v for line, late in lines if not late for v in line.results}
     same = {
         v: other
         for v, other in _replaced(numbers, block, early).items()
@@ -94,7 +92,6 @@ def _decide(
         loop = block.ops[k]
         _decide(flat, numbers, loop.op.id, loop.regions[0], found)
     pairs: dict[int, tuple[LoopPair, ...]] = {}
-    added: dict[int, dict[int, None]] = defaultdict(dict)
     for k in loops:
         if not halves.is_late[k]:
             continue
@@ -105,19 +102,8 @@ def _decide(
             inside.update(pair.replaced)
         found[block.ops[k].op.id] = replace(body, skipped=_skipped(body.block, inside))
         pairs[k] = several
-        for pair in several:
-            if pair.loop is None:
-                continue
-            for v in stacked_anew(block, pair):
-                added[pair.loop][v] = None
-    stacks = {loop: tuple(values) for loop, values in added.items()}
-    found[owner] = replace(found[owner], pairs=pairs, added=stacks)
-
-
-def _made_early(halves: Halves) -> Iterator[int]:
-    for k in reversed(range(len(halves.block.ops))):
-        if not halves.is_late[k]:
-            yield from halves.block.ops[k].results
+    added = stacked_anew(block, (pair for of in pairs.values() for pair in of))
+    found[owner] = replace(found[owner], pairs=pairs, added=added)
 
 
 def _is_again(line: FlatOp) -> bool:

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from rhino_jax._compat import bind_eqn, hide_frames, tagged
 from rhino_jax.errors import InternalError
-from rhino_jax.frontend.registry import local_params
 from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.axes import AxisSpan, place
 from rhino_jax.passes.microbatch.flow.generated import RECOMPUTED_KINDS, spot_of
@@ -25,6 +23,7 @@ from rhino_jax.passes.sequence_slices.states import (
     When,
     WholeSequence,
 )
+from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp
 
 
@@ -40,13 +39,6 @@ class SliceBounds:
     """
 
     bounds: tuple[int, ...]
-
-    @classmethod
-    def of(cls, lengths: Sequence[int]) -> SliceBounds:
-        bounds = [0]
-        for length in lengths:
-            bounds.append(bounds[-1] + length)
-        return cls(tuple(bounds))
 
     @property
     def count(self) -> int:
@@ -383,10 +375,7 @@ class SliceEmitter:
             for span, start, stop in spans:
                 shape = span.resized(shape, stop - start)
             shapes.append(shape)
-        params = eqn.params
-        if shapes != [tuple(v.aval.shape) for v in eqn.outvars]:
-            params = local_params(op.name, params, [*map(np.shape, args)], shapes)
-        results = bind_eqn(eqn, args, params)
+        results = bind_local(eqn, args, shapes)
         made = [tuple(x.shape) for x in results]
         if made != shapes:
             raise InternalError(

@@ -21,7 +21,6 @@ from rhino_jax._compat import (
     tagged,
     untagged,
 )
-from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.regions import (
     call_scope,
     closed_region_jaxprs,
@@ -36,7 +35,7 @@ from rhino_jax.passes.staged.sides import sides_of
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.rewrite.numbers import NumberTable, ValueNumbers
-from rhino_jax.rewrite.retraced import retraced
+from rhino_jax.rewrite.retraced import reimported, retraced
 from rhino_jax.rewrite.trips import array_of, run_trips
 
 
@@ -83,19 +82,35 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
       apart: the step.
       lengths: scans with so many steps may be over the sequence, and are not unrolled.
     """
-    sides = sides_of(apart)
-    walk = _OpeningWalk(frozenset(lengths))
-    closed, tags = untagged(retraced(apart.piece, lambda *xs: walk.top(apart, xs)))
+    sides, jaxpr = sides_of(apart), open_jaxpr(apart.piece)
+    count, at = len(jaxpr.invars), itertools.count()
+    maker = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+
+    def run(eqn: Any, operands: list[Any]) -> list[Any]:
+        kind = region_kind(eqn) if _is_open(eqn, lengths) else None
+        if kind is RegionKind.SCAN:
+            with call_scope(eqn):
+                return run_trips(eqn, operands, run)
+        arrays = [*map(array_of, operands)]
+        if kind is RegionKind.CALL:
+            return inline_call(eqn, arrays, run)
+        return bind_eqn(eqn, arrays, eqn.params)
+
+    def of_source(eqn: Any, operands: list[Any]) -> list[Any]:
+        with tagged(str(next(at))):
+            return run(eqn, operands)
+
+    def all_of(*arrays: Any) -> list[Any]:
+        found = evaluate(jaxpr, arrays[count:], arrays[:count], of_source)
+        results = []
+        for v, x in zip(jaxpr.outvars, found, strict=True):
+            with tagged(str(None if is_literal(v) else maker.get(v))):
+                results.append(array_of(x))
+        return results
+
+    closed, tags = untagged(retraced(apart.piece, all_of))
     sources = tuple(int(str(tag)) for tag in tags)
-    before = sides.program
-    program = import_jaxpr(
-        closed,
-        name=before.name,
-        input_paths=[e.path for e in before.inputs if not e.is_const],
-        captured_paths=[e.path for e in before.inputs if e.is_const],
-        output_paths=[e.path for e in before.outputs],
-        while_trips=before.while_trips,
-    )
+    program = reimported(closed, sides.program)
     inputs = enumerate(sides.region.inputs)
     return OpenedProgram(
         flatten(program, closed, lambda op: False),
@@ -105,44 +120,14 @@ def opened(apart: Apart, lengths: Collection[int]) -> OpenedProgram:
     )
 
 
-@dataclass(frozen=True)
-class _OpeningWalk:
-    lengths: frozenset[int]
-
-    def top(self, apart: Apart, arrays: Sequence[Any]) -> list[Any]:
-        jaxpr = open_jaxpr(apart.piece)
-        count, at = len(jaxpr.invars), itertools.count()
-
-        def run(eqn: Any, operands: list[Any]) -> list[Any]:
-            with tagged(str(next(at))):
-                return self.eqn(eqn, operands)
-
-        found = evaluate(jaxpr, arrays[count:], arrays[:count], run)
-        maker = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-        results = []
-        for v, x in zip(jaxpr.outvars, found, strict=True):
-            with tagged(str(None if is_literal(v) else maker.get(v))):
-                results.append(array_of(x))
-        return results
-
-    def eqn(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        kind = region_kind(eqn) if self._is_open(eqn) else None
-        if kind is RegionKind.SCAN:
-            with call_scope(eqn):
-                return run_trips(eqn, operands, self.eqn)
-        arrays = [*map(array_of, operands)]
-        if kind is RegionKind.CALL:
-            return inline_call(eqn, arrays, self.eqn)
-        return bind_eqn(eqn, arrays, eqn.params)
-
-    def _is_open(self, eqn: Any) -> bool:
-        bodies = closed_region_jaxprs(eqn)
-        if any(np.ndim(c) for body in bodies for c in jaxpr_consts(body)):
-            return False  # arrays would become constants of the program
-        if region_kind(eqn) is RegionKind.SCAN:
-            length = eqn.params["length"]
-            return length <= MAX_LAYERS and length not in self.lengths
-        return region_kind(eqn) is RegionKind.CALL
+def _is_open(eqn: Any, lengths: Collection[int]) -> bool:
+    bodies = closed_region_jaxprs(eqn)
+    if any(np.ndim(c) for body in bodies for c in jaxpr_consts(body)):
+        return False  # arrays would become constants of the program
+    if region_kind(eqn) is RegionKind.SCAN:
+        length = eqn.params["length"]
+        return length <= MAX_LAYERS and length not in lengths
+    return region_kind(eqn) is RegionKind.CALL
 
 
 @dataclass(frozen=True, eq=False)

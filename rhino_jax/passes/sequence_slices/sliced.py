@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from rhino_jax._compat import untagged, without_dead_code
@@ -54,7 +55,8 @@ def sliced(apart: Apart, lengths: Sequence[int]) -> SlicedBody:
     found = _found(apart)
     if sum(lengths) != found.length or any(n < 1 for n in lengths):
         raise refused.lengths_wrong(lengths, found.length)
-    emitter = SliceEmitter(found, SliceBounds.of(lengths))
+    bounds = SliceBounds(tuple(accumulate(lengths, initial=0)))
+    emitter = SliceEmitter(found, bounds)
     new = without_dead_code(retraced(apart.piece, emitter.run))
     piece, tags = untagged(new)
     pairs = [(None, None) if tag is None else _read(tag) for tag in tags]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import at_line_of, hide_frames
-from rhino_jax.ir.factor import FactorKind, Layout, dim_of
+from rhino_jax.ir.factor import Layout
 from rhino_jax.ir.program import Op
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.ops_along import Stacked, along
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.rewrite.emit import bind_part
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
@@ -22,29 +23,6 @@ from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 hide_frames(__file__)
 
 _PASSING = (OpKind.IDENTITY, OpKind.CONVERSION)
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """An op on a stage's part of stacks.
-
-    Attributes:
-      dims: for every operand the dim over layers; -1: it has none.
-      results: likewise; -1: a reduction over layers, each stage's own.
-      reducer: of that reduction; empty where there is none.
-    """
-
-    dims: tuple[int, ...]
-    results: tuple[int, ...]
-    reducer: str = ""
-
-    def stacks_of(self, operands: Sequence[int]) -> set[int]:
-        """Return those of the operands, value ids, that are read along their dim 0."""
-        return {v for v, d in zip(operands, self.dims, strict=True) if d == 0}
-
-    def stacks_in(self, results: Sequence[int]) -> set[int]:
-        """Return those of the results, value ids, whose dim 0 is over layers."""
-        return {v for v, d in zip(results, self.results, strict=True) if d == 0}
 
 
 def reads_along(each: FlatOp, stacks: Collection[int]) -> Stacked | None:
@@ -89,38 +67,17 @@ def passes_on(op: Op) -> bool:
 
 
 def _along(op: Op, layout: Layout, known: Mapping[int, int]) -> Stacked | None:
-    """Return an op along the factor that is dim 0 of a layout.
-
-    None where that factor is not a dim of its own in all operands and results.
+    """Return an op along the factor that is dim 0 of a layout, and of its results.
 
     Args:
       op: the op.
       layout: of an operand or result; its dim 0 is the factor.
       known: index of an operand → the dim that must be the factor.
     """
-    rule = op.rule
-    if rule is None or not layout or len(layout[0]) != 1:
+    found = along(op, layout[0]) if layout else None
+    if found is None or {*found.results} not in ({0}, {-1}):
         return None
-    (factor,) = layout[0]
-    kind = rule.factors[factor].kind
-    if kind not in (FactorKind.PARALLEL, FactorKind.REDUCE):
-        return None
-    dims = [dim_of(lay, factor) for lay in rule.operands]
-    results = [dim_of(lay, factor) for lay in rule.results]
-    if None in dims or any(d not in (0, -1) for d in results):
-        return None
-    if any(dims[k] != d for k, d in known.items()):
-        return None
-    partial = rule.partial_results(factor)
-    gone = [k for k, d in enumerate(results) if d == -1]
-    if gone and (len(gone) != len(results) or any(k not in partial for k in gone)):
-        return None
-    reducer = str(rule.factors[factor].reducer) if gone else ""
-    return Stacked(
-        tuple(int(d) for d in dims if d is not None),
-        tuple(int(d) for d in results if d is not None),
-        reducer,
-    )
+    return None if any(found.dims[k] != d for k, d in known.items()) else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +91,8 @@ class StackedRegion:
     """
 
     region: FlatRegion
-    stacks: frozenset[int]
-    stacked: Mapping[FlatOp, Stacked]
+    stacks: set[int]
+    stacked: dict[FlatOp, Stacked]
 
 
 class StageValues:

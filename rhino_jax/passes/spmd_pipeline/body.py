@@ -8,8 +8,8 @@ weights, residuals of the forward pass, gradients.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rhino_jax._compat import open_jaxpr
@@ -17,7 +17,6 @@ from rhino_jax.frontend.regions import sub_jaxprs
 from rhino_jax.frontend.registry import traits_of
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.spmd_pipeline.along import (
-    Stacked,
     StackedRegion,
     makes_along,
     passes_on,
@@ -96,22 +95,21 @@ class MicrobatchBody(StackedRegion):
     """A micro-batch's ops, each with its phase.
 
     Attributes:
-      consts, carries: how many of the inputs are these; then come slices.
+      loop: the loop over micro-batches.
       loops: positions of the scans over layers, in order.
-      places: for every op its phase.
+      sums: for every carry how it accumulates.
+      varies: values that differ from one micro-batch to another.
       levels: for every value how many of the scans have to be done before it is
         available.
-      varies: values that differ from one micro-batch to another.
-      sums: for every carry how it accumulates.
+      places: for every op its phase.
     """
 
-    consts: int
-    carries: int
-    loops: tuple[int, ...]
-    places: tuple[EquationPhase, ...]
-    levels: Mapping[int, int]
-    varies: frozenset[int]
-    sums: tuple[Sum, ...]
+    loop: FlatOp
+    loops: Sequence[int]
+    sums: Sequence[Sum]
+    varies: set[int]
+    levels: dict[int, int]
+    places: list[EquationPhase] = field(default_factory=list)
 
     def at(self, place: EquationPhase, level: int) -> tuple[int, ...]:
         """Return the ops of a phase that run after so many scans."""
@@ -128,88 +126,38 @@ class MicrobatchBody(StackedRegion):
     @property
     def reads_stacks(self) -> list[bool]:
         """For every const and carry of the loop, whether a stage has its part of it."""
-        consts = [v in self.stacks for v in self.region.inputs[: self.consts]]
+        consts = [v in self.stacks for v in self.loop.call.consts(self.region.inputs)]
         return consts + [self.is_stacked_sum(s) for s in self.sums]
 
     def is_stacked_sum(self, found: Sum) -> bool:
         """Whether every stage accumulates the values of its own layers."""
         return found.part in self.stacks and found.part in self.varies
 
+    @property
+    def in_sums(self) -> set[int]:
+        """Positions of the ops that accumulate outputs."""
+        return {i for s in self.sums for i in s.steps}
 
-def body_of(each: FlatOp) -> MicrobatchBody:
-    """Assign phases to the ops of a micro-batch.
-
-    Args:
-      each: the loop over micro-batches.
-    """
-    (region,), consts, carries = each.regions, each.call.num_consts, each.call.num_carry
-    pairs = zip(each.call.carries(region.inputs), region.outputs, strict=False)
-    sums = tuple(sum_of(region, carry, value) for carry, value in pairs)
-    walk = _BodyWalk(region, consts, carries, sums)
-    walk.run()
-    return MicrobatchBody(
-        region=region,
-        consts=consts,
-        carries=carries,
-        loops=tuple(walk.loops),
-        places=tuple(walk.places),
-        levels=walk.levels,
-        varies=frozenset(walk.varies),
-        stacks=frozenset(walk.stacks),
-        stacked=walk.stacked,
-        sums=sums,
-    )
-
-
-class _BodyWalk:
-    """One walk over the ops."""
-
-    def __init__(
-        self, region: FlatRegion, consts: int, carries: int, sums: tuple[Sum, ...]
-    ) -> None:
-        self.region = region
-        self.loops = layer_loops(region, consts)
-        self.in_sums = {i for s in sums for i in s.steps}
-        self.levels = dict.fromkeys(region.inputs, 0)
-        self.varies = set(region.inputs[consts + carries :])
-        self.stacks = self._given(consts)
-        self.stacked: dict[FlatOp, Stacked] = {}
-        self.places: list[EquationPhase] = []
-
-    def _given(self, consts: int) -> set[int]:
-        """Return constants that scans read as stacks, directly or through ops."""
-        loops = [self.region.ops[i] for i in self.loops]
-        wanted = {v for loop in loops for v in loop.call.sliced(loop.operands)}
-        for each in reversed(self.region.ops):
-            if each in loops or not wanted.intersection(each.results):
-                continue
-            found = makes_along(each)
-            if found is not None:
-                wanted.update(found.stacks_of(each.operands))
-        return wanted & set(self.region.inputs[:consts])
-
-    def run(self) -> None:
-        region = self.region
+    def assign(self) -> None:
+        """Find the phases of all ops, in one walk over them."""
+        region, in_sums = self.region, self.in_sums
         for i, (reads, makes) in enumerate(
             zip(region.reads, region.makes, strict=True)
         ):
-            level = max((self.levels[v] for v in reads), default=0)
-            if i in self.in_sums:
+            level = self.level(i)
+            if i in in_sums:
                 self.places.append(EquationPhase.SUM)
-                self.levels.update(dict.fromkeys(makes, level))
-                continue
-            if i in self.loops:
+            elif i in self.loops:
                 self.places.append(EquationPhase.LOOP)
-                done = self.loops.index(i) + 1
-                self.levels.update(dict.fromkeys(makes, done))
+                level = self.loops.index(i) + 1
                 self.varies.update(makes)
                 self.stacks.update(region.ops[i].call.stacked(makes))
-                continue
+            else:
+                varies = not self.varies.isdisjoint(reads)
+                if varies:
+                    self.varies.update(makes)
+                self.places.append(self._place(i, level, varies))
             self.levels.update(dict.fromkeys(makes, level))
-            varies = bool(self.varies.intersection(reads))
-            if varies:
-                self.varies.update(makes)
-            self.places.append(self._place(i, level, varies))
 
     def _place(self, i: int, level: int, varies: bool) -> EquationPhase:
         reads = self.region.reads[i]
@@ -227,8 +175,44 @@ class _BodyWalk:
         if found is None or (found.reducer and not varies):
             return otherwise
         self.stacked[self.region.ops[i]] = found
-        self.stacks |= found.stacks_in(self.region.makes[i])
+        self.stacks.update(found.stacks_in(self.region.makes[i]))
         return EquationPhase.TAIL if varies else EquationPhase.ONCE
+
+
+def body_of(each: FlatOp) -> MicrobatchBody:
+    """Assign phases to the ops of a micro-batch.
+
+    Args:
+      each: the loop over micro-batches.
+    """
+    (region,), call = each.regions, each.call
+    pairs = zip(call.carries(region.inputs), region.outputs, strict=False)
+    loops = layer_loops(region, call.num_consts)
+    body = MicrobatchBody(
+        region,
+        _given(region, loops, call.consts(region.inputs)),
+        {},
+        each,
+        loops,
+        [sum_of(region, *pair) for pair in pairs],
+        {*call.sliced(region.inputs)},
+        dict.fromkeys(region.inputs, 0),
+    )
+    body.assign()
+    return body
+
+
+def _given(region: FlatRegion, at: Sequence[int], consts: Sequence[int]) -> set[int]:
+    """Return constants that scans read as stacks, directly or through ops."""
+    loops = [region.ops[i] for i in at]
+    wanted = {v for loop in loops for v in loop.call.sliced(loop.operands)}
+    for each in reversed(region.ops):
+        if each in loops or not wanted.intersection(each.results):
+            continue
+        found = makes_along(each)
+        if found is not None:
+            wanted.update(found.stacks_of(each.operands))
+    return wanted.intersection(consts)
 
 
 def layer_loops(region: FlatRegion, consts: int) -> list[int]:

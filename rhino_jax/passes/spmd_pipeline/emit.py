@@ -53,11 +53,11 @@ def on_stage(closed: Any, program: Program, choice: str) -> Any:
     """
     stages = int(json.loads(choice)["stages"])
     flat = flatten(program, closed, lambda op: op.name in PLAIN_CALLS)
-    loop = find(flat, stages, num_microbatches(program.transforms))
-    step = step_of(flat, loop)
+    body = find(flat, stages, num_microbatches(program.transforms))
+    step = step_of(flat, body)
 
     def run(*arrays: Any) -> list[Any]:
-        axis = StageAxis(AXIS, stages, loop.count, lax.axis_index(AXIS))
+        axis = StageAxis(AXIS, stages, body.loop.call.trip_count, lax.axis_index(AXIS))
         return OnStage(step, axis, arrays).results()
 
     consts, opened = jaxpr_consts(closed), consts_as_inputs(open_jaxpr(closed))

@@ -10,6 +10,7 @@ from jax import lax
 
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.frontend.rules.reduce import COMBINE, identity
+from rhino_jax.passes.microbatch.emit.accumulated import combined
 from rhino_jax.passes.spmd_pipeline.along import StageValues
 from rhino_jax.passes.spmd_pipeline.body import EquationPhase, MicrobatchBody, Sum
 from rhino_jax.passes.spmd_pipeline.spread import StageAxis, either, is_key
@@ -35,13 +36,12 @@ class StageRun(StageValues):
     def __init__(
         self, body: MicrobatchBody, axis: StageAxis, arrays: Sequence[Any]
     ) -> None:
-        region, first = body.region, body.consts + body.carries
-        env = dict(zip(region.inputs[: body.consts], arrays, strict=False))
-        super().__init__(axis, body, env)
-        self.body = body
-        self.given = arrays[body.consts : first]
-        self.rows: dict[int, Any] = {}
-        self.rows.update(zip(region.inputs[first:], arrays[first:], strict=True))
+        inputs, call = body.region.inputs, body.loop.call
+        consts = zip(call.consts(inputs), call.consts(arrays), strict=True)
+        super().__init__(axis, body, dict(consts))
+        self.body, self.given = body, call.carries(arrays)
+        own = zip(call.sliced(inputs), call.sliced(arrays), strict=True)
+        self.rows: dict[int, Any] = dict(own)
         self.ticks: dict[int, tuple[Any, bool]] = {}
         self.sums: dict[int, Any] = {}
         self._readers = _readers(body)
@@ -56,11 +56,11 @@ class StageRun(StageValues):
             self._rows(level)
             if level < len(body.loops):
                 self._loop(level)
-        left = [self._left(k, s) for k, s in enumerate(body.sums)]
-        return [
-            *left,
-            *map(self._slices, range(body.carries, len(body.region.outputs))),
+        left = [
+            self.given[k] if s.part is None else self.sums[k]
+            for k, s in enumerate(body.sums)
         ]
+        return [*left, *map(self._slices, body.loop.call.stacked(body.region.outputs))]
 
     # Values of micro-batches.
 
@@ -111,7 +111,7 @@ class StageRun(StageValues):
             for i in todo:
                 self._do(i, env, read)
             more = [
-                self._added(body.sums[k], x, read(p, False))
+                combined(body.sums[k].how, x, read(p, False))
                 for k, x, p in zip(sums, so_far, parts, strict=True)
             ]
             return more, [env[v] for v in leave]
@@ -141,10 +141,6 @@ class StageRun(StageValues):
         if how == "unchanged":
             return x
         return lax.full_like(x, identity(how, x.dtype))
-
-    def _added(self, found: Sum, so_far: Any, part: Any) -> Any:
-        part = lax.convert_element_type(part, so_far.dtype)
-        return part if found.how == "unchanged" else COMBINE[found.how](so_far, part)
 
     # Scans over layers: a micro-batch on every tick.
 
@@ -227,7 +223,7 @@ class StageRun(StageValues):
             more = [
                 either(
                     is_there,
-                    self._added(body.sums[k], x, read(body.sums[k].part or 0, True)),
+                    combined(body.sums[k].how, x, read(body.sums[k].part or 0, True)),
                     x,
                 )
                 for k, x in zip(sums, so_far, strict=True)
@@ -284,12 +280,8 @@ class StageRun(StageValues):
 
     # Outputs.
 
-    def _left(self, carry: int, found: Sum) -> Any:
-        return self.given[carry] if found.part is None else self.sums[carry]
-
-    def _slices(self, position: int) -> Any:
+    def _slices(self, value: int) -> Any:
         region = self.body.region
-        value = region.outputs[position]
         own = self.axis.count // self.axis.stages
         if value in self.body.varies:
             return self._own_rows(value)
@@ -306,12 +298,12 @@ def _nothing(start: Any) -> Any:
 def _readers(body: MicrobatchBody) -> dict[int, set[int]]:
     """Return value → ops that read it; -1: an output, or a sum elsewhere."""
     found: dict[int, set[int]] = {}
-    steps = {i for s in body.sums for i in s.steps}
+    steps = body.in_sums
     for i, values in enumerate(body.region.reads):
         for v in values:
             if i not in steps:
                 found.setdefault(v, set()).add(i)
-    for left in body.region.outputs[body.carries :]:
+    for left in body.loop.call.stacked(body.region.outputs):
         found.setdefault(left, set()).add(-1)
     for s in body.sums:
         at = None if s.part is None else body.region.maker.get(s.part)

@@ -10,8 +10,8 @@ from typing import Any
 from rhino_jax._compat import at_line_of, hide_frames
 from rhino_jax.errors import StageError
 from rhino_jax.ir.transform import MICROBATCHES
+from rhino_jax.passes.ops_along import Stacked
 from rhino_jax.passes.spmd_pipeline.along import (
-    Stacked,
     StackedRegion,
     StageValues,
     makes_along,
@@ -23,22 +23,7 @@ from rhino_jax.passes.spmd_pipeline.spread import StageAxis
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram, FlatRegion
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StageLoop:
-    """A loop over micro-batches, to be run in stages.
-
-    Attributes:
-      op: its op.
-      body: of one micro-batch, with the phases of its ops.
-      count: number of micro-batches.
-    """
-
-    op: FlatOp
-    body: MicrobatchBody
-    count: int
-
-
-def find(flat: FlatProgram, stages: int, asked: int) -> StageLoop:
+def find(flat: FlatProgram, stages: int, asked: int) -> MicrobatchBody:
     """Return the loop over micro-batches, if its layers divide into stages.
 
     Args:
@@ -66,8 +51,8 @@ def find(flat: FlatProgram, stages: int, asked: int) -> StageLoop:
             fix="write the layers as one `lax.scan` over weights [layers, …], cut the"
             ' batch (microbatches=), or take another schedule, as schedule="1f1b".',
         )
-    (each,) = found
-    count, body = each.call.trip_count, body_of(each)
+    body = body_of(found[0])
+    count = body.loop.call.trip_count
     if count != asked:
         raise StageError(
             f"the batch of `{name}` does not divide into {asked} equal micro-batches.",
@@ -78,7 +63,7 @@ def find(flat: FlatProgram, stages: int, asked: int) -> StageLoop:
     layers = tuple(body.region.ops[i].call.trip_count for i in body.loops)
     _check_sizes(name, stages, count, layers)
     _check_carries(name, body)
-    return StageLoop(each, body, count)
+    return body
 
 
 def _goes_through_layers(each: FlatOp) -> bool:
@@ -111,9 +96,7 @@ def _check_sizes(name: str, stages: int, count: int, layers: tuple[int, ...]) ->
 
 
 def _check_carries(name: str, body: MicrobatchBody) -> None:
-    steps = {i for s in body.sums for i in s.steps}
-    first = body.consts
-    carries = set(body.region.inputs[first : first + body.carries])
+    steps, carries = body.in_sums, {*body.loop.call.carries(body.region.inputs)}
     for i, reads in enumerate(body.region.reads):
         if i not in steps and carries.intersection(reads):
             raise StageError(
@@ -132,11 +115,11 @@ class LoopedStep(StackedRegion):
     """A step around its loop over micro-batches, calls inlined.
 
     Attributes:
-      loop: that loop.
+      body: of that loop.
       results: for every result, whether it is sharded by layers.
     """
 
-    loop: StageLoop
+    body: MicrobatchBody
     results: tuple[bool, ...]
 
     def shapes(self, stages: int) -> list[tuple[int, ...]]:
@@ -150,7 +133,7 @@ class LoopedStep(StackedRegion):
         return found
 
 
-def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
+def step_of(flat: FlatProgram, body: MicrobatchBody) -> LoopedStep:
     """Determine which values are sharded by layers.
 
     These are stacks that the loop reads, what it outputs of them, and what depends on
@@ -158,13 +141,14 @@ def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
 
     Args:
       flat: the step, calls inlined.
-      loop: found in it.
+      body: of the loop over micro-batches in it.
     """
     region, state = flat.top, [e.state_of for e in flat.program.outputs]
-    wanted = _read_by_loop(loop)
+    read = zip(body.loop.operands, body.reads_stacks, strict=False)
+    wanted = {v for v, is_stack in read if is_stack}
     while True:
-        given, made = _back(region, loop, wanted)
-        stacks, stacked = _forth(region, loop, given, made)
+        given, made = _back(region, body.loop, wanted)
+        stacks, stacked = _forth(region, body, given, made)
         late = {
             region.inputs[of]
             for v, of in zip(region.outputs, state, strict=True)
@@ -177,16 +161,11 @@ def step_of(flat: FlatProgram, loop: StageLoop) -> LoopedStep:
         v in stacks if of is None else region.inputs[of] in stacks
         for v, of in zip(region.outputs, state, strict=True)
     )
-    return LoopedStep(region, frozenset(stacks), stacked, loop, by_layers)
-
-
-def _read_by_loop(loop: StageLoop) -> set[int]:
-    pairs = zip(loop.op.operands, loop.body.reads_stacks, strict=False)
-    return {v for v, is_stack in pairs if is_stack}
+    return LoopedStep(region, stacks, stacked, body, by_layers)
 
 
 def _back(
-    region: FlatRegion, loop: StageLoop, wanted: set[int]
+    region: FlatRegion, loop: FlatOp, wanted: set[int]
 ) -> tuple[set[int], dict[FlatOp, Stacked]]:
     """Return inputs that must be sharded by layers, and ops that keep them so.
 
@@ -199,7 +178,7 @@ def _back(
     """
     wanted, made = set(wanted), dict[FlatOp, Stacked]()
     for each in reversed(region.ops):
-        if each is loop.op or not wanted.intersection(each.results):
+        if each is loop or not wanted.intersection(each.results):
             continue
         found = makes_along(each)
         if found is not None:
@@ -210,7 +189,7 @@ def _back(
 
 def _forth(
     region: FlatRegion,
-    loop: StageLoop,
+    body: MicrobatchBody,
     given: set[int],
     made: Mapping[FlatOp, Stacked],
 ) -> tuple[set[int], dict[FlatOp, Stacked]]:
@@ -218,15 +197,15 @@ def _forth(
 
     Args:
       region: ops of the step.
-      loop: the loop over micro-batches.
+      body: of the loop over micro-batches.
       given: ids of inputs that are sharded.
       made: ops that `_back` found.
     """
     stacks, stacked = set(given), dict[FlatOp, Stacked]()
     for each in region.ops:
-        if each is loop.op:
-            pairs = zip(each.results, loop.body.sums, strict=False)
-            stacks |= {v for v, s in pairs if loop.body.is_stacked_sum(s)}
+        if each is body.loop:
+            pairs = zip(each.results, body.sums, strict=False)
+            stacks |= {v for v, s in pairs if body.is_stacked_sum(s)}
             continue
         found = made.get(each)
         if found is None and stacks.intersection(each.operands):
@@ -250,7 +229,7 @@ class OnStage(StageValues):
         """Return the results of the step, stacks as this stage's part."""
         step = self.step
         for each in step.region.ops:
-            made = self._looped(each) if each is step.loop.op else self._run(each)
+            made = self._looped(each) if each is step.body.loop else self._run(each)
             self.env.update(zip(each.results, made, strict=True))
         return [*map(self._left, step.region.outputs, step.results)]
 
@@ -264,7 +243,7 @@ class OnStage(StageValues):
 
     def _looped(self, each: FlatOp) -> list[Any]:
         """Run the loop over micro-batches and return its outputs."""
-        body = self.step.loop.body
+        body = self.step.body
         arrays = [
             self._as_part(v) if is_stack else self.read(v, False)
             for v, is_stack in zip(each.operands, body.reads_stacks, strict=False)
@@ -273,7 +252,8 @@ class OnStage(StageValues):
         rows = each.call.sliced(each.operands)
         arrays += [self.part(self.read(v, False)) for v in rows]
         made = StageRun(body, self.axis, arrays).results()
-        return [*made[: body.carries], *map(self.axis.whole, made[body.carries :])]
+        left = each.call.num_carry
+        return [*made[:left], *map(self.axis.whole, made[left:])]
 
     def _as_part(self, value: int) -> Any:
         """Return this stage's part of a value that is sharded by layers."""

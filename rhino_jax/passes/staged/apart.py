@@ -17,17 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from rhino_jax._compat import (
-    close_jaxpr,
     consts_as_inputs,
     hide_frames,
     is_literal,
     jaxpr_consts,
     open_jaxpr,
-    retrace,
     without_dead_code,
 )
 from rhino_jax.errors import CoupledBatchError, MicrobatchError
-from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.ir.axes import AxisSpan
 from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.cut import (
@@ -37,6 +34,11 @@ from rhino_jax.passes.microbatch.cut import (
     MicrobatchLoop,
 )
 from rhino_jax.passes.microbatch.cutting import find_cut
+from rhino_jax.passes.microbatch.emit.accumulated import (
+    combined,
+    start,
+    sum_dtype,
+)
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
@@ -95,19 +97,15 @@ class Apart:
         """Return the type of an accumulated output: at least float32 for float sums."""
         crossing = self.leaving[position]
         aval = open_jaxpr(self.piece).outvars[position].aval
-        shape, dtype = aval.shape, aval.dtype
+        shape = aval.shape
         if crossing.how == "stacked":
             shape = (self.cut.count, *shape)
-        elif crossing.is_added and jnp.issubdtype(dtype, jnp.floating):
-            dtype = dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
-        return jax.core.ShapedArray(shape, dtype)
+        return jax.core.ShapedArray(shape, sum_dtype(crossing, aval.dtype))
 
     def start(self, position: int) -> Any:
         """Return the initial value of an accumulated output."""
-        aval, crossing = self.sum_type(position), self.leaving[position]
-        how = "sum" if crossing.is_added else crossing.how
-        fill = identity(how, aval.dtype) if how in COMBINE else 0
-        return lax.full(aval.shape, fill, aval.dtype)
+        aval = self.sum_type(position)
+        return start(self.leaving[position], aval.shape, aval.dtype)
 
     def combined(self, position: int, so_far: Any, part: Any, index: Any) -> Any:
         """Accumulate the output of one more micro-batch.
@@ -121,8 +119,7 @@ class Apart:
         how = self.leaving[position].how
         if how == "stacked":
             return lax.dynamic_update_index_in_dim(so_far, part, index, 0)
-        part = lax.convert_element_type(part, so_far.dtype)
-        return part if how == "unchanged" else COMBINE[how](so_far, part)
+        return combined(how, so_far, part)
 
     def finished(self, position: int, x: Any, dtype: Any) -> Any:
         """Convert an accumulated output to its value in the step without the loop."""
@@ -177,11 +174,11 @@ def take_apart(
     cut, found = cut_for_stages(closed, program, choice, is_even=True)
     opened = consts_as_inputs(open_jaxpr(closed))
     parts = _Parts(found, cut)
-    first = _closed(retrace(parts.before, opened))
+    inputs, early = [v.aval for v in opened.invars], parts.early
+    first = without_dead_code(traced_on(parts.before, inputs))
     index = jax.core.ShapedArray((), jnp.dtype("int32"))
     whole = [cut.program.values[c.value] for c in parts.loop.leaving]
     types = [jax.core.ShapedArray(v.shape, jnp.dtype(v.dtype)) for v in whole]
-    inputs, early = [v.aval for v in opened.invars], parts.early
     middle = traced_on(parts.between, [*inputs, *types[:early]])
     reads = [*open_jaxpr(first).outvars, *open_jaxpr(middle).outvars]
     one = traced_on(parts.piece, [index, *(v.aval for v in reads)])
@@ -316,8 +313,3 @@ def _sources(jaxpr: Any) -> tuple[frozenset[int], ...]:
         read = [of.get(v, none) for v in eqn.invars if not is_literal(v)]
         of.update(dict.fromkeys(eqn.outvars, none.union(*read)))
     return tuple(none if is_literal(v) else of.get(v, none) for v in jaxpr.outvars)
-
-
-def _closed(traced: tuple[Any, list[Any]]) -> Any:
-    jaxpr, consts = traced
-    return without_dead_code(close_jaxpr(jaxpr, consts))

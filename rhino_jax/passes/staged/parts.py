@@ -23,6 +23,7 @@ from rhino_jax.frontend.rules.reduce import COMBINE
 from rhino_jax.ir.factor import FactorKind, dim_of
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.ops_along import along
 from rhino_jax.rewrite.emit import bind_part
 
 
@@ -194,32 +195,20 @@ class InParts:
             if isinstance(x, ValueParts)
         }
         dim, sizes = next(iter(cut))
-        if len(cut) != 1 or len(dim) != 1:
-            return None
-        (factor,) = dim
-        kind = rule.factors[factor].kind
-        if kind not in (PARALLEL, FactorKind.REDUCE):
-            return None
-        places = [dim_of(layout, factor) for layout in rule.operands]
-        results = [dim_of(layout, factor) for layout in rule.results]
-        if None in (*places, *results) or rule.factors[factor].size != sum(sizes):
-            return None
-        partial = rule.partial_results(factor)
-        if any(d == -1 and i not in partial for i, d in enumerate(results)):
+        found = along(op, dim) if len(cut) == 1 else None
+        if found is None or rule.factors[dim[0]].size != sum(sizes):
             return None
         given = [
-            [self.whole(x)] * len(sizes)
-            if d == -1
-            else self.parts(x, int(d or 0), sizes).arrays
-            for x, d in zip(args, places, strict=True)
+            [self.whole(x)] * len(sizes) if d == -1 else self.parts(x, d, sizes).arrays
+            for x, d in zip(args, found.dims, strict=True)
         ]
-        dims = [int(d or 0) for d in results]
         made = [
-            bind_part(eqn, own, dims, size)
+            bind_part(eqn, own, found.results, size)
             for own, size in zip(zip(*given, strict=True), sizes, strict=True)
         ]
-        reducer = str(rule.factors[factor].reducer)
         return [
-            functools.reduce(COMBINE[reducer], row) if d == -1 else ValueParts(d, row)
-            for d, row in zip(dims, zip(*made, strict=True), strict=True)
+            functools.reduce(COMBINE[found.reducer], row)
+            if d == -1
+            else ValueParts(d, row)
+            for d, row in zip(found.results, zip(*made, strict=True), strict=True)
         ]

@@ -9,7 +9,6 @@ from rhino_jax.ir.congruence import pair_ops, pair_regions
 from rhino_jax.passes.remat.choice import RematChoice
 from rhino_jax.passes.remat.decided import Decided, decide
 from rhino_jax.passes.remat.emit import emit
-from rhino_jax.passes.remat.frame import RematPlan
 from rhino_jax.passes.remat.late import halves_of
 from rhino_jax.passes.remat.residual_stacks import find_stacks
 from rhino_jax.passes.staged.apart import Apart
@@ -92,8 +91,7 @@ def applied(
         return sides, again, saved
     inside = tuple(v for v in choice.keep if v not in forward)
     decided = decide(flat, RematChoice(slices, inside))
-    plan = RematPlan(flat, decided)
-    piece = retraced(apart.piece, lambda *arrays: emit(plan, arrays))
+    piece = retraced(apart.piece, lambda *arrays: emit(flat, decided, arrays))
     region, before = flat_region(piece), sides.region
     ids = dict(zip(region.inputs, before.inputs, strict=True))
     for makes, known in zip(region.makes, _numbers(sides, decided[None]), strict=True):

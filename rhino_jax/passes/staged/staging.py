@@ -130,8 +130,7 @@ def with_split_loops(
     apart: Apart, stages: Sequence[int], group_of: Sequence[int] = ()
 ) -> Apart:
     """Return the step with backward scans split in two, where `is_split` needs it."""
-    labels = Labels.at(sides_of(apart), stages, group_of)
-    return apart_loops(apart, labels) or apart
+    return apart_loops(apart, Labels.at(sides_of(apart), stages, group_of))
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,11 @@ def shrinking(a, b, c, d):
     return z.sum(0), lax.slice(a @ b, (0, 0), (2, 4))
 
 
+def biased(a, b, bias):
+    """The sum of a product and of a row that its rows are broadcast from."""
+    return lax.slice(a @ b + bias, (0, 0), (2, 4))
+
+
 def growing(a, b):
     return jnp.broadcast_to((a @ b)[:, None], (8, 32, 16)) * 2.0
 
@@ -77,6 +82,7 @@ CASES = {
     "loop": (accumulated, ((3,), (5, K, 8), (5, K, N)), 1, 1),
     "loop on top": (accumulated_on_top, ((8, N), (5, K, 8), (5, K, N)), 1, 1),
     "shrinking": (shrinking, ((M, K), (K, N)) * 2, 3, 2),
+    "biased": (biased, ((M, K), (K, N), (1, N)), 1, 1),
     "recomputed": (recomputed, ((N, N), (M, N)), 2, 1),
     "convolved": (convolved, ((8, 3, 3, 3), (4, 3, 8, 8)), 2, 1),
 }  # fmt: skip

@@ -32,6 +32,7 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.ir.transform import Transform, num_microbatches
 from rhino_jax.passes.apply import apply_passes
+from rhino_jax.passes.microbatch import cut_in
 from tests.cases import covering
 from tests.passes.interpreter import interpret
 from tests.passes.zoo import compiled
@@ -378,6 +379,27 @@ def test_a_mean_that_a_loop_prints_is_refused_with_its_line():
     assert "`debug_print`" in error.what
     line = printed.__code__.co_firstlineno + 3
     assert f"test_microbatch_programs.py:{line}" in error.where
+
+
+def balanced_and_printed(p, b):
+    """Prints the sum of a weight in every layer of a scan that needs sums."""
+
+    def wrap(layer):
+        def printing(h, w):
+            jax.debug.print("{}", w.sum())
+            return layer(h, w)
+
+        return printing
+
+    return balanced_layers(p, b, wrap)
+
+
+def test_a_scan_that_is_split_prints_in_one_of_both():
+    step, args = step_of(balanced_and_printed)
+    traced = trace(step, args, {}, donate_argnums=(0, 1))
+    cut = apply_passes(traced, [cut_in(2)])
+    prints = [op.name for op, _ in cut.program.walk() if op.name == "debug_print"]
+    assert len(prints) == 1
 
 
 def by_split(z, rows):

@@ -13,8 +13,12 @@ import numpy as np
 from jax import lax
 
 from rhino_jax._compat import hide_frames
-from rhino_jax.frontend.rules.reduce import COMBINE, identity
 from rhino_jax.passes.microbatch.cut import LoopCrossing, MicrobatchCut, MicrobatchLoop
+from rhino_jax.passes.microbatch.emit.accumulated import (
+    combined,
+    start,
+    sum_dtype,
+)
 from rhino_jax.passes.microbatch.emit.piece import PieceEmitter
 from rhino_jax.passes.microbatch.emit.pieces import Piece, Split, together, view
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
@@ -128,29 +132,17 @@ class _Outside:
     def start(self, crossing: LoopCrossing) -> Any:
         """Return the initial accumulator of a leaving value."""
         value = self.found.flat.program.values[crossing.value]
-        dtype = jnp.dtype(value.dtype)
-        fill: Any = 0
-        if crossing.how != "unchanged":
-            if crossing.is_added and _is_narrow(dtype):
-                dtype = jnp.dtype(self.accumulate)
-            fill = identity("sum" if crossing.is_added else crossing.how, dtype)
+        dtype = sum_dtype(crossing, jnp.dtype(value.dtype), self.accumulate)
         with self.line(crossing):
-            return lax.full(value.shape, fill, dtype)
+            return start(crossing, value.shape, dtype)
 
     def combined(self, crossing: LoopCrossing, so_far: Any, part: Any) -> Any:
         """Return the accumulator of a leaving value after one more micro-batch."""
-        if crossing.how == "unchanged":
-            return part
         with self.line(crossing):
-            part = lax.convert_element_type(part, so_far.dtype)
-            return COMBINE[crossing.how](so_far, part)
+            return combined(crossing.how, so_far, part)
 
     def finished(self, crossing: LoopCrossing, x: Any) -> Any:
         """Convert an accumulator to the dtype of its value."""
         dtype = self.found.flat.program.values[crossing.value].dtype
         with self.line(crossing):
             return lax.convert_element_type(x, jnp.dtype(dtype))
-
-
-def _is_narrow(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize < 4

@@ -17,7 +17,7 @@ from rhino_jax._compat import (
 )
 from rhino_jax.errors import MicrobatchError
 from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
-from rhino_jax.frontend.registry import local_params, part_of
+from rhino_jax.frontend.registry import part_of
 from rhino_jax.frontend.rules.reduce import identity
 from rhino_jax.frontend.rules.shape import of_blocks
 from rhino_jax.ir.axes import AxisSpan
@@ -37,7 +37,7 @@ from rhino_jax.passes.microbatch.flow.states import (
     is_own,
     is_there,
 )
-from rhino_jax.rewrite.emit import scan_like
+from rhino_jax.rewrite.emit import bind_local, scan_like
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
 
@@ -108,7 +108,7 @@ class PieceEmitter:
 
     def item(self, item: FlatOp) -> None:
         """Run an op of the micro-batch and record its results."""
-        ran = self.found.flow.ran[item.op.id]
+        ran = self.found.ran[item.op.id]
         with item.context():
             arrays = [
                 self.read(v, use)
@@ -122,8 +122,7 @@ class PieceEmitter:
                     for v, s in zip(item.results, ran.results, strict=True)
                 ]
                 results = self.bound(item, arrays, shapes)
-        for value, x in zip(item.results, results, strict=True):
-            self.env[value] = x
+        self.env.update(zip(item.results, results, strict=True))
 
     def region(
         self, item: FlatOp, arrays: Sequence[Any], uses: Sequence[State]
@@ -132,8 +131,13 @@ class PieceEmitter:
         has_all = self.piece.rows == self.piece.split.rows
         if has_all or all(isinstance(u, WholeState) for u in uses):
             return bind_eqn(item.eqn, arrays, item.eqn.params)
-        assert item.op.call is not None
-        return _REGIONS[item.op.call.kind](self, item, arrays)
+        kinds = {
+            RegionKind.SCAN: self._scan,
+            RegionKind.WHILE: self._while,
+            RegionKind.COND: self._cond,
+            RegionKind.CALL: self._call,
+        }
+        return kinds[item.call.kind](item, arrays)
 
     def bound(
         self, item: FlatOp, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
@@ -147,13 +151,11 @@ class PieceEmitter:
         Raises:
           MicrobatchError: the results have other shapes.
         """
-        ins = [tuple(jnp.shape(x)) for x in arrays]
-        params = item.eqn.params
-        if shapes != [v.aval.shape for v in item.eqn.outvars]:
-            params = self._blocks(item) or local_params(
-                item.op.name, params, ins, shapes
-            )
-        results = bind_eqn(item.eqn, arrays, params)
+        blocks = self._blocks(item)
+        if blocks is None:
+            results = bind_local(item.eqn, arrays, shapes)
+        else:
+            results = bind_eqn(item.eqn, arrays, blocks)
         got = [tuple(x.shape) for x in results]
         if got != list(shapes):
             raise MicrobatchError(
@@ -166,7 +168,7 @@ class PieceEmitter:
 
     def _blocks(self, item: FlatOp) -> Mapping[str, Any] | None:
         """Return the parameters of an op that moves whole batches; None for others."""
-        ran = self.found.flow.ran.get(item.op.id)
+        ran = self.found.ran.get(item.op.id)
         use = ran.uses[0] if ran is not None and ran.uses else None
         if not isinstance(use, RowsState):
             return None
@@ -258,99 +260,77 @@ class PieceEmitter:
             (result,) = self.bound(item, arrays, [shape])
             return result
 
+    def _run(
+        self,
+        block: FlatRegion,
+        arrays: Sequence[Any],
+        leaves: Sequence[State],
+    ) -> list[Any]:
+        """Run a region and return its outputs, converted to the given states."""
+        results = self.block(block, arrays)
+        states = [self.found.states[v] for v in block.outputs]
+        return [
+            self.coerced(x, state, use)
+            for x, state, use in zip(results, states, leaves, strict=True)
+        ]
+
+    def _scan(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
+        call, (block,) = item.call, item.regions
+        sliced, ran = call.sliced(arrays), self.found.ran[item.op.id]
+        uses = call.sliced(ran.uses)
+        if any(isinstance(use, RowsState) and use.span.dim == 0 for use in uses):
+            params = {**item.eqn.params, "length": sliced[0].shape[0]}
+            return bind_eqn(item.eqn, arrays, params)
+        stacked = [self.found.states[v] for v in call.stacked(block.outputs)]
+        leaves = (*ran.results[: call.num_carry], *stacked)
+
+        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            enters = [*call.consts(arrays), *carry, *xs]
+            found = self._run(block, enters, leaves)
+            return found[: call.num_carry], found[call.num_carry :]
+
+        init = [*call.carries(arrays)]
+        carry, stacks = scan_like(item.eqn, body, init, [*sliced])
+        return [*carry, *stacks]
+
+    def _while(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
+        conds = item.call.num_cond_consts
+        first = conds + item.call.num_consts
+        leaves = self.found.ran[item.op.id].results
+
+        def goes_on(carry: Iterable[Any]) -> Any:
+            (found,) = self.block(item.regions[0], [*arrays[:conds], *carry])
+            return found
+
+        def body(carry: Iterable[Any]) -> list[Any]:
+            enters = [*arrays[conds:first], *carry]
+            return self._run(item.regions[1], enters, leaves)
+
+        return list(lax.while_loop(goes_on, body, list(arrays[first:])))
+
+    def _cond(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
+        leaves = self.found.ran[item.op.id].results
+
+        def branch(block: FlatRegion) -> Callable[..., list[Any]]:
+            return lambda *xs: self._run(block, xs, leaves)
+
+        return list(lax.switch(arrays[0], [*map(branch, item.regions)], *arrays[1:]))
+
+    def _call(self, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
+        """Bind a recomputed region with its parameters, captured arrays as operands."""
+        (body,) = closed_region_jaxprs(item.eqn)
+        leaves = self.found.ran[item.op.id].results
+
+        def run(*xs: Any) -> list[Any]:
+            return self._run(item.regions[0], xs, leaves)
+
+        new, captured = retrace(run, open_jaxpr(body), [tuple(x.shape) for x in arrays])
+        params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(arrays))]))
+        barred = params.get("prevent_cse")
+        if isinstance(barred, tuple):
+            params["prevent_cse"] = (*barred, *(False for _ in captured))
+        return bind_eqn(item.eqn, [*arrays, *captured], params)
+
 
 def _scaled(x: Any, by: float) -> Any:
     return lax.mul(x, lax.full_like(x, by))
-
-
-hide_frames(__file__)
-
-
-def _run(
-    inside: PieceEmitter,
-    block: FlatRegion,
-    arrays: Sequence[Any],
-    leaves: Sequence[State],
-) -> list[Any]:
-    """Run a region and return its outputs, converted to the given states."""
-    results = inside.block(block, arrays)
-    states = [inside.found.states[v] for v in block.outputs]
-    return [
-        inside.coerced(x, state, use)
-        for x, state, use in zip(results, states, leaves, strict=True)
-    ]
-
-
-def _scan(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    call, params = item.op.call, item.eqn.params
-    assert call is not None
-    first = call.num_consts + call.num_carry
-    uses = inside.found.flow.ran[item.op.id].uses[first:]
-    if any(isinstance(use, RowsState) and use.span.dim == 0 for use in uses):
-        return bind_eqn(item.eqn, arrays, {**params, "length": arrays[first].shape[0]})
-    consts, init = arrays[: call.num_consts], list(arrays[call.num_consts : first])
-    (block,) = item.regions
-    states = inside.found.states
-    results = inside.found.flow.ran[item.op.id].results
-    stacked = [states[v] for v in block.outputs[call.num_carry :]]
-
-    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        leaves = (*results[: call.num_carry], *stacked)
-        found = _run(inside, block, [*consts, *carry, *xs], leaves)
-        return found[: call.num_carry], found[call.num_carry :]
-
-    carry, stacks = scan_like(item.eqn, body, init, list(arrays[first:]))
-    return [*carry, *stacks]
-
-
-def _while(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    call = item.op.call
-    assert call is not None
-    conds = call.num_cond_consts
-    first = conds + call.num_consts
-    leaves = inside.found.flow.ran[item.op.id].results
-
-    def goes_on(carry: Iterable[Any]) -> Any:
-        (found,) = inside.block(item.regions[0], [*arrays[:conds], *carry])
-        return found
-
-    def body(carry: Iterable[Any]) -> list[Any]:
-        enters = [*arrays[conds:first], *carry]
-        return _run(inside, item.regions[1], enters, leaves)
-
-    return list(lax.while_loop(goes_on, body, list(arrays[first:])))
-
-
-def _cond(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    leaves = inside.found.flow.ran[item.op.id].results
-
-    def branch(block: FlatRegion) -> Callable[..., list[Any]]:
-        return lambda *xs: _run(inside, block, xs, leaves)
-
-    return list(lax.switch(arrays[0], [*map(branch, item.regions)], *arrays[1:]))
-
-
-def _call(inside: PieceEmitter, item: FlatOp, arrays: Sequence[Any]) -> list[Any]:
-    """Bind a recomputed region with its parameters, captured arrays as operands."""
-    (body,) = closed_region_jaxprs(item.eqn)
-    leaves = inside.found.flow.ran[item.op.id].results
-
-    def run(*xs: Any) -> list[Any]:
-        return _run(inside, item.regions[0], xs, leaves)
-
-    new, captured = retrace(run, open_jaxpr(body), [tuple(x.shape) for x in arrays])
-    params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(arrays))]))
-    barred = params.get("prevent_cse")
-    if isinstance(barred, tuple):
-        params["prevent_cse"] = (*barred, *(False for _ in captured))
-    return bind_eqn(item.eqn, [*arrays, *captured], params)
-
-
-_REGIONS: Mapping[
-    RegionKind, Callable[[PieceEmitter, FlatOp, Sequence[Any]], list[Any]]
-] = {
-    RegionKind.SCAN: _scan,
-    RegionKind.WHILE: _while,
-    RegionKind.COND: _cond,
-    RegionKind.CALL: _call,
-}

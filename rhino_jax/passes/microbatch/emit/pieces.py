@@ -153,11 +153,9 @@ def positions(size: int, span: AxisSpan, piece: Piece, dtype: Any) -> Any:
     """
     shape = (span.outer, piece.rows, span.inner)
     along = [lax.broadcasted_iota(dtype, shape, d) for d in range(3)]
-    row = along[1] * jnp.asarray(piece.stride, dtype) + _as(piece.start, dtype)
+    row = along[1] * jnp.asarray(piece.stride, dtype) + lax.convert_element_type(
+        piece.start, dtype
+    )
     major = jnp.asarray(size // span.outer, dtype)
     at = along[0] * major + row * jnp.asarray(span.inner, dtype) + along[2]
     return jnp.reshape(at, -1)
-
-
-def _as(x: Any, dtype: Any) -> Any:
-    return lax.convert_element_type(x, dtype)

@@ -8,9 +8,9 @@ of the body, or a user's own running sum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.program import Program, RegionCall, RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion
 
@@ -31,22 +31,24 @@ class NotAccumulated(Exception):
         self.item = item
 
 
-def reducers_of(block: FlatRegion, num_consts: int, num_carry: int) -> tuple[str, ...]:
+def reducers_of(
+    block: FlatRegion, call: RegionCall, program: Program
+) -> tuple[str, ...]:
     """Return how each carry of a scan's body accumulates.
 
     Args:
       block: the body.
-      num_consts: number of its inputs that are constants, which come first.
-      num_carry: number of its inputs that are carries.
+      call: the scan.
+      program: the program that ids refer to.
     Returns:
       A reducer per carry, as in `states.Partial`; `UNCHANGED` where a carry leaves as
       it enters.
     Raises:
       NotAccumulated: a carry does not accumulate.
     """
-    carries = block.inputs[num_consts : num_consts + num_carry]
+    carries = call.carries(block.inputs)
     changed = {
-        v: _Carry(i) for i, v in enumerate(carries) if block.outputs[i] != v
+        v: _Carry(i, program) for i, v in enumerate(carries) if block.outputs[i] != v
     }  # An unchanged carry may be read by any op: it is the same for all rows.
     tracked = _follow(block, dict(changed))
     found = [tracked.get(v) for v in block.outputs]
@@ -54,9 +56,24 @@ def reducers_of(block: FlatRegion, num_consts: int, num_carry: int) -> tuple[str
         carry is None if v not in changed else carry is not None and carry.index == i
         for i, (v, carry) in enumerate(zip(carries, found, strict=False))
     )
-    if not is_own or any(c is not None for c in found[num_carry:]):
+    if not is_own or any(c is not None for c in call.stacked(found)):
         raise NotAccumulated
-    return tuple(UNCHANGED if c is None else c.reducer for c in found[:num_carry])
+    return tuple(UNCHANGED if c is None else c.reducer for c in found[: call.num_carry])
+
+
+def is_summed(block: FlatRegion, entering: int, leaving: int, program: Program) -> bool:
+    """Whether a carry is scaled, added to or selected to its next value alone.
+
+    Args:
+      block: the body of the loop.
+      entering, leaving: ids of the carry, and of its next value.
+      program: the program that ids refer to.
+    """
+    try:
+        tracked = _follow(block, {entering: _Carry(0, program, may_scale=True)})
+    except NotAccumulated:
+        return False
+    return tracked.keys() & block.outputs == {leaving}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +82,14 @@ class _Carry:
 
     Attributes:
       index: position among the carries.
+      program: the program that ids refer to.
+      may_scale: whether linear ops may scale it, so that rows come in their order.
       reducer: how it is combined.
     """
 
     index: int
+    program: Program
+    may_scale: bool = False
     reducer: str = UNCHANGED
 
     def by(self, reducer: str, item: FlatOp) -> _Carry:
@@ -79,7 +100,7 @@ class _Carry:
         """
         if self.reducer not in (UNCHANGED, reducer):
             raise NotAccumulated(item)
-        return _Carry(self.index, reducer)
+        return replace(self, reducer=reducer)
 
 
 def _follow(block: FlatRegion, tracked: dict[int, _Carry]) -> dict[int, _Carry]:
@@ -109,21 +130,24 @@ def _combined(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     traits, count = item.op.traits, len(item.operands)
     if item.regions:
         return _region(item, at)
-    if traits.kind is OpKind.CONVERSION and _is_exact(item):
+    first, *_ = at.values()
+    values = first.program.values
+    dtypes = {values[v].dtype for v in (*item.operands, *item.results)}
+    if traits.kind is OpKind.CONVERSION and len(dtypes) == 1:
         return dict(at)
     if traits.kind is OpKind.IDENTITY and traits.moves and count == len(item.results):
         return dict(at)
+    if first.may_scale:
+        ways = traits.commutes_in(count) if traits.is_elementwise else ()
+        if any(at.keys() <= {*way} for way in ways):
+            return {0: _either([*at.values()], item)}
+        raise NotAccumulated(item)
     if len(at) == 1 and at.keys() <= set(traits.accumulates):
         (carry,) = at.values()
         return {0: carry.by(traits.reducer, item)}
     if traits.is_choice and tuple(at) in traits.commutes_in(count):
         return {0: _either([*at.values()], item)}
     raise NotAccumulated(item)
-
-
-def _is_exact(item: FlatOp) -> bool:
-    """Whether a conversion keeps the dtype."""
-    return bool(item.eqn.invars[0].aval.dtype == item.eqn.outvars[0].aval.dtype)
 
 
 def _either(carries: list[_Carry], item: FlatOp) -> _Carry:
@@ -142,8 +166,7 @@ def _either(carries: list[_Carry], item: FlatOp) -> _Carry:
 
 
 def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
-    call = item.op.call
-    assert call is not None
+    call = item.call
     if call.kind is RegionKind.CALL:
         return _outputs(item.regions[0], at, 0)
     if call.kind is RegionKind.COND and 0 not in at:
@@ -151,10 +174,8 @@ def _region(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
         if any(way.keys() != ways[0].keys() for way in ways):
             raise NotAccumulated(item)
         return {i: _either([way[i] for way in ways], item) for i in ways[0]}
-    first = call.num_consts
-    if call.kind is RegionKind.SCAN and all(
-        first <= i < first + call.num_carry for i in at
-    ):
+    carries = call.carries(range(len(item.operands)))
+    if item.is_scan and all(i in carries for i in at):
         return _scan(item, at)
     raise NotAccumulated(item)
 
@@ -168,11 +189,10 @@ def _outputs(
 
 def _scan(item: FlatOp, at: Mapping[int, _Carry]) -> dict[int, _Carry]:
     """Return the results of a nested scan that are accumulated carries, by position."""
-    call, (block,) = item.op.call, item.regions
-    assert call is not None
+    (block,) = item.regions
     inner = _follow(block, {block.inputs[i]: c for i, c in at.items()})
     found = {i: inner[v] for i, v in enumerate(block.outputs) if v in inner}
-    carries = {i - call.num_consts: c for i, c in at.items()}
+    carries = {i - item.call.num_consts: c for i, c in at.items()}
     if found.keys() != carries.keys():
         raise NotAccumulated(item)
     if any(found[i].index != c.index for i, c in carries.items()):

@@ -78,20 +78,16 @@ class BatchCoupling:
 
 
 @dataclass(slots=True)
-class FlowResult:
+class FlowResult(Flow):
     """The analysis of a program.
 
     Attributes:
-      flat: the flattened program.
-      flow: states of values, and how ops run.
       part: the ops that may run in a loop; None: all of them.
       meetings: ops that couple rows of the batch, in order.
       full: ids of values that are needed in full.
       leaves: cache of `leaves_of`.
     """
 
-    flat: FlatProgram
-    flow: Flow
     part: DimPart | None = None
     meetings: list[BatchCoupling] = field(default_factory=list)
     full: set[int] = field(default_factory=set)
@@ -107,11 +103,6 @@ class FlowResult:
           Ids of the values; None where the value itself has to be sliced.
         """
         return leaves_of(self.flat, value, span, self.leaves)
-
-    @property
-    def states(self) -> dict[int, State]:
-        """State of every value, by id."""
-        return self.flow.states
 
 
 def analyse(
@@ -136,27 +127,22 @@ def analyse(
     """
     of_all = set[int]()
     while True:
-        found = FlowResult(flat, Flow(flat, sizes, takes_own=takes_own), part)
-        found.flow.orders.of_all = of_all
+        found = FlowResult(flat, sizes, takes_own=takes_own, part=part)
+        found.orders.of_all = of_all
+        states = found.states
+        for value, const in flat.consts.items():
+            states[value] = WholeState(is_zero=_is_zero(const))
+        states.update((v, cut.get(v, WholeState())) for v in flat.top.inputs)
         try:
-            _analyse(found, cut)
+            for item in flat.top.ops:
+                found.keep(item, _run(found, item))
+            check_in_full(states[v] for v in flat.top.outputs)
         except NeedsOrderOfAll as error:
-            new = error.keys - of_all or found.flow.orders.known.keys() - of_all
+            new = error.keys - of_all or found.orders.known.keys() - of_all
             assert new
             of_all |= new
         else:
             return found
-
-
-def _analyse(found: FlowResult, cut: Mapping[int, RowsState]) -> None:
-    flat, states = found.flat, found.states
-    for value, const in flat.consts.items():
-        states[value] = WholeState(is_zero=_is_zero(const))
-    for value in flat.top.inputs:
-        states[value] = cut.get(value, WholeState())
-    for item in flat.top.ops:
-        found.flow.keep(item, _run(found, item))
-    check_in_full(states[v] for v in flat.top.outputs)
 
 
 def _is_zero(const: object) -> bool:
@@ -175,15 +161,15 @@ def _run(found: FlowResult, item: FlatOp) -> Ran:
         done = (
             _run_region(found, item, states)
             if item.regions
-            else found.flow.orders.run(item, states)
+            else found.orders.run(item, states)
         )
         if isinstance(done, Ran):
             break
         own = None
-        if found.flow.takes_own(item):
+        if found.takes_own(item):
             own = with_own(found.flat, item, states, done, is_inside=True)
         if own is not None:
-            found.flow.own.add(item.op.id)
+            found.own.add(item.op.id)
             states = own
             continue
         met = True
@@ -226,7 +212,7 @@ def _run_region(
         return Ran(tuple(states), (made,) * len(item.results))
     phase = max(s.phase for s in states)
     try:
-        ran = found.flow.region(item, relative(states))
+        ran = found.region(item, relative(states))
     except Coupled as error:
         partials = tuple(i for i, s in enumerate(states) if isinstance(s, Partial))
         if partials:

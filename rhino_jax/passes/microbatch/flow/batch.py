@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.ir.axes import AxisSpan
-from rhino_jax.ir.program import Program, RegionKind
+from rhino_jax.ir.program import Program
 from rhino_jax.passes.microbatch.flow.states import RowsState
 from rhino_jax.rewrite.flat import FlatProgram
 
@@ -90,12 +90,10 @@ def _is_mapped(flat: FlatProgram, value: int) -> bool:
     has, as those that save residuals do: fewer iterations then save memory."""
     values = flat.program.values
     return any(
-        sum(values[v].bytes for v in item.results[item.op.call.num_carry :])
+        sum(values[v].bytes for v in item.call.stacked(item.results))
         >= values[value].bytes
         for item in flat.top.ops
-        if item.op.call is not None
-        and item.op.call.kind is RegionKind.SCAN
-        and value in item.operands[item.op.call.num_consts + item.op.call.num_carry :]
+        if item.is_scan and value in item.call.sliced(item.operands)
     )
 
 

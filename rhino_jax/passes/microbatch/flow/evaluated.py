@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from rhino_jax._compat import bind_eqn
-from rhino_jax.frontend.registry import local_params, part_of
+from rhino_jax.frontend.registry import part_of
 from rhino_jax.ir.axes import AxisSpan, crossings
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.generated import operands_cut, spot_of
 from rhino_jax.passes.microbatch.flow.ops import Ran
 from rhino_jax.passes.microbatch.flow.states import RowsState, State
+from rhino_jax.rewrite.emit import bind_local
 from rhino_jax.rewrite.flat import FlatOp, FlatProgram
 
 
@@ -159,12 +159,8 @@ class Evaluation:
             if arrays[-1].shape != shape:
                 return None  # the stack of a loop
         shapes = [*map(self._shape, item.results, ran.results)]
-        params = item.eqn.params
-        if shapes != [v.aval.shape for v in item.eqn.outvars]:
-            ins = [x.shape for x in arrays]
-            params = local_params(item.op.name, params, ins, shapes)
         with jax.ensure_compile_time_eval(), item.context():
-            return [np.asarray(x) for x in bind_eqn(item.eqn, arrays, params)]
+            return [*map(np.asarray, bind_local(item.eqn, arrays, shapes))]
 
     def _shape(self, value: int, state: State) -> tuple[int, ...]:
         """Return the shape of a value, with `_ROWS` rows of the batch."""

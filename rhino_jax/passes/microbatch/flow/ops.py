@@ -305,11 +305,10 @@ def _priced(
     if insides or item.op.traits.is_contraction or not (is_small and is_kept):
         return tuple(results)
     cheap = max(map(known_after, states), default=0)
-    return tuple(s if cheap > s.phase else _cheaply(s, cheap) for s in results)
-
-
-def _cheaply(state: State, cheap: int) -> State:
-    return state if isinstance(state, WholeState) else replace(state, cheap=cheap)
+    return tuple(
+        s if cheap > s.phase or isinstance(s, WholeState) else replace(s, cheap=cheap)
+        for s in results
+    )
 
 
 def with_own(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.program import Program, RegionKind
 from rhino_jax.passes.microbatch.flow.accumulated import (
     UNCHANGED,
     NotAccumulated,
@@ -166,11 +166,16 @@ class Flow:
         Raises:
           Coupled: an op in it needs a value of the whole batch.
         """
-        assert item.op.call is not None
         if all(isinstance(s, WholeState) for s in states):
             made = WholeState(is_own=any(map(is_own, states)))
             return Ran(tuple(states), (made,) * len(item.results))
-        return _KINDS[item.op.call.kind](self, item, states)
+        kinds = {
+            RegionKind.CALL: self._call,
+            RegionKind.SCAN: self._scan,
+            RegionKind.WHILE: self._while,
+            RegionKind.COND: self._cond,
+        }
+        return kinds[item.call.kind](item, states)
 
     def joined(self, item: FlatOp, a: State, b: State) -> State:
         """Return the state of a value that has one state or the other.
@@ -193,160 +198,138 @@ class Flow:
             return a
         raise Coupled(item, "what it carries is once cut, once a sum over the batch")
 
+    def _call(self, item: FlatOp, states: Sequence[State]) -> Ran:
+        block = item.regions[0]
+        results = self.block(block, states)
+        cut = self._cut_inside(block, states)
+        if cut != list(states):
+            results = self.block(block, cut)
+        return Ran(tuple(cut), tuple(results))
 
-def _call(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
-    block = item.regions[0]
-    results = flow.block(block, states)
-    cut = _cut_inside(flow, block, states)
-    if cut != list(states):
-        results = flow.block(block, cut)
-    return Ran(tuple(cut), tuple(results))
+    def _cut_inside(self, block: FlatRegion, states: Sequence[State]) -> list[State]:
+        """Slice complete inputs of a region of which it reads only rows of the batch.
+
+        A mask that is broadcast to the batch outside of a loop over layers is then not
+        computed for the whole batch.
+
+        Args:
+          block: the region.
+          states: states of its first inputs, as analysed.
+        Returns:
+          States of the region's first inputs.
+        """
+        read: dict[int, list[State]] = {v: [self.states[v]] for v in block.outputs}
+        for item in block.ops:
+            uses = self.ran[item.op.id].uses
+            for value, use in zip(item.operands, uses, strict=True):
+                read.setdefault(value, []).append(use)
+        found: list[State] = []
+        for value, state in zip(block.inputs, states, strict=False):
+            uses_of = read.get(value, [])
+            spans = {use.span for use in uses_of if isinstance(use, RowsState)}
+            is_cut = isinstance(state, WholeState) and len(spans) == 1
+            if is_cut and all(
+                isinstance(use, RowsState) and use.at is None for use in uses_of
+            ):
+                state = RowsState(spans.pop())
+            found.append(state)
+        return found
+
+    def _scan(self, item: FlatOp, states: Sequence[State]) -> Ran:
+        call, (block,) = item.call, item.regions
+        sliced, consts = call.sliced(states), [*call.consts(states)]
+        if any(isinstance(s, RowsState) and s.span.dim == 0 for s in sliced):
+            return _scan_over_rows(self.flat.program, item, states)
+        enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in sliced]
+
+        def body(carries: Sequence[State]) -> list[State]:
+            return self.block(block, [*consts, *carries, *enters])
+
+        carries, leaves = self._fixed(item, call.carries(states), body)
+        cut = self._cut_inside(block, consts)
+        if cut != consts:
+            consts = cut
+            carries, leaves = self._fixed(item, carries, body)
+        stacked = call.stacked(leaves)
+        stacks = (s.moved(1) if isinstance(s, RowsState) else s for s in stacked)
+        return Ran((*consts, *carries, *sliced), (*carries, *stacks))
+
+    def _while(self, item: FlatOp, states: Sequence[State]) -> Ran:
+        conds = item.call.num_cond_consts
+        first = conds + item.call.num_consts
+
+        def body(carries: Sequence[State]) -> list[State]:
+            (goes_on,) = self.block(item.regions[0], [*states[:conds], *carries])
+            if not isinstance(goes_on, WholeState):
+                raise Coupled(item, "how long it runs depends on the whole batch")
+            return self.block(item.regions[1], [*states[conds:first], *carries])
+
+        carries, _ = self._fixed(item, states[first:], body)
+        return Ran((*states[:first], *carries), tuple(carries))
+
+    def _fixed(
+        self,
+        item: FlatOp,
+        carries: Sequence[State],
+        body: Callable[[Sequence[State]], list[State]],
+    ) -> tuple[list[State], list[State]]:
+        """Iterate a loop's body to a fixed point of its carries' states.
+
+        Args:
+          item: the loop.
+          carries: states of the initial carries.
+          body: states of the carries → states of all outputs of the body.
+        Returns:
+          States of the carries, and of all outputs of the body.
+        """
+        found = list(carries)
+        while True:
+            leaves = body(found)
+            joined = [
+                self.joined(item, a, b) for a, b in zip(found, leaves, strict=False)
+            ]
+            if joined == found:
+                return found, leaves
+            found = joined
+
+    def _cond(self, item: FlatOp, states: Sequence[State]) -> Ran:
+        if not isinstance(states[0], WholeState):
+            raise Coupled(item, "which way it goes depends on the whole batch")
+        found: list[State] = self.block(item.regions[0], states[1:])
+        for block in item.regions[1:]:
+            leaves = self.block(block, states[1:])
+            found = [
+                self.joined(item, a, b) for a, b in zip(found, leaves, strict=True)
+            ]
+        return Ran(tuple(states), tuple(found))
 
 
-def _cut_inside(flow: Flow, block: FlatRegion, states: Sequence[State]) -> list[State]:
-    """Slice complete inputs of a region of which it reads only rows of the batch.
-
-    A mask that is broadcast to the batch outside of a loop over layers is then not
-    computed for the whole batch.
-
-    Args:
-      flow: states inside of the region, as analysed.
-      block: the region.
-      states: states of its first inputs, as analysed.
-    Returns:
-      States of the region's first inputs.
-    """
-    read: dict[int, list[State]] = {v: [flow.states[v]] for v in block.outputs}
-    for item in block.ops:
-        uses = flow.ran[item.op.id].uses
-        for value, use in zip(item.operands, uses, strict=True):
-            read.setdefault(value, []).append(use)
-    found: list[State] = []
-    for value, state in zip(block.inputs, states, strict=False):
-        uses_of = read.get(value, [])
-        spans = {use.span for use in uses_of if isinstance(use, RowsState)}
-        is_cut = isinstance(state, WholeState) and len(spans) == 1
-        if is_cut and all(
-            isinstance(use, RowsState) and use.at is None for use in uses_of
-        ):
-            state = RowsState(spans.pop())
-        found.append(state)
-    return found
-
-
-def _scan(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
-    call = item.op.call
-    assert call is not None
-    first = call.num_consts + call.num_carry
-    if any(isinstance(s, RowsState) and s.span.dim == 0 for s in states[first:]):
-        return _scan_over_rows(item, states)
-    enters = [s.moved(-1) if isinstance(s, RowsState) else s for s in states[first:]]
-    consts = list(states[: call.num_consts])
-
-    def body(carries: Sequence[State]) -> list[State]:
-        return flow.block(item.regions[0], [*consts, *carries, *enters])
-
-    carries, leaves = _fixed(flow, item, states[call.num_consts : first], body)
-    cut = _cut_inside(flow, item.regions[0], consts)
-    if cut != consts:
-        consts = cut
-        carries, leaves = _fixed(flow, item, carries, body)
-    stacks = [
-        s.moved(1) if isinstance(s, RowsState) else s for s in leaves[call.num_carry :]
-    ]
-    uses = (*consts, *carries, *states[first:])
-    return Ran(uses, (*carries, *stacks))
-
-
-def _scan_over_rows(item: FlatOp, states: Sequence[State]) -> Ran:
+def _scan_over_rows(program: Program, item: FlatOp, states: Sequence[State]) -> Ran:
     """Return how a scan over rows of the batch runs: with fewer iterations.
 
     Its body runs unchanged.
     """
     check_in_full(states)
-    call = item.op.call
-    assert call is not None
-    first = call.num_consts + call.num_carry
-    cuts = {s.span for s in states[first:] if isinstance(s, RowsState)}
+    call, first = item.call, item.call.first_slice
+    sliced, consts = call.sliced(states), call.consts(states)
+    cuts = {s.span for s in sliced if isinstance(s, RowsState)}
     if len(cuts) > 1 or any(isinstance(s, RowsState) for s in states[:first]):
         raise Coupled(item, "it reads the batch of a row, and that of all rows")
-    if any(
-        isinstance(s, Partial) for s in (*states[: call.num_consts], *states[first:])
-    ):
+    if any(isinstance(s, Partial) for s in (*consts, *sliced)):
         raise Coupled(item, "what it does to each row needs a sum over the batch")
     try:
-        reducers = reducers_of(item.regions[0], call.num_consts, call.num_carry)
+        reducers = reducers_of(item.regions[0], call, program)
     except NotAccumulated as error:
         raise Coupled(error.item or item, ROW_AFTER_ROW) from None
     carries: list[State] = []
-    for state, reducer in zip(states[call.num_consts : first], reducers, strict=True):
+    for state, reducer in zip(call.carries(states), reducers, strict=True):
         is_other = isinstance(state, Partial) and state.reducer != reducer
         if (is_other or is_own(state)) and reducer != UNCHANGED:
             raise Coupled(item, ROW_AFTER_ROW)
         carries.append(state if reducer == UNCHANGED else Partial(reducer))
-    rows = RowsState(cuts.pop())
-    enters = (rows,) * (len(states) - first)
-    uses = (*states[: call.num_consts], *carries, *enters)
-    return Ran(uses, (*carries, *(rows,) * (len(item.results) - call.num_carry)))
-
-
-def _while(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
-    call = item.op.call
-    assert call is not None
-    conds = call.num_cond_consts
-    first = conds + call.num_consts
-
-    def body(carries: Sequence[State]) -> list[State]:
-        (goes_on,) = flow.block(item.regions[0], [*states[:conds], *carries])
-        if not isinstance(goes_on, WholeState):
-            raise Coupled(item, "how long it runs depends on the whole batch")
-        return flow.block(item.regions[1], [*states[conds:first], *carries])
-
-    carries, _ = _fixed(flow, item, states[first:], body)
-    return Ran((*states[:first], *carries), tuple(carries))
-
-
-def _fixed(
-    flow: Flow,
-    item: FlatOp,
-    carries: Sequence[State],
-    body: Callable[[Sequence[State]], list[State]],
-) -> tuple[list[State], list[State]]:
-    """Iterate a loop's body to a fixed point of its carries' states.
-
-    Args:
-      flow: states of values.
-      item: the loop.
-      carries: states of the initial carries.
-      body: states of the carries → states of all outputs of the body.
-    Returns:
-      States of the carries, and of all outputs of the body.
-    """
-    found = list(carries)
-    while True:
-        leaves = body(found)
-        joined = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=False)]
-        if joined == found:
-            return found, leaves
-        found = joined
-
-
-def _cond(flow: Flow, item: FlatOp, states: Sequence[State]) -> Ran:
-    if not isinstance(states[0], WholeState):
-        raise Coupled(item, "which way it goes depends on the whole batch")
-    found: list[State] = flow.block(item.regions[0], states[1:])
-    for block in item.regions[1:]:
-        leaves = flow.block(block, states[1:])
-        found = [flow.joined(item, a, b) for a, b in zip(found, leaves, strict=True)]
-    return Ran(tuple(states), tuple(found))
-
-
-_KINDS: dict[RegionKind, Callable[[Flow, FlatOp, Sequence[State]], Ran]] = {
-    RegionKind.CALL: _call,
-    RegionKind.SCAN: _scan,
-    RegionKind.WHILE: _while,
-    RegionKind.COND: _cond,
-}
+    rows = (RowsState(cuts.pop()),)
+    made = (*carries, *rows * len(call.stacked(item.results)))
+    return Ran((*consts, *carries, *rows * len(sliced)), made)
 
 
 def relative(states: Sequence[State]) -> list[State]:

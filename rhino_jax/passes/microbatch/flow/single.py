@@ -15,7 +15,6 @@ from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.passes.microbatch.flow.analysis import FlowResult
 from rhino_jax.passes.microbatch.flow.ops import DimSizes, Ran
-from rhino_jax.passes.microbatch.flow.regions import Flow
 from rhino_jax.passes.microbatch.flow.states import (
     Partial,
     RowsState,
@@ -42,7 +41,7 @@ def analyse_one(
       inputs: inputs that hold the batch, by value id.
       sizes: size of the batch.
     """
-    found = FlowResult(flat, Flow(flat, sizes))
+    found = FlowResult(flat, sizes)
     states = found.states
     states.update(dict.fromkeys(flat.consts, WholeState()))
     states.update({v: inputs.get(v, WholeState()) for v in flat.top.inputs})
@@ -62,7 +61,7 @@ def analyse_one(
                 else WholeState(0, is_inside=True)
                 for v in item.results
             ]
-        found.flow.keep(item, Ran(uses, tuple(made)))
+        found.keep(item, Ran(uses, tuple(made)))
     return found
 
 
