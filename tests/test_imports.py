@@ -48,6 +48,7 @@ OPTAX = "needs Optax, 0.1 s: no use to `--help` and to commands on saved plans"
 INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planner.options", "planner.search"): AT_START,
     ("planner.options", "planner.searched"): AT_START,
+    ("planner.options", "planner.variant_search"): AT_START,
     ("planner.origin", "planner.variant_search"): AT_START,
     ("planner.origin", "planner.storage"): AT_START,
     ("explain.plan", "explain.questions"): AT_START,

@@ -9,65 +9,54 @@ taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from rhino_jax.ir.transform import UN_REMAT, UNROLL, Stored
+from rhino_jax.ir.transform import BLOCKS, UN_REMAT, UNROLL, Transform, as_text
 from rhino_jax.passes.microbatch import cut_in
+from rhino_jax.passes.program_pass import Gain
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.planner.deferred_reductions import with_deferred_reductions
 from rhino_jax.planner.least_memory import LeastMemory, error_of
 from rhino_jax.planner.per_microbatch import notes_of_microbatches
-from rhino_jax.planner.storage import best_stored, stored_as, with_storage_note
+from rhino_jax.planner.storage import best_stored, with_storage_note
 from rhino_jax.planner.variant_search import Search, Solved
-from rhino_jax.planner.variants import AllowedPasses, Explorer, trials
+from rhino_jax.planner.variants import Explorer, trials
 from rhino_jax.utils.gc import no_garbage_collection
 
 
-AUTO = "auto"
 IN_BLOCKS = "blocks"
 
 
 @no_garbage_collection()
-def best_cut(
-    search: Search,
-    asked: Mapping[str, Any],
-    storage: str | Stored = "as written",
-    places: tuple[str, ...] = (),
-) -> PlanData:
+def best_cut(search: Search) -> PlanData:
     """Return the plan of the variant predicted fastest within the memory budget.
 
     Args:
       search: the search of the user's program.
-      asked: option → its value, of those of `auto_shard` that leave passes to the
-        planner; those left out are "auto".
-      storage: see `auto_shard`; also the inputs in interleaved storage.
-      places: `per_microbatch` of `auto_shard`.
     Raises:
       InfeasiblePlanError: nothing fits, whatever the passes.
       MicrobatchError: the program has no batch that can be split as requested.
     """
-    if storage == IN_BLOCKS:
+    if search.storage == IN_BLOCKS:
         search = best_stored(search)
-    elif not isinstance(storage, str):
-        search = stored_as(search, storage)
-    options = {trial.option: AUTO for _, trial in trials() if trial.option} | {**asked}
-    search = as_requested(search, options["recompute"])
-    microbatches = options["microbatches"]
+    elif not isinstance(search.storage, str) and (as_before := as_text(search.storage)):
+        search = search.after([Transform(BLOCKS, 0, 0, as_before)])
+    search, microbatches = as_requested(search), search.options.microbatches
     if isinstance(microbatches, int) and microbatches > 1:
-        search = search.after([cut_in(microbatches, places)])
+        search = search.after([cut_in(microbatches, search.options.per_microbatch)])
     written, search = search, replace(search, refine=0)
     found = first = search.find()
     # The recipes are those of the user's program, where that fits.
     typed_search, typed = search, first
     variants: tuple[Variant, ...] = ()
-    auto = frozenset(option for option, value in options.items() if value == AUTO)
-    allowed = AllowedPasses(auto, places)
-    explorer = Explorer(search, first, allowed)
-    if not first.fits and allowed.may_save_memory:
-        explorer.least = _least_memory(search, allowed).best
+    explorer = Explorer(search, written=first)
+    saving = (t for _, t in trials() if t.gain is Gain.MEMORY)
+    if not first.fits and any(map(search.may, saving)):
+        least = LeastMemory(search)
+        if not least.fits():
+            raise error_of(least, least.best())
+        explorer.least = least.best
     if explorer.has_more:
         search, found = explorer.best()
         if not first.fits:
@@ -108,27 +97,16 @@ def _notes(search: Search, plan: PlanData, microbatches: int | str) -> tuple[str
     return notes
 
 
-def _least_memory(search: Search, allowed: AllowedPasses) -> LeastMemory:
-    """Return the search for the variant with the smallest peak, as far as it takes to
-    find one that fits.
-
-    Raises:
-      InfeasiblePlanError: no variant fits.
-    """
-    least = LeastMemory(search, allowed)
-    if not least.fits():
-        raise error_of(least, least.best())
-    return least
-
-
-def as_requested(search: Search, recompute: str) -> Search:
+def as_requested(search: Search) -> Search:
     """Return the search of the program without `jax.checkpoint` if `recompute` is
     "none"; else the search as given."""
-    done = search.choices(UN_REMAT) if recompute == "none" else []
+    done = search.choices(UN_REMAT) if search.options.recompute == "none" else []
     return search.after(done) if done else search
 
 
-def _fastest_compiled(written: Search | None, chosen: Search, refine: int) -> PlanData:
+def _fastest_compiled(
+    written: Search | None, chosen: Search, refine: int | str
+) -> PlanData:
     """Return the plan that the compiler makes fastest: of the plans of the variant that
     is predicted to be fastest, and of the user's program where it fits, with plain
     recipes among them."""

@@ -26,6 +26,7 @@ from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
+from rhino_jax.planner.decision_options import AS_WRITTEN, AUTO, DecisionOptions
 from rhino_jax.planner.learnt import keep_learnt, learnt_of
 from rhino_jax.planner.like import (
     Like,
@@ -73,19 +74,18 @@ from rhino_jax.utils.keywords import (
 
 if TYPE_CHECKING:
     from rhino_jax.planner.search.records import Request
+    from rhino_jax.planner.variant_search import Search
 
 
 LEVELS = ("fast", "best")
-AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
 LOOPS = (AUTO, "as written")
 SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
-AS_WRITTEN = "as written"
 STORAGE = (AS_WRITTEN, "blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(DecisionOptions):
     """The options of a plan, parsed; `rhino_jax.options.UserOptions` describes them.
 
     Numbers may be given as text with a unit; the fields hold the parsed numbers. `what`
@@ -103,13 +103,6 @@ class PlanOptions:
     progress: bool | Callable[[float | None, float | None], None] = True
     like: Like | None = None
     dump: Any = None
-    microbatches: Any = AUTO
-    recompute: str = AUTO
-    loops: str = AUTO
-    stages: Any = AUTO
-    schedule: str = AUTO
-    storage: str = AS_WRITTEN
-    per_microbatch: Any = ()
     while_trips: Any = None
 
     def __post_init__(self) -> None:
@@ -238,19 +231,20 @@ class PlanOptions:
         def make() -> data.PlanData:
             def searched() -> data.PlanData:
                 # The solver takes a second to import; loading a plan does not need it.
-                from rhino_jax.planner.searched import (
-                    SearchRequest,
-                    search_for,
-                    with_own_variant,
-                )
+                from rhino_jax.planner.searched import search_for
 
-                request = SearchRequest(
-                    traced, mesh, target, pinned, storage, stage_pins, stages, learnt
+                search = self.search_on(traced, mesh, target, meshes, pins, pinned)
+                search = replace(
+                    search.asking(corrections=learnt),
+                    refine=self.refine,
+                    storage=storage,
+                    stage_pins=stage_pins,
+                    kept=stages,
                 )
-                found = search_for(self, request, meshes, pins, places)
+                found = search_for(search, places, self)
                 if self.refine == AUTO and found.refined:
                     keep_learnt(of_program, found)
-                return with_own_variant(found)
+                return found
 
             of_program = program_key(program, target)
             learnt = learnt_of(of_program, traced)
@@ -344,6 +338,31 @@ class PlanOptions:
         if isinstance(mesh, Mesh):
             return detect_target(list(mesh.devices.flat))
         return detect_target(devices_here(self.what))
+
+    def search_on(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        target: Target,
+        meshes: list[MeshAxes],
+        pins: ResolvedPins,
+        pinned: Mapping[str, Any],
+    ) -> Search:
+        """Return the search of a traced function, which reports no progress.
+
+        Args:
+          traced, mesh: see `plan`.
+          target: the hardware.
+          meshes: the candidate meshes.
+          pins: the pins, resolved on the last of these.
+          pinned: the user's pins.
+        """
+        from rhino_jax.planner.variant_search import Search
+
+        request = self.request_of(target, pins)
+        return Search(
+            traced, mesh, meshes, target, request, pinned, 0, self.what, options=self
+        )
 
     def request_of(self, target: Target, pins: ResolvedPins) -> Request:
         """Return the request of a search, its memory budget without the reserve."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from rhino_jax.ir.transform import BLOCKS, Stored, Transform, as_text, stored_in_blocks
+from rhino_jax.ir.transform import BLOCKS, stored_in_blocks
 from rhino_jax.passes.program_pass import ChoiceLimits
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.variant_search import (
@@ -16,12 +16,6 @@ from rhino_jax.planner.variant_search import (
     Variants,
     briefly,
 )
-
-
-def stored_as(search: Search, stored: Stored) -> Search:
-    """Return the search of the program with these inputs in interleaved storage."""
-    choice = as_text(stored)
-    return search.after([Transform(BLOCKS, 0, 0, choice)]) if choice else search
 
 
 def best_stored(search: Search) -> Search:

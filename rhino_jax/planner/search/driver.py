@@ -87,22 +87,38 @@ def find(
 
     def bound(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
         assert bound_axes is not None
-        if best is None:
-            return bound_axes(num_axes, least_s, None)
-        own = SearchResult([best], (), [], target, request, started, best)
-        return bound_axes(num_axes, least_s, own)
+        return bound_axes(
+            num_axes, least_s, None if best is None else result([best], best)
+        )
 
-    solved, brief, compared, notes = _search(
-        program,
-        meshes,
-        target,
-        request,
-        progress,
-        like,
-        is_estimate=is_estimate,
-        bound_axes=None if bound_axes is None else bound,
-    )
-    return SearchResult(solved, compared, notes, target, request, started, brief)
+    def result(
+        solved: list[SolvedMesh],
+        brief: SolvedMesh,
+        compared: tuple[tuple[tuple[int, ...], float], ...] = (),
+        notes: Sequence[str] = (),
+    ) -> SearchResult:
+        return SearchResult(solved, compared, notes, target, request, started, brief)
+
+    watch = request.watch
+    graph = INLINE.run(watch, program, fuses_rotations=target.device.fuses_rotations)
+    analysis = ANALYSE.run(watch, graph, target)
+    # Reading the plan back takes about as long as the analysis.
+    analysis_s = time.monotonic() - started
+    within = replace(request, deadline=request.deadline - analysis_s)
+    different = distinct_meshes(meshes, target)
+    if len(meshes) == 1:
+        one = _on_one_mesh(analysis, different[0], within, progress, like, is_estimate)
+        return result([one[0]], one[1])
+    limits, own = MoreAxes.of(within), None if bound_axes is None else bound
+    comparison = Comparison(analysis, within, progress, limits, bound_axes=own)
+    comparison.run(different)
+    every, in_order = comparison.solved, comparison.in_order
+    compared = brief = every[0]
+    if not is_estimate and compared.solution.bound <= within.cutoff_s:
+        every[0], brief = _at_level(
+            compared.mesh_problem, within, progress, [], compared.solution
+        )
+    return result(every, brief, in_order, comparison.notes())
 
 
 @no_garbage_collection()
@@ -146,9 +162,8 @@ def make_candidates(
       count: maximum number of plans, fewer where fewer differ; plain recipes, as most
         people write them, are added to these.
     """
-    started = time.monotonic()
-    request = _with_deadline(request, started)
-    found, _, compared, notes = _search(program, meshes, target, request, progress)
+    result = find(program, meshes, target, request, progress=progress)
+    found, notes, request = result.solved, result.notes, result.request
     variants = [("best", found[0])]
     if found[0].solution.labels is not None and not is_over(request):
         model, effort = found[0].mesh_problem.model, _recipe_effort(request)
@@ -166,12 +181,8 @@ def make_candidates(
             variants = candidates_of(found, annotated, fast, count)
         variants = [*variants, *recipes]
     return tuple(
-        PlanCandidate(
-            name,
-            replace(plan, notes=(*plan.notes, *notes)),
-        )
+        PlanCandidate(name, replace(result, solved=[one], notes=notes).plan())
         for name, one in variants
-        for plan in [assemble(target, request, one, started, compared)]
     )
 
 
@@ -211,55 +222,6 @@ def make_recipe_plans(
         )
         for name, labels in mesh_problem.recipes.items()
     }
-
-
-def _search(
-    program: Program,
-    meshes: Sequence[Sequence[tuple[str, int]]],
-    target: Target,
-    request: Request,
-    progress: Progress | None,
-    like: SearchResult | None = None,
-    *,
-    is_estimate: bool = False,
-    bound_axes: Callable[[int, float, SolvedMesh | None], float] | None = None,
-) -> tuple[
-    list[SolvedMesh],
-    SolvedMesh,
-    tuple[tuple[tuple[int, ...], float], ...],
-    list[str],
-]:
-    """Search all meshes that are worth it.
-
-    Returns:
-      The solved meshes, best first; the result of level "fast" on the first of them;
-        where there are several meshes, the shapes and objectives of those searched;
-        notes.
-    """
-    begun, watch = time.monotonic(), request.watch
-    graph = INLINE.run(watch, program, fuses_rotations=target.device.fuses_rotations)
-    analysis = ANALYSE.run(watch, graph, target)
-    # Reading the plan back takes about as long as the analysis.
-    analysis_s = time.monotonic() - begun
-    request = replace(request, deadline=request.deadline - analysis_s)
-    different = distinct_meshes(meshes, target)
-    if len(meshes) == 1:
-        one, brief = _on_one_mesh(
-            analysis, different[0], request, progress, like, is_estimate
-        )
-        return [one], brief, (), []
-    limits = MoreAxes.of(request)
-    comparison = Comparison(analysis, request, progress, limits, bound_axes=bound_axes)
-    comparison.run(different)
-    every, in_order = comparison.solved, comparison.in_order
-    notes = comparison.notes()
-    compared = every[0]
-    if is_estimate or compared.solution.bound > request.cutoff_s:
-        return every, compared, in_order, notes
-    every[0], brief = _at_level(
-        compared.mesh_problem, request, progress, [], compared.solution
-    )
-    return every, brief, in_order, notes
 
 
 def _on_one_mesh(

@@ -13,22 +13,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.staging.shapes import MAX_AXIS_GAIN, GroupMeshes
 from rhino_jax.planner.variant_search import NEAR
-
-
-class NotFaster(Exception):
-    """A plan is not fast enough.
-
-    Attributes:
-      step_s: the shortest planned step in seconds, or a lower bound on all; infinite
-        where neither is known.
-      count: the number of micro-batches.
-    """
-
-    def __init__(self, step_s: float, count: int = 0) -> None:
-        super().__init__(step_s)
-        self.step_s, self.count = step_s, count
 
 
 def check_any(

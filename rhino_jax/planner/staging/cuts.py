@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,10 +26,10 @@ from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork
-from rhino_jax.plan.kept import Part
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.bounds import NotFaster, bound_of_axes, check_enough
+from rhino_jax.planner.staging.bounds import bound_of_axes, check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import estimate_work, problem_of
 from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
@@ -139,14 +139,9 @@ class StagingRequest:
       of_step: the step, with layer stacks split.
       shares: number of places of each submesh along the stage axis.
       schedule: name of a schedule, or "auto".
-      places: places where sums over the batch are taken over each micro-batch.
-      stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
-      may_recompute: whether stages may recompute activations to fit.
       slices: sequence slices of schedule `token-slices`: their number, or their
         lengths; empty: chosen here.
-      kept: input of the step → its stages in another plan, whose stage cut is taken
-        over.
       finds: results of searches of the step, and of its submeshes.
       enough_s: seconds that the step has to be shorter than.
     """
@@ -155,14 +150,20 @@ class StagingRequest:
     of_step: Unstacked
     shares: tuple[int, ...]
     schedule: str
-    places: tuple[str, ...]
-    stage_pins: Mapping[str, int]
     started: float
-    may_recompute: bool = False
     slices: tuple[int, ...] = ()
-    kept: Mapping[int, Part] = field(default_factory=dict)
     finds: SubmeshSearches = field(default_factory=SubmeshSearches)
     enough_s: float = math.inf
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Places where sums over the batch are taken over each micro-batch."""
+        places: tuple[str, ...] = self.search.options.per_microbatch
+        return places
+
+    def apart(self, count: int) -> Apart:
+        """Return the step with its loop over `count` micro-batches taken apart."""
+        return take_apart(self.of_step.closed, self.of_step.program, count, self.places)
 
     @property
     def most_slices(self) -> int:
@@ -222,30 +223,30 @@ def cuts_of(
       NotFaster: the step takes too long, however it is cut.
     """
     of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
-    apart = take_apart(of_step.closed, of_step.program, count, asked.places)
-    sides = sides_of(apart)
+    search, apart = asked.search, asked.apart(count)
+    may_recompute, sides = search.options.may_recompute, sides_of(apart)
     in_slices = bool(sides.backward) and (count == 1 or schedule == TOKEN_SLICES)
     if in_slices and schedule != TOKEN_SLICES:
         _check_slices(asked, apart)
     bound = bound_of_axes([[count]], asked.enough_s)
-    shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds, bound)
+    shapes = shapes_of(search, sides, shares, meshes, asked.finds, bound)
     check_enough(shapes, count, count, asked.enough_s)
-    pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
+    pins = pinned_ops(search.stage_pins, of_step, apart, sides, search.kept)
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[CutProblem, StageCut]]] = {}
-    limit = asked.search.request.memory_budget_bytes
+    limit = search.request.memory_budget_bytes
     for group_of in schedules.placements(schedule, shapes.groups):
         chunks = len(group_of)
         is_asked = not found
         # Pins name a stage, so its ops are in its only chunk.
-        is_one = of_step.stacks or asked.stage_pins or asked.kept or in_slices
+        is_one = of_step.stacks or search.stage_pins or search.kept or in_slices
         if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)
         try:
             if sizes not in known:
                 problem = problem_of(sides, shapes, group_of, count, limit, *pins)
-                is_again = asked.may_recompute and is_asked and bool(sides.backward)
+                is_again = may_recompute and is_asked and bool(sides.backward)
                 known[sizes] = _cut_into(asked, problem, may_recompute=is_again)
         except (StageError, InfeasiblePlanError):
             if is_asked:

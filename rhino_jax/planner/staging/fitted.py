@@ -60,10 +60,10 @@ def fit_stages(
 
     would_recompute = ""
     if cut_step.has_backward:
-        is_kept = not asked.may_recompute
+        is_kept = not search.options.may_recompute
         usual = schedules.usual(cut_step.work)
         would_recompute = 'recompute="auto"' if is_kept else f'schedule="{usual}"'
-    is_free = asked.may_recompute and cut_step.has_backward
+    is_free = search.options.may_recompute and cut_step.has_backward
     # The search for schedules does not simulate links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
     room = Room(
@@ -91,7 +91,7 @@ def fit_stages(
     )
     # Later questions report no progress, and are not dumped as passes of this search.
     quiet = replace(search.asking(watch=None), report=tell_nobody)
-    solved = SolvedStages(quiet, of_step, shapes, asked.schedule, run)
+    solved = SolvedStages(quiet, of_step, shapes, run)
     return solved.plan(asked.started)
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.passes.staged.apart import Apart, take_apart
+from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.layers import Layers, layers_of
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.stacks import LayerStack
@@ -196,7 +196,7 @@ def forms_of(
     is_whole |= any(entry.is_const for entry in program.inputs)
     if is_whole and math.isinf(whole.enough_s):
         return [()], meshes
-    apart = take_apart(whole.of_step.closed, program, counts[0], whole.places)
+    apart = whole.apart(counts[0])
     sides = sides_of(apart)
     shapes = _shapes(whole, sides, meshes, rounds)
     if is_whole:

@@ -153,14 +153,12 @@ class SolvedStages:
       search: the search of the user's step.
       of_step: the step, with layer stacks split.
       shapes: the submeshes.
-      schedule: the requested schedule.
       run: the planned submeshes and their pipeline.
     """
 
     search: Search
     of_step: Unstacked
     shapes: GroupMeshes
-    schedule: str
     run: FittingGroups
 
     @property
@@ -286,7 +284,7 @@ class SolvedStages:
             is_known = pipeline.schedule in (SEARCHED, FORWARD_ONLY)
             if is_known or pipeline.is_offloaded:
                 return pipeline
-            return schedules.settle(pipeline, self.schedule, limit)
+            return schedules.settle(pipeline, search.options.schedule, limit)
 
         return run_that_fits(
             lambda room: plan_groups(
@@ -305,13 +303,12 @@ class SolvedStages:
         )
 
 
-def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
+def solve_again(search: Search, plan: PlanData) -> SolvedStages:
     """Solve the problems of a plan again that are not cached.
 
     Args:
       search: the search of the user's step, on the plan's mesh.
       plan: a plan of several stages.
-      schedule: the requested schedule.
     """
     pipeline, shares = plan.pipeline, plan.places
     assert pipeline is not None
@@ -331,4 +328,4 @@ def solve_again(search: Search, plan: PlanData, schedule: str) -> SolvedStages:
         Room(flights, (0,) * shapes.groups, remat=remat),
         search.request.memory_budget_bytes,
     )
-    return SolvedStages(search, of_step, shapes, schedule, run)
+    return SolvedStages(search, of_step, shapes, run)

@@ -26,8 +26,8 @@ from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.simulator import simulate
 from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.staging.auto import flops_of
-from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import PER_STAGE
 from rhino_jax.planner.staging.schedules import DISPATCH_S
 from rhino_jax.planner.staging.spmd_pipeline.planned import StageBaseline

@@ -20,11 +20,11 @@ from rhino_jax.ir.transform import UN_REMAT, num_microbatches
 from rhino_jax.passes.microbatch.cut import MicrobatchChoice
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import NOTHING_SAVED, ask, variants
 from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
-from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import counts_of, rows_of
 from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne, StageSearch
 from rhino_jax.planner.variant_search import (
@@ -54,20 +54,17 @@ class Recompute:
         after = partial(self.stage.of_stage, self.count)
         self.variants = Variants(self.stage.search, after=after)
 
-    def best(
-        self, known: Sequence[VariantCandidate], *, may_recompute: bool
-    ) -> VariantCandidate:
+    def best(self, known: Sequence[VariantCandidate]) -> VariantCandidate:
         """Return the fastest variant that fits, or the user's step if hardly slower.
 
         Args:
           known: the best variant of another number of micro-batches, whose passes are
             taken here.
-          may_recompute: whether the planner may choose what to recompute.
         """
         name, done = (known[0].name, known[0].done) if known else ("baseline", ())
         self.variants.plan(name, done)
         (written,) = self.variants.tried
-        if may_recompute and not known:
+        if self.stage.search.options.may_recompute and not known:
             if written.found.fits:
                 self.variants.meshes = [written.found.mesh_axes]
             self._choose(written)
@@ -163,22 +160,13 @@ EVERY = StageBaseline()
 
 
 def plan_in_one_program(
-    search: Search,
-    places: Sequence[int],
-    microbatches: int | str,
-    per_microbatch: tuple[str, ...] = (),
-    *,
-    may_recompute: bool = False,
-    asked: StageBaseline = EVERY,
+    search: Search, places: Sequence[int], asked: StageBaseline = EVERY
 ) -> PlanData:
     """Return the plan of a step whose layers are sharded over the stage axis.
 
     Args:
       search: the search of the user's step.
       places: number of places of each stage along the stage axis.
-      microbatches: the number of micro-batches; "auto": the best of a few.
-      per_microbatch: places where sums over the batch are taken over each micro-batch.
-      may_recompute: whether the planner may choose the residuals of loops.
       asked: the plan that it has to beat.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
@@ -195,8 +183,8 @@ def plan_in_one_program(
             " schedule='1f1b'.",
         )
     started = time.monotonic()
-    stage = StageSearch(search, stages, per_microbatch)
-    best, tried = _planned(stage, microbatches, may_recompute, asked)
+    stage = StageSearch(search, stages)
+    best, tried = _planned(stage, asked)
     if not best:
         raise NotFaster(math.inf)
     fastest = min(best, key=lambda t: (_step_s(stage, t), t.peak_bytes))
@@ -224,10 +212,7 @@ def plan_in_one_program(
 
 
 def _planned(
-    stage: StageSearch,
-    microbatches: int | str,
-    may_recompute: bool,
-    asked: StageBaseline,
+    stage: StageSearch, asked: StageBaseline
 ) -> tuple[list[VariantCandidate], list[VariantCandidate]]:
     """Return the best variant of every number of micro-batches, and all variants."""
     tried: list[VariantCandidate] = []
@@ -245,11 +230,11 @@ def _planned(
             for t in fit
         )
 
-    for counts in _counts(stage, microbatches):
+    for counts in _counts(stage):
         for count in filter(may_do, counts):
             recompute = Recompute(stage, count)
             # The best remat hardly depends on the number of micro-batches.
-            best.append(recompute.best(best[:1], may_recompute=may_recompute))
+            best.append(recompute.best(best[:1]))
             tried += recompute.variants.tried
         if any(t.found.fits for t in best):
             break
@@ -271,12 +256,13 @@ def _step_s(stage: StageSearch, of: VariantCandidate) -> float:
     return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
 
 
-def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
+def _counts(stage: StageSearch) -> list[list[int]]:
     """Return the candidate numbers of micro-batches; see `counts_of`."""
-    if isinstance(microbatches, int):
-        return [[microbatches]]
-    traced, stages = stage.search.running, stage.stages
-    program, places = traced.program, stage.per_microbatch
+    options, stages = stage.search.options, stage.stages
+    if isinstance(options.microbatches, int):
+        return [[options.microbatches]]
+    traced = stage.search.running
+    program, places = traced.program, options.per_microbatch
     most_loops = MicrobatchChoice(2).most_loops  # As for micro-batches on one mesh.
     rows = rows_of(traced.closed_jaxpr, program, places, most_loops)
     counts = [*counts_of(rows, stages, stages)]

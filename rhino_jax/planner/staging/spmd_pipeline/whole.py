@@ -48,12 +48,10 @@ class StageSearch:
     Attributes:
       search: the search of the whole step, on all devices.
       stages: the number of stages.
-      per_microbatch: places where sums over the batch are taken over each micro-batch.
     """
 
     search: Search
     stages: int
-    per_microbatch: tuple[str, ...] = ()
 
     @property
     def axis(self) -> int:
@@ -82,7 +80,7 @@ class StageSearch:
           count: the number of micro-batches.
           done: passes applied before.
         """
-        cut = cut_in(count, self.per_microbatch)
+        cut = cut_in(count, self.search.options.per_microbatch)
         stage = chosen(ONE_PROGRAM, {"stages": self.stages})
         return self.of_step([*done, cut, stage])
 
