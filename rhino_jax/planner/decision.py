@@ -5,10 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.units import format_seconds
+
+
+AUTO = "auto"
+AS_WRITTEN = "as written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionOptions:
+    """The decisions of a plan, as its user takes them; "auto" leaves one to the
+    planner. `rhino_jax.options.UserOptions` describes them."""
+
+    microbatches: Any = AUTO
+    recompute: str = AUTO
+    loops: str = AUTO
+    stages: Any = AUTO
+    schedule: str = AUTO
+    storage: str = AS_WRITTEN
+    per_microbatch: Any = ()
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether the planner chooses what is recomputed."""
+        return self.recompute == AUTO
 
 
 class NotFaster(Exception):

@@ -21,9 +21,9 @@ from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, UN_REMAT, Transform
 from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
 from rhino_jax.passes.program_pass import Gain, Trial, TrialKind
-from rhino_jax.planner.decision_options import AUTO
+from rhino_jax.planner.decision import AUTO
 from rhino_jax.planner.remat import as_pass
-from rhino_jax.planner.search.minimum_memory import (
+from rhino_jax.planner.search.driver import (
     divided_peak,
     find_minimum_memory,
     refused,

@@ -46,7 +46,7 @@ class PlanOrigin:
       mesh: the mesh as the user gave it; None: rhino chose it.
       basis: the specs that the plan takes over from another plan; None: none.
       solved: the problem and its solution, while cached: `variant_search.Solved`; for
-        pipeline stages `staging.solved.SolvedStages`, or `SolvedInOne` for an SPMD
+        pipeline stages `staging.fitted.SolvedStages`, or `SolvedInOne` for an SPMD
         pipeline; None: not solved yet, or dropped from the cache.
     """
 
@@ -98,7 +98,7 @@ class PlanOrigin:
             self.traced, self.mesh, target, [axes], *resolved
         ).asking(corrections=plan.corrections)
         if plan.has_tasks:
-            from rhino_jax.planner.staging.solved import solve_again
+            from rhino_jax.planner.staging.fitted import solve_again
 
             return solve_again(as_requested(written), plan)
         done = [t for t in plan.transforms if t.choice]
@@ -180,7 +180,7 @@ class PlanOrigin:
     ) -> data.PlanData:
         """Return the `Plan` of a plan derived from the solved problem, with the notes
         and trees that the planner gives to every plan."""
-        from rhino_jax.planner.storage import with_storage_note
+        from rhino_jax.planner.cuts import with_storage_note
 
         notes = (*made.notes, *notes_of_microbatches(self.traced, made.transforms))
         program = self.traced.program

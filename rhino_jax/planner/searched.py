@@ -12,13 +12,15 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.corrected import corrected_plan
 from rhino_jax.planner.cuts import as_requested, best_cut
-from rhino_jax.planner.decision_options import AS_WRITTEN, AUTO
+from rhino_jax.planner.decision import AS_WRITTEN, AUTO
 from rhino_jax.planner.meshes import candidates, check_in_stages, where_pins_hold
 from rhino_jax.planner.search.passes import Dump
 from rhino_jax.planner.staging.auto import with_stages
 from rhino_jax.planner.staging.plan import plan_stages
-from rhino_jax.planner.staging.spmd_pipeline.compared import or_in_one_program
-from rhino_jax.planner.staging.spmd_pipeline.planned import plan_in_one_program
+from rhino_jax.planner.staging.spmd_pipeline.planned import (
+    or_in_one_program,
+    plan_in_one_program,
+)
 from rhino_jax.planner.variant_search import Search
 from rhino_jax.utils.progress import shown
 
@@ -111,7 +113,7 @@ def _plan(search: Search, places: tuple[int, ...]) -> PlanData:
         more = search.asking(
             pins=pins.inputs, output_pins=pins.outputs, value_pins=pins.values
         )
-        return _in_stages(more.on_any(own), groups, enough_s)
+        return _in_stages(more.on(*own), groups, enough_s)
 
     return with_stages(on_one, search, devices, plan_in)
 

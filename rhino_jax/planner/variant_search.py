@@ -22,12 +22,13 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.plan.trees import on_mesh
-from rhino_jax.planner.decision_options import AS_WRITTEN, AUTO, DecisionOptions
+from rhino_jax.planner.decision import AS_WRITTEN, AUTO, DecisionOptions
+from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.records import Progress, Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.units import format_bytes
@@ -86,13 +87,13 @@ class Search:
 
     traced: Traced
     mesh: Any
-    meshes: list[tuple[tuple[str, int], ...]]
+    meshes: list[MeshAxes]
     target: Target
     request: Request
     pinned: Mapping[str, Any]
     refine: int | str
     what: str
-    report: Callable[[float | None, float | None], None] = tell_nobody
+    report: Progress = tell_nobody
     transforms: tuple[Transform, ...] = ()
     like: SearchResult | None = None
     options: DecisionOptions = field(default_factory=DecisionOptions)
@@ -149,13 +150,13 @@ class Search:
         """Return the search with other options, such as another level or budget."""
         return replace(self, request=replace(self.request, **changes))
 
-    def on(self, mesh_axes: tuple[tuple[str, int], ...]) -> Search:
-        """Return the search on one mesh alone."""
-        return replace(self, meshes=[mesh_axes])
-
-    def on_any(self, meshes: Iterable[tuple[tuple[str, int], ...]]) -> Search:
+    def on(self, *meshes: MeshAxes) -> Search:
         """Return the search on the best of some meshes."""
-        return replace(self, meshes=list(meshes))
+        return replace(self, meshes=[*meshes])
+
+    def quiet(self, *meshes: MeshAxes) -> Search:
+        """Return the search on some meshes, without progress reports."""
+        return replace(self.asking(watch=None), meshes=[*meshes], report=tell_nobody)
 
     def find(self) -> SearchResult:
         """Search, and read no plan back."""
@@ -297,7 +298,7 @@ class Variants:
 
     search: Search
     tried: list[VariantCandidate] = field(default_factory=list)
-    meshes: Sequence[tuple[tuple[str, int], ...]] | None = None
+    meshes: Sequence[MeshAxes] | None = None
     min_gain: float = MIN_GAIN
     after: Callable[[Sequence[Transform]], Search] | None = None
     find: Callable[[Search], SearchResult] = briefly
@@ -323,7 +324,7 @@ class Variants:
                 raise
             return None
         if self.meshes is not None:
-            search = search.on_any(self.meshes)
+            search = search.on(*self.meshes)
         asked = search
         if self.tried:
             like = min(self.tried, key=lambda t: t.step_s).found
@@ -439,12 +440,6 @@ class Solved:
         typed = found
         if self.typed is not self.found:
             typed = replace(self.typed, solved=self.typed.solved[:1])
-        return Solved(
-            _quiet(self.search, found), found, _quiet(self.typed_search, typed), typed
-        )
-
-
-def _quiet(search: Search, found: SearchResult) -> Search:
-    return replace(
-        search.asking(watch=None), meshes=[found.mesh_axes], report=tell_nobody
-    )
+        quiet = self.search.quiet(found.mesh_axes)
+        typed_quiet = self.typed_search.quiet(typed.mesh_axes)
+        return Solved(quiet, found, typed_quiet, typed)

@@ -23,8 +23,7 @@ from rhino_jax.planner.remat import (
     with_room,
 )
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.remat.choice import SOME
-from rhino_jax.planner.search.remat.rows import Chosen
+from rhino_jax.planner.search.remat.choice import SOME, Chosen
 from rhino_jax.planner.variant_search import (
     Search,
     VariantCandidate,
@@ -276,7 +275,7 @@ class Explorer(Variants):
         words += among(kept.done)
         search = kept.search
         if self.meshes is not None:
-            search = search.on_any(self.meshes)
+            search = search.on(*self.meshes)
         budget = search.request.memory_budget_bytes
         tried: dict[str, VariantCandidate] = {}
         for wide in with_room(search, kept.found):

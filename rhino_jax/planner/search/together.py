@@ -118,7 +118,12 @@ def search_layout(
         for analysis, member in zip(analyses, members, strict=True)
     ]
     if is_brief:
-        problems = [replace(p, recipes=_first_recipes(p)) for p in problems]
+        for i, p in enumerate(problems):
+            every = [r for r in recipes_for(p.model.mesh) if p.book.allows(r)]
+            names = (r.name for r in every)
+            problems[i] = replace(
+                p, recipes=dict(zip(names, first_choices(p), strict=False))
+            )
     else:
         problems = [with_recipes(p, RECIPE_EFFORTS["fast"]) for p in problems]
     joint = Joint(members, problems, shared, *_join_nodes(problems, shared))
@@ -134,15 +139,6 @@ def search_layout(
         found.smallest_peak,
         fits=True,
     )
-
-
-def _first_recipes(mesh_problem: MeshProblem) -> dict[str, Labels | None]:
-    names = [
-        r.name
-        for r in recipes_for(mesh_problem.model.mesh)
-        if mesh_problem.book.allows(r)
-    ]
-    return dict(zip(names, first_choices(mesh_problem), strict=False))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,7 @@ from rhino_jax.planner.staging.planned import (
     plan_group,
 )
 from rhino_jax.planner.staging.remat import StageRematSearch, StepOf, in_vain
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches
+from rhino_jax.planner.staging.shapes import GroupMeshes, SubmeshSearches
 from rhino_jax.planner.staging.transfers import GroupCrossing
 from rhino_jax.planner.variant_search import Search
 

@@ -34,7 +34,6 @@ from rhino_jax.planner.staging.cuts import (
     counts_of,
     cuts_of,
     one_micro_batch,
-    rows_of,
     with_fewer,
     worth_comparing,
 )
@@ -117,7 +116,7 @@ def plan_stages(
       NotFaster: no step is short enough.
     """
     started = time.monotonic()
-    options, microbatches = search.options, search.options.microbatches
+    options = search.options
     schedule, slices = slices_in(options.schedule)
     schedules.check_runs(schedule)
     traced = search.running
@@ -138,7 +137,7 @@ def plan_stages(
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
-    rounds = _counts(whole, microbatches)
+    rounds = _counts(whole)
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
     forms = reusing(all_forms, search.kept)
@@ -146,13 +145,12 @@ def plan_stages(
         raise _stacks_are_whole(traced.program, forms, schedule)
     asked = [replace(whole, of_step=split(form)) if form else whole for form in forms]
     try:
-        is_free = microbatches == AUTO
+        is_free = options.microbatches == AUTO
         plan = _fastest(asked, whole, meshes, rounds, may_be_fewer=is_free)
     except ScheduleError as error:
         if schedule != AUTO or rounds != [[1]]:
             raise
-        name, step = traced.program.name, whole.of_step
-        rows = rows_of(step.closed, step.program, whole.places)
+        name, rows = traced.program.name, whole.batch.rows
         raise one_micro_batch(name, len(shares), rows, error) from None
     if may_unroll:
         plan = _or_unrolled(plan, whole, meshes)
@@ -233,15 +231,11 @@ def _fastest(
     return tried.fastest()
 
 
-def _counts(asked: StagingRequest, microbatches: int | str) -> list[list[int]]:
+def _counts(asked: StagingRequest) -> list[list[int]]:
     """Return the candidate numbers of micro-batches; see `counts_of`."""
-    of_step, is_said = asked.of_step, isinstance(microbatches, int)
-    most = (
-        microbatches
-        if isinstance(microbatches, int)
-        else rows_of(of_step.closed, of_step.program, asked.places)
-    )
-    if is_said or most == 1:
+    count = asked.search.options.microbatches
+    most = asked.batch.rows if count == AUTO else count
+    if count != AUTO or most == 1:
         return [[most]]
     if asked.schedule == TOKEN_SLICES:
         return [[n for n in FEW if most % n == 0]]
@@ -253,7 +247,7 @@ def _cuts(
     whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
-) -> list[tuple[StagingRequest, CutStep]]:
+) -> list[CutStep]:
     """Cut the step for all numbers of micro-batches; with its loops split in all ways
     for the first of them, and in the best few for the others.
 
@@ -263,7 +257,7 @@ def _cuts(
       NotFaster: no number of micro-batches is fast enough.
     """
     slower: list[NotFaster] = []
-    found: list[tuple[StagingRequest, CutStep]] = []
+    found: list[CutStep] = []
     for count in counts:
         took: list[tuple[float, int]] = []
         for k, asked in enumerate((*forms, whole)):
@@ -282,7 +276,7 @@ def _cuts(
                     raise
                 continue
             meshes = worth_comparing(cuts[-1].shapes, cuts[-1].apart, max(counts))
-            found += [(asked, c) for c in cuts]
+            found += cuts
             took.append((min(c.chosen.step_time_s for c in cuts), k))
         if took:
             forms = [(*forms, whole)[k] for _, k in sorted(took)[:MAX_FORMS]]
@@ -304,14 +298,13 @@ def _best_of(
     Raises:
       InfeasiblePlanError: not all submeshes fit with any of them.
     """
-    found = _cuts(forms, whole, meshes, counts)
+    cuts, schedule = _cuts(forms, whole, meshes, counts), whole.schedule
     if may_be_fewer:
-        found += with_fewer(found, whole, min(counts))
-    cuts, schedule = [c for _, c in found], whole.schedule
+        cuts += with_fewer(cuts, min(counts))
     every = candidates_of(cuts, schedule)
 
     def fitted(candidate: schedules.EstimatedSchedule) -> PlanData:
-        plan = fit_stages(*found[candidate.cut], candidate)
+        plan = fit_stages(cuts[candidate.cut], candidate)
         if schedule != AUTO or not cuts[candidate.cut].has_backward:
             return plan
         assert plan.pipeline is not None
@@ -327,7 +320,7 @@ def _best_of(
         if (
             best is None
             or _may_be_faster(tried.plans[best], best, candidate)
-            or _may_be_recomputed(*found[candidate.cut], candidate, best)
+            or _may_be_recomputed(cuts[candidate.cut], candidate, best)
         ):
             tried.plan(candidate)
     return tried.fastest()
@@ -348,13 +341,13 @@ def _may_be_faster(
 
 
 def _may_be_recomputed(
-    asked: StagingRequest,
     cut_step: CutStep,
     candidate: schedules.EstimatedSchedule,
     planned: schedules.EstimatedSchedule,
 ) -> bool:
     """Whether a schedule that fits may be faster than one with split backward passes,
     which saves all stacked residuals: if these were not written and read."""
+    asked = cut_step.asked
     program = asked.of_step.program
     has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
     if (

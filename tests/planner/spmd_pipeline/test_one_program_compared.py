@@ -14,19 +14,16 @@ import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.decision import NotFaster
-from rhino_jax.planner.decision_options import DecisionOptions
+from rhino_jax.planner.decision import DecisionOptions, NotFaster
 from rhino_jax.planner.staging.spmd_pipeline import planned as planned_file
-from rhino_jax.planner.staging.spmd_pipeline.compared import (
-    dispatched_s,
-    least_s,
-    or_in_one_program,
-    share_of_layers,
-)
 from rhino_jax.planner.staging.spmd_pipeline.planned import (
     Recompute,
     StageBaseline,
+    dispatched_s,
+    least_s,
+    or_in_one_program,
     plan_in_one_program,
+    share_of_layers,
 )
 from rhino_jax.planner.variant_search import MIN_GAIN
 from tests.planner.spmd_pipeline.helpers_one_program import (

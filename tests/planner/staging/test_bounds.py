@@ -15,15 +15,15 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.decision import Decision, NotFaster
 from rhino_jax.planner.staging import plan as planning
 from rhino_jax.planner.staging.auto import climb
-from rhino_jax.planner.staging.bounds import (
+from rhino_jax.planner.staging.cuts import cuts_of
+from rhino_jax.planner.staging.shapes import (
     MAX_AXIS_GAIN,
+    GroupMeshes,
+    SubmeshSearches,
     check_any,
     least_step_s,
     most_seconds,
 )
-from rhino_jax.planner.staging.cuts import cuts_of
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.variant_search import NEAR
 
 
