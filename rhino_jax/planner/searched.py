@@ -104,18 +104,17 @@ def _plan(search: Search, places: tuple[int, ...]) -> PlanData:
         on_one = error
     if not may_have_stages and isinstance(on_one, PlanData):
         return on_one
-    traced, target = search.traced, search.target
-    devices = math.prod(size for _, size in search.meshes[0])
+    traced = search.traced
 
     def plan_in(groups: tuple[int, ...], enough_s: float) -> PlanData:
-        every = candidates(traced, target, devices, groups)
+        every = candidates(traced, search.target, search.devices, groups)
         own, pins = where_pins_hold(every, search.pinned, traced.program)
         more = search.asking(
             pins=pins.inputs, output_pins=pins.outputs, value_pins=pins.values
         )
         return _in_stages(more.on(*own), groups, enough_s)
 
-    return with_stages(on_one, search, devices, plan_in)
+    return with_stages(on_one, search, plan_in)
 
 
 def _with_earlier_stages(search: Search, places: tuple[int, ...]) -> PlanData:

@@ -102,6 +102,11 @@ class Search:
     kept: Mapping[int, Part] = field(default_factory=dict)
 
     @property
+    def devices(self) -> int:
+        """The number of devices, the same on all candidate meshes."""
+        return math.prod(size for _, size in self.meshes[0])
+
+    @property
     def running(self) -> Traced:
         """Return the planned function: the user's function with the passes applied."""
         return apply_passes(self.traced, self.transforms)
@@ -141,8 +146,7 @@ class Search:
         trial = PASSES[name].trial
         if trial is None or not self.may(trial):
             return []
-        devices = math.prod(size for _, size in self.meshes[0])
-        least_bytes = MIN_GAIN * peak_bytes * devices
+        least_bytes = MIN_GAIN * peak_bytes * self.devices
         places = self.options.per_microbatch
         return self.choices(name, ChoiceLimits(least_bytes, places))
 

@@ -171,7 +171,6 @@ def try_unequal(sizes: Decision[Places]) -> None:
 def with_stages(
     on_one: PlanData | InfeasiblePlanError,
     search: Search,
-    devices: int,
     plan_in: Callable[[Places, float], PlanData],
 ) -> PlanData:
     """Return the plan on one mesh, or one in stages that is predicted clearly faster.
@@ -179,13 +178,12 @@ def with_stages(
     Args:
       on_one: the plan on one mesh, or the error where there is none.
       search: the search of the program.
-      devices: the number of devices.
       plan_in: plans stages of given sizes, with a step shorter than some seconds.
     Raises:
       InfeasiblePlanError: `on_one`, where stages do not help.
     """
     sizes: Decision[Places]
-    target = search.target
+    target, devices = search.target, search.devices
     if isinstance(on_one, InfeasiblePlanError):
         sizes = Decision(lambda of: plan_in(of, math.inf), NOT_POSSIBLE)
         for count in counts_of(target, devices, fits=False):

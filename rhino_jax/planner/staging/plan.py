@@ -60,7 +60,7 @@ def check_least(asked: StagingRequest, micro_batches: int) -> None:
       MicrobatchError: the batch cannot be split so.
     """
     program, search = asked.of_step.program, asked.search
-    devices = math.prod(size for _, size in search.meshes[0])
+    devices = search.devices
     budget = search.request.memory_budget_bytes
     arguments = _arguments(program)
     held = sum(arguments.values())
