@@ -61,7 +61,7 @@ CODE_TOKENS = {
     "passes": 96_200,
     "pipeline": 32_300,
     "plan": 18_700,
-    "planner": 96_600,
+    "planner": 93_300,
     "recipes": 4_100,
     "rewrite": 6_600,
     "runtime": 45_900,

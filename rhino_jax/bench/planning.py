@@ -216,9 +216,8 @@ class Planner:
             {},
             0,
             _WHAT,
-            lambda best, bound: None,
         )
-        return best_cut(search, {})
+        return best_cut(search)
 
     def _least_bytes(self, mesh: MeshAxes) -> float:
         """Return the lowest peak memory found for any plan on a mesh, in bytes."""

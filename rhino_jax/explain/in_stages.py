@@ -40,10 +40,10 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.resolved_pins import ValuePin
 from rhino_jax.plan.stages import STAGE_AXIS
 from rhino_jax.planner.search.found import SearchResult
+from rhino_jax.planner.staging.fitted import Laid, SolvedStages
 from rhino_jax.planner.staging.groups import GroupLayouts
 from rhino_jax.planner.staging.planned import PlannedGroup
-from rhino_jax.planner.staging.solved import Laid, SolvedStages
-from rhino_jax.planner.staging.spmd_pipeline.whole import WholePipeline
+from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne
 from rhino_jax.units import format_seconds
 
 
@@ -295,7 +295,7 @@ ONLY_STACKS = "over the stages of one program only stacks of layers lie, by dim 
 class PipelineView(View):
     """Map one stage's values in an SPMD pipeline to those of the whole step."""
 
-    of: WholePipeline
+    of: SolvedInOne
 
     def sent_s(self, found: SearchResult) -> float:
         """Return the seconds of transfers between stages."""

@@ -41,7 +41,7 @@ def why(plan: PlanData, key: str, spec: Any = None) -> Why:
         return _why_in_stages(origin, plan, key, spec)
     solved = origin.solved_for(plan)
     request = _now(solved.search).request
-    view = PipelineView(solved.whole) if plan.is_one_program else View()
+    view = PipelineView(solved) if plan.is_one_program else View()
     with shown(origin.plan_options.progress) as report:
         return explain(solved.found, request, plan, key, spec, report, view)
 

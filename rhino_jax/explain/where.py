@@ -14,7 +14,7 @@ from rhino_jax.ir.places import at_place, path_glob
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.passes.staged.step import TaskKind, TaskSend, ValueKey, ValueKind
-from rhino_jax.planner.staging.solved import SolvedStages
+from rhino_jax.planner.staging.fitted import SolvedStages
 from rhino_jax.units import format_bytes, format_seconds
 
 

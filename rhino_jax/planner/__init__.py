@@ -3,8 +3,8 @@ search run, cached plans and other processes taken into account.
 
 In: a traced function, and the keywords of `auto_shard`, `plan` or `plan_together`.
 Out: a `plan.plan.PlanData`, which `explain.plan` shows, or several of them.
-Order: `search` (one program on meshes), `variant_search` (its variants, and the least
-gain), `storage` (interleaved storage of fused weights), `deferred_reductions`,
+Order: `decision` (the user's, or open; the record of one), `search` (one program on
+meshes), `variant_search` (its variants, and the least gain), `deferred_reductions`,
 `variants`, `least_memory` and `cuts` (choice of a variant), `staging` (stages),
 `corrected` (costs corrected by compiled plans) and `learnt` (which are kept),
 `per_microbatch` (places by name), `notes` (ops without a rule, arguments), `like`

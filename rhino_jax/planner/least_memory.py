@@ -21,8 +21,9 @@ from rhino_jax.ir.transform import MICROBATCHES, RECOMPUTE, UN_REMAT, Transform
 from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.microbatch import may_cut
 from rhino_jax.passes.program_pass import Gain, Trial, TrialKind
+from rhino_jax.planner.decision import AUTO
 from rhino_jax.planner.remat import as_pass
-from rhino_jax.planner.search.minimum_memory import (
+from rhino_jax.planner.search.driver import (
     divided_peak,
     find_minimum_memory,
     refused,
@@ -30,13 +31,12 @@ from rhino_jax.planner.search.minimum_memory import (
 from rhino_jax.planner.search.remat.candidates import candidates_of
 from rhino_jax.planner.search.remat.choice import smallest_peak
 from rhino_jax.planner.variant_search import (
-    Search,
     VariantCandidate,
     Variants,
     nothing_fits,
     peaks_text,
 )
-from rhino_jax.planner.variants import AllowedPasses, trials
+from rhino_jax.planner.variants import trials
 from rhino_jax.units import format_bytes
 
 
@@ -52,37 +52,23 @@ Passes = tuple[Transform, ...]
 
 
 @dataclass(slots=True, eq=False)
-class LeastMemory:
-    """Search for the variant with the smallest peak.
+class LeastMemory(Variants):
+    """Search for the variant with the smallest peak; each is planned for that.
 
     Attributes:
-      search: the search of the user's program.
-      allowed: the passes that may be tried.
-      variants: the variants so far, each with its plan of the smallest peak.
       left: plans the variants that are left, with pauses.
       refused: why the batch cannot be split into micro-batches; None: it can, or this
         is unknown yet.
     """
 
-    search: Search
-    allowed: AllowedPasses
-    variants: Variants = field(init=False)
     left: Iterator[None] = field(init=False)
     refused: MicrobatchError | None = None
 
     def __post_init__(self) -> None:
-        self.variants = Variants(
-            self.search,
-            find=lambda search: find_minimum_memory(
-                search.running.program, search.meshes, search.target, search.request
-            ),
+        self.find = lambda search: find_minimum_memory(
+            search.running.program, search.meshes, search.target, search.request
         )
         self.left = self._each()
-
-    @property
-    def tried(self) -> list[VariantCandidate]:
-        """The variants so far, the baseline first."""
-        return self.variants.tried
 
     def best(self) -> VariantCandidate:
         """Return the variant with the smallest peak."""
@@ -100,15 +86,15 @@ class LeastMemory:
 
     def _each(self) -> Iterator[None]:
         """Plan the variants, with pauses."""
-        self.variants.plan("baseline")
+        self.plan("baseline")
         (written,) = self.tried
         yield
-        self.variants.meshes = written.found.meshes[:MAX_MESHES]
+        self.meshes = written.found.meshes[:MAX_MESHES]
         for done in self._recomputed(written):
             before = len(self.tried)
             yield from self._cut(done)
             if before == len(self.tried) and done:
-                self.variants.plan(_name(done), done)
+                self.plan(_name(done), done)
             yield
         for each, trial in trials(TrialKind.WHILE_BETTER):
             if trial.gain is Gain.MEMORY:
@@ -119,9 +105,9 @@ class LeastMemory:
         yield ()
         if not self._may(RECOMPUTE):
             return
-        every = [(), tuple(self.allowed.choices(UN_REMAT, self.search))]
+        every = [(), tuple(self.search.tries(UN_REMAT))]
         for before in dict.fromkeys(every):
-            kept = self.variants.plan("no remat", before) if before else written
+            kept = self.plan("no remat", before) if before else written
             if kept and (least := self._least_of(kept)):
                 yield (*before, *least)
 
@@ -138,14 +124,14 @@ class LeastMemory:
         if self.refused is not None:
             return
         try:
-            cuts = self.allowed.choices(MICROBATCHES, self.search)
+            cuts = self.search.tries(MICROBATCHES)
         except MicrobatchError as error:
             self.refused = error
             return
         last: VariantCandidate | None = None
         for count in reversed(cuts):
             done = (*before, count)
-            cut = self.variants.plan(_name(done), done)
+            cut = self.plan(_name(done), done)
             if cut is None or (last is not None and cut.peak_bytes >= last.peak_bytes):
                 return
             yield
@@ -154,29 +140,29 @@ class LeastMemory:
     def _may(self, name: str) -> bool:
         """Whether the planner may try a pass."""
         trial = PASSES[name].trial
-        return trial is not None and self.allowed.may(trial)
+        return trial is not None and self.search.may(trial)
 
     def _try_last(self, name: str, trial: Trial) -> None:
         """Try the best variant so far with the last choice of a pass, such as a loss in
         the most chunks."""
         best = min(self.tried, key=lambda t: t.peak_bytes)
         cuts = [t for t in best.search.transforms if t.name == MICROBATCHES]
-        for chunks in self.allowed.choices(name, self.search, best.peak_bytes)[-1:]:
+        for chunks in self.search.tries(name, best.peak_bytes)[-1:]:
             label = trial.label(chunks)
-            kept = self.variants.plan(label, [chunks])
+            kept = self.plan(label, [chunks])
             if kept is None:
                 return
             least = self._least_of(kept)
             if cuts or least:
                 done = (chunks, *least, *cuts)
-                self.variants.plan(f"{_name(done)}, {label}", done)
+                self.plan(f"{_name(done)}, {label}", done)
 
     def freed(self) -> tuple[tuple[str, ...], LeastMemory] | None:
         """Return the places whose sums must be taken over each micro-batch to make the
         batch divisible, and the search of the variants that this allows; None where no
         such places are known."""
-        places, refused = self.allowed.places, self.refused
-        running = self.search.running
+        options, refused = self.search.options, self.refused
+        places, running = options.per_microbatch, self.search.running
         for _ in range(MAX_PLACES):
             more = refused.places if isinstance(refused, CoupledBatchError) else ()
             if not {*more} - {*places}:
@@ -186,9 +172,8 @@ class LeastMemory:
                 running.closed_jaxpr, running.program, 2, per_microbatch=places
             )
             if not isinstance(found, MicrobatchError):
-                options = self.allowed.options | {"microbatches"}
-                allowed = AllowedPasses(options, places)
-                freely = LeastMemory(self.search, allowed)
+                free = replace(options, microbatches=AUTO, per_microbatch=places)
+                freely = LeastMemory(replace(self.search, options=free))
                 freely.best()
                 return places, freely
             refused = found
@@ -221,10 +206,8 @@ def error_of(least: LeastMemory, best: VariantCandidate) -> InfeasiblePlanError:
         couples = "; ".join(filter(None, [least.refused.where, least.refused.numbers]))
         where.append(f"no micro-batches: {least.refused.what} {couples}")
         fixes = _freed(least, best)
-    options = {trial.option for _, trial in trials() if trial.gain is Gain.MEMORY}
-    open_to = sorted(
-        f"{option}='auto'" for option in options - {None} - least.allowed.options
-    )
+    closed = (t for _, t in trials() if t.gain is Gain.MEMORY and not search.may(t))
+    open_to = sorted({f"{trial.option}='auto'" for trial in closed})
     if open_to:
         fixes.append(f"leave it to the planner: {' and '.join(open_to)}")
     numbers = f"{told.numbers}; {peaks_text(least.tried)}"

@@ -180,6 +180,10 @@ def candidates(
     own = [axes for axes in by_hand if math.prod(n for _, n in axes) == count]
     if len(own) == 1:
         return own
+    return _all(target, count)
+
+
+def _all(target: Target, count: int) -> list[MeshAxes]:
     return [
         tuple(zip(mesh_axis_names(target, len(shape)), shape, strict=True))
         for shape in mesh_shapes(target, count)
@@ -189,13 +193,8 @@ def candidates(
 def _staged(target: Target, devices: int, places: int) -> list[MeshAxes]:
     if devices % places:
         raise _not_equal(devices, places)
-    return [
-        (
-            (STAGE_AXIS, places),
-            *zip(mesh_axis_names(target, len(shape)), shape, strict=True),
-        )
-        for shape in mesh_shapes(target, devices // places)
-    ]
+    own = _all(target, devices // places)
+    return [((STAGE_AXIS, places), *axes) for axes in own]
 
 
 def _not_equal(devices: int, places: int) -> StageError:

@@ -15,6 +15,7 @@ from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
 from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
+from rhino_jax.ir.op import Source
 from rhino_jax.ir.program import Program
 from rhino_jax.ir.spec import axes_text
 from rhino_jax.plan.kept import keys_of
@@ -35,20 +36,17 @@ def warn_of_uncovered(program: Program) -> None:
     The warning points at the user's line.
     """
     for found in uncovered(program):
-        key = (program.name, found.name)
+        key, source = (program.name, found.name), found.source
         if max(found.flops, found.bytes) <= LARGE_SHARE or key in _TOLD:
             continue
-        _TOLD.add(key)
-        source = found.source
-        warnings.warn_explicit(
-            f"`{program.name}`: `{found.name}` has no rule, so every device computes"
+        _warn(
+            key,
+            f"`{found.name}` has no rule, so every device computes"
             f" all of it: {format_share(found.flops)} of the FLOPs and"
             f" {format_share(found.bytes)} of the bytes that ops make"
             f" (at {source}). {_advice(found.name)}"
             + nearest(found.name, unmet_rules()),
-            RhinoWarning,
-            filename=source.file or "<unknown>",
-            lineno=source.line or 1,
+            source,
         )
 
 
@@ -62,15 +60,24 @@ def warn_of_left_out(program: Program, plan: PlanData) -> None:
         key = (program.name, f"{op.name} at {op.source}")
         if op.results or key in _TOLD:
             continue
-        _TOLD.add(key)
-        warnings.warn_explicit(
-            f"`{program.name}`: `{op.name}` at {op.source} gives no result, and does"
+        _warn(
+            key,
+            f"`{op.name}` at {op.source} gives no result, and does"
             f" not run: the plan is in {plan.microbatches} micro-batches. Return what"
             " it should see, or plan with `stages=1, microbatches=1`.",
-            RhinoWarning,
-            filename=op.source.file or "<unknown>",
-            lineno=op.source.line or 1,
+            op.source,
         )
+
+
+def _warn(key: tuple[str, str], text: str, source: Source) -> None:
+    """Warn at the user's line, once for each (program, op)."""
+    _TOLD.add(key)
+    warnings.warn_explicit(
+        f"`{key[0]}`: {text}",
+        RhinoWarning,
+        filename=source.file or "<unknown>",
+        lineno=source.line or 1,
+    )
 
 
 def _advice(name: str) -> str:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import detect_target, load_target
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.program import Program
 from rhino_jax.pipeline.schedules.family import FAMILIES
 from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
@@ -26,6 +26,7 @@ from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
 from rhino_jax.plan.while_loops import read_while_trips, with_stated_trips
+from rhino_jax.planner.decision import AS_WRITTEN, AUTO, DecisionOptions
 from rhino_jax.planner.learnt import keep_learnt, learnt_of
 from rhino_jax.planner.like import (
     Like,
@@ -73,19 +74,43 @@ from rhino_jax.utils.keywords import (
 
 if TYPE_CHECKING:
     from rhino_jax.planner.search.records import Request
+    from rhino_jax.planner.variant_search import Search
 
 
 LEVELS = ("fast", "best")
-AUTO = "auto"
 RECOMPUTE = (AUTO, "as written", "none")
 LOOPS = (AUTO, "as written")
 SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
-AS_WRITTEN = "as written"
 STORAGE = (AS_WRITTEN, "blocks")
 
 
+def _unnamed(read: Callable[[str, Any], Any]) -> Callable[[str, str, Any], Any]:
+    return lambda what, _, value: read(what, value)
+
+
+READ: Mapping[str, Callable[[str, str, Any], Any]] = {
+    "memory_budget_bytes": read_bytes,
+    "pins": _unnamed(check_pins),
+    "level": partial(read_choice, known=LEVELS),
+    "time_limit_s": read_seconds,
+    "seed": partial(read_count, most=LARGEST_SEED),
+    "refine": partial(read_count_or, word=AUTO, least=0, most=1000),
+    "progress": _unnamed(read_progress),
+    "dump": read_folder,
+    "recompute": partial(read_choice, known=RECOMPUTE),
+    "loops": partial(read_choice, known=LOOPS),
+    "storage": partial(read_choice, known=STORAGE),
+    "microbatches": _unnamed(read_microbatches),
+    "stages": _unnamed(read_stages),
+    "schedule": lambda what, _, value: read_schedule(what, value, SCHEDULES),
+    "per_microbatch": _unnamed(read_places),
+    "while_trips": _unnamed(read_while_trips),
+}
+"""Option → its reader: (public call, option, value) → parsed value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(DecisionOptions):
     """The options of a plan, parsed; `rhino_jax.options.UserOptions` describes them.
 
     Numbers may be given as text with a unit; the fields hold the parsed numbers. `what`
@@ -103,40 +128,12 @@ class PlanOptions:
     progress: bool | Callable[[float | None, float | None], None] = True
     like: Like | None = None
     dump: Any = None
-    microbatches: Any = AUTO
-    recompute: str = AUTO
-    loops: str = AUTO
-    stages: Any = AUTO
-    schedule: str = AUTO
-    storage: str = AS_WRITTEN
-    per_microbatch: Any = ()
     while_trips: Any = None
 
     def __post_init__(self) -> None:
         check_like(self.like, self.what)
-        what = self.what
-        budget = read_bytes(what, "memory_budget_bytes", self.memory_budget_bytes)
-        for name, value in (
-            ("memory_budget_bytes", budget),
-            ("pins", check_pins(what, self.pins)),
-            ("level", read_choice(what, "level", self.level, LEVELS)),
-            ("time_limit_s", read_seconds(what, "time_limit_s", self.time_limit_s)),
-            ("seed", read_count(what, "seed", self.seed, most=LARGEST_SEED)),
-            (
-                "refine",
-                read_count_or(what, "refine", self.refine, AUTO, least=0, most=1000),
-            ),
-            ("progress", read_progress(what, self.progress)),
-            ("dump", read_folder(what, "dump", self.dump)),
-            ("recompute", read_choice(what, "recompute", self.recompute, RECOMPUTE)),
-            ("loops", read_choice(what, "loops", self.loops, LOOPS)),
-            ("storage", read_choice(what, "storage", self.storage, STORAGE)),
-            ("microbatches", read_microbatches(what, self.microbatches)),
-            ("stages", read_stages(what, self.stages)),
-            ("schedule", read_schedule(what, self.schedule, SCHEDULES)),
-            ("per_microbatch", read_places(what, self.per_microbatch)),
-            ("while_trips", read_while_trips(what, self.while_trips)),
-        ):
+        for name, read in READ.items():
+            value = read(self.what, name, getattr(self, name))
             object.__setattr__(self, name, value)
 
     def beside(self, said: PlanOptions, is_elsewhere: bool) -> PlanOptions:
@@ -218,7 +215,13 @@ class PlanOptions:
         target = self.target_of(mesh)
         pinned = expand_pins(self.pins, traced)
         axes = None if mesh is None else axes_of_mesh(mesh)
-        places = self.places_on(target, axes, before if basis is None else basis.places)
+        places = before if basis is None else basis.places
+        if not places or self.stages != AUTO:
+            on_torus = any(tier.topology == "torus" for tier in target.tiers)
+            count = self.count_of(target)
+            if axes is not None:
+                count = math.prod(size for _, size in axes)
+            places = places_of(self.stages, axes, count, on_torus=on_torus)
         pinned, stage_pins = without_stages(pinned, len(places))
         if axes is not None:
             meshes, pins = [axes], resolve_pins(pinned, traced.program, axes)
@@ -238,19 +241,20 @@ class PlanOptions:
         def make() -> data.PlanData:
             def searched() -> data.PlanData:
                 # The solver takes a second to import; loading a plan does not need it.
-                from rhino_jax.planner.searched import (
-                    SearchRequest,
-                    search_for,
-                    with_own_variant,
-                )
+                from rhino_jax.planner.searched import search_for
 
-                request = SearchRequest(
-                    traced, mesh, target, pinned, storage, stage_pins, stages, learnt
+                search = self.search_on(traced, mesh, target, meshes, pins, pinned)
+                search = replace(
+                    search.asking(corrections=learnt),
+                    refine=self.refine,
+                    storage=storage,
+                    stage_pins=stage_pins,
+                    kept=stages,
                 )
-                found = search_for(self, request, meshes, pins, places)
+                found = search_for(search, places, self)
                 if self.refine == AUTO and found.refined:
                     keep_learnt(of_program, found)
-                return with_own_variant(found)
+                return found
 
             of_program = program_key(program, target)
             learnt = learnt_of(of_program, traced)
@@ -276,21 +280,13 @@ class PlanOptions:
             make,
             self.what,
         )
-        found = _told(found, program, target)
+        warn_of_left_out(program, found)
+        notes = *notes_of_arguments(program, found), *found.notes
+        notes += notes_of_rules(program)
         if self.hardware is None and isinstance(mesh, Mesh):
-            found = replace(found, notes=(*found.notes, *notes_of_idle(mesh)))
-        return found, basis
-
-    def places_on(
-        self, target: Target, axes: MeshAxes | None, before: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Return the number of places of each stage along the stage axis: those of a
-        plan on this mesh (`before`), unless the user gives the number of stages."""
-        if before and self.stages == AUTO:
-            return before
-        on_torus = any(tier.topology == "torus" for tier in target.tiers)
-        count = self.count_on(target, axes)
-        return places_of(self.stages, axes, count, on_torus=on_torus)
+            notes += notes_of_idle(mesh)
+        flops = model_flops(program, target)
+        return replace(found, notes=notes, model_flops=flops), basis
 
     def processes(self, mesh: Any | None, meshes: list[MeshAxes]) -> tuple[int, ...]:
         """Return the processes that must share the plan; empty: only this one."""
@@ -345,6 +341,31 @@ class PlanOptions:
             return detect_target(list(mesh.devices.flat))
         return detect_target(devices_here(self.what))
 
+    def search_on(
+        self,
+        traced: Traced,
+        mesh: Any | None,
+        target: Target,
+        meshes: list[MeshAxes],
+        pins: ResolvedPins,
+        pinned: Mapping[str, Any],
+    ) -> Search:
+        """Return the search of a traced function, which reports no progress.
+
+        Args:
+          traced, mesh: see `plan`.
+          target: the hardware.
+          meshes: the candidate meshes.
+          pins: the pins, resolved on the last of these.
+          pinned: the user's pins.
+        """
+        from rhino_jax.planner.variant_search import Search
+
+        request = self.request_of(target, pins)
+        return Search(
+            traced, mesh, meshes, target, request, pinned, 0, self.what, options=self
+        )
+
     def request_of(self, target: Target, pins: ResolvedPins) -> Request:
         """Return the request of a search, its memory budget without the reserve."""
         from rhino_jax.planner.search.records import Request
@@ -366,12 +387,6 @@ class PlanOptions:
         """Return the number of devices, where no mesh gives it."""
         return target.num_devices or len(devices_here(self.what))
 
-    def count_on(self, target: Target, axes: MeshAxes | None) -> int:
-        """Return the number of devices of a mesh; None: of the hardware."""
-        if axes is None:
-            return self.count_of(target)
-        return math.prod(size for _, size in axes)
-
     def budget_bytes(self, target: Target) -> float:
         """Return the memory budget in bytes per device, including the reserve."""
         budget = self.memory_budget_bytes
@@ -387,14 +402,3 @@ class PlanOptions:
         """Return the meshes on which all pins hold, and the pins on the last."""
         every = candidates(traced, target, self.count_of(target), places)
         return where_pins_hold(every, pinned, traced.program)
-
-
-def _told(found: data.PlanData, program: Program, target: Target) -> data.PlanData:
-    """Return the plan with the notes and FLOPs of the user's program."""
-    warn_of_left_out(program, found)
-    notes = (
-        *notes_of_arguments(program, found),
-        *found.notes,
-        *notes_of_rules(program),
-    )
-    return replace(found, notes=notes, model_flops=model_flops(program, target))

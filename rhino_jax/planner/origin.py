@@ -46,7 +46,7 @@ class PlanOrigin:
       mesh: the mesh as the user gave it; None: rhino chose it.
       basis: the specs that the plan takes over from another plan; None: none.
       solved: the problem and its solution, while cached: `variant_search.Solved`; for
-        pipeline stages `staging.solved.SolvedStages`, or `SolvedInOne` for an SPMD
+        pipeline stages `staging.fitted.SolvedStages`, or `SolvedInOne` for an SPMD
         pipeline; None: not solved yet, or dropped from the cache.
     """
 
@@ -89,29 +89,18 @@ class PlanOrigin:
 
     def _solve(self, plan: data.PlanData) -> Any:
         from rhino_jax.planner.cuts import as_requested
-        from rhino_jax.planner.variant_search import Search, Solved, tell_nobody
+        from rhino_jax.planner.variant_search import Solved
 
         plan_options, axes = self.plan_options, plan.mesh_axes
         target = plan_options.target_of(self.mesh)
-        pins, pinned = self._pins(plan_options, plan)
-        written = Search(
-            self.traced,
-            self.mesh,
-            [axes],
-            target,
-            replace(
-                plan_options.request_of(target, pins), corrections=plan.corrections
-            ),
-            pinned,
-            0,
-            plan_options.what,
-            tell_nobody,
-        )
+        resolved = self._pins(plan_options, plan)
+        written = plan_options.search_on(
+            self.traced, self.mesh, target, [axes], *resolved
+        ).asking(corrections=plan.corrections)
         if plan.has_tasks:
-            from rhino_jax.planner.staging.solved import solve_again
+            from rhino_jax.planner.staging.fitted import solve_again
 
-            written = as_requested(written, plan_options.recompute)
-            return solve_again(written, plan, plan_options.schedule)
+            return solve_again(as_requested(written), plan)
         done = [t for t in plan.transforms if t.choice]
         if plan.is_one_program:
             from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne
@@ -191,7 +180,7 @@ class PlanOrigin:
     ) -> data.PlanData:
         """Return the `Plan` of a plan derived from the solved problem, with the notes
         and trees that the planner gives to every plan."""
-        from rhino_jax.planner.storage import with_storage_note
+        from rhino_jax.planner.cuts import with_storage_note
 
         notes = (*made.notes, *notes_of_microbatches(self.traced, made.transforms))
         program = self.traced.program

@@ -88,7 +88,11 @@ def notes_of_microbatches(
                 f" are of each of the {count} micro-batches, not of the whole batch;"
                 " running statistics take their mean.",
             )
-        loops = _num_loops(apply_passes(traced, transforms[: i + 1]).program)
+        after = apply_passes(traced, transforms[: i + 1]).program
+        ops = [after.ops[op] for op in after.body.ops]
+        loops = sum(
+            op.call is not None and op.source.scopes == MICROBATCHES for op in ops
+        )
         before = apply_passes(traced, transforms[:i])
         cut = loops > 1 and may_cut(before.closed_jaxpr, before.program, count)
         if isinstance(cut, MicrobatchCut) and cut.places:
@@ -100,9 +104,3 @@ def notes_of_microbatches(
                 " the sums of each micro-batch, which changes results.",
             )
     return ()
-
-
-def _num_loops(program: Program) -> int:
-    """Return the number of loops over micro-batches of a program."""
-    ops = [program.ops[op] for op in program.body.ops]
-    return sum(op.call is not None and op.source.scopes == MICROBATCHES for op in ops)

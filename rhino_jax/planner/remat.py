@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from rhino_jax.ir.transform import RECOMPUTE, Transform
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.choice import ask
-from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
+from rhino_jax.planner.search.remat.choice import Chosen, RematQuestion, ask
 from rhino_jax.planner.variant_search import Search
 
 

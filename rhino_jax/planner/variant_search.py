@@ -3,6 +3,7 @@ search of its variants, with the least gain that they are taken for."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,20 +12,23 @@ from typing import Any
 from rhino_jax.errors import InfeasiblePlanError, InternalError, MicrobatchError
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.transform import Transform
+from rhino_jax.ir.transform import Stored, Transform
 from rhino_jax.passes.apply import PASSES, apply_passes
-from rhino_jax.passes.program_pass import NO_LIMITS, ChoiceLimits
+from rhino_jax.passes.program_pass import NO_LIMITS, ChoiceLimits, Trial
 from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.kept import Part
 from rhino_jax.plan.lines import with_lines
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
 from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.plan.trees import on_mesh
+from rhino_jax.planner.decision import AS_WRITTEN, AUTO, DecisionOptions
+from rhino_jax.planner.meshes import MeshAxes
 from rhino_jax.planner.search.candidates import PlanCandidate
 from rhino_jax.planner.search.carried import search_held
 from rhino_jax.planner.search.driver import find, make_candidates, search_again
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.records import Progress, Request
 from rhino_jax.runtime.processes.agree import processes_of_mesh
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.units import format_bytes
@@ -52,6 +56,10 @@ NEAR = EFFORTS["fast"].near
 close to the best plan is planned."""
 
 
+def tell_nobody(best: float | None, bound: float | None) -> None:
+    """Ignore progress."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
     """A program with its passes, candidate meshes, hardware and search options.
@@ -64,24 +72,39 @@ class Search:
       request: memory budget, pins and limits of the search.
       pinned: the user's pins; those of intermediate values are resolved again in every
         variant.
-      refine: how many plans to compile and compare; 0: none.
+      refine: how many plans to compile and compare; 0: none; "auto": the plan, and
+        those that it is corrected to.
       what: the public call, for messages.
       report: callback for progress.
       transforms: the passes applied so far, by name and choice.
       like: the result of a program that is nearly the same, from which to start.
+      options: the decisions that the user takes, and those left open.
+      storage: how fused weights are stored; also the inputs in interleaved storage.
+      stage_pins: key → stage.
+      kept: input → stages that hold it in another plan, whose stage cuts are taken
+        over.
     """
 
     traced: Traced
     mesh: Any
-    meshes: list[tuple[tuple[str, int], ...]]
+    meshes: list[MeshAxes]
     target: Target
     request: Request
     pinned: Mapping[str, Any]
-    refine: int
+    refine: int | str
     what: str
-    report: Callable[[float | None, float | None], None]
+    report: Progress = tell_nobody
     transforms: tuple[Transform, ...] = ()
     like: SearchResult | None = None
+    options: DecisionOptions = field(default_factory=DecisionOptions)
+    storage: str | Stored = AS_WRITTEN
+    stage_pins: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[int, Part] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices, the same on all candidate meshes."""
+        return math.prod(size for _, size in self.meshes[0])
 
     @property
     def running(self) -> Traced:
@@ -106,17 +129,38 @@ class Search:
         """
         return list(PASSES[name].choices(self.running, limits))
 
+    def may(self, trial: Trial) -> bool:
+        """Whether the user leaves a pass to the planner."""
+        return trial.option is None or getattr(self.options, trial.option) == AUTO
+
+    def tries(self, name: str, peak_bytes: int = 0) -> list[Transform]:
+        """Return the choices of a pass that are worth a try, least change first.
+
+        Args:
+          name: the name of the pass.
+          peak_bytes: the peak of one device: a pass is not tried for arrays that are,
+            sharded over all devices, less of it than a variant must gain.
+        Raises:
+          MicrobatchError: the batch cannot be split.
+        """
+        trial = PASSES[name].trial
+        if trial is None or not self.may(trial):
+            return []
+        least_bytes = MIN_GAIN * peak_bytes * self.devices
+        places = self.options.per_microbatch
+        return self.choices(name, ChoiceLimits(least_bytes, places))
+
     def asking(self, **changes: Any) -> Search:
         """Return the search with other options, such as another level or budget."""
         return replace(self, request=replace(self.request, **changes))
 
-    def on(self, mesh_axes: tuple[tuple[str, int], ...]) -> Search:
-        """Return the search on one mesh alone."""
-        return replace(self, meshes=[mesh_axes])
-
-    def on_any(self, meshes: Iterable[tuple[tuple[str, int], ...]]) -> Search:
+    def on(self, *meshes: MeshAxes) -> Search:
         """Return the search on the best of some meshes."""
-        return replace(self, meshes=list(meshes))
+        return replace(self, meshes=[*meshes])
+
+    def quiet(self, *meshes: MeshAxes) -> Search:
+        """Return the search on some meshes, without progress reports."""
+        return replace(self.asking(watch=None), meshes=[*meshes], report=tell_nobody)
 
     def find(self) -> SearchResult:
         """Search, and read no plan back."""
@@ -160,7 +204,7 @@ class Search:
             self.meshes,
             self.target,
             self.request,
-            self.refine,
+            int(self.refine),
             progress=self.report,
         )
         return refine(
@@ -258,7 +302,7 @@ class Variants:
 
     search: Search
     tried: list[VariantCandidate] = field(default_factory=list)
-    meshes: Sequence[tuple[tuple[str, int], ...]] | None = None
+    meshes: Sequence[MeshAxes] | None = None
     min_gain: float = MIN_GAIN
     after: Callable[[Sequence[Transform]], Search] | None = None
     find: Callable[[Search], SearchResult] = briefly
@@ -284,7 +328,7 @@ class Variants:
                 raise
             return None
         if self.meshes is not None:
-            search = search.on_any(self.meshes)
+            search = search.on(*self.meshes)
         asked = search
         if self.tried:
             like = min(self.tried, key=lambda t: t.step_s).found
@@ -400,16 +444,6 @@ class Solved:
         typed = found
         if self.typed is not self.found:
             typed = replace(self.typed, solved=self.typed.solved[:1])
-        return Solved(
-            _quiet(self.search, found), found, _quiet(self.typed_search, typed), typed
-        )
-
-
-def _quiet(search: Search, found: SearchResult) -> Search:
-    return replace(
-        search.asking(watch=None), meshes=[found.mesh_axes], report=tell_nobody
-    )
-
-
-def tell_nobody(best: float | None, bound: float | None) -> None:
-    """Ignore progress."""
+        quiet = self.search.quiet(found.mesh_axes)
+        typed_quiet = self.typed_search.quiet(typed.mesh_axes)
+        return Solved(quiet, found, typed_quiet, typed)

@@ -10,7 +10,6 @@ from rhino_jax.errors import MicrobatchError
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import PASSES
 from rhino_jax.passes.program_pass import (
-    ChoiceLimits,
     Gain,
     ProgramPass,
     Trial,
@@ -24,10 +23,8 @@ from rhino_jax.planner.remat import (
     with_room,
 )
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.remat.choice import SOME
-from rhino_jax.planner.search.remat.rows import Chosen
+from rhino_jax.planner.search.remat.choice import SOME, Chosen
 from rhino_jax.planner.variant_search import (
-    MIN_GAIN,
     Search,
     VariantCandidate,
     Variants,
@@ -52,69 +49,23 @@ def among(done: Iterable[Transform]) -> list[str]:
     return [t.among for t in found if t is not None and t.among]
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedPasses:
-    """The passes that the user leaves to the planner.
-
-    Attributes:
-      options: the options of `rhino_jax.auto_shard` that are "auto".
-      places: places where sums over the batch are taken over each micro-batch.
-    """
-
-    options: frozenset[str]
-    places: tuple[str, ...] = ()
-
-    def may(self, trial: Trial) -> bool:
-        """Whether the planner may try a pass."""
-        return trial.option is None or trial.option in self.options
-
-    @property
-    def may_save_memory(self) -> bool:
-        """Whether the planner may try a pass that saves memory."""
-        return any(t.gain is Gain.MEMORY and self.may(t) for _, t in trials())
-
-    def choices(
-        self, name: str, search: Search, peak_bytes: int = 0
-    ) -> list[Transform]:
-        """Return the choices of a pass that are worth a try, least change first.
-
-        Args:
-          name: the name of the pass.
-          search: the search of the program.
-          peak_bytes: the peak of one device: a pass is not tried for arrays that are,
-            sharded over all devices, less of it than a variant must gain.
-        Raises:
-          MicrobatchError: the batch cannot be split.
-        """
-        trial = PASSES[name].trial
-        if trial is None or not self.may(trial):
-            return []
-        devices = math.prod(size for _, size in search.meshes[0])
-        least_bytes = MIN_GAIN * peak_bytes * devices
-        return search.choices(name, ChoiceLimits(least_bytes, self.places))
-
-
-@dataclass(slots=True, eq=False)
-class Explorer:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Explorer(Variants):
     """Search for the best variant of a program that holds less memory.
 
+    Variants are explored from the program at level "fast", at any level, so that none
+    is worse than "fast".
+
     Attributes:
-      search: the search of the program without further passes.
-      written: its result.
-      allowed: the passes that may be tried.
+      written: the result of the program without further passes.
       least: finds the variant with the smallest peak, where the program without passes
         does not fit; called where no other variant fits.
-      variants: the program at level "fast", from which variants are explored at any
-        level, so that none is worse than "fast"; and all variants searched so far.
       estimated: name → row of a remat policy that is estimated only, and its passes.
       chosen: the variant that is taken, once that is known.
     """
 
-    search: Search
     written: SearchResult
-    allowed: AllowedPasses
     least: Callable[[], VariantCandidate] | None = None
-    variants: Variants = field(init=False)
     estimated: dict[str, tuple[Variant, tuple[Transform, ...]]] = field(
         default_factory=dict
     )
@@ -122,14 +73,8 @@ class Explorer:
 
     def __post_init__(self) -> None:
         first = self.written.at_fast
-        meshes = [first.mesh_axes] if first.fits else None
-        self.variants = Variants(self.search, meshes=meshes)
-        self.variants.add("baseline", (), self.search, first)
-
-    @property
-    def tried(self) -> list[VariantCandidate]:
-        """All variants searched so far, the program without further passes first."""
-        return self.variants.tried
+        self.meshes = [first.mesh_axes] if first.fits else None
+        self.add("baseline", (), self.search, first)
 
     @property
     def has_more(self) -> bool:
@@ -138,10 +83,9 @@ class Explorer:
         return any(
             written.found.is_bound_by_memory
             if trial.gain is Gain.MEMORY
-            else self._may_save(trial, written)
-            and self.allowed.choices(each.name, self.search)
+            else self._may_save(trial, written) and self.search.tries(each.name)
             for each, trial in trials()
-            if self.allowed.may(trial)
+            if self.search.may(trial)
         )
 
     def _may_save(self, trial: Trial, start: VariantCandidate) -> bool:
@@ -152,7 +96,7 @@ class Explorer:
         found = start.found
         if not found.fits or not found.target.device.copies_stacks:
             return False
-        return self.variants.may_win(start.step_s - found.stack_copies_s)
+        return self.may_win(start.step_s - found.stack_copies_s)
 
     def best(self) -> tuple[Search, SearchResult]:
         """Return the best variant's search, with its result at the requested level.
@@ -162,9 +106,9 @@ class Explorer:
         """
         kept = written = self.tried[0]
         for each, trial in trials():
-            if self.allowed.may(trial):
+            if self.search.may(trial):
                 kept = _TRY[trial.kind](self, each.name, trial, kept)
-        best = self.variants.fastest()
+        best = self.fastest()
         if not best.found.fits and self.least is not None:
             least = self.least()
             brief = least.search.asking(level="fast", has_recipes=False)
@@ -204,9 +148,9 @@ class Explorer:
           name, trial: the pass.
           kept: the variant whose residuals are all saved, so far.
         """
-        for choice in self.allowed.choices(name, self.search)[:1]:
+        for choice in self.search.tries(name)[:1]:
             done = [*kept.done, choice]
-            return self.variants.plan(trial.label(choice), done) or kept
+            return self.plan(trial.label(choice), done) or kept
         return kept
 
     def _try_while_better(
@@ -221,11 +165,11 @@ class Explorer:
         if not self._may_save(trial, start):
             return kept
         best = start
-        for choice in self.allowed.choices(name, start.search, start.peak_bytes):
+        for choice in start.search.tries(name, start.peak_bytes):
             label = [trial.label(choice), *among(start.done)]
             if for_stacks and start.done:
                 label.insert(0, start.name)
-            tried = self.variants.plan(", ".join(label), [*start.done, choice])
+            tried = self.plan(", ".join(label), [*start.done, choice])
             if tried is None or not tried.is_better(best):
                 break
             best = tried
@@ -233,7 +177,7 @@ class Explorer:
             return best
         done = [*kept.done, *(t for t in best.done if t not in kept.done)]
         label = [kept.name, *among(best.done)]
-        return self.variants.plan(", ".join(label), done) or kept
+        return self.plan(", ".join(label), done) or kept
 
     def _nearest(self) -> VariantCandidate:
         """Return the fastest variant so far, or the nearest to fitting."""
@@ -259,10 +203,10 @@ class Explorer:
             return  # Estimates that no plan has calibrated are too rough to follow.
         rows = self.estimated.values()
         for row, done in sorted(rows, key=lambda e: e[0].step_time_s):
-            if not self.variants.may_win(row.step_time_s):
+            if not self.may_win(row.step_time_s):
                 return
             del self.estimated[row.name]
-            self.variants.plan(row.name, done, must_win=True)
+            self.plan(row.name, done, must_win=True)
 
     def _try_repeated(
         self, name: str, trial: Trial, kept: VariantCandidate
@@ -274,20 +218,20 @@ class Explorer:
         before = [t for t in kept.done if t.name not in bases]
         peaks: list[int] = []
         try:
-            cuts = self.allowed.choices(name, self.search)
+            cuts = self.search.tries(name)
         except MicrobatchError:
             return kept
         for cut in cuts:
-            best_s = self.variants.shortest_s
+            best_s = self.shortest_s
             label = ", ".join([trial.label(cut), *among(before)])
             must_win = math.isfinite(best_s)
-            found = self.variants.plan(label, [*before, cut], must_win=must_win)
+            found = self.plan(label, [*before, cut], must_win=must_win)
             if found and found.found.is_too_slow:
                 break
             tried = [found] if found else []
             if found and not found.found.fits:
                 for _, selected in trials(TrialKind.SELECTED):
-                    if self.allowed.may(selected):
+                    if self.search.may(selected):
                         in_cut = MicrobatchedProgram(
                             cut.chosen["count"], found.peak_bytes
                         )
@@ -330,8 +274,8 @@ class Explorer:
         words = [f"{cut.count} micro-batches"] if cut else []
         words += among(kept.done)
         search = kept.search
-        if self.variants.meshes is not None:
-            search = search.on_any(self.variants.meshes)
+        if self.meshes is not None:
+            search = search.on(*self.meshes)
         budget = search.request.memory_budget_bytes
         tried: dict[str, VariantCandidate] = {}
         for wide in with_room(search, kept.found):
@@ -339,13 +283,13 @@ class Explorer:
             for every in tries:
                 best, applied = every[0], as_pass(every[0])
                 best_s = wide.step_s + best.answer.added_s
-                if best.name != SOME and best_s >= self.variants.worth_s:
+                if best.name != SOME and best_s >= self.worth_s:
                     self._note(every, kept.done, wide.step_s)
                     break
                 found = tried.get(applied.choice)
                 if found is None:
                     name = ", ".join([*words, best.name + trial.label(applied)])
-                    found = self.variants.plan(name, [*kept.done, applied, *then])
+                    found = self.plan(name, [*kept.done, applied, *then])
                     if found is None:
                         return [*tried.values()]
                     tried[applied.choice] = found

@@ -30,7 +30,7 @@ from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.records import SolvedMesh
 from rhino_jax.planner.search.solve_on_mesh import as_solution
-from rhino_jax.planner.variant_search import Search, tell_nobody
+from rhino_jax.planner.variant_search import Search
 from rhino_jax.runtime.meshes import devices_here, make_mesh
 from rhino_jax.runtime.sharded import with_trees
 from rhino_jax.sweep.jobs import Best, BudgetJobs, BudgetSweep, Meshes, SearchOutcome
@@ -216,11 +216,8 @@ class Evaluator:
             every = candidates(traced, target, count)
             few = [axes for axes in every if len(axes) <= MAX_AXES] or every
             meshes, pins = where_pins_hold(few, pinned, traced.program)
-        request = replace(plan_options.request_of(target, pins), has_recipes=False)
-        search = Search(
-            traced, None, meshes, target, request, pinned, 0, WHAT, tell_nobody
-        )
-        search = as_requested(search, plan_options.recompute)
+        search = plan_options.search_on(traced, None, target, meshes, pins, pinned)
+        search = as_requested(search.asking(has_recipes=False))
         if first.microbatches != 1:
             assert isinstance(first.microbatches, int)
             search = search.after([cut_in(first.microbatches)])

@@ -16,9 +16,9 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.model.build import MeshModel
 from rhino_jax.models import registry
 from rhino_jax.planner.search import folding
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.read_back.extract import overlap_of
 from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic
+from rhino_jax.planner.search.records import LIMITS
 from rhino_jax.planner.search.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.solver.overlap import Overlap

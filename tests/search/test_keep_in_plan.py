@@ -14,13 +14,17 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.ir.transform import Transform
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.passes.remat.choice import RematChoice
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
-from rhino_jax.planner.search.records import Request, SolvedMesh
+from rhino_jax.planner.search.records import LIMITS, Request, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import ResidualReader, candidates_of
-from rhino_jax.planner.search.remat.choice import POLICIES, SOME, ask, variants
-from rhino_jax.planner.search.remat.rows import RematQuestion
+from rhino_jax.planner.search.remat.choice import (
+    POLICIES,
+    SOME,
+    RematQuestion,
+    ask,
+    variants,
+)
 from rhino_jax.solver.incumbents import EFFORTS
 from rhino_jax.solver.remat import model as choosing
 from rhino_jax.solver.remat.question import RematAnswer

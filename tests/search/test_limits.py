@@ -11,7 +11,7 @@ import pytest
 import rhino_jax
 from rhino_jax.hardware.lowering import Observed
 from rhino_jax.model.constants import ModelConstants
-from rhino_jax.planner.search.limits import SearchLimits
+from rhino_jax.planner.search.records import SearchLimits
 from rhino_jax.solver import parameters
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.search import compare
-from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.records import LIMITS
 from tests.search.zoo import planned
 
 

@@ -17,9 +17,8 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.models import registry
 from rhino_jax.planner.search import folding
 from rhino_jax.planner.search.driver import choose_plan
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.passes import FOLD, PASSES, PRICE, READ_BACK, SOLVE
-from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.records import LIMITS, Request
 
 
 WALK = rhino.__doc__ or ""

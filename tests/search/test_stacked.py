@@ -13,8 +13,13 @@ from rhino_jax.hardware.files import load_target
 from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.choice import NOTHING_SAVED, ask, variants
-from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
+from rhino_jax.planner.search.remat.choice import (
+    NOTHING_SAVED,
+    Chosen,
+    RematQuestion,
+    ask,
+    variants,
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from rhino_jax.frontend.parameters import read_parameters
 from rhino_jax.frontend.trace import Traced, trace_call
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.shared import Plans
-from rhino_jax.planner.joint.programs import WHAT
-from rhino_jax.planner.joint.shared import Together
+from rhino_jax.planner.joint.shared import WHAT, Together
 from rhino_jax.planner.options import PlanOptions
 from rhino_jax.runtime.constraints import auto_mesh
 from rhino_jax.runtime.meshes import read_mesh

@@ -7,6 +7,6 @@ costs (`mesh_problem`), fold (`folding`), recipes (`recipe_choices`), solve
 (`solve_on_mesh`), and read a plan back (`read_back`) from the result (`found`).
 `candidates` reads back several; `carried` starts from another program's solution;
 or solves with other pins; `together` plans several programs at once; `remat` chooses
-what to recompute; `forms` writes passes as text; `limits` and `compare` bound the
+what to recompute; `forms` writes passes as text; `records` and `compare` bound the
 search.
 """

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rhino_jax.plan.plan import PlanData
-from rhino_jax.planner.search.limits import LIMITS
-from rhino_jax.planner.search.records import MeshProblem, SolvedMesh
+from rhino_jax.planner.search.records import LIMITS, MeshProblem, SolvedMesh
 from rhino_jax.solver.incumbents import Effort
 from rhino_jax.solver.problem import Labels, PairTable, Problem
 from rhino_jax.solver.solve import solve

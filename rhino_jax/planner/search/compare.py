@@ -18,11 +18,16 @@ from itertools import groupby
 
 from rhino_jax.analysis.program_analysis import ProgramAnalysis
 from rhino_jax.plan.records import CUT_BY_CLOCK
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import SOLVE
 from rhino_jax.planner.search.recipe_choices import first_choices
-from rhino_jax.planner.search.records import MeshProblem, Progress, Request, SolvedMesh
+from rhino_jax.planner.search.records import (
+    LIMITS,
+    MeshProblem,
+    Progress,
+    Request,
+    SolvedMesh,
+)
 from rhino_jax.planner.search.solve_on_mesh import is_over
 from rhino_jax.solver.incumbents import EFFORTS, Effort
 from rhino_jax.solver.least_peak import least_possible

@@ -1,4 +1,6 @@
-"""The driver of the search: program and target in, plan out."""
+"""The driver of the search: program and target in, plan out; and the plan of a program
+with the smallest memory peak, whatever its step time.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from rhino_jax.plan.plan import PlanData
 from rhino_jax.planner.search.candidates import PlanCandidate, candidates_of, plain_of
 from rhino_jax.planner.search.carried import carried
 from rhino_jax.planner.search.compare import Comparison, MoreAxes
+from rhino_jax.planner.search.folding import minimum_memory
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.mesh_problem import build_mesh_problem
 from rhino_jax.planner.search.passes import ANALYSE, INLINE, RECIPES, SOLVE
 from rhino_jax.planner.search.read_back.assemble import assemble
 from rhino_jax.planner.search.recipe_choices import first_choices, with_recipes
 from rhino_jax.planner.search.records import (
+    LIMITS,
     MeshProblem,
     Progress,
     Request,
@@ -30,6 +33,7 @@ from rhino_jax.planner.search.records import (
 from rhino_jax.planner.search.solve_on_mesh import as_solution, is_over
 from rhino_jax.recipes.recipes import plain_recipes
 from rhino_jax.solver.incumbents import EFFORTS, RECIPE_EFFORTS, Effort
+from rhino_jax.solver.least_peak import least_possible
 from rhino_jax.solver.problem import Labels
 from rhino_jax.solver.solve import Solution
 from rhino_jax.utils.gc import no_garbage_collection
@@ -87,22 +91,38 @@ def find(
 
     def bound(num_axes: int, least_s: float, best: SolvedMesh | None) -> float:
         assert bound_axes is not None
-        if best is None:
-            return bound_axes(num_axes, least_s, None)
-        own = SearchResult([best], (), [], target, request, started, best)
-        return bound_axes(num_axes, least_s, own)
+        return bound_axes(
+            num_axes, least_s, None if best is None else result([best], best)
+        )
 
-    solved, brief, compared, notes = _search(
-        program,
-        meshes,
-        target,
-        request,
-        progress,
-        like,
-        is_estimate=is_estimate,
-        bound_axes=None if bound_axes is None else bound,
-    )
-    return SearchResult(solved, compared, notes, target, request, started, brief)
+    def result(
+        solved: list[SolvedMesh],
+        brief: SolvedMesh,
+        compared: tuple[tuple[tuple[int, ...], float], ...] = (),
+        notes: Sequence[str] = (),
+    ) -> SearchResult:
+        return SearchResult(solved, compared, notes, target, request, started, brief)
+
+    watch = request.watch
+    graph = INLINE.run(watch, program, fuses_rotations=target.device.fuses_rotations)
+    analysis = ANALYSE.run(watch, graph, target)
+    # Reading the plan back takes about as long as the analysis.
+    analysis_s = time.monotonic() - started
+    within = replace(request, deadline=request.deadline - analysis_s)
+    different = distinct_meshes(meshes, target)
+    if len(meshes) == 1:
+        one = _on_one_mesh(analysis, different[0], within, progress, like, is_estimate)
+        return result([one[0]], one[1])
+    limits, own = MoreAxes.of(within), None if bound_axes is None else bound
+    comparison = Comparison(analysis, within, progress, limits, bound_axes=own)
+    comparison.run(different)
+    every, in_order = comparison.solved, comparison.in_order
+    compared = brief = every[0]
+    if not is_estimate and compared.solution.bound <= within.cutoff_s:
+        every[0], brief = _at_level(
+            compared.mesh_problem, within, progress, [], compared.solution
+        )
+    return result(every, brief, in_order, comparison.notes())
 
 
 @no_garbage_collection()
@@ -146,9 +166,8 @@ def make_candidates(
       count: maximum number of plans, fewer where fewer differ; plain recipes, as most
         people write them, are added to these.
     """
-    started = time.monotonic()
-    request = _with_deadline(request, started)
-    found, _, compared, notes = _search(program, meshes, target, request, progress)
+    result = find(program, meshes, target, request, progress=progress)
+    found, notes, request = result.solved, result.notes, result.request
     variants = [("best", found[0])]
     if found[0].solution.labels is not None and not is_over(request):
         model, effort = found[0].mesh_problem.model, _recipe_effort(request)
@@ -166,12 +185,8 @@ def make_candidates(
             variants = candidates_of(found, annotated, fast, count)
         variants = [*variants, *recipes]
     return tuple(
-        PlanCandidate(
-            name,
-            replace(plan, notes=(*plan.notes, *notes)),
-        )
+        PlanCandidate(name, replace(result, solved=[one], notes=notes).plan())
         for name, one in variants
-        for plan in [assemble(target, request, one, started, compared)]
     )
 
 
@@ -213,55 +228,6 @@ def make_recipe_plans(
     }
 
 
-def _search(
-    program: Program,
-    meshes: Sequence[Sequence[tuple[str, int]]],
-    target: Target,
-    request: Request,
-    progress: Progress | None,
-    like: SearchResult | None = None,
-    *,
-    is_estimate: bool = False,
-    bound_axes: Callable[[int, float, SolvedMesh | None], float] | None = None,
-) -> tuple[
-    list[SolvedMesh],
-    SolvedMesh,
-    tuple[tuple[tuple[int, ...], float], ...],
-    list[str],
-]:
-    """Search all meshes that are worth it.
-
-    Returns:
-      The solved meshes, best first; the result of level "fast" on the first of them;
-        where there are several meshes, the shapes and objectives of those searched;
-        notes.
-    """
-    begun, watch = time.monotonic(), request.watch
-    graph = INLINE.run(watch, program, fuses_rotations=target.device.fuses_rotations)
-    analysis = ANALYSE.run(watch, graph, target)
-    # Reading the plan back takes about as long as the analysis.
-    analysis_s = time.monotonic() - begun
-    request = replace(request, deadline=request.deadline - analysis_s)
-    different = distinct_meshes(meshes, target)
-    if len(meshes) == 1:
-        one, brief = _on_one_mesh(
-            analysis, different[0], request, progress, like, is_estimate
-        )
-        return [one], brief, (), []
-    limits = MoreAxes.of(request)
-    comparison = Comparison(analysis, request, progress, limits, bound_axes=bound_axes)
-    comparison.run(different)
-    every, in_order = comparison.solved, comparison.in_order
-    notes = comparison.notes()
-    compared = every[0]
-    if is_estimate or compared.solution.bound > request.cutoff_s:
-        return every, compared, in_order, notes
-    every[0], brief = _at_level(
-        compared.mesh_problem, request, progress, [], compared.solution
-    )
-    return every, brief, in_order, notes
-
-
 def _on_one_mesh(
     analysis: ProgramAnalysis,
     axes: Sequence[tuple[str, int]],
@@ -300,16 +266,16 @@ def _at_level(
     Returns:
       The result, and that of level "fast".
     """
-    if request.level == "fast":
-        effort = EFFORTS["fast"]
-        found = _solved(mesh_problem, request, progress, starts, effort, before)
-        return found, found
-    is_near = before is not None and before.gap <= EFFORTS["fast"].near
-    if before is not None and before.labels is not None and is_near:
+    fast, is_fast = EFFORTS["fast"], request.level == "fast"
+    is_known = before is not None and before.labels is not None
+    if not is_fast and before and is_known and before.gap <= fast.near:
         brief = SolvedMesh(mesh_problem, before)
     else:
-        fast = replace(request, level="fast", watch=None)
-        _, brief = _at_level(mesh_problem, fast, progress, starts, before)
+        watch = request.watch if is_fast else None
+        asked = replace(request, level="fast", watch=watch)
+        brief = _solved(mesh_problem, asked, progress, starts, fast, before)
+    if is_fast:
+        return brief, brief
     effort, before = EFFORTS[request.level], brief.solution
     return _solved(mesh_problem, request, progress, starts, effort, before), brief
 
@@ -353,3 +319,73 @@ def _recipe_effort(request: Request) -> Effort:
     left = LIMITS.recipes_share * (request.deadline - time.monotonic())
     deadline = time.monotonic() + max(0.0, left)
     return replace(RECIPE_EFFORTS[request.level], deadline=deadline)
+
+
+def find_minimum_memory(
+    program: Program,
+    meshes: Sequence[Sequence[tuple[str, int]]],
+    target: Target,
+    request: Request,
+) -> SearchResult:
+    """Return the choice with the smallest peak on each mesh, the smallest first.
+
+    Args:
+      program: the program to plan.
+      meshes: (name, size) of the axes of each; where there are several, those of more
+        than `LIMITS.minimum_axes` axes are left out.
+      target: the hardware.
+      request: pins; its memory budget is no limit here, and only says which values are
+        too small to be counted (`CONSTANTS.small_share`).
+    Returns:
+      Choices of all nodes with their peaks, under no memory limit.
+    """
+    started = time.monotonic()
+    graph = INLINE.run(None, program, fuses_rotations=target.device.fuses_rotations)
+    analysis = ANALYSE.run(None, graph, target)
+    # Which values are too small to be counted depends on the budget; one above the
+    # device's memory must not raise that threshold.
+    budget = min(request.memory_budget_bytes, target.device.hbm_bytes)
+    free = replace(request, memory_budget_bytes=budget, watch=None)
+    every = distinct_meshes(meshes, target)
+    short = [axes for axes in every if len(axes) <= LIMITS.minimum_axes]
+    found = [_on(analysis, axes, free) for axes in short or every[:1]]
+    found.sort(key=lambda one: one.solution.peak)
+    unlimited = replace(free, memory_budget_bytes=math.inf)
+    return SearchResult(found, (), [], target, unlimited, started)
+
+
+def _on(
+    analysis: ProgramAnalysis, axes: Sequence[tuple[str, int]], request: Request
+) -> SolvedMesh:
+    mesh_problem = build_mesh_problem(analysis, axes, request).within(math.inf)
+    labels = minimum_memory(mesh_problem)
+    return SolvedMesh(mesh_problem, as_solution(mesh_problem, labels))
+
+
+def refused(found: SearchResult, request: Request) -> SearchResult:
+    """Return the result as one in which no plan fits, for its error.
+
+    Args:
+      found: a result of `find_minimum_memory`.
+      request: the request, with a memory budget below the smallest peak.
+    """
+    limit = request.memory_budget_bytes
+    solved = [
+        SolvedMesh(
+            one.mesh_problem.within(limit),
+            replace(one.solution, labels=None, objective=math.inf),
+        )
+        for one in found.solved[:1]
+    ]
+    return replace(found, solved=solved, request=request)
+
+
+def divided_peak(found: SearchResult) -> float:
+    """Return the peak in bytes if every value were divided evenly over all devices: a
+    lower bound on the memory of pipeline stages of the same program.
+
+    Args:
+      found: a result of `find_minimum_memory`.
+    """
+    mesh_problem = found.solved[0].mesh_problem
+    return least_possible(mesh_problem.model.problem, mesh_problem.devices)

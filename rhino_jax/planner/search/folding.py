@@ -15,9 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from rhino_jax.model.build import MeshModel
-from rhino_jax.planner.search.limits import LIMITS
 from rhino_jax.planner.search.read_back.extract import overlap_of
-from rhino_jax.planner.search.records import MeshProblem
+from rhino_jax.planner.search.records import LIMITS, MeshProblem
 from rhino_jax.planner.search.symmetry import Symmetry, find_symmetry, marks_of
 from rhino_jax.recipes.recipe_book import RecipeBook
 from rhino_jax.solver.bounds.prices import TimePrices

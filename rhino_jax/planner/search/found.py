@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +34,7 @@ class SearchResult:
 
     solved: list[SolvedMesh]
     compared: tuple[tuple[tuple[int, ...], float], ...]
-    notes: list[str]
+    notes: Sequence[str]
     target: Target
     request: Request
     started: float

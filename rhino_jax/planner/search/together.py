@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -52,9 +53,97 @@ class Member:
     stays: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Adding:
-    """Add up the costs and the memory of several programs.
+def _part(
+    memo: Memo, table: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
+    """Return the picked rows and columns of a table; the table itself if all are."""
+    if table.shape == (len(rows), len(columns)):
+        is_all = (rows == np.arange(len(rows))).all()
+        if is_all and (columns == np.arange(len(columns))).all():
+            return table
+    return memo.make(_picked, table, rows, columns)
+
+
+def _picked(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    return table[rows][:, columns]
+
+
+def input_nodes(mesh_problem: MeshProblem) -> dict[int, int]:
+    """Return input slot → node id; scalars have no node."""
+    nodes = mesh_problem.model.graph.nodes
+    return {n.slot: n.id for n in nodes if n.kind is NodeKind.INPUT}
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSolution:
+    """The layout of the inputs that are shared or stay allocated.
+
+    Attributes:
+      specs: for each member, input → spec.
+      objective_s, bound_s: weighted sum of step times in seconds, and its lower bound.
+      smallest_peak_bytes: the smallest peak of all choices visited.
+      fits: whether any choice is within the budget.
+    """
+
+    specs: tuple[Mapping[int, Spec], ...]
+    objective_s: float
+    bound_s: float
+    smallest_peak_bytes: float
+    fits: bool
+
+
+def search_layout(
+    members: Sequence[Member],
+    analyses: Sequence[ProgramAnalysis],
+    shared: Sequence[Sequence[Slot]],
+    mesh_axes: Sequence[tuple[str, int]],
+    effort: Effort,
+    report: Report = lambda best, bound: None,
+    *,
+    is_brief: bool = False,
+) -> SharedSolution:
+    """Return the layout of shared state with the smallest weighted sum of steps.
+
+    Args:
+      members: the programs.
+      analyses: their analyses.
+      shared: for each shared array, its (program, input) slots, at least two.
+      mesh_axes: (name, size), major first.
+      effort: limits of the search.
+      report: called with new best objectives and bounds, in seconds.
+      is_brief: start from the recipes' first choices instead of searching the recipes.
+    """
+    problems = [
+        build_mesh_problem(analysis, mesh_axes, member.request)
+        for analysis, member in zip(analyses, members, strict=True)
+    ]
+    if is_brief:
+        for i, p in enumerate(problems):
+            every = [r for r in recipes_for(p.model.mesh) if p.book.allows(r)]
+            names = (r.name for r in every)
+            problems[i] = replace(
+                p, recipes=dict(zip(names, first_choices(p), strict=False))
+            )
+    else:
+        problems = [with_recipes(p, RECIPE_EFFORTS["fast"]) for p in problems]
+    joint = Joint(members, problems, shared, *_join_nodes(problems, shared))
+    found = solve_overlapped(joint.overlap, joint.starts(), effort, report)
+    if found.labels is None:
+        nothing: tuple[dict[int, Spec], ...] = ({},) * len(members)
+        peak = found.smallest_peak
+        return SharedSolution(nothing, math.inf, found.bound, peak, fits=False)
+    return SharedSolution(
+        tuple(joint.specs_of(m, found.labels) for m in range(len(members))),
+        found.objective,
+        found.bound,
+        found.smallest_peak,
+        fits=True,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """The joint problem of all programs: their costs and memory, added up.
 
     Attributes:
       members: the programs.
@@ -71,8 +160,9 @@ class Adding:
     node: Sequence[np.ndarray]
     picks: Sequence[Sequence[np.ndarray]]
 
+    @cached_property
     def overlap(self) -> Overlap:
-        """Return the joint problem, with the communication that compute can hide."""
+        """The joint problem, with the communication that compute can hide."""
         count = 1 + max(int(n.max(initial=-1)) for n in self.node)
         problem = Problem(
             self._of_nodes(count, [d.folded.problem.costs for d in self.mesh_problem]),
@@ -163,148 +253,19 @@ class Adding:
                 held = NodeUsage(int(self.node[k][c]), usage, start, stop)
                 problem.node_usages.append(held)
 
-
-def _part(
-    memo: Memo, table: np.ndarray, rows: np.ndarray, columns: np.ndarray
-) -> np.ndarray:
-    """Return the picked rows and columns of a table; the table itself if all are."""
-    if table.shape == (len(rows), len(columns)):
-        is_all = (rows == np.arange(len(rows))).all()
-        if is_all and (columns == np.arange(len(columns))).all():
-            return table
-    return memo.make(_picked, table, rows, columns)
-
-
-def _picked(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    return table[rows][:, columns]
-
-
-def input_nodes(mesh_problem: MeshProblem) -> dict[int, int]:
-    """Return input slot → node id; scalars have no node."""
-    nodes = mesh_problem.model.graph.nodes
-    return {n.slot: n.id for n in nodes if n.kind is NodeKind.INPUT}
-
-
-@dataclass(frozen=True, slots=True)
-class SharedSolution:
-    """The layout of the inputs that are shared or stay allocated.
-
-    Attributes:
-      specs: for each member, input → spec.
-      objective_s, bound_s: weighted sum of step times in seconds, and its lower bound.
-      smallest_peak_bytes: the smallest peak of all choices visited.
-      fits: whether any choice is within the budget.
-    """
-
-    specs: tuple[Mapping[int, Spec], ...]
-    objective_s: float
-    bound_s: float
-    smallest_peak_bytes: float
-    fits: bool
-
-
-def search_layout(
-    members: Sequence[Member],
-    analyses: Sequence[ProgramAnalysis],
-    shared: Sequence[Sequence[Slot]],
-    mesh_axes: Sequence[tuple[str, int]],
-    effort: Effort,
-    report: Report = lambda best, bound: None,
-    *,
-    is_brief: bool = False,
-) -> SharedSolution:
-    """Return the layout of shared state with the smallest weighted sum of steps.
-
-    Args:
-      members: the programs.
-      analyses: their analyses.
-      shared: for each shared array, its (program, input) slots, at least two.
-      mesh_axes: (name, size), major first.
-      effort: limits of the search.
-      report: called with new best objectives and bounds, in seconds.
-      is_brief: start from the recipes' first choices instead of searching the recipes.
-    """
-    problems = [
-        build_mesh_problem(analysis, mesh_axes, member.request)
-        for analysis, member in zip(analyses, members, strict=True)
-    ]
-    if is_brief:
-        problems = [replace(p, recipes=_first_recipes(p)) for p in problems]
-    else:
-        problems = [with_recipes(p, RECIPE_EFFORTS["fast"]) for p in problems]
-    joint = Joint.of(members, problems, shared)
-    found = solve_overlapped(joint.overlap, joint.starts(), effort, report)
-    if found.labels is None:
-        nothing: tuple[dict[int, Spec], ...] = ({},) * len(members)
-        peak = found.smallest_peak
-        return SharedSolution(nothing, math.inf, found.bound, peak, fits=False)
-    return SharedSolution(
-        tuple(joint.specs_of(m, found.labels) for m in range(len(members))),
-        found.objective,
-        found.bound,
-        found.smallest_peak,
-        fits=True,
-    )
-
-
-def _first_recipes(mesh_problem: MeshProblem) -> dict[str, Labels | None]:
-    names = [
-        r.name
-        for r in recipes_for(mesh_problem.model.mesh)
-        if mesh_problem.book.allows(r)
-    ]
-    return dict(zip(names, first_choices(mesh_problem), strict=False))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Joint:
-    """The joint problem of all programs.
-
-    Attributes:
-      mesh_problem: the problem of each program.
-      told: for each member, the inputs whose specs are returned.
-      node: for each member, the joint node of each orbit, [orbits].
-      picks: for each member and orbit, its own option of each option of the joint node.
-      overlap: the problem with the communication that compute can hide.
-    """
-
-    mesh_problem: Sequence[MeshProblem]
-    told: Sequence[frozenset[int]]
-    node: Sequence[np.ndarray]
-    picks: Sequence[Sequence[np.ndarray]]
-    overlap: Overlap
-
-    @classmethod
-    def of(
-        cls,
-        members: Sequence[Member],
-        mesh_problem: Sequence[MeshProblem],
-        shared: Sequence[Sequence[Slot]],
-    ) -> Joint:
-        """Join the problems of programs that share arrays."""
-        node, picks = _join_nodes(mesh_problem, shared)
-        overlap = Adding(members, mesh_problem, shared, node, picks).overlap()
-        told = [
-            members[m].stays | {slot for place in shared for k, slot in place if k == m}
-            for m in range(len(members))
-        ]
-        return cls(mesh_problem, told, node, picks, overlap)
-
-    def labels_of(self, member: int, labels: Labels) -> Labels:
-        """Return a member's labels of all of its nodes."""
+    def specs_of(self, member: int, labels: Labels) -> dict[int, Spec]:
+        """Return a member's specs of the inputs that are shared or stay allocated."""
         own = [
             pick[labels[j]]
             for pick, j in zip(self.picks[member], self.node[member], strict=True)
         ]
-        return self.mesh_problem[member].symmetry.expand(np.array(own, dtype=np.int64))
-
-    def specs_of(self, member: int, labels: Labels) -> dict[int, Spec]:
-        """Return a member's specs of the inputs that are shared or stay allocated."""
-        model, chosen = self.mesh_problem[member].model, self.labels_of(member, labels)
+        of, told = self.mesh_problem[member], {*self.members[member].stays}
+        told |= {slot for place in self.shared for k, slot in place if k == member}
+        chosen = of.symmetry.expand(np.array(own, dtype=np.int64))
         return {
-            slot: model.spec(model.graph.nodes[n].ports[0], int(chosen[n]))
-            for slot, n in input_nodes(self.mesh_problem[member]).items()
-            if slot in self.told[member]
+            slot: of.model.spec(of.model.graph.nodes[n].ports[0], int(chosen[n]))
+            for slot, n in input_nodes(of).items()
+            if slot in told
         }
 
     def starts(self) -> list[Labels]:

@@ -72,14 +72,25 @@ def assemble_plan(
             at,
         ),
         stages=tuple(
-            _stage(step, groups, i, pipeline, devices[i]) for i in range(len(groups))
+            StagePlan(
+                mesh_axes=group.plan.mesh_axes,
+                devices=tuple(devices[i]),
+                decisions=group.plan.decisions,
+                predicted=group.plan.predicted,
+                sends=_sends(step, groups, i, pipeline),
+            )
+            for i, group in enumerate(groups)
         ),
         collectives=tuple(c for g in groups for c in g.plan.collectives),
         transforms=search.transforms,
         pipeline=pipeline,
         recipes={},
         timeline=Timeline(),
-        pins=_pins(search, [name for name, _ in mesh_axes]),
+        pins=pins_text(
+            search.running.program,
+            replace(search.request, value_pins={}),
+            [name for name, _ in mesh_axes],
+        ),
         notes=tuple(
             dict.fromkeys([*(n for g in groups for n in g.plan.notes), *_notes(search)])
         ),
@@ -122,23 +133,6 @@ def _devices(shapes: GroupMeshes) -> list[list[int]]:
         np.take(positions, range(*bound), shapes.stage_axis).ravel().tolist()
         for bound in bounds
     ]
-
-
-def _stage(
-    step: StagedStep,
-    groups: Sequence[PlannedGroup],
-    position: int,
-    pipeline: Pipeline,
-    devices: Sequence[int],
-) -> StagePlan:
-    group = groups[position]
-    return StagePlan(
-        mesh_axes=group.plan.mesh_axes,
-        devices=tuple(devices),
-        decisions=group.plan.decisions,
-        predicted=group.plan.predicted,
-        sends=_sends(step, groups, position, pipeline),
-    )
 
 
 def _whole(
@@ -192,12 +186,6 @@ def _notes(search: Search) -> list[str]:
             "`refine` compiles no plans of several stages: `plan.verify` does."
         )
     return found
-
-
-def _pins(search: Search, names: Sequence[str]) -> dict[str, str]:
-    """Return the pins that apply to stages, as text."""
-    request = replace(search.request, value_pins={})
-    return pins_text(search.running.program, request, names)
 
 
 def _predicted(simulation: Simulation, groups: Sequence[PlannedGroup]) -> Predicted:

@@ -8,8 +8,8 @@ they save memory, where one mesh has too little.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from rhino_jax.errors import (
     InfeasiblePlanError,
@@ -23,8 +23,8 @@ from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Variant
-from rhino_jax.planner.staging.bounds import NotFaster
-from rhino_jax.planner.variant_search import MIN_GAIN
+from rhino_jax.planner.decision import Decision
+from rhino_jax.planner.variant_search import MIN_GAIN, Search
 from rhino_jax.units import format_seconds
 
 
@@ -44,7 +44,13 @@ not tried: 32 equal layers on four submeshes had 0.88."""
 Places = tuple[int, ...]
 """For each stage, its number of places along the stage axis."""
 
-NOT_POSSIBLE = (StageError, MicrobatchError, ScheduleError, PinError)
+NOT_POSSIBLE = (
+    InfeasiblePlanError,
+    StageError,
+    MicrobatchError,
+    ScheduleError,
+    PinError,
+)
 """Errors of programs that cannot be cut into so many stages."""
 
 
@@ -134,112 +140,62 @@ def merged(plan: PlanData, enough_s: float) -> list[Places]:
     return [(1,) * i + (2,) + (1,) * (count - 2 - i) for i in firsts]
 
 
-@dataclass(eq=False)
-class _Tried:
-    """Plans by the sizes of their submeshes; None where there is none.
+def climb(sizes: Decision[Places], counts: list[int]) -> None:
+    """Try more and fewer stages than at first, as long as steps get shorter; bounds on
+    those that are not fast enough, by as much as stages must gain."""
+    equal = [(1,) * count for count in counts]
+    at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
+    for after in (equal[at + 1 :], reversed(equal[:at])):
+        last = sizes.seconds(equal[at])
+        for places in after:
+            took = sizes.seconds(places)
+            least = (1 - MIN_GAIN) * last if places in sizes.bounds else last
+            if took >= least and math.isfinite(took + last):
+                break
+            last = took
 
-    Attributes:
-      plan_in: plans stages of given sizes, with a step shorter than some seconds.
-      enough_s: seconds that a step has to be shorter than.
-      found: the plans tried so far.
-      bounds: lower bounds in seconds on the steps of those that are not fast enough.
-    """
 
-    plan_in: Callable[[Places, float], PlanData]
-    enough_s: float = math.inf
-    found: dict[Places, PlanData | None] = field(default_factory=dict)
-    bounds: dict[Places, float] = field(default_factory=dict)
-
-    @property
-    def best(self) -> PlanData | None:
-        """The fastest plan."""
-        plans = [plan for plan in self.found.values() if plan is not None]
-        return min(plans, key=lambda p: p.predicted.step_time_s, default=None)
-
-    def seconds(self, places: Places) -> float:
-        """Return the step with such submeshes, or a lower bound on it, in seconds."""
-        if places not in self.found:
-            try:
-                self.found[places] = self.plan_in(places, self.enough_s)
-            except (InfeasiblePlanError, *NOT_POSSIBLE):
-                self.found[places] = None
-            except NotFaster as slower:
-                self.found[places], self.bounds[places] = None, slower.step_s
-        plan = self.found[places]
-        if plan is None:
-            return self.bounds.get(places, math.inf)
-        return plan.predicted.step_time_s
-
-    def why_not(self, places: Places) -> str:
-        """Say why there is no plan with such submeshes."""
-        if places in self.bounds:
-            return f"at least {format_seconds(self.bounds[places])}"
-        return "not possible"
-
-    def unequal(self) -> None:
-        """Try unequal submeshes that may be clearly faster than the best equal ones."""
-        equal = [plan for plan in self.found.values() if plan is not None]
-        if self.best is None:
-            return
-        enough = (1 - MIN_GAIN) * self.best.predicted.step_time_s
-        ways = (
-            (p.predicted.step_time_s * evenness(p)[0], merged(p, enough)) for p in equal
-        )
-        for places in min((way for way in ways if way[1]), default=(0.0, []))[1]:
-            self.seconds(places)
-
-    def climb(self, counts: list[int]) -> None:
-        """Try more and fewer stages than at first, as long as steps get shorter; bounds
-        on those that are not fast enough, by as much as stages must gain."""
-        at = max(i for i, n in enumerate(counts) if n <= max(FIRST_COUNT, counts[0]))
-        for way in (1, -1):
-            last = self.seconds((1,) * counts[at])
-            for i in self._on(at, way, len(counts)):
-                took = self.seconds((1,) * counts[i])
-                is_bound = (1,) * counts[i] in self.bounds
-                least = (1 - MIN_GAIN) * last if is_bound else last
-                if took >= least and math.isfinite(took + last):
-                    break
-                last = took
-
-    @staticmethod
-    def _on(at: int, way: int, count: int) -> Iterator[int]:
-        at += way
-        while 0 <= at < count:
-            yield at
-            at += way
+def try_unequal(sizes: Decision[Places]) -> None:
+    """Try unequal submeshes that may be clearly faster than the best equal ones."""
+    equal = [*sizes.plans.values()]
+    if not equal:
+        return
+    enough = (1 - MIN_GAIN) * sizes.fastest().predicted.step_time_s
+    ways = (
+        (p.predicted.step_time_s * evenness(p)[0], merged(p, enough)) for p in equal
+    )
+    for places in min((way for way in ways if way[1]), default=(0.0, []))[1]:
+        sizes.plan(places)
 
 
 def with_stages(
     on_one: PlanData | InfeasiblePlanError,
-    program: Program,
-    target: Target,
-    devices: int,
+    search: Search,
     plan_in: Callable[[Places, float], PlanData],
 ) -> PlanData:
     """Return the plan on one mesh, or one in stages that is predicted clearly faster.
 
     Args:
       on_one: the plan on one mesh, or the error where there is none.
-      program: the program to plan.
-      target: the hardware.
-      devices: the number of devices.
+      search: the search of the program.
       plan_in: plans stages of given sizes, with a step shorter than some seconds.
     Raises:
       InfeasiblePlanError: `on_one`, where stages do not help.
     """
+    sizes: Decision[Places]
+    target, devices = search.target, search.devices
     if isinstance(on_one, InfeasiblePlanError):
-        tried = _Tried(plan_in)
+        sizes = Decision(lambda of: plan_in(of, math.inf), NOT_POSSIBLE)
         for count in counts_of(target, devices, fits=False):
-            if math.isfinite(tried.seconds((1,) * count)):
+            if sizes.plan((1,) * count) is not None:
                 break
-        if tried.best is None:
+        if not sizes.plans:
             raise on_one
-        tried.unequal()
+        try_unequal(sizes)
         why = "stages were compared, since nothing fits on one mesh"
-        return _told(tried, why, ())
+        return _told(sizes, why, ())
     slow_s, tier = slow_seconds(on_one, target)
-    flops = flops_of(program)
+    flops = flops_of(search.traced.program)
     enough = (1 - MIN_GAIN) * on_one.predicted.step_time_s
     counts = [
         n
@@ -248,9 +204,9 @@ def with_stages(
     ]
     if not counts:
         return on_one
-    tried = _Tried(plan_in, enough)
-    tried.climb(counts)
-    tried.unequal()
+    sizes = Decision(lambda of: plan_in(of, enough), NOT_POSSIBLE)
+    climb(sizes, counts)
+    try_unequal(sizes)
     total = format_seconds(on_one.predicted.step_time_s)
     causes = []
     if slow_s:
@@ -259,9 +215,9 @@ def with_stages(
         causes.append(f"devices do the work {times:.1f} times, to send less")
     why = ", ".join([f"stages were compared: in {total} a step on one mesh", *causes])
     one_mesh = on_one.variants or (_variant("one mesh", on_one),)
-    if tried.best is None or tried.best.predicted.step_time_s >= enough:
-        return _told(tried, why, one_mesh, on_one)
-    return _told(tried, why, one_mesh)
+    best = sizes.best
+    is_slower = best is None or sizes.seconds(best) >= enough
+    return _told(sizes, why, one_mesh, on_one if is_slower else None)
 
 
 def _variant(name: str, plan: PlanData) -> Variant:
@@ -270,25 +226,26 @@ def _variant(name: str, plan: PlanData) -> Variant:
 
 
 def _told(
-    tried: _Tried, why: str, others: tuple[Variant, ...], on_one: PlanData | None = None
+    sizes: Decision[Places],
+    why: str,
+    others: tuple[Variant, ...],
+    on_one: PlanData | None = None,
 ) -> PlanData:
     """Return the plan on one mesh, or else the best in stages, with a note on all."""
-    plan = on_one or tried.best
-    assert plan is not None
-    lines = ", ".join(
-        f"{_groups(places)}: "
-        + (format_seconds(of.predicted.step_time_s) if of else tried.why_not(places))
-        for places, of in sorted(tried.found.items(), key=lambda x: (len(x[0]), x[0]))
+    plan = on_one or sizes.fastest()
+    every = sorted(
+        {**sizes.plans, **sizes.left}, key=lambda places: (len(places), places)
     )
+    lines = ", ".join(f"{_groups(places)}: {sizes.text(places)}" for places in every)
     others = tuple(
         replace(v, is_chosen=on_one is not None and (v.is_chosen or len(others) == 1))
         for v in others
     )
-    if tried.best is not None:
-        best = tried.best
+    if sizes.plans:
+        best = sizes.fastest()
         name = f"{best.num_stages} stages, {best.microbatches} micro-batches"
         name += ", one program" if best.is_one_program else ""
-        own = replace(_variant(name, tried.best), is_chosen=on_one is None)
+        own = replace(_variant(name, best), is_chosen=on_one is None)
         others = (*others, own)
     return replace(plan, variants=others, notes=(*plan.notes, f"{why} ({lines})."))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.microbatch.cut import MicrobatchChoice
+from rhino_jax.passes.microbatch.cut import MicrobatchChoice, MicrobatchCut
 from rhino_jax.passes.sequence_slices.sliced import sequence_length
 from rhino_jax.passes.staged.apart import MAX_LOOPS, Apart, cut_for_stages, take_apart
 from rhino_jax.passes.staged.sides import Sides, sides_of
@@ -26,13 +26,18 @@ from rhino_jax.pipeline.cut.choose import cut
 from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.work import FORWARD_ONLY, StepWork
-from rhino_jax.plan.kept import Part
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.bounds import NotFaster, bound_of_axes, check_enough
 from rhino_jax.planner.staging.pins import pinned_ops
 from rhino_jax.planner.staging.problem import estimate_work, problem_of
-from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
+from rhino_jax.planner.staging.shapes import (
+    GroupMeshes,
+    SubmeshSearches,
+    bound_of_axes,
+    check_enough,
+    shapes_of,
+)
 from rhino_jax.planner.staging.slices import (
     COUNTS,
     Slicing,
@@ -40,7 +45,6 @@ from rhino_jax.planner.staging.slices import (
     paced,
     sums_s,
 )
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.variant_search import MIN_GAIN, Search
 
 
@@ -55,13 +59,14 @@ MAX_OPS_OF_BEST = 1500
 orders are cut."""
 
 
-def rows_of(
+def batch_of(
     closed: Any,
     program: Program,
     places: tuple[str, ...],
     most_loops: int | None = MAX_LOOPS,
-) -> int:
-    """Return the number of rows of a step's batch.
+) -> MicrobatchCut:
+    """Return the batch of a step: its number of rows, and the value ids of the inputs
+    that hold it.
 
     Args:
       closed: closed jaxpr of the step; `program`: imported from it.
@@ -71,13 +76,7 @@ def rows_of(
       MicrobatchError: the step has no batch that can be split.
     """
     choice = MicrobatchChoice(1, most_loops=most_loops, per_microbatch=places, least=1)
-    return cut_for_stages(closed, program, choice)[0].rows
-
-
-def data_of(closed: Any, program: Program, places: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the value ids of the inputs that hold a step's batch; see `rows_of`."""
-    choice = MicrobatchChoice(1, most_loops=MAX_LOOPS, per_microbatch=places, least=1)
-    return cut_for_stages(closed, program, choice)[0].inputs
+    return cut_for_stages(closed, program, choice)[0]
 
 
 def counts_of(rows: int, stages: int, multiple_of: int = 1) -> Iterator[list[int]]:
@@ -139,14 +138,9 @@ class StagingRequest:
       of_step: the step, with layer stacks split.
       shares: number of places of each submesh along the stage axis.
       schedule: name of a schedule, or "auto".
-      places: places where sums over the batch are taken over each micro-batch.
-      stage_pins: key → stage.
       started: `time.monotonic()` when planning began.
-      may_recompute: whether stages may recompute activations to fit.
       slices: sequence slices of schedule `token-slices`: their number, or their
         lengths; empty: chosen here.
-      kept: input of the step → its stages in another plan, whose stage cut is taken
-        over.
       finds: results of searches of the step, and of its submeshes.
       enough_s: seconds that the step has to be shorter than.
     """
@@ -155,14 +149,25 @@ class StagingRequest:
     of_step: Unstacked
     shares: tuple[int, ...]
     schedule: str
-    places: tuple[str, ...]
-    stage_pins: Mapping[str, int]
     started: float
-    may_recompute: bool = False
     slices: tuple[int, ...] = ()
-    kept: Mapping[int, Part] = field(default_factory=dict)
     finds: SubmeshSearches = field(default_factory=SubmeshSearches)
     enough_s: float = math.inf
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Places where sums over the batch are taken over each micro-batch."""
+        places: tuple[str, ...] = self.search.options.per_microbatch
+        return places
+
+    @property
+    def batch(self) -> MicrobatchCut:
+        """The batch of the step."""
+        return batch_of(self.of_step.closed, self.of_step.program, self.places)
+
+    def apart(self, count: int) -> Apart:
+        """Return the step with its loop over `count` micro-batches taken apart."""
+        return take_apart(self.of_step.closed, self.of_step.program, count, self.places)
 
     @property
     def most_slices(self) -> int:
@@ -176,6 +181,7 @@ class CutStep:
     """A step in some number of micro-batches, cut into stages.
 
     Attributes:
+      asked: the step to plan.
       apart: the step, with its loop over micro-batches taken apart.
       shapes: the submeshes.
       has_backward: whether there is a backward pass.
@@ -185,6 +191,7 @@ class CutStep:
       slices: lengths of the sequence slices; empty where sequences are whole.
     """
 
+    asked: StagingRequest
     apart: Apart
     shapes: GroupMeshes
     has_backward: bool
@@ -222,30 +229,30 @@ def cuts_of(
       NotFaster: the step takes too long, however it is cut.
     """
     of_step, shares, schedule = asked.of_step, asked.shares, asked.schedule
-    apart = take_apart(of_step.closed, of_step.program, count, asked.places)
-    sides = sides_of(apart)
+    search, apart = asked.search, asked.apart(count)
+    may_recompute, sides = search.options.may_recompute, sides_of(apart)
     in_slices = bool(sides.backward) and (count == 1 or schedule == TOKEN_SLICES)
     if in_slices and schedule != TOKEN_SLICES:
         _check_slices(asked, apart)
     bound = bound_of_axes([[count]], asked.enough_s)
-    shapes = shapes_of(asked.search, sides, shares, meshes, asked.finds, bound)
+    shapes = shapes_of(search, sides, shares, meshes, asked.finds, bound)
     check_enough(shapes, count, count, asked.enough_s)
-    pins = pinned_ops(asked.stage_pins, of_step, apart, sides, asked.kept)
+    pins = pinned_ops(search.stage_pins, of_step, apart, sides, search.kept)
     found: list[CutStep] = []
     known: dict[tuple[int, ...], list[tuple[CutProblem, StageCut]]] = {}
-    limit = asked.search.request.memory_budget_bytes
+    limit = search.request.memory_budget_bytes
     for group_of in schedules.placements(schedule, shapes.groups):
         chunks = len(group_of)
         is_asked = not found
         # Pins name a stage, so its ops are in its only chunk.
-        is_one = of_step.stacks or asked.stage_pins or asked.kept or in_slices
+        is_one = of_step.stacks or search.stage_pins or search.kept or in_slices
         if not is_asked and (is_one or not sides.backward):
             continue
         sizes = tuple(shares[group] for group in group_of)
         try:
             if sizes not in known:
                 problem = problem_of(sides, shapes, group_of, count, limit, *pins)
-                is_again = asked.may_recompute and is_asked and bool(sides.backward)
+                is_again = may_recompute and is_asked and bool(sides.backward)
                 known[sizes] = _cut_into(asked, problem, may_recompute=is_again)
         except (StageError, InfeasiblePlanError):
             if is_asked:
@@ -256,17 +263,22 @@ def cuts_of(
             if schedules.may_split(schedule) and sides.backward:
                 loops = with_split_loops(apart, chosen.stages, group_of)
                 if loops is not apart:
-                    apart_too = _priced(asked, sides_of(loops), shapes)
+                    # On the mesh that is best for whole loops.
+                    one, in_two = [shapes.mesh_axes], sides_of(loops)
+                    seconds = shapes_of(search, in_two, shares, one, asked.finds)
+                    apart_too = in_two, seconds
             work = estimate_work(problem, chosen, *apart_too, group_of)
             own = group_of if chunks > shapes.groups else ()
-            whole = CutStep(apart, shapes, bool(sides.backward), chosen, own, work)
+            whole = CutStep(
+                asked, apart, shapes, bool(sides.backward), chosen, own, work
+            )
             if in_slices or schedule == TOKEN_SLICES:
-                found += _in_slices(asked, whole, sides, problem)
+                found += _in_slices(whole, sides, problem)
                 continue
             if schedule == AUTO and is_asked and count < shapes.groups:
                 # Sequence slices fill a pipeline that so few micro-batches leave idle.
                 with contextlib.suppress(ScheduleError):
-                    found += _in_slices(asked, whole, sides, problem)
+                    found += _in_slices(whole, sides, problem)
             found.append(whole)
     return found
 
@@ -287,18 +299,16 @@ def _check_slices(asked: StagingRequest, apart: Apart) -> None:
         raise one_micro_batch(name, stages, apart.cut.rows, refused) from None
 
 
-def _in_slices(
-    asked: StagingRequest, whole: CutStep, sides: Sides, problem: CutProblem
-) -> list[CutStep]:
+def _in_slices(whole: CutStep, sides: Sides, problem: CutProblem) -> list[CutStep]:
     """Return a step cut into stages with its sequences sliced in a few ways.
 
     Args:
-      asked: the step to plan.
       whole: the step, cut at its best for many slices.
       sides: forward and backward pass of a micro-batch.
       problem: the cut problem that it is a solution of.
     """
-    stages, target = whole.chosen.stages, asked.search.target
+    asked, stages = whole.asked, whole.chosen.stages
+    target = asked.search.target
     slicing = Slicing(
         whole.apart,
         sides,
@@ -313,15 +323,6 @@ def _in_slices(
         replace(whole, work=in_slices, slices=lengths)
         for lengths, in_slices in slicing.ways(asked.slices)
     ]
-
-
-def _priced(
-    asked: StagingRequest, sides: Sides, shapes: GroupMeshes
-) -> tuple[Sides, GroupMeshes]:
-    """Return the passes with split loops, and the seconds of their ops on the mesh that
-    is best for whole loops."""
-    one = [shapes.mesh_axes]
-    return sides, shapes_of(asked.search, sides, asked.shares, one, asked.finds)
 
 
 def _cut_into(
@@ -370,27 +371,24 @@ def _recomputed(problem: CutProblem) -> CutProblem:
     return replace(problem, ops=replace(problem.ops, ops=tuple(ops)))
 
 
-def with_fewer(
-    found: Sequence[tuple[StagingRequest, CutStep]], whole: StagingRequest, least: int
-) -> Iterator[tuple[StagingRequest, CutStep]]:
+def with_fewer(found: Sequence[CutStep], least: int) -> Iterator[CutStep]:
     """Yield the step cut in half as many micro-batches, and so on down to one, as long
     as that is estimated to be faster.
 
     Args:
       found: the step in numbers of micro-batches of which `least` is the least.
-      whole: the step with whole loops.
     """
     found = [*found]
     while least > 1:
-        best = candidates_of([c for _, c in found], whole.schedule)[0]
-        asked, taken = found[best.cut]
+        best = candidates_of(found, found[0].asked.schedule)[0]
+        taken = found[best.cut]
         rows = taken.apart.cut.rows
         if taken.apart.cut.count > least:
             return
         least = max(n for n in range(1, least // 2 + 1) if rows % n == 0)
         meshes = worth_comparing(taken.shapes, taken.apart, least)
         try:
-            more = [(asked, c) for c in cuts_of(asked, meshes, least)]
+            more = cuts_of(taken.asked, meshes, least)
         except (StageError, InfeasiblePlanError, PinError, MicrobatchError, NotFaster):
             return
         found += more

@@ -1,42 +1,354 @@
-"""The plan of a cut step by one schedule, with all submeshes planned to fit."""
+"""The plan of a cut step by one schedule, with all submeshes planned until they fit, or
+planned again from a plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from rhino_jax.errors import InfeasiblePlanError
+from rhino_jax.ir.spec import Spec
 from rhino_jax.passes.staged.in_slices import staged_in_slices
 from rhino_jax.passes.staged.remat import StagedRemat
 from rhino_jax.passes.staged.sides import Sides, sides_of
+from rhino_jax.passes.staged.stacks import Unstacked
 from rhino_jax.passes.staged.staging import staged
-from rhino_jax.passes.staged.step import StagedStep
+from rhino_jax.passes.staged.step import StagedStep, TaskSend
+from rhino_jax.pipeline.of_plan import schedule_of
 from rhino_jax.pipeline.schedules.searched import SEARCHED
+from rhino_jax.pipeline.simulation import Simulation
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.work import FORWARD_ONLY
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import Pipeline, runs_of
+from rhino_jax.planner.search.records import Request
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.cuts import CutStep, StagingRequest
-from rhino_jax.planner.staging.groups import plan_groups
-from rhino_jax.planner.staging.planned import PlannedGroup, Room
-from rhino_jax.planner.staging.solved import SolvedStages, run_that_fits
+from rhino_jax.planner.staging.assembled import assemble_plan
+from rhino_jax.planner.staging.cuts import CutStep
+from rhino_jax.planner.staging.groups import GroupLayouts, plan_groups
+from rhino_jax.planner.staging.planned import FIX, PlannedGroup, Room
+from rhino_jax.planner.staging.shapes import GroupMeshes, SubmeshSearches
 from rhino_jax.planner.staging.transfers import with_costs
-from rhino_jax.planner.variant_search import tell_nobody
+from rhino_jax.planner.variant_search import Search, tell_nobody
+from rhino_jax.runtime.tasks.executable import step_of, unstacked_of
+from rhino_jax.units import format_bytes
 
 
-def fit_stages(
-    asked: StagingRequest, cut_step: CutStep, candidate: schedules.EstimatedSchedule
-) -> PlanData:
+MAX_TRIES = 3
+"""Maximum number of tries to make room for inputs that arrive ahead of their use, whose
+bytes are known once all submeshes are planned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittingGroups:
+    """Planned submeshes that fit, and their pipeline.
+
+    Attributes:
+      step: the tasks of all submeshes.
+      groups: the planned submeshes.
+      pipeline: the pipeline of these.
+      simulation: the pipeline's simulated schedule.
+      room: the memory set aside for residuals and inputs that arrive early.
+    """
+
+    step: StagedStep
+    groups: tuple[PlannedGroup, ...]
+    pipeline: Pipeline
+    simulation: Simulation
+    room: Room
+
+
+def run_that_fits(
+    plan: Callable[[Room], tuple[StagedStep, Sequence[PlannedGroup], StagedRemat]],
+    pipeline_of: Callable[[StagedStep, Sequence[PlannedGroup], StagedRemat], Pipeline],
+    room: Room,
+    limit_bytes: float,
+) -> FittingGroups:
+    """Plan submeshes until they fit with inputs that arrive early.
+
+    Args:
+      plan: plans all submeshes with some room, see `groups.plan_groups`.
+      pipeline_of: (tasks, planned submeshes, remat) → pipeline.
+      room: the memory to set aside at first.
+      limit_bytes: the memory budget of a device.
+    Raises:
+      InfeasiblePlanError: a submesh does not fit.
+    """
+    for _ in range(MAX_TRIES):
+        step, groups, remat = plan(room)
+        pipeline = pipeline_of(step, groups, remat)
+        simulation = simulate(schedule_of(pipeline))
+        peaks = simulation.group_peak_bytes
+        if max(peaks) <= limit_bytes:
+            room = replace(room, remat=remat)
+            return FittingGroups(step, tuple(groups), pipeline, simulation, room)
+        ahead = [
+            max(0, peak - group.peak_bytes(step, in_flight))
+            if peak > limit_bytes
+            else known
+            for peak, group, in_flight, known in zip(
+                peaks, groups, room.in_flight, room.ahead_bytes, strict=True
+            )
+        ]
+        room = replace(room, ahead_bytes=tuple(ahead), remat=remat)
+    worst = max(range(len(peaks)), key=lambda group: peaks[group])
+    raise InfeasiblePlanError(
+        f"stage {worst} does not fit with what reaches it early.",
+        where=f"memory budget {format_bytes(int(limit_bytes))} per device",
+        numbers=f"{format_bytes(peaks[worst])} at its peak by {pipeline.schedule}",
+        fix=FIX,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """All submeshes of a plan, planned.
+
+    Attributes:
+      run: the planned submeshes and their pipeline; None if one does not fit.
+      cannot: which submesh does not fit; empty if all do.
+    """
+
+    run: FittingGroups | None
+    cannot: str = ""
+
+    @property
+    def groups(self) -> tuple[PlannedGroup, ...]:
+        """The planned submeshes; empty if one does not fit."""
+        return self.run.groups if self.run else ()
+
+    @property
+    def step_s(self) -> float:
+        """Simulated seconds of the pipeline's step."""
+        return self.run.simulation.step_time_s if self.run else math.inf
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Peak bytes of a device of each submesh, with its micro-batches in flight."""
+        return self.run.simulation.group_peak_bytes if self.run else ()
+
+    @property
+    def sent(self) -> Mapping[tuple[int, int], float]:
+        """(Source, target) submesh → seconds of a step's transfers between them."""
+        sent: dict[tuple[int, int], float] = {}
+        if self.run is None:
+            return sent
+        pipeline = self.run.pipeline
+        for hop in pipeline.hops:
+            a, b = sorted((pipeline.groups[hop.source], pipeline.groups[hop.target]))
+            size = pipeline.micro_batches * (hop.forward_bytes + hop.backward_bytes)
+            sent[a, b] = sent.get((a, b), 0.0) + size / hop.bytes_per_s
+        return sent
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Sort key, lowest best: the step, all stages' seconds, peak bytes."""
+        took = [g.found.step_s for g in self.groups]
+        return self.step_s, sum(took) if took else math.inf, max(self.peaks, default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedStages:
+    """The problems that gave a plan of several stages.
+
+    Attributes:
+      search: the search of the user's step.
+      of_step: the step, with layer stacks split.
+      shapes: the submeshes.
+      run: the planned submeshes and their pipeline.
+    """
+
+    search: Search
+    of_step: Unstacked
+    shapes: GroupMeshes
+    run: FittingGroups
+
+    @property
+    def step(self) -> StagedStep:
+        """The tasks of all submeshes."""
+        return self.run.step
+
+    @property
+    def groups(self) -> tuple[PlannedGroup, ...]:
+        """The planned submeshes."""
+        return self.run.groups
+
+    @property
+    def request(self) -> Request:
+        """The options of the search, with the user's pins."""
+        return self.search.request
+
+    def laid(self) -> Laid:
+        """Return the plan with its simulated times and peaks."""
+        return Laid(self.run)
+
+    def held(
+        self,
+        held: GroupLayouts,
+        level: str,
+        known: Laid | None = None,
+        *,
+        is_kept: bool,
+    ) -> Laid:
+        """Plan all submeshes again with some layouts fixed: those whose pins change are
+        searched again, in the original order.
+
+        Args:
+          held: the fixed layouts.
+          level: level of the search.
+          known: the same plan at another level, from which the search continues.
+          is_kept: whether all other values that stages send have the plan's layouts.
+        Raises:
+          PinError: an op cannot produce a fixed layout.
+        """
+        if is_kept:
+            handed = {send.key: spec for send, spec in self._handed()}
+            held = replace(held, handed={**handed, **held.handed})
+        before = known.groups if known is not None and known.groups else self.groups
+        try:
+            return Laid(self._run(held, level, before))
+        except InfeasiblePlanError as error:
+            what, numbers = (
+                error.what.partition(":")[0],
+                error.numbers.partition(";")[0],
+            )
+            return Laid(None, f"{what.rstrip('.')}: {numbers}")
+
+    def best(self, held: GroupLayouts, level: str, known: Laid | None = None) -> Laid:
+        """Return the better of two plans with layouts fixed: with all other sent values
+        laid out as in the plan, and with layouts that are best for the first submesh
+        that has them."""
+        free = self.held(held, level, known, is_kept=False)
+        if free.groups and all(
+            free.groups[send.source].specs[send.key] == spec
+            for send, spec in self._handed()
+        ):
+            return free  # Both plans are the same.
+        kept = self.held(held, level, known, is_kept=True)
+        return min(kept, free, key=lambda laid: laid.rank)
+
+    @property
+    def pinned_search(self) -> Search:
+        """The search whose program the user's pins are resolved in."""
+        return self.search
+
+    def planned_with(self, search: Search) -> tuple[PlanData, SolvedStages] | None:
+        """Plan with the pins of another search and the same stage cuts.
+
+        Returns:
+          The plan, and the problems that gave it; None where a submesh does not fit.
+        Raises:
+          PinError: an op cannot produce what is pinned.
+        """
+        started, other = time.monotonic(), replace(self, search=search)
+        laid = other.best(GroupLayouts(), search.request.level)
+        if laid.run is None:
+            return None
+        quiet = replace(search, report=tell_nobody)
+        found = replace(other, search=quiet, run=laid.run)
+        return found.plan(started), found
+
+    def plan(self, started: float) -> PlanData:
+        """Return one plan of all submeshes, with these problems as its origin.
+
+        Args:
+          started: `time.monotonic()` when the search began.
+        """
+        run = self.run
+        made = assemble_plan(
+            self.search,
+            self.of_step,
+            run.step,
+            run.groups,
+            run.pipeline,
+            self.shapes,
+            started,
+        )
+        return replace(made, origin=self)
+
+    def _handed(self) -> Iterator[tuple[TaskSend, Spec]]:
+        """Yield the values that stages send, and their layouts in the plan."""
+        for send in self.step.sends:
+            yield send, self.groups[send.source].specs[send.key]
+
+    def _run(
+        self, held: GroupLayouts, level: str, before: Sequence[PlannedGroup]
+    ) -> FittingGroups:
+        search = self.search.asking(level=level, deadline=math.inf)
+        limit, known = search.request.memory_budget_bytes, self.run.pipeline
+
+        def pipeline_of(
+            step: StagedStep, groups: Sequence[PlannedGroup], _: StagedRemat
+        ) -> Pipeline:
+            pipeline = with_costs(known, step, groups, self.shapes)
+            # A searched order does not depend on the costs of tasks; nor does one that
+            # transfers of offloaded values follow.
+            is_known = pipeline.schedule in (SEARCHED, FORWARD_ONLY)
+            if is_known or pipeline.is_offloaded:
+                return pipeline
+            return schedules.settle(pipeline, search.options.schedule, limit)
+
+        return run_that_fits(
+            lambda room: plan_groups(
+                search,
+                lambda _: self.step,
+                self.of_step,
+                self.shapes,
+                room,
+                SubmeshSearches(),
+                held,
+                before,
+            ),
+            pipeline_of,
+            replace(self.run.room, may_recompute=False),
+            limit,
+        )
+
+
+def solve_again(search: Search, plan: PlanData) -> SolvedStages:
+    """Solve the problems of a plan again that are not cached.
+
+    Args:
+      search: the search of the user's step, on the plan's mesh.
+      plan: a plan of several stages.
+    """
+    pipeline, shares = plan.pipeline, plan.places
+    assert pipeline is not None
+    choices = (x.choice for x in pipeline.remat)
+    remat = StagedRemat.of(pipeline.recomputed, choices)
+    of_step = unstacked_of(search.running, plan)
+    step = step_of(of_step, pipeline)
+    shapes = GroupMeshes.on(plan.mesh_axes, shares, {}, search.target)
+    flights = (1,) * shapes.groups
+    if pipeline.schedule != FORWARD_ONLY:
+        flights = schedules.flights_of(schedule_of(pipeline), len(pipeline.costs))
+    run = run_that_fits(
+        lambda room: plan_groups(
+            search, lambda _: step, of_step, shapes, room, SubmeshSearches()
+        ),
+        lambda step, groups, _: with_costs(pipeline, step, groups, shapes),
+        Room(flights, (0,) * shapes.groups, remat=remat),
+        search.request.memory_budget_bytes,
+    )
+    return SolvedStages(search, of_step, shapes, run)
+
+
+def fit_stages(cut_step: CutStep, candidate: schedules.EstimatedSchedule) -> PlanData:
     """Return the plan of a cut step by one schedule.
 
     Args:
-      asked: the step to plan.
       cut_step: the step, cut into stages.
       candidate: its schedule.
     Raises:
       InfeasiblePlanError: a submesh does not fit.
       ScheduleError: a searched schedule does not fit.
     """
-    search, of_step, shapes = asked.search, asked.of_step, cut_step.shapes
+    asked, shapes = cut_step.asked, cut_step.shapes
+    search, of_step = asked.search, asked.of_step
     together = of_step.together
 
     def step_of(remat: StagedRemat) -> StagedStep:
@@ -60,10 +372,10 @@ def fit_stages(
 
     would_recompute = ""
     if cut_step.has_backward:
-        is_kept = not asked.may_recompute
+        is_kept = not search.options.may_recompute
         usual = schedules.usual(cut_step.work)
         would_recompute = 'recompute="auto"' if is_kept else f'schedule="{usual}"'
-    is_free = asked.may_recompute and cut_step.has_backward
+    is_free = search.options.may_recompute and cut_step.has_backward
     # The search for schedules does not simulate links to hosts.
     host_bytes_per_s = search.target.device.host_bytes_per_s
     room = Room(
@@ -85,24 +397,23 @@ def fit_stages(
             # Values of sequence slices are not chosen one by one.
             sides=None if cut_step.slices else sides,
         ),
-        lambda *planned: _pipeline(asked, cut_step, candidate, *planned),
+        lambda *planned: _pipeline(cut_step, candidate, *planned),
         room,
         search.request.memory_budget_bytes,
     )
     # Later questions report no progress, and are not dumped as passes of this search.
-    quiet = replace(search.asking(watch=None), report=tell_nobody)
-    solved = SolvedStages(quiet, of_step, shapes, asked.schedule, run)
+    solved = SolvedStages(search.quiet(*search.meshes), of_step, shapes, run)
     return solved.plan(asked.started)
 
 
 def _pipeline(
-    asked: StagingRequest,
     cut_step: CutStep,
     candidate: schedules.EstimatedSchedule,
     step: StagedStep,
     groups: Sequence[PlannedGroup],
     remat: StagedRemat,
 ) -> Pipeline:
+    asked = cut_step.asked
     by_stage = tuple(group.remat for group in groups)
     pipeline = Pipeline(
         micro_batches=step.micro_batches,

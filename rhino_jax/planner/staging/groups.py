@@ -24,8 +24,7 @@ from rhino_jax.planner.staging.planned import (
     plan_group,
 )
 from rhino_jax.planner.staging.remat import StageRematSearch, StepOf, in_vain
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches
+from rhino_jax.planner.staging.shapes import GroupMeshes, SubmeshSearches
 from rhino_jax.planner.staging.transfers import GroupCrossing
 from rhino_jax.planner.variant_search import Search
 
@@ -107,10 +106,11 @@ def plan_groups(
         def with_specs(
             specs: Mapping[ValueKey, Spec], old: PlannedGroup | None
         ) -> PlannedGroup:
-            laid = _Laid.of(of_step, shapes, group, request, {**known, **specs}, stacks)
-            pins = *laid.pins(of, step.outputs), held.values.get(group, {})
+            laid = {**known, **specs}
+            pins = _pins(of_step, shapes, request, laid, stacks, of, step.outputs)
+            every = *pins, held.values.get(group, {})
             mesh = shapes.mesh(group)
-            return plan_group(search, step, of, mesh, pins, room, finds, old, tries)
+            return plan_group(search, step, of, mesh, every, room, finds, old, tries)
 
         link = GroupCrossing.of(step, group, known, shapes.hop[0], on_all)
         return link.planned(with_specs({}, old), with_specs)
@@ -199,76 +199,53 @@ def _meeting(step: StagedStep) -> dict[ValueKey, set[int]]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Laid:
-    """The layouts that other submeshes or the user prescribe for one submesh.
+def _pins(
+    of_step: Unstacked,
+    shapes: GroupMeshes,
+    request: Request,
+    known: Mapping[ValueKey, Spec],
+    stacks: Mapping[int, Spec],
+    of: GroupProgram,
+    outputs: Sequence[Any],
+) -> tuple[dict[int, Spec], dict[int, Spec]]:
+    """Return the pins of a submesh's arguments and results, by position: the layouts
+    that other submeshes or the user prescribe.
 
-    Attributes:
+    Args:
       of_step: the step.
-      stage_axis: position of the stage axis in the mesh.
-      is_large: the submesh has several places along that axis, over which each part of
-        a stack is sharded by layers: so a stack as a whole is one array over all
-        submeshes.
+      shapes: the submeshes.
       request: has the user's pins of the step's inputs and results.
       known: layouts of values that other submeshes send or receive.
       stacks: layouts of other submeshes' parts of stacks, other than that.
+      of: the submesh's tasks as one program.
+      outputs: submesh and key of each result of the step.
     """
+    stage_axis = shapes.stage_axis
+    # Each part of a stack is sharded by layers over the several places of a submesh: so
+    # a stack as a whole is one array over all submeshes.
+    is_large = shapes.places[of.tasks[0].group] > 1
 
-    of_step: Unstacked
-    stage_axis: int
-    is_large: bool
-    request: Request
-    known: Mapping[ValueKey, Spec]
-    stacks: Mapping[int, Spec]
-
-    @classmethod
-    def of(
-        cls,
-        of_step: Unstacked,
-        shapes: GroupMeshes,
-        group: int,
-        request: Request,
-        known: Mapping[ValueKey, Spec],
-        stacks: Mapping[int, Spec],
-    ) -> _Laid:
-        """Collect the layouts that prescribe those of one submesh."""
-        is_large = shapes.places[group] > 1
-        return cls(of_step, shapes.stage_axis, is_large, request, known, stacks)
-
-    def pins(
-        self, of: GroupProgram, outputs: Sequence[Any]
-    ) -> tuple[dict[int, Spec], dict[int, Spec]]:
-        """Return the pins of a submesh's arguments and results, by position.
-
-        Args:
-          of: the submesh's tasks as one program.
-          outputs: submesh and key of each result of the step.
-        """
-        inputs: dict[int, Spec] = {}
-        for i, key in enumerate(of.arguments):
-            end = (
-                self.of_step.inputs[key.number] if key.kind is ValueKind.INPUT else None
-            )
-            if key in self.known:
-                inputs[i] = self.known[key]
-            elif end is not None and end.part is not None and end.whole in self.stacks:
-                inputs[i] = self._own(self.stacks[end.whole], end)
-            elif end is not None and end.whole in self.request.pins:
-                inputs[i] = self._own(self.request.pins[end.whole], end)
-        asked = self.request.output_pins
-        results = {
-            made[1]: self._own(asked[end.whole], end)
-            for made, end in zip(outputs, self.of_step.outputs, strict=True)
-            if isinstance(made, tuple) and end.whole in asked
-        }
-        results |= self.known
-        return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}
-
-    def _own(self, spec: Spec, end: End) -> Spec:
+    def own(spec: Spec, end: End) -> Spec:
         """Return a spec on all devices as one on the submesh."""
-        if not self.is_large:
-            return without(spec, [self.stage_axis])
-        if end.part is None:
+        if is_large and end.part is None:
             return spec
-        first, *rest = without(spec, [self.stage_axis])
-        return (self.stage_axis, *first), *rest
+        spec = without(spec, [stage_axis])
+        return ((stage_axis, *spec[0]), *spec[1:]) if is_large else spec
+
+    inputs: dict[int, Spec] = {}
+    for i, key in enumerate(of.arguments):
+        end = of_step.inputs[key.number] if key.kind is ValueKind.INPUT else None
+        if key in known:
+            inputs[i] = known[key]
+        elif end is not None and end.part is not None and end.whole in stacks:
+            inputs[i] = own(stacks[end.whole], end)
+        elif end is not None and end.whole in request.pins:
+            inputs[i] = own(request.pins[end.whole], end)
+    asked = request.output_pins
+    results = {
+        made[1]: own(asked[end.whole], end)
+        for made, end in zip(outputs, of_step.outputs, strict=True)
+        if isinstance(made, tuple) and end.whole in asked
+    }
+    results |= known
+    return inputs, {i: results[k] for i, k in enumerate(of.results) if k in results}

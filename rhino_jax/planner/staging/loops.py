@@ -14,16 +14,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rhino_jax.passes.staged.apart import Apart, take_apart
+from rhino_jax.passes.staged.apart import Apart
 from rhino_jax.passes.staged.layers import Layers, layers_of
 from rhino_jax.passes.staged.sides import Sides, sides_of
 from rhino_jax.passes.staged.stacks import LayerStack
 from rhino_jax.plan.kept import Part
 from rhino_jax.planner.meshes import MeshAxes
-from rhino_jax.planner.staging.bounds import bound_of_axes, check_any
-from rhino_jax.planner.staging.cuts import StagingRequest, data_of, worth_comparing
-from rhino_jax.planner.staging.shapes import GroupMeshes, shapes_of
-from rhino_jax.planner.staging.submesh_search import with_regions
+from rhino_jax.planner.staging.cuts import StagingRequest, worth_comparing
+from rhino_jax.planner.staging.shapes import (
+    bound_of_axes,
+    check_any,
+    shapes_of,
+    with_regions,
+)
 
 
 MAX_LOOPS = 3
@@ -168,9 +171,7 @@ def _stacks(
 
 def all_layers(asked: StagingRequest) -> tuple[Layers, ...]:
     """Return the layers of a step whose loops are whole."""
-    of_step = asked.of_step
-    data = data_of(of_step.closed, of_step.program, asked.places)
-    return layers_of(of_step.program, data)
+    return layers_of(asked.of_step.program, asked.batch.inputs)
 
 
 def forms_of(
@@ -196,9 +197,12 @@ def forms_of(
     is_whole |= any(entry.is_const for entry in program.inputs)
     if is_whole and math.isinf(whole.enough_s):
         return [()], meshes
-    apart = take_apart(whole.of_step.closed, program, counts[0], whole.places)
+    apart = whole.apart(counts[0])
     sides = sides_of(apart)
-    shapes = _shapes(whole, sides, meshes, rounds)
+    search, shares = whole.search, whole.shares
+    bound = bound_of_axes(rounds, whole.enough_s)
+    shapes = shapes_of(search, sides, shares, meshes, whole.finds, bound)
+    check_any(shapes, rounds, whole.enough_s)
     if is_whole:
         return [()], shapes.good
     seconds = shapes.seconds[whole.shares[0]]
@@ -207,24 +211,6 @@ def forms_of(
     return parts_of(layers, took, rest, whole.shares), worth_comparing(
         shapes, apart, max(counts)
     )
-
-
-def _shapes(
-    whole: StagingRequest,
-    sides: Sides,
-    meshes: Sequence[MeshAxes],
-    rounds: Sequence[Sequence[int]],
-) -> GroupMeshes:
-    """Return the submeshes with the seconds of a micro-batch, where these may do.
-
-    Raises:
-      NotFaster: they are not.
-    """
-    search, shares, finds = whole.search, whole.shares, whole.finds
-    bound = bound_of_axes(rounds, whole.enough_s)
-    shapes = shapes_of(search, sides, shares, meshes, finds, bound)
-    check_any(shapes, rounds, whole.enough_s)
-    return shapes
 
 
 def reusing(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,16 +19,14 @@ from rhino_jax.errors import (
     StageError,
 )
 from rhino_jax.ir.program import Program
-from rhino_jax.passes.staged.apart import take_apart
 from rhino_jax.passes.staged.stacks import LayerStack, Unstacked
 from rhino_jax.passes.unroll import MAX_TRIPS, has_pairs
 from rhino_jax.pipeline.of_plan import idle_stages
 from rhino_jax.pipeline.schedules.sequence_slices import FEW, TOKEN_SLICES, slices_in
-from rhino_jax.plan.kept import Part
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.decision import Decision, NotFaster
 from rhino_jax.planner.meshes import AUTO, MeshAxes
 from rhino_jax.planner.staging import schedules
-from rhino_jax.planner.staging.bounds import NotFaster
 from rhino_jax.planner.staging.cuts import (
     CutStep,
     StagingRequest,
@@ -36,7 +34,6 @@ from rhino_jax.planner.staging.cuts import (
     counts_of,
     cuts_of,
     one_micro_batch,
-    rows_of,
     with_fewer,
     worth_comparing,
 )
@@ -49,10 +46,6 @@ from rhino_jax.utils.gc import no_garbage_collection
 
 MAX_FORMS = 2
 """Maximum number of loop splits that are compared in all numbers of micro-batches."""
-
-NO_PINS: Mapping[str, int] = {}
-
-NOWHERE: Mapping[int, Part] = {}
 
 
 def check_least(asked: StagingRequest, micro_batches: int) -> None:
@@ -67,15 +60,14 @@ def check_least(asked: StagingRequest, micro_batches: int) -> None:
       MicrobatchError: the batch cannot be split so.
     """
     program, search = asked.of_step.program, asked.search
-    devices = math.prod(size for _, size in search.meshes[0])
+    devices = search.devices
     budget = search.request.memory_budget_bytes
     arguments = _arguments(program)
     held = sum(arguments.values())
     # Accumulated gradients are as large as their parameters, and hardly larger.
     if 2 * held <= budget * devices:
         return
-    closed, places = asked.of_step.closed, asked.places
-    apart = take_apart(closed, program, micro_batches, places)
+    apart = asked.apart(micro_batches)
     sums = [apart.sum_type(k) for k in range(len(apart.leaving))]
     summed = sum(x.size * x.dtype.itemsize for x in sums)
     needed = held + summed
@@ -111,103 +103,83 @@ def _arguments(program: Program) -> dict[str, int]:
 
 @no_garbage_collection()
 def plan_stages(
-    search: Search,
-    shares: tuple[int, ...],
-    microbatches: int | str,
-    schedule: str,
-    places: tuple[str, ...] = (),
-    stage_pins: Mapping[str, int] = NO_PINS,
-    *,
-    may_recompute: bool = False,
-    may_unroll: bool = False,
-    kept: Mapping[int, Part] = NOWHERE,
-    enough_s: float = math.inf,
+    search: Search, shares: tuple[int, ...], enough_s: float = math.inf
 ) -> PlanData:
     """Return the plan of a step in some number of stages.
 
     Args:
       search: the search of the user's step.
       shares: number of places of each submesh along the stage axis.
-      microbatches: the number of micro-batches; "auto": the best of a few.
-      schedule: name of a schedule, or "auto"; `token-slices` may specify the slices.
-      places: places where sums over the batch are taken over each micro-batch.
-      stage_pins: key → stage.
-      may_recompute: whether stages may recompute activations to fit.
-      may_unroll: whether loops over layers may be unrolled in every stage.
-      kept: input of the step → its stages in another plan, whose cut is taken over.
       enough_s: seconds that the step has to be shorter than.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, ScheduleError, PinError.
       NotFaster: no step is short enough.
     """
     started = time.monotonic()
-    schedule, slices = slices_in(schedule)
+    options = search.options
+    schedule, slices = slices_in(options.schedule)
     schedules.check_runs(schedule)
     traced = search.running
     split = partial(Unstacked.of, traced.closed_jaxpr, traced.program)
     copies_stacks = search.target.device.copies_stacks
-    may_unroll &= copies_stacks and has_pairs(traced.program)
+    may_unroll = options.loops == AUTO and copies_stacks and has_pairs(traced.program)
+    if schedules.has_several(schedule):
+        search = replace(search, kept={})
     whole = StagingRequest(
         search,
         split(()),
         shares,
         schedule,
-        places,
-        stage_pins,
         started,
-        may_recompute,
         slices,
-        {} if schedules.has_several(schedule) else kept,
         # Unrolled, a step may be short enough that is not in loops.
         enough_s=math.inf if may_unroll else enough_s,
     )
     if min(shares) > 1:
         _check_group_of_one(whole)
-    rounds = _counts(whole, microbatches)
+    rounds = _counts(whole)
     check_least(whole, rounds[0][0])
     all_forms, meshes = forms_of(whole, rounds)
-    forms = reusing(all_forms, whole.kept)
+    forms = reusing(all_forms, search.kept)
     if any(forms) and schedules.has_several(schedule):
         raise _stacks_are_whole(traced.program, forms, schedule)
     asked = [replace(whole, of_step=split(form)) if form else whole for form in forms]
     try:
-        is_free = microbatches == AUTO
-        plan, best = _fastest(asked, whole, meshes, rounds, may_be_fewer=is_free)
+        is_free = options.microbatches == AUTO
+        plan = _fastest(asked, whole, meshes, rounds, may_be_fewer=is_free)
     except ScheduleError as error:
         if schedule != AUTO or rounds != [[1]]:
             raise
-        name, step = traced.program.name, whole.of_step
-        rows = rows_of(step.closed, step.program, places)
+        name, rows = traced.program.name, whole.batch.rows
         raise one_micro_batch(name, len(shares), rows, error) from None
     if may_unroll:
-        plan = _or_unrolled(plan, best, meshes)
+        plan = _or_unrolled(plan, whole, meshes)
     has_loops = any(leaf.num_stages > 1 for leaf in plan.inputs)
     return replace(plan, notes=(*plan.notes, *_idle(plan, has_loops=has_loops)))
 
 
 def _or_unrolled(
-    plan: PlanData, asked: StagingRequest, meshes: Sequence[MeshAxes]
+    plan: PlanData, whole: StagingRequest, meshes: Sequence[MeshAxes]
 ) -> PlanData:
     """Return a plan, or that of the same step with loops over layers unrolled in every
     stage, where that is predicted clearly faster.
 
     Args:
-      plan: the plan of the step in loops; `asked`: how its loops are split.
+      plan: the plan of the step in loops; `whole`: the step with whole loops.
       meshes: candidate meshes.
     """
-    step = asked.of_step
-    unrolled = replace(asked, of_step=step.unrolled(MAX_TRIPS))
-    counts = [[plan.microbatches]]
+    step, counts = plan.origin.of_step.unrolled(MAX_TRIPS), [[plan.microbatches]]
+    unrolled = replace(whole, of_step=step)
     try:
-        found, _ = _fastest([unrolled], unrolled, meshes, counts)
+        found = _fastest([unrolled], unrolled, meshes, counts)
     except (StageError, PinError, ScheduleError, InfeasiblePlanError):
         return plan
-    took, before = _seconds(found), _seconds(plan)
-    if took >= (1 - MIN_GAIN) * before:
+    if _seconds(found) >= (1 - MIN_GAIN) * _seconds(plan):
         return plan
     said = (
         "loops over layers are unrolled in every stage:"
-        f" {format_seconds(took)} a step, {format_seconds(before)} in loops."
+        f" {format_seconds(_seconds(found))} a step,"
+        f" {format_seconds(_seconds(plan))} in loops."
     )
     return replace(found, notes=(*found.notes, said))
 
@@ -236,9 +208,8 @@ def _fastest(
     rounds: Sequence[Sequence[int]],
     *,
     may_be_fewer: bool = False,
-) -> tuple[PlanData, StagingRequest]:
-    """Return the fastest plan over the candidate numbers of micro-batches, and how its
-    loops are split.
+) -> PlanData:
+    """Return the fastest plan over the candidate numbers of micro-batches.
 
     Args:
       forms: the step, with its loops split in several ways.
@@ -247,32 +218,24 @@ def _fastest(
       rounds: numbers of micro-batches, each list for where none of those before fits.
       may_be_fewer: whether fewer than those of the first list may be taken.
     """
-    best: tuple[PlanData, StagingRequest] | None = None
-    for i, counts in enumerate(rounds):
-        try:
-            fewer = may_be_fewer and i == 0
-            found = _best_of(forms, whole, meshes, counts, may_be_fewer=fewer)
-        except (InfeasiblePlanError, NotFaster):
-            if best is None and i == len(rounds) - 1:
-                raise
-            continue
-        if best is None or _seconds(found[0]) < _seconds(best[0]):
-            best = found
-        if not _is_recomputed(found[0]):
+
+    def best_of(i: int) -> PlanData:
+        fewer = may_be_fewer and not i
+        return _best_of(forms, whole, meshes, rounds[i], may_be_fewer=fewer)
+
+    tried = Decision(best_of, (InfeasiblePlanError,))
+    for i in range(len(rounds)):
+        plan = tried.plan(i)
+        if plan is not None and not _is_recomputed(plan):
             break
-    assert best is not None, "nothing was tried"
-    return best
+    return tried.fastest()
 
 
-def _counts(asked: StagingRequest, microbatches: int | str) -> list[list[int]]:
+def _counts(asked: StagingRequest) -> list[list[int]]:
     """Return the candidate numbers of micro-batches; see `counts_of`."""
-    of_step, is_said = asked.of_step, isinstance(microbatches, int)
-    most = (
-        microbatches
-        if isinstance(microbatches, int)
-        else rows_of(of_step.closed, of_step.program, asked.places)
-    )
-    if is_said or most == 1:
+    count = asked.search.options.microbatches
+    most = asked.batch.rows if count == AUTO else count
+    if count != AUTO or most == 1:
         return [[most]]
     if asked.schedule == TOKEN_SLICES:
         return [[n for n in FEW if most % n == 0]]
@@ -284,7 +247,7 @@ def _cuts(
     whole: StagingRequest,
     meshes: Sequence[MeshAxes],
     counts: Sequence[int],
-) -> list[tuple[StagingRequest, CutStep]]:
+) -> list[CutStep]:
     """Cut the step for all numbers of micro-batches; with its loops split in all ways
     for the first of them, and in the best few for the others.
 
@@ -294,7 +257,7 @@ def _cuts(
       NotFaster: no number of micro-batches is fast enough.
     """
     slower: list[NotFaster] = []
-    found: list[tuple[StagingRequest, CutStep]] = []
+    found: list[CutStep] = []
     for count in counts:
         took: list[tuple[float, int]] = []
         for k, asked in enumerate((*forms, whole)):
@@ -313,7 +276,7 @@ def _cuts(
                     raise
                 continue
             meshes = worth_comparing(cuts[-1].shapes, cuts[-1].apart, max(counts))
-            found += [(asked, c) for c in cuts]
+            found += cuts
             took.append((min(c.chosen.step_time_s for c in cuts), k))
         if took:
             forms = [(*forms, whole)[k] for _, k in sorted(took)[:MAX_FORMS]]
@@ -329,47 +292,38 @@ def _best_of(
     counts: Sequence[int],
     *,
     may_be_fewer: bool = False,
-) -> tuple[PlanData, StagingRequest]:
-    """Return the best plan over some numbers of micro-batches, and how its loops are
-    split.
+) -> PlanData:
+    """Return the best plan over some numbers of micro-batches.
 
     Raises:
       InfeasiblePlanError: not all submeshes fit with any of them.
     """
-    found = _cuts(forms, whole, meshes, counts)
+    cuts, schedule = _cuts(forms, whole, meshes, counts), whole.schedule
     if may_be_fewer:
-        found += with_fewer(found, whole, min(counts))
-    cuts = [c for _, c in found]
-    schedule = whole.schedule
+        cuts += with_fewer(cuts, min(counts))
     every = candidates_of(cuts, schedule)
-    candidates = schedules.shortlist(every, schedule)
-    best: PlanData | None = None
-    best_candidate = candidates[0]
-    refused: InfeasiblePlanError | ScheduleError | None = None
-    for candidate in candidates:
-        if best is not None and not (
-            _may_be_faster(best, best_candidate, candidate)
-            or _may_be_recomputed(*found[candidate.cut], candidate, best_candidate)
+
+    def fitted(candidate: schedules.EstimatedSchedule) -> PlanData:
+        plan = fit_stages(cuts[candidate.cut], candidate)
+        if schedule != AUTO or not cuts[candidate.cut].has_backward:
+            return plan
+        assert plan.pipeline is not None
+        if not schedules.is_worth_it(plan.pipeline, _seconds(plan)):
+            raise NotFaster(_seconds(plan))
+        said = schedules.note_on(every, [c.work for c in cuts], plan.schedule)
+        return replace(plan, notes=(*plan.notes, said))
+
+    # More micro-batches, or fewer in flight, need less memory.
+    tried = Decision(fitted, (InfeasiblePlanError, ScheduleError))
+    for candidate in schedules.shortlist(every, schedule):
+        best = tried.best
+        if (
+            best is None
+            or _may_be_faster(tried.plans[best], best, candidate)
+            or _may_be_recomputed(cuts[candidate.cut], candidate, best)
         ):
-            continue
-        try:
-            plan = fit_stages(*found[candidate.cut], candidate)
-        except (InfeasiblePlanError, ScheduleError) as error:
-            # More micro-batches, or fewer in flight, need less memory.
-            refused = error
-            continue
-        if schedule == AUTO and cuts[candidate.cut].has_backward:
-            assert plan.pipeline is not None
-            if not schedules.is_worth_it(plan.pipeline, plan.predicted.step_time_s):
-                continue
-            said = schedules.note_on(every, [c.work for c in cuts], plan.schedule)
-            plan = replace(plan, notes=(*plan.notes, said))
-        if best is None or _seconds(plan) < _seconds(best):
-            best, best_candidate = plan, candidate
-    if best is not None:
-        return best, found[best_candidate.cut][0]
-    assert refused is not None, "nothing was tried"
-    raise refused
+            tried.plan(candidate)
+    return tried.fastest()
 
 
 def _may_be_faster(
@@ -387,19 +341,19 @@ def _may_be_faster(
 
 
 def _may_be_recomputed(
-    asked: StagingRequest,
     cut_step: CutStep,
     candidate: schedules.EstimatedSchedule,
     planned: schedules.EstimatedSchedule,
 ) -> bool:
     """Whether a schedule that fits may be faster than one with split backward passes,
     which saves all stacked residuals: if these were not written and read."""
+    asked = cut_step.asked
     program = asked.of_step.program
     has_loops = any(program.ops[op].name == "scan" for op in program.body.ops)
     if (
         candidate.is_split
         or not planned.is_split
-        or not (asked.may_recompute and has_loops)
+        or not (asked.search.options.may_recompute and has_loops)
     ):
         return False
     device = asked.search.target.device

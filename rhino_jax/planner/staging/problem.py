@@ -17,8 +17,7 @@ from rhino_jax.pipeline.cut.ops import CutProblem, StageCut
 from rhino_jax.pipeline.tasks import TransferLink
 from rhino_jax.pipeline.work import StepWork, as_work
 from rhino_jax.plan.stages import Between, StageCost
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import with_regions
+from rhino_jax.planner.staging.shapes import GroupMeshes, with_regions
 
 
 STATE_COPIES = 4
@@ -94,8 +93,20 @@ def problem_of(
             tuple(values),
             tuple(p for p in parameters if p.readers),
         ),
-        groups=_groups(shapes, group_of, limit_bytes),
-        hops=_hops(shapes, group_of),
+        groups=tuple(
+            cutting.StageDevices(
+                int(limit_bytes * shapes.devices(g) / devices), shapes.speed(g)
+            )
+            for g in group_of
+        ),
+        hops=tuple(
+            TransferLink(
+                "",
+                shapes.hop[0] * min(map(shapes.devices, pair)) / devices,
+                shapes.hop[1],
+            )
+            for pair in pairwise(group_of)
+        ),
         micro_batches=micro_batches,
         in_flight=in_flight(stages, micro_batches),
         pins={place[i]: stage for i, stage in pins.items()},
@@ -134,29 +145,6 @@ def _check_passes(sides: Sides, stages: int) -> None:
             else "compute the gradients outside of it, and select their values or zeros"
             " with `jnp.where`; or stages=1.",
         )
-
-
-def _groups(
-    shapes: GroupMeshes, group_of: Sequence[int], limit_bytes: float
-) -> tuple[cutting.StageDevices, ...]:
-    return tuple(
-        cutting.StageDevices(
-            int(limit_bytes * shapes.devices(g) / shapes.devices(0)), shapes.speed(g)
-        )
-        for g in group_of
-    )
-
-
-def _hops(shapes: GroupMeshes, group_of: Sequence[int]) -> tuple[TransferLink, ...]:
-    bytes_per_s, latency_s = shapes.hop
-    return tuple(
-        TransferLink(
-            "",
-            bytes_per_s * min(map(shapes.devices, pair)) / shapes.devices(0),
-            latency_s,
-        )
-        for pair in pairwise(group_of)
-    )
 
 
 def _seconds(

@@ -15,8 +15,7 @@ from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKind
 from rhino_jax.plan.stages import StageRemat
 from rhino_jax.planner.remat import EFFORT, MIN_MORE, RematTries
-from rhino_jax.planner.search.remat.choice import ask
-from rhino_jax.planner.search.remat.rows import Chosen
+from rhino_jax.planner.search.remat.choice import Chosen, ask
 from rhino_jax.planner.search.remat.tasks import AskingTasks, Tasks
 from rhino_jax.planner.staging.planned import (
     MAX_TRIES,
@@ -24,7 +23,7 @@ from rhino_jax.planner.staging.planned import (
     Refused,
     Room,
 )
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches, with_regions
+from rhino_jax.planner.staging.shapes import SubmeshSearches, with_regions
 from rhino_jax.planner.variant_search import MIN_GAIN
 
 
@@ -174,7 +173,10 @@ class StageRematSearch:
         self, step: StagedStep, group: int, remat: StagedRemat, wide: PlannedGroup
     ) -> tuple[StagedStep, PlannedGroup, StagedRemat] | None:
         """Plan a submesh with the cheapest choice of values with which it fits."""
-        tasks = self._with_host(step, wide, self._tasks(wide, group))
+        tasks = self._tasks(wide, group)
+        if rate := self.room.host_bytes_per_s:
+            hosted = frozenset(self._hosted(step, wide))
+            tasks = replace(tasks, hosted=hosted, host_bytes_per_s=rate)
         if self.sides is None or not tasks.forward:
             return None
         asked = AskingTasks(wide.found.solved[0], tasks).asked()
@@ -232,14 +234,6 @@ class StageRematSearch:
             self.room.in_flight[at],
             keeps_stacks=any(t.kind is TaskKind.WEIGHT_GRADIENT for t in of.tasks),
         )
-
-    def _with_host(self, step: StagedStep, group: PlannedGroup, tasks: Tasks) -> Tasks:
-        """Return the tasks with the values that may be offloaded, if any may be."""
-        rate = self.room.host_bytes_per_s
-        if not rate:
-            return tasks
-        hosted = frozenset(self._hosted(step, group))
-        return replace(tasks, hosted=hosted, host_bytes_per_s=rate)
 
     def _hosted(self, step: StagedStep, group: PlannedGroup) -> Iterator[int]:
         """Yield results of calls, and arguments, that may be offloaded."""

@@ -1,20 +1,207 @@
-"""The submeshes of pipeline stages, and the speed of each."""
+"""The submeshes of pipeline stages, and the speed of each.
+
+Searches of submeshes and micro-batches are shared between equivalent ones, and give the
+predicted seconds of every op under their plans.
+
+Planning stages takes many searches: split loops, numbers of micro-batches, schedules
+and then every submesh. One search comes before all of these, that of a whole
+micro-batch on a submesh, and mostly it proves that stages gain nothing: lower bounds on
+a step that has to beat another plan are here, too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 
+import numpy as np
+
+from rhino_jax.analysis.graph import Graph, NodeKind
 from rhino_jax.hardware.layout import lay_out
 from rhino_jax.hardware.target import Target
+from rhino_jax.ir.program import Program, Source
 from rhino_jax.passes.staged.sides import Sides
 from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
+from rhino_jax.planner.search.driver import find
 from rhino_jax.planner.search.found import SearchResult
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches, seconds_by_op
-from rhino_jax.planner.variant_search import Search
+from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.search.remat.choice import Chosen
+from rhino_jax.planner.variant_search import NEAR, Search
+
+
+def seconds_by_op(found: SearchResult) -> dict[int, float]:
+    """Return the seconds of every op of a plan, with the collectives that it waits for.
+
+    Seconds are of all runs in a step; the communication that compute hides is
+    subtracted from all ops proportionally, so that they sum up to the predicted step.
+
+    Args:
+      found: the result of a search in which a plan fits.
+    """
+    solved = found.solved[0]
+    model, labels = solved.mesh_problem.model, solved.solution.labels
+    assert labels is not None, "nothing was found"
+    nodes = model.graph.nodes
+    seconds = np.array(
+        [costs[label] for costs, label in zip(model.problem.costs, labels, strict=True)]
+    )
+    for source, target, table in model.problem.edges:
+        # The producer of an argument's next value also reshards it to that argument.
+        is_made = nodes[target].kind is NodeKind.INPUT
+        seconds[source if is_made else target] += table[labels[source], labels[target]]
+    total = seconds.sum()
+    scale = float(found.step_s / total) if total else 1.0
+    by_op: dict[int, float] = {}
+    for n in np.flatnonzero(seconds).tolist():
+        op = _op_of(model.graph, n)
+        by_op[op] = by_op.get(op, 0.0) + scale * float(seconds[n])
+    return by_op
+
+
+def _op_of(graph: Graph, n: int) -> int:
+    """Return the op that a node's time belongs to: its own; for a value that is
+    resharded for several readers the first of these, or its producer."""
+
+    def after(m: int) -> list[int]:
+        return [e.target for e in graph.outgoing[m]]
+
+    def before(m: int) -> list[int]:
+        return [e.source.node for e in graph.incoming[m]]
+
+    for beside in (after, before):
+        seen, around = {n}, [n]
+        while around:
+            ends = [graph.nodes[m] for m in around if graph.nodes[m].op is not None]
+            if ends:
+                op = min(ends, key=lambda node: node.time).op
+                assert op is not None
+                return op.id
+            around = [
+                m for m in {k for m in around for k in beside(m)} if m not in seen
+            ]
+            seen.update(around)
+    return graph.program.body.ops[-1]  # An argument returned in another layout.
+
+
+def with_regions(program: Program, seconds: Mapping[int, float], op_id: int) -> float:
+    """Return the seconds of an op and of all ops in its regions."""
+    op = program.ops[op_id]
+    inner = () if op.call is None else op.call.regions
+    return seconds.get(op_id, 0.0) + sum(
+        with_regions(program, seconds, o) for region in inner for o in region.ops
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SubmeshSearches:
+    """Results of searches of one step, and of its submeshes.
+
+    Of a loop over layers most stages compute the same with parts of one stack: they
+    differ in the paths of their inputs, and in the names of their tasks.
+
+    Attributes:
+      known: results of submeshes.
+      whole: mesh of the largest submesh → the result of a whole micro-batch on it.
+      faster: (plan of a submesh, whether stacked residuals stay) → the values to
+        recompute because that is faster, memory left aside.
+    """
+
+    known: dict[Hashable, SearchResult] = field(default_factory=dict)
+    whole: dict[MeshAxes, SearchResult] = field(default_factory=dict)
+    faster: dict[tuple[SearchResult, bool], Chosen | None] = field(default_factory=dict)
+
+    def find_whole(
+        self,
+        program: Program,
+        meshes: Sequence[MeshAxes],
+        target: Target,
+        request: Request,
+        bound_axes: Callable[[int, float, SearchResult | None], float] | None = None,
+    ) -> SearchResult:
+        """Search a whole micro-batch.
+
+        On one mesh, it starts from the known solution of another number of
+        micro-batches, or of whole loops, on that mesh.
+
+        Args:
+          program: the program of a micro-batch.
+          meshes: candidate meshes of a submesh.
+          target: all devices.
+          request: the same for all searches but for the remaining time.
+          bound_axes: see `rhino_jax.planner.search.driver.find`.
+        """
+        like = self.whole.get(tuple(meshes[0])) if len(meshes) == 1 else None
+        found = find(
+            program,
+            meshes,
+            target,
+            request,
+            like=like,
+            is_estimate=True,
+            bound_axes=bound_axes,
+        )
+        # Only the best mesh's problem is cached.
+        best = replace(found, solved=found.solved[:1])
+        self.whole.setdefault(found.mesh_axes, best)
+        return found
+
+    def find(
+        self, program: Program, mesh_axes: MeshAxes, target: Target, request: Request
+    ) -> SearchResult:
+        """Search a submesh, or return the result of an equivalent one.
+
+        Args:
+          program: the submesh's tasks as one program.
+          mesh_axes: (name, size) of its axes.
+          target: its devices; the same for all submeshes of a mesh.
+          request: the same for all submeshes but for pins and memory.
+        """
+        key = (
+            _without_names(program),
+            tuple(mesh_axes),
+            frozenset(request.pins.items()),
+            frozenset(request.output_pins.items()),
+            frozenset(request.value_pins.items()),
+            request.memory_budget_bytes,
+        )
+        if key not in self.known:
+            self.known[key] = find(program, [mesh_axes], target, request)
+        return self.known[key]
+
+    def of_plan(
+        self, found: SearchResult, keeps_stacks: bool, ask: Callable[[], Chosen | None]
+    ) -> Chosen | None:
+        """Return the values to recompute under a plan, once for equivalent submeshes.
+
+        Args:
+          found: the plan of the submesh.
+          keeps_stacks: whether stacked residuals stay.
+          ask: chooses the values.
+        """
+        key = found, keeps_stacks
+        if key not in self.faster:
+            self.faster[key] = ask()
+        return self.faster[key]
+
+
+def _without_names(program: Program) -> Program:
+    """Return a submesh's program without the names of its inputs, results and tasks."""
+    tasks = {*program.body.ops}
+    return replace(
+        program,
+        name="",
+        ops=tuple(
+            replace(op, source=Source(), label="") if op.id in tasks else op
+            for op in program.ops
+        ),
+        inputs=tuple(replace(end, path="") for end in program.inputs),
+        outputs=tuple(replace(end, path="") for end in program.outputs),
+    )
 
 
 FEW_AXES = 2
@@ -150,3 +337,122 @@ def shapes_of(
             good = tuple(left[own.index(axes)] for axes in found.meshes)
     shapes = GroupMeshes.on(good[0], places, seconds, search.target)
     return replace(shapes, good=good, compute_s=compute_s)
+
+
+def check_any(
+    shapes: GroupMeshes, rounds: Sequence[Sequence[int]], enough_s: float
+) -> None:
+    """Refuse a number of stages that is too slow in any number of micro-batches.
+
+    Args:
+      shapes: the submeshes, with the seconds of a micro-batch on each, for the first
+        number of micro-batches.
+      rounds: numbers of micro-batches.
+      enough_s: seconds that a step has to be shorter than.
+    Raises:
+      NotFaster: no number of micro-batches makes a step fast enough.
+    """
+    searched, slower = rounds[0][0], list[NotFaster]()
+    for count in chain.from_iterable(rounds):
+        try:
+            check_enough(shapes, searched, count, enough_s)
+        except NotFaster as refused:
+            slower.append(refused)
+        else:
+            return
+    raise min(slower, key=lambda refused: refused.step_s)
+
+
+def bound_of_axes(
+    rounds: Sequence[Sequence[int]], enough_s: float
+) -> Callable[[GroupMeshes], float] | None:
+    """Return `bound_axes` of `shapes_of`; None where there is no plan to beat.
+
+    Args:
+      rounds, enough_s: as for `check_any`.
+    """
+    if math.isinf(enough_s):
+        return None
+    return partial(most_seconds, rounds=rounds, enough_s=enough_s)
+
+
+def most_seconds(
+    shapes: GroupMeshes, rounds: Sequence[Sequence[int]], enough_s: float
+) -> float:
+    """Return the seconds of a micro-batch on a submesh from which on a step is too slow
+    in any number of micro-batches, on meshes of more axes: these save collectives, but
+    no compute.
+
+    Args:
+      shapes: equal submeshes of few axes; for the others, see `check_any`.
+    Raises:
+      NotFaster: compute alone takes too long, or more than `MAX_AXIS_GAIN` has to be
+        saved.
+    """
+    (size,) = {*shapes.places}
+    compute_s = shapes.compute_s[size]
+    alone = replace(shapes, seconds={size: {0: compute_s}})
+    check_any(alone, rounds, enough_s)
+    searched = rounds[0][0]
+    sent_s = 0.0
+    for count in chain.from_iterable(rounds):
+        # A step is as long as its compute and a share of the sent seconds.
+        least_s = least_step_s(alone, searched, count)
+        each = least_s / compute_s * min(1.0, count / searched) if compute_s else 0.0
+        sent_s = max(sent_s, (enough_s - least_s) / each) if each else math.inf
+    most_s = compute_s + sent_s
+    if (1 - MAX_AXIS_GAIN) * math.fsum(shapes.seconds[size].values()) > most_s:
+        check_any(shapes, rounds, enough_s)
+    return most_s
+
+
+def check_enough(
+    shapes: GroupMeshes, searched: int, count: int, enough_s: float
+) -> None:
+    """Refuse a number of micro-batches with which a step takes too long, however it is
+    cut and scheduled.
+
+    Args:
+      shapes: the submeshes, with the seconds of a micro-batch on each.
+      searched: the number of micro-batches which those seconds are for.
+      count: the number of micro-batches to check.
+      enough_s: seconds that a step has to be shorter than.
+    Raises:
+      NotFaster: it is not.
+    """
+    bound_s = least_step_s(shapes, searched, count)
+    if bound_s >= enough_s:
+        raise NotFaster(bound_s, count)
+
+
+def least_step_s(shapes: GroupMeshes, searched: int, count: int) -> float:
+    """Return a lower bound on a step: every submesh has a share of the model in
+    proportion to its speed, and the pipeline fills as with late weight gradients, in a
+    third of the time of 1F1B (Qi et al. 2023, table 1).
+
+    In fewer micro-batches, collectives whose size does not depend on the micro-batch,
+    such as those of weights, shrink in proportion; in more, they are not counted more
+    often.
+
+    Args:
+      shapes, searched, count: see `check_enough`.
+    """
+    rates = [
+        1 / seconds if (seconds := _seconds(shapes, group, searched, count)) else 0.0
+        for group in range(shapes.groups)
+    ]
+    if not all(rates):
+        return 0.0
+    # Fewer micro-batches than stages may run in sequence slices, which fill the
+    # pipeline.
+    idle = (shapes.groups - 1) / (3 * count) if count >= shapes.groups else 0.0
+    return (1 - NEAR) / sum(rates) * (1 + idle)
+
+
+def _seconds(shapes: GroupMeshes, group: int, searched: int, count: int) -> float:
+    """Return the seconds of all micro-batches, were the whole model on one submesh."""
+    places = shapes.places[group]
+    total_s = math.fsum(shapes.seconds[places].values())
+    compute_s = min(total_s, shapes.compute_s.get(places, 0.0))
+    sent_s = (total_s - compute_s) * min(1.0, count / searched)
+    return searched * (compute_s + sent_s)

@@ -25,8 +25,7 @@ from rhino_jax.pipeline.schedules.sequence_slices import TOKEN_SLICES
 from rhino_jax.pipeline.tera import slice_sequence
 from rhino_jax.pipeline.work import Chunk, ChunkEdge, StepWork
 from rhino_jax.plan.stages import StageCost
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import with_regions
+from rhino_jax.planner.staging.shapes import GroupMeshes, with_regions
 
 
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -68,55 +67,6 @@ class Growth:
         """
         alone, pairs, fixed = parts_s
         return fixed + alone * inside + pairs * inside * (before + inside)
-
-
-def growths(
-    apart: Apart,
-    length: int,
-    sides: Sides,
-    stages: Sequence[int],
-    shapes: GroupMeshes,
-    group_of: Sequence[int],
-    launch_s: float = 0.0,
-) -> list[Growth]:
-    """Return the growth of every part of the model.
-
-    Work that grows with pairs of tokens is measured on the step in two slices: of such
-    work the second slice does twice as much as the first.
-
-    Args:
-      apart: the step.
-      length: tokens of its sequences.
-      sides: passes of a micro-batch.
-      stages: the part of each forward equation.
-      shapes: the submeshes, with the seconds of ops on them.
-      group_of: the submesh of each part.
-      launch_s: seconds that every kernel takes, however small.
-    Raises:
-      ScheduleError: the step cannot be sliced.
-    """
-    pairs = _shares_of_pairs(apart, length)
-    part_of = dict(zip(sides.forward, stages, strict=True))
-    took = np.zeros((len(group_of), 2, 3))
-    for i, op_id in enumerate(sides.program.body.ops):
-        home = sides.homes[i]
-        if home is None:
-            continue
-        part = part_of[home]
-        seconds = shapes.seconds[shapes.places[group_of[part]]]
-        whole = with_regions(sides.program, seconds, op_id)
-        share = pairs.get(i, 0.0)
-        side = int(sides.is_backward[i])
-        fixed = 0.0
-        if i in pairs:
-            fixed = min(whole, launch_s * _kernels(sides.program, seconds, op_id))
-        rest = whole - fixed
-        took[part, side] += rest * (1 - share), rest * share, fixed
-
-    def parts(of: Any) -> tuple[float, float, float]:
-        return float(of[0]), float(of[1]), float(of[2])
-
-    return [Growth(parts(f), parts(b)) for f, b in took]
 
 
 def _kernels(program: Program, seconds: Mapping[int, float], op_id: int) -> int:
@@ -197,18 +147,36 @@ class Slicing:
 
     @cached_property
     def growth(self) -> list[Growth]:
-        """The growth of each stage's work along a sequence."""
-        group_of = [chunk.group for chunk in self.work.chunks]
+        """The growth of each stage's work along a sequence.
+
+        Work that grows with pairs of tokens is measured on the step in two slices: of
+        such work the second slice does twice as much as the first.
+        """
         check_length(self.length, 2)
-        return growths(
-            self.apart,
-            self.length,
-            self.sides,
-            self.stages,
-            self.shapes,
-            group_of,
-            self.launch_s,
-        )
+        pairs, sides = _shares_of_pairs(self.apart, self.length), self.sides
+        part_of = dict(zip(sides.forward, self.stages, strict=True))
+        took = np.zeros((len(self.work.chunks), 2, 3))
+        for i, op_id in enumerate(sides.program.body.ops):
+            home = sides.homes[i]
+            if home is None:
+                continue
+            part = part_of[home]
+            places = self.shapes.places[self.work.chunks[part].group]
+            seconds = self.shapes.seconds[places]
+            whole = with_regions(sides.program, seconds, op_id)
+            share = pairs.get(i, 0.0)
+            fixed = 0.0
+            if i in pairs:
+                kernels = _kernels(sides.program, seconds, op_id)
+                fixed = min(whole, self.launch_s * kernels)
+            rest = whole - fixed
+            side = int(sides.is_backward[i])
+            took[part, side] += rest * (1 - share), rest * share, fixed
+
+        def parts(of: Any) -> tuple[float, float, float]:
+            return float(of[0]), float(of[1]), float(of[2])
+
+        return [Growth(parts(f), parts(b)) for f, b in took]
 
     def ways(self, asked: Sequence[int]) -> Iterator[tuple[tuple[int, ...], StepWork]]:
         """Yield lengths of slices, and the stages' costs of these.

@@ -21,8 +21,7 @@ from rhino_jax.ir.spec import Spec, share_of, without
 from rhino_jax.passes.staged.step import StagedStep, TaskKind, ValueKey, ValueKind
 from rhino_jax.plan.stages import Between, Pipeline, StageCost, StageHop
 from rhino_jax.planner.staging.planned import PlannedGroup, Refused
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import with_regions
+from rhino_jax.planner.staging.shapes import GroupMeshes, with_regions
 from rhino_jax.planner.variant_search import MIN_GAIN
 
 
@@ -35,21 +34,13 @@ def with_costs(
     """Return a pipeline with the costs of its tasks and transfers."""
     return replace(
         pipeline,
-        costs=_chunk_costs(step, groups),
+        costs=tuple(
+            _cost(step, groups[at], chunk, step.chunks.index(at) == chunk)
+            for chunk, at in enumerate(step.chunks)
+        ),
         hops=_hops(step, groups, *shapes.hop),
         between=_between(step, groups),
     )
-
-
-def _chunk_costs(
-    step: StagedStep, groups: Sequence[PlannedGroup]
-) -> tuple[StageCost, ...]:
-    """Return the seconds and bytes of the tasks of planned submeshes, by chunk."""
-    found = []
-    for chunk, at in enumerate(step.chunks):
-        is_first = step.chunks.index(at) == chunk
-        found.append(_cost(step, groups[at], chunk, is_first))
-    return tuple(found)
 
 
 def _cost(

@@ -14,18 +14,16 @@ import rhino_jax as rhino
 from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.frontend.trace import trace
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.decision import DecisionOptions, NotFaster
 from rhino_jax.planner.staging.spmd_pipeline import planned as planned_file
-from rhino_jax.planner.staging.spmd_pipeline.compared import (
+from rhino_jax.planner.staging.spmd_pipeline.planned import (
+    Recompute,
+    StageBaseline,
     dispatched_s,
     least_s,
     or_in_one_program,
-    share_of_layers,
-)
-from rhino_jax.planner.staging.spmd_pipeline.planned import (
-    NotFaster,
-    Recompute,
-    StageBaseline,
     plan_in_one_program,
+    share_of_layers,
 )
 from rhino_jax.planner.variant_search import MIN_GAIN
 from tests.planner.spmd_pipeline.helpers_one_program import (
@@ -107,9 +105,14 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
 ) -> None:
     traced, as_tasks, _ = both
     plan = planned(*clipped())  # with its search, which others drop
-    search = plan.origin.solved.stage.search
+    search = replace(
+        plan.origin.solved.stage.search,
+        options=DecisionOptions(microbatches=4, recompute="as written"),
+    )
+    options = replace(search.options, microbatches="auto")
+    any_count = replace(search, options=options)
     with pytest.raises(NotFaster) as found:
-        plan_in_one_program(search, (1, 1), 4, asked=StageBaseline(enough_s=1e-6))
+        plan_in_one_program(search, (1, 1), StageBaseline(enough_s=1e-6))
     assert found.value.step_s == pytest.approx(plan.predicted.step_time_s, rel=0.05)
     assert found.value.count == 4
     counts: list[int] = []
@@ -120,15 +123,15 @@ def test_a_plan_that_is_not_enough_says_what_it_takes(
 
     monkeypatch.setattr(planned_file, "Recompute", counted)
     with pytest.raises(NotFaster) as several:
-        plan_in_one_program(search, (1, 1), "auto", asked=StageBaseline(enough_s=1e-6))
+        plan_in_one_program(any_count, (1, 1), StageBaseline(enough_s=1e-6))
     # Fewer idle ticks do not make up for that: no other number is planned.
     assert counts == [several.value.count]
     counts.clear()
-    plan_in_one_program(search, (1, 1), "auto")
+    plan_in_one_program(any_count, (1, 1))
     assert len(counts) > 1
     with pytest.raises(NotFaster) as none:
         asked = StageBaseline(1e-6, lambda count: False)
-        plan_in_one_program(search, (1, 1), 4, asked=asked)
+        plan_in_one_program(search, (1, 1), asked)
     assert none.value.step_s == math.inf
 
     def bound_says_no(_: StageBaseline) -> PlanData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,18 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax.plan.plan import PlanData
+from rhino_jax.planner.decision import Decision, NotFaster
 from rhino_jax.planner.staging import plan as planning
-from rhino_jax.planner.staging.auto import _Tried
-from rhino_jax.planner.staging.bounds import (
+from rhino_jax.planner.staging.auto import climb
+from rhino_jax.planner.staging.cuts import cuts_of
+from rhino_jax.planner.staging.shapes import (
     MAX_AXIS_GAIN,
-    NotFaster,
+    GroupMeshes,
+    SubmeshSearches,
     check_any,
     least_step_s,
     most_seconds,
 )
-from rhino_jax.planner.staging.cuts import cuts_of
-from rhino_jax.planner.staging.shapes import GroupMeshes
-from rhino_jax.planner.staging.submesh_search import SubmeshSearches
 from rhino_jax.planner.variant_search import NEAR
 
 
@@ -93,7 +94,8 @@ def test_numbers_of_stages_whose_bounds_hardly_fall_are_not_followed():
         tried.append(len(places))
         raise NotFaster(2.0 - 0.001 * len(places))
 
-    _Tried(plan_in, 1.0).climb([2, 4, 8, 16, 32, 64, 128])
+    sizes = Decision(partial(plan_in, enough_s=1.0), ())
+    climb(sizes, [2, 4, 8, 16, 32, 64, 128])
     assert tried == [8, 16, 4]
 
 

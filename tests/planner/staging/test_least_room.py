@@ -65,12 +65,10 @@ def test_the_smallest_peak_is_the_least_of_those_that_are_listed():
 def test_stages_that_fit_hold_no_less(model, monkeypatch):
     """What groups hold all the time, all of them together."""
     needed = []
-    as_it_is = planning.take_apart
 
     def check(asked, micro_batches):
         arguments = sum(planning._arguments(asked.of_step.program).values())
-        closed, program = asked.of_step.closed, asked.of_step.program
-        apart = as_it_is(closed, program, micro_batches)
+        apart = asked.apart(micro_batches)
         sums = [apart.sum_type(k) for k in range(len(apart.leaving))]
         needed.append(arguments + sum(x.size * x.dtype.itemsize for x in sums))
 

@@ -8,7 +8,7 @@ import pytest
 
 import rhino_jax as rhino
 from rhino_jax import models
-from rhino_jax.planner.staging import submesh_search
+from rhino_jax.planner.staging import shapes as submesh_search
 from tests.cases import covering
 
 

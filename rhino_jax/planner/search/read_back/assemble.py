@@ -1,17 +1,23 @@
-"""The plan of a solution."""
+"""The plan of a solution, with notes on what is unusual or was left out; or the error
+where nothing fits: culprits, the smallest peak, and the nearest fix.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rhino_jax.analysis.graph import NodeKind
+from rhino_jax.analysis.padding import padding_notes
+from rhino_jax.errors import InfeasiblePlanError
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.coverage import coverage_shares
-from rhino_jax.ir.program import Program, item_bytes
-from rhino_jax.ir.spec import Spec, format_spec, local_shape
-from rhino_jax.model.build import MeshModel
+from rhino_jax.ir.program import USERS_CONSTRAINT, Program, item_bytes
+from rhino_jax.ir.spec import Spec, axes_text, format_spec, local_shape
+from rhino_jax.model.build import MeshModel, build_model
 from rhino_jax.plan.decisions import (
     Decisions,
     only_around_matmuls,
@@ -20,21 +26,192 @@ from rhino_jax.plan.decisions import (
 )
 from rhino_jax.plan.fingerprint import fingerprint
 from rhino_jax.plan.plan import Leaf, PlanData
-from rhino_jax.plan.records import Collective, Coverage, Predicted, SearchReport
+from rhino_jax.plan.records import (
+    CUT_BY_CLOCK,
+    Collective,
+    Coverage,
+    Predicted,
+    SearchReport,
+)
 from rhino_jax.plan.stages import StagePlan
+from rhino_jax.planner.search.folding import minimum_memory
 from rhino_jax.planner.search.read_back.extract import (
     decisions_of,
     led_by_batch,
+    line_times,
     live_at,
     predicted_of,
+    timeline,
 )
-from rhino_jax.planner.search.read_back.infeasible import explain
-from rhino_jax.planner.search.read_back.line_times import line_times, timeline
-from rhino_jax.planner.search.read_back.notes import notes_of
 from rhino_jax.planner.search.read_back.traffic import ChoiceTraffic
-from rhino_jax.planner.search.records import MeshProblem, Request, SolvedMesh
+from rhino_jax.planner.search.records import LIMITS, MeshProblem, Request, SolvedMesh
+from rhino_jax.solver.least_peak import minimum_peak
 from rhino_jax.solver.parameters import PAIRWISE
 from rhino_jax.solver.problem import Labels
+from rhino_jax.units import format_bytes
+
+
+def notes_of(
+    target: Target, found: SolvedMesh, decisions: Decisions, unknown: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return the notes of the plan of a solved mesh.
+
+    Args:
+      target: the hardware.
+      found: the solved mesh.
+      decisions: the specs of the plan.
+      unknown: primitive without a rule → number of ops.
+    """
+    model = found.mesh_problem.model
+    program = model.graph.program
+    mesh_axes = tuple((a.name, a.size) for a in model.mesh.axes)
+    return (
+        *_of_the_search(target, found),
+        *padding_notes(program, decisions.values, model.mesh),
+        *_without_a_rule(unknown),
+        *_by_hand(program, mesh_axes),
+        *_constrained(program),
+    )
+
+
+def _of_the_search(target: Target, found: SolvedMesh) -> list[str]:
+    model, notes = found.mesh_problem.model, []
+    if found.is_fallback:
+        notes.append(
+            f"{CUT_BY_CLOCK} was over before the search began: this is the best recipe."
+        )
+    elif found.is_cut or found.mesh_problem.is_cut:
+        notes.append(
+            f"{CUT_BY_CLOCK} ended the search: with more time, on another machine or"
+            " beside other work, another plan may be found."
+        )
+    idle = (target.num_devices or 0) - model.mesh.num_devices
+    if idle > 0:
+        notes.append(
+            f"the mesh has {model.mesh.num_devices} devices, {target.name}"
+            f" {target.num_devices}: {idle} stay idle."
+        )
+    if model.is_narrowed:
+        notes.append(
+            "on a mesh of so many axes only what is near to plans with fewer axes was"
+            " searched; the gap counts nothing else."
+        )
+    return notes
+
+
+def _without_a_rule(unknown: Mapping[str, int]) -> list[str]:
+    if not unknown:
+        return []
+    listed = ", ".join(f"{n} ({c})" for n, c in unknown.items())
+    return [f"replicated for want of a rule: {listed}."]
+
+
+def _constrained(program: Program) -> list[str]:
+    """Note that the plan replaces constraints in the program."""
+    own = sum(op.name == USERS_CONSTRAINT for op in program.ops)
+    if not own:
+        return []
+    return [
+        f"sharding constraints that the program says itself: {own}; the plan takes"
+        " their place. Write rhino.pin(x, spec) in its stead where a layout must"
+        " stay."
+    ]
+
+
+def _by_hand(program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> list[str]:
+    """Note what is not known of code that its user sharded with `shard_map`."""
+    notes = []
+    for op in program.ops:
+        if op.manual is None:
+            continue
+        axes = axes_text(op.manual.mesh_axes)
+        if op.manual.mesh_axes != mesh_axes:
+            notes.append(
+                f"shard_map at {op.source} is over another mesh ({axes}) than the plan:"
+                " its operands are replicated on every device."
+            )
+        elif not op.manual.is_all_priced:
+            notes.append(
+                f"not all that shard_map at {op.source} sends itself has a known cost:"
+                " its shapes, or its loops, do not tell it."
+            )
+    return list(dict.fromkeys(notes))
+
+
+def explain(
+    mesh_problem: MeshProblem, request: Request, program: Program
+) -> InfeasiblePlanError:
+    """Return the error to raise where no choice fits the budget."""
+    model = mesh_problem.model
+    problem = model.problem
+    labels = minimum_memory(mesh_problem)
+    peak = problem.peak(labels)
+    axes = ", ".join(f"{a.name}={a.size}" for a in model.mesh.axes)
+    held = live_at(model, labels, problem.peak_time(labels), most=3)
+    holdings = "; ".join(
+        f"{h.what} {format_bytes(h.bytes)}" + (f" ({h.place})" if h.place else "")
+        for h in held
+    )
+    budget = request.budget_text
+    culprits, fixes = _costly_pins(model, request, peak)
+    if model.is_narrowed:
+        fixes.append(
+            "give a mesh of at most two axes (on this one, only options near to plans"
+            " with fewer axes were tried)"
+        )
+    least = request.budget_for(peak)
+    fixes += [
+        f"raise memory_budget_bytes to {least} ({format_bytes(least)})",
+        "use more devices, a smaller batch, or jax.checkpoint on the layers",
+    ]
+    return InfeasiblePlanError(
+        f"`{program.name}`: no plan fits the memory budget on mesh ({axes}).",
+        where="; ".join([*culprits, budget]),
+        numbers=(
+            f"smallest peak found {format_bytes(peak)} of"
+            f" {format_bytes(problem.limit)}, {format_bytes(peak - problem.limit)}"
+            f" more; largest at that peak: {holdings}"
+        ),
+        fix="; or ".join(fixes) + ".",
+        smallest_peak_bytes=least,
+    )
+
+
+def _costly_pins(
+    model: MeshModel, request: Request, peak: float
+) -> tuple[list[str], list[str]]:
+    """Return the pins that raise the smallest peak, costliest first, and fixes."""
+    if model.is_narrowed or not request.names_pins:
+        return [], []  # Narrowed models have too many options to try every pin.
+    budget, pinned = model.problem.limit, model.builder.pinned
+    found: list[tuple[float, str]] = []
+    for name, nodes in list(_nodes_of_pins(model, request).items())[: LIMITS.most_pins]:
+        others = {n: pin for n, pin in pinned.items() if n not in nodes}
+        problem = build_model(model.analysis, model.mesh, others, budget).problem
+        without = problem.peak(minimum_peak(problem))
+        if without < 0.999 * peak:
+            found.append((without, name))
+    found.sort()
+    fixes = [
+        f"drop the {name} (smallest peak then {format_bytes(without)})"
+        for without, name in found[:1]
+    ]
+    return [name for _, name in found], fixes
+
+
+def _nodes_of_pins(model: MeshModel, request: Request) -> dict[str, set[int]]:
+    """Return the text of each pin → the nodes that it pins."""
+    graph, names = model.graph, model.mesh.names
+    found: dict[str, set[int]] = defaultdict(set)
+    for node in graph.nodes:
+        if node.kind is NodeKind.INPUT and node.slot in request.pins:
+            path = graph.program.inputs[node.slot].path
+            spec = format_spec(request.pins[node.slot], names)
+            found[f"pin {path} = {spec}"].add(node.id)
+    for value, pin in request.value_pins.items():
+        if (port := graph.held.get(value)) is not None:
+            found[f"pin {pin.key} = {format_spec(pin.spec, names)}"].add(port.node)
+    return found
 
 
 def assemble(
@@ -122,7 +299,9 @@ def decisions_by(
     else:
         _, lanes = model.builder.target.device.tile or (0, 0)
         decisions = without_split_views(model.graph.program, every, lanes)
-    return _with_pins(decisions, every, request)
+    # Pinned values are annotated at any density.
+    annotated = {v: every.values[v] for v in request.value_pins if v in every.values}
+    return replace(decisions, values={**decisions.values, **annotated})
 
 
 def recipes_of(mesh_problem: MeshProblem) -> dict[str, Predicted | None]:
@@ -169,12 +348,6 @@ def _report(found: SolvedMesh, request: Request, started: float) -> SearchReport
         nodes=solution.nodes,
         reserve_share=request.reserve_share,
     )
-
-
-def _with_pins(decisions: Decisions, every: Decisions, request: Request) -> Decisions:
-    """Add the specs of pinned values, which are annotated at any density."""
-    annotated = {v: every.values[v] for v in request.value_pins if v in every.values}
-    return replace(decisions, values={**decisions.values, **annotated})
 
 
 def pins_text(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rhino_jax.analysis.dim_classes import Element
@@ -23,7 +23,7 @@ from rhino_jax.ir.spec import Spec, format_spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.model.build import MeshModel
 from rhino_jax.model.strategies import Strategy
-from rhino_jax.planner.search.limits import LIMITS
+from rhino_jax.planner.search.records import LIMITS
 
 
 @dataclass(slots=True, eq=False)
@@ -90,21 +90,20 @@ class Reasons:
     def _path(self, port: Port) -> str | None:
         """Return the path of the argument that a value is, whatever its type and shape
         now are; None where it is none."""
-        if port.id not in self._paths:
-            self._paths[port.id] = self._find_path(port)
-        return self._paths[port.id]
-
-    def _find_path(self, port: Port) -> str | None:
-        graph = self.model.graph
+        graph, first = self.model.graph, port.id
+        if first in self._paths:
+            return self._paths[first]
+        self._paths[first] = None
         for _ in range(LIMITS.most_visited):
             node = graph.nodes[port.node]
-            if node.kind is NodeKind.INPUT:
-                return graph.program.inputs[node.slot].path
             before = graph.incoming[node.id]
-            if len(before) != 1 or not _keeps_name(node):
-                return None
-            port = before[0].source
-        return None
+            if node.kind is NodeKind.INPUT:
+                self._paths[first] = graph.program.inputs[node.slot].path
+            elif len(before) == 1 and _keeps_name(node):
+                port = before[0].source
+                continue
+            break
+        return self._paths[first]
 
     def _gradient(self, port: Port) -> str | None:
         """Name the gradient or result that a value of the backward pass becomes; None
@@ -192,21 +191,18 @@ class Reasons:
     def _dims_of_inputs(self) -> dict[Element, list[tuple[bool, str, int]]]:
         """Return dim class → (whether it is a parameter, path, dim) of the arguments
         with that class."""
-        if self._dims is None:
-            self._dims = {}
-            for element, place in self._every_dim():
-                self._dims.setdefault(element, []).append(place)
-        return self._dims
-
-    def _every_dim(self) -> Iterator[tuple[Element, tuple[bool, str, int]]]:
-        graph, dim_classes = self.model.graph, self.model.dim_classes
+        if self._dims is not None:
+            return self._dims
+        self._dims, graph = {}, self.model.graph
         params = self.model.analysis.roles.params
         for node in graph.nodes:
             if node.kind is NodeKind.INPUT:
                 path = graph.program.inputs[node.slot].path
-                for dim, element in enumerate(dim_classes.results(node, 0)):
+                for dim, element in enumerate(self.model.dim_classes.results(node, 0)):
                     if element is not None:
-                        yield element, (node.slot in params, path, dim)
+                        place = node.slot in params, path, dim
+                        self._dims.setdefault(element, []).append(place)
+        return self._dims
 
 
 def _dim_of_operand(program: Program, op: Op, factor: int) -> str:

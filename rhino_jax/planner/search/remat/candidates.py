@@ -18,9 +18,8 @@ from rhino_jax.model.build import MeshModel
 from rhino_jax.passes.remat.late import Halves, halves_of
 from rhino_jax.passes.remat.rerun import Rerun, again
 from rhino_jax.passes.remat.residual_stacks import ResidualStack, find_stacks
-from rhino_jax.planner.search.limits import LIMITS
-from rhino_jax.planner.search.records import SolvedMesh
-from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow, RerunWork
+from rhino_jax.planner.search.records import LIMITS, SolvedMesh
+from rhino_jax.planner.search.remat.choice import RematQuestion, RematRow, RerunWork
 from rhino_jax.rewrite.flat import FlatOp, FlatRegion, may_run_again
 from rhino_jax.rewrite.flatten import flatten
 from rhino_jax.solver.problem import Labels
@@ -110,7 +109,9 @@ class ResidualReader:
         found = 0.0
         plain = [v for v in remat if v not in self.stacks]
         stay = {*kept, *self.bound}
-        lines = again(self.program, self.block, self._repeatable(plain), stay).lines
+        made, maker = self.block.ops, self.block.maker
+        plain = [v for v in plain if may_run_again(self.program, made[maker[v]].op)]
+        lines = again(self.program, self.block, plain, stay).lines
         found += sum(self._line_s(self.block.ops[k]) for k in lines)
         for loop in {s.loop for s in self.stacks.values()}:
             mine = [s for s in self.stacks.values() if s.loop == loop]
@@ -121,11 +122,6 @@ class ResidualReader:
             found += sum(self._line_s(body.ops[k]) for k in lines)
             found -= sum(self._pass_s(s) for s in gone)
         return max(found, 0.0)
-
-    def _repeatable(self, values: list[int]) -> list[int]:
-        """Return the values that may be recomputed."""
-        lines, maker = self.block.ops, self.block.maker
-        return [v for v in values if may_run_again(self.program, lines[maker[v]].op)]
 
     def _loops(self, rows: list[RematRow]) -> dict[int, tuple[int, tuple[int, ...]]]:
         found: dict[int, list[int]] = {}
@@ -233,7 +229,7 @@ class ResidualReader:
             for v in self._needs(remat)
         ]
         can = bool(lines) and stack.inside not in carries
-        pass_s = self._pass_s(stack)
+        pass_s, rate = self._pass_s(stack), self.device.host_bytes_per_s
         # Its cost in the plan includes the write into the stack.
         remat_s = max(0.0, sum(map(self._line_s, lines)) - pass_s)
         return RematRow(
@@ -242,7 +238,7 @@ class ResidualReader:
             tuple(sorted(uses)),
             tuple(needs),
             remat_s if can else None,
-            self._host_s(stack.value),
+            2 * self._bytes(stack.value) / rate if rate and self.may_offload else None,
             remat_bytes=self._bytes(stack.value) // max(call.trip_count, 1),
             save_s=self.device.stack_passes * pass_s,
             place=(stack.loop, 1 + body.maker.get(stack.inside, -1)),
@@ -290,12 +286,6 @@ class ResidualReader:
         sizes = self.model.builder.sizes
         held = sizes.held_bytes(options, self.program.values[value])
         return int(held[self.labels[port.node]])
-
-    def _host_s(self, value: int) -> float | None:
-        rate = self.device.host_bytes_per_s
-        if not rate or not self.may_offload:
-            return None
-        return 2 * self._bytes(value) / rate
 
     def _line_s(self, line: FlatOp) -> float:
         return sum(

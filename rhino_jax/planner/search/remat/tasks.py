@@ -14,10 +14,9 @@ from rhino_jax.passes.remat.late import Halves, with_late
 from rhino_jax.passes.remat.rerun import again
 from rhino_jax.passes.remat.residual_stacks import ResidualStack
 from rhino_jax.pipeline.offload import MOVING
-from rhino_jax.planner.search.limits import LIMITS
-from rhino_jax.planner.search.records import SolvedMesh
+from rhino_jax.planner.search.records import LIMITS, SolvedMesh
 from rhino_jax.planner.search.remat.candidates import ResidualReader
-from rhino_jax.planner.search.remat.rows import RematQuestion, RematRow
+from rhino_jax.planner.search.remat.choice import RematQuestion, RematRow
 from rhino_jax.rewrite.flat import FlatRegion
 from rhino_jax.solver.remat.question import Question, SavedValue, coarse
 

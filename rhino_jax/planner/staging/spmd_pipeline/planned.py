@@ -5,6 +5,14 @@ The layers' residuals are live for all micro-batches, and copied to and from the
 stacks on every tick: recomputing them may take less time, even with memory to spare.
 Passes are chosen on the user's step, before it is split into micro-batches and stages,
 and then planned on one stage's program.
+
+An SPMD pipeline is compared with stages that run as tasks. It dispatches one program,
+wherever its devices are, and shares everything outside of layers among all stages.
+Every stage computes on every tick, though, even without a micro-batch, and the layers'
+residuals are copied on each. Both are compared by the simulated step, tasks with their
+dispatch time. Tasks are the default: they have their own stages, and any cut. An SPMD
+pipeline is planned where a lower bound on its step is clearly below, and taken where
+the step is.
 """
 
 from __future__ import annotations
@@ -15,25 +23,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rhino_jax.errors import StageError
+from rhino_jax.errors import (
+    InfeasiblePlanError,
+    MicrobatchError,
+    PinError,
+    StageError,
+)
+from rhino_jax.ir.program import Program, Region, RegionKind
 from rhino_jax.ir.transform import UN_REMAT, num_microbatches
 from rhino_jax.passes.microbatch.cut import MicrobatchChoice
+from rhino_jax.pipeline.of_plan import schedule_of
+from rhino_jax.pipeline.simulator import simulate
+from rhino_jax.pipeline.work import work_of
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.stages import STAGE_AXIS
+from rhino_jax.planner.decision import NotFaster
 from rhino_jax.planner.remat import EFFORT, SHARES, as_pass, with_room
 from rhino_jax.planner.search.remat.candidates import candidates_of
-from rhino_jax.planner.search.remat.choice import NOTHING_SAVED, ask, variants
-from rhino_jax.planner.search.remat.rows import Chosen, RematQuestion
-from rhino_jax.planner.staging.bounds import NotFaster
-from rhino_jax.planner.staging.cuts import counts_of, rows_of
+from rhino_jax.planner.search.remat.choice import (
+    NOTHING_SAVED,
+    Chosen,
+    RematQuestion,
+    ask,
+    variants,
+)
+from rhino_jax.planner.staging.auto import flops_of
+from rhino_jax.planner.staging.cuts import PER_STAGE, batch_of, counts_of
+from rhino_jax.planner.staging.schedules import DISPATCH_S
 from rhino_jax.planner.staging.spmd_pipeline.whole import SolvedInOne, StageSearch
 from rhino_jax.planner.variant_search import (
+    MIN_GAIN,
     NEAR,
     Search,
     VariantCandidate,
     Variants,
     nothing_fits,
 )
+from rhino_jax.units import format_seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -54,20 +80,17 @@ class Recompute:
         after = partial(self.stage.of_stage, self.count)
         self.variants = Variants(self.stage.search, after=after)
 
-    def best(
-        self, known: Sequence[VariantCandidate], *, may_recompute: bool
-    ) -> VariantCandidate:
+    def best(self, known: Sequence[VariantCandidate]) -> VariantCandidate:
         """Return the fastest variant that fits, or the user's step if hardly slower.
 
         Args:
           known: the best variant of another number of micro-batches, whose passes are
             taken here.
-          may_recompute: whether the planner may choose what to recompute.
         """
         name, done = (known[0].name, known[0].done) if known else ("baseline", ())
         self.variants.plan(name, done)
         (written,) = self.variants.tried
-        if may_recompute and not known:
+        if self.stage.search.options.may_recompute and not known:
             if written.found.fits:
                 self.variants.meshes = [written.found.mesh_axes]
             self._choose(written)
@@ -163,22 +186,13 @@ EVERY = StageBaseline()
 
 
 def plan_in_one_program(
-    search: Search,
-    places: Sequence[int],
-    microbatches: int | str,
-    per_microbatch: tuple[str, ...] = (),
-    *,
-    may_recompute: bool = False,
-    asked: StageBaseline = EVERY,
+    search: Search, places: Sequence[int], asked: StageBaseline = EVERY
 ) -> PlanData:
     """Return the plan of a step whose layers are sharded over the stage axis.
 
     Args:
       search: the search of the user's step.
       places: number of places of each stage along the stage axis.
-      microbatches: the number of micro-batches; "auto": the best of a few.
-      per_microbatch: places where sums over the batch are taken over each micro-batch.
-      may_recompute: whether the planner may choose the residuals of loops.
       asked: the plan that it has to beat.
     Raises:
       StageError, MicrobatchError, InfeasiblePlanError, PinError.
@@ -195,8 +209,8 @@ def plan_in_one_program(
             " schedule='1f1b'.",
         )
     started = time.monotonic()
-    stage = StageSearch(search, stages, per_microbatch)
-    best, tried = _planned(stage, microbatches, may_recompute, asked)
+    stage = StageSearch(search, stages)
+    best, tried = _planned(stage, asked)
     if not best:
         raise NotFaster(math.inf)
     fastest = min(best, key=lambda t: (_step_s(stage, t), t.peak_bytes))
@@ -224,10 +238,7 @@ def plan_in_one_program(
 
 
 def _planned(
-    stage: StageSearch,
-    microbatches: int | str,
-    may_recompute: bool,
-    asked: StageBaseline,
+    stage: StageSearch, asked: StageBaseline
 ) -> tuple[list[VariantCandidate], list[VariantCandidate]]:
     """Return the best variant of every number of micro-batches, and all variants."""
     tried: list[VariantCandidate] = []
@@ -245,11 +256,11 @@ def _planned(
             for t in fit
         )
 
-    for counts in _counts(stage, microbatches):
+    for counts in _counts(stage):
         for count in filter(may_do, counts):
             recompute = Recompute(stage, count)
             # The best remat hardly depends on the number of micro-batches.
-            best.append(recompute.best(best[:1], may_recompute=may_recompute))
+            best.append(recompute.best(best[:1]))
             tried += recompute.variants.tried
         if any(t.found.fits for t in best):
             break
@@ -268,17 +279,18 @@ def _named(of: VariantCandidate) -> VariantCandidate:
 
 def _step_s(stage: StageSearch, of: VariantCandidate) -> float:
     """Return the step of all stages in seconds; infinite where it does not fit."""
-    return SolvedInOne(stage, of.search, of.found).whole.step_s(of.found)
+    return SolvedInOne(stage, of.search, of.found).step_s(of.found)
 
 
-def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
+def _counts(stage: StageSearch) -> list[list[int]]:
     """Return the candidate numbers of micro-batches; see `counts_of`."""
-    if isinstance(microbatches, int):
-        return [[microbatches]]
-    traced, stages = stage.search.running, stage.stages
-    program, places = traced.program, stage.per_microbatch
+    options, stages = stage.search.options, stage.stages
+    if isinstance(options.microbatches, int):
+        return [[options.microbatches]]
+    traced = stage.search.running
+    program, places = traced.program, options.per_microbatch
     most_loops = MicrobatchChoice(2).most_loops  # As for micro-batches on one mesh.
-    rows = rows_of(traced.closed_jaxpr, program, places, most_loops)
+    rows = batch_of(traced.closed_jaxpr, program, places, most_loops).rows
     counts = [*counts_of(rows, stages, stages)]
     if not counts:
         raise StageError(
@@ -289,3 +301,119 @@ def _counts(stage: StageSearch, microbatches: int | str) -> list[list[int]]:
             fix=f"take a batch of a multiple of {stages} rows, or another schedule.",
         )
     return counts
+
+
+NOT_POSSIBLE = (InfeasiblePlanError, StageError, MicrobatchError, PinError)
+"""Errors where stages cannot be an SPMD pipeline."""
+
+
+def or_in_one_program(
+    as_tasks: PlanData | InfeasiblePlanError,
+    program: Program,
+    stages: int,
+    microbatches: int | str,
+    plan_in_one: Callable[[StageBaseline], PlanData],
+) -> PlanData:
+    """Return the plan whose stages run as tasks; or an SPMD pipeline, where tasks do
+    not fit or take clearly longer.
+
+    Args:
+      as_tasks: the plan as tasks, or the error where there is none.
+      program: the program to plan.
+      stages: the number of stages, on equal submeshes.
+      microbatches: the number of micro-batches, or "auto".
+      plan_in_one: plans an SPMD pipeline, if that may be fast enough.
+    Raises:
+      InfeasiblePlanError: `as_tasks`, where an SPMD pipeline does not fit either.
+    """
+    share = share_of_layers(program, stages)
+    is_int = isinstance(microbatches, int)
+    if not share or (is_int and int(microbatches) % stages):
+        return _given(as_tasks)
+    if isinstance(as_tasks, InfeasiblePlanError):
+        try:
+            plan = plan_in_one(StageBaseline())
+        except NOT_POSSIBLE:
+            raise as_tasks from None
+        return _noted(plan, "stages are one program: as tasks nothing fits.")
+    tasks_s = dispatched_s(as_tasks)
+    enough_s = (1 - MIN_GAIN) * tasks_s
+    most = int(microbatches) if is_int else max(PER_STAGE[0]) * stages
+    if least_s(as_tasks, share, most) >= enough_s:
+        return as_tasks
+    own_s = as_tasks.predicted.step_time_s
+    tasks = f"as tasks {format_seconds(own_s)} and {format_seconds(tasks_s - own_s)} of"
+    tasks += f" starts, {format_seconds(DISPATCH_S)} each"
+
+    def may_do(count: int) -> bool:
+        return least_s(as_tasks, share, count) < enough_s
+
+    try:
+        plan = plan_in_one(StageBaseline(enough_s, may_do))
+    except NotFaster as slower:
+        if math.isinf(slower.step_s):
+            return as_tasks
+        took = f"{format_seconds(slower.step_s)} in {slower.count} micro-batches"
+        return _noted(as_tasks, f"stages were compared: {tasks}; one program {took}.")
+    except NOT_POSSIBLE:
+        return as_tasks
+    took = format_seconds(plan.predicted.step_time_s)
+    return _noted(plan, f"stages are one program: {took} a step; {tasks}.")
+
+
+def share_of_layers(program: Program, stages: int) -> float:
+    """Return the share of a step's FLOPs that is in loops which `stages` divides."""
+
+    def within(region: Region) -> float:
+        total = 0.0
+        for op in (program.ops[o] for o in region.ops):
+            if (call := op.call) is None:
+                continue
+            parts = sum(map(within, call.regions))
+            is_loop = call.kind is RegionKind.SCAN and call.trip_count > 1
+            if is_loop and call.trip_count % stages == 0:
+                parts = sum(_flops(program, region) for region in call.regions)
+            total += call.trip_count * parts
+        return total
+
+    every = flops_of(program)
+    return within(program.body) / every if every else 0.0
+
+
+def _flops(program: Program, region: Region) -> float:
+    return flops_of(replace(program, body=region))
+
+
+def least_s(as_tasks: PlanData, share: float, count: int) -> float:
+    """Return a lower bound on the step of an SPMD pipeline in seconds: stages have
+    equal parts of the tasks' work, the layers' on all ticks, and nothing is copied,
+    sent or computed twice.
+
+    Args:
+      as_tasks: the plan whose stages run as tasks.
+      share: share of the step that is in layers.
+      count: maximum number of micro-batches.
+    """
+    pipeline = as_tasks.pipeline
+    assert pipeline is not None
+    busy = pipeline.busy_s
+    ticks = (count + len(busy) - 1) / count
+    return sum(busy) / len(busy) * (share * ticks + 1 - share)
+
+
+def dispatched_s(as_tasks: PlanData) -> float:
+    """Return the step of tasks in seconds, with their dispatch (`DISPATCH_S`)."""
+    pipeline = as_tasks.pipeline
+    assert pipeline is not None
+    work = replace(work_of(pipeline), dispatch_s=DISPATCH_S)
+    return simulate(schedule_of(pipeline, work)).step_time_s
+
+
+def _noted(plan: PlanData, note: str) -> PlanData:
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _given(as_tasks: PlanData | InfeasiblePlanError) -> PlanData:
+    if isinstance(as_tasks, InfeasiblePlanError):
+        raise as_tasks
+    return as_tasks

@@ -1,7 +1,7 @@
 """The ticks of an SPMD pipeline's stages, by predicted seconds.
 
 All seconds of the predicted step are counted, each once: those of ops with collectives
-that they wait for (`planner.staging.submesh_search.seconds_by_op`), and those of
+that they wait for (`planner.staging.shapes.seconds_by_op`), and those of
 transfers between stages. So the step of the pipeline is the predicted step, which has
 precedence: the total of the ops is searched and compared, and only distributed over
 ticks here.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 from rhino_jax.cost.collectives import collective_s, wire_bytes
 from rhino_jax.errors import PinError
@@ -30,6 +30,7 @@ from rhino_jax.plan.stages import STAGE_AXIS, Pipeline
 from rhino_jax.planner.meshes import MeshAxes, own_mesh
 from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.search.records import Request
+from rhino_jax.planner.staging.shapes import seconds_by_op
 from rhino_jax.planner.staging.spmd_pipeline.timed import (
     OpSend,
     holding,
@@ -37,8 +38,7 @@ from rhino_jax.planner.staging.spmd_pipeline.timed import (
     pipeline_of,
     stages_of,
 )
-from rhino_jax.planner.staging.submesh_search import seconds_by_op
-from rhino_jax.planner.variant_search import Search, tell_nobody
+from rhino_jax.planner.variant_search import Search
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +48,10 @@ class StageSearch:
     Attributes:
       search: the search of the whole step, on all devices.
       stages: the number of stages.
-      per_microbatch: places where sums over the batch are taken over each micro-batch.
     """
 
     search: Search
     stages: int
-    per_microbatch: tuple[str, ...] = ()
 
     @property
     def axis(self) -> int:
@@ -82,7 +80,7 @@ class StageSearch:
           count: the number of micro-batches.
           done: passes applied before.
         """
-        cut = cut_in(count, self.per_microbatch)
+        cut = cut_in(count, self.search.options.per_microbatch)
         stage = chosen(ONE_PROGRAM, {"stages": self.stages})
         return self.of_step([*done, cut, stage])
 
@@ -110,25 +108,62 @@ def _without(spec: OpenSpec, axis: int) -> OpenSpec:
     return tuple(None if d is None else without((d,), [axis])[0] for d in spec)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WholePipeline:
-    """The step from the plan of one stage to that of all stages.
+@dataclass(frozen=True, eq=False)
+class SolvedInOne:
+    """The search that gave the plan of an SPMD pipeline, and the step from the plan of
+    one stage to that of all stages.
 
     Attributes:
-      search: the search of the whole step.
-      of_stage: one stage's program.
-      axes: (name, size) of the axes of all devices.
-      axis: position of the stage axis.
+      stage: the search of the whole step.
+      search, found: the search of one stage's program, with the plan's passes, and its
+        result.
     """
 
+    stage: StageSearch
     search: Search
-    of_stage: Program
-    axes: MeshAxes
-    axis: int
+    found: SearchResult
+
+    @classmethod
+    def again(
+        cls, search: Search, stages: int, done: Sequence[Transform]
+    ) -> SolvedInOne:
+        """Solve the problem of a plan again that is not cached.
+
+        Args:
+          search: the search of the whole step, on the plan's mesh.
+          stages: the number of stages.
+          done: the plan's passes, including those of micro-batches and stages.
+        """
+        stage = StageSearch(search, stages)
+        of_stage = stage.of_step(done)
+        return cls(stage, of_stage, of_stage.find()).alone()
+
+    def alone(self) -> SolvedInOne:
+        """Return the search limited to the best mesh, without progress reports."""
+        found = replace(self.found, solved=self.found.solved[:1])
+        axes = self.stage.whole_axes(found.mesh_axes)
+        stage = replace(self.stage, search=self.stage.search.quiet(axes))
+        return SolvedInOne(stage, self.search.quiet(found.mesh_axes), found)
+
+    @cached_property
+    def of_stage(self) -> Program:
+        """One stage's program."""
+        return self.search.running.program
+
+    @cached_property
+    def axes(self) -> MeshAxes:
+        """(Name, size) of the axes of all devices."""
+        return self.stage.whole_axes(self.found.mesh_axes)
+
+    @cached_property
+    def axis(self) -> int:
+        """Position of the stage axis."""
+        return self.stage.axis
 
     @property
     def stages(self) -> int:
-        return self.axes[self.axis][1]
+        """The number of stages."""
+        return self.stage.stages
 
     def step_s(self, found: SearchResult) -> float:
         """Return the step of all stages in seconds, from the result of one; infinite
@@ -138,15 +173,15 @@ class WholePipeline:
         sent = self._sent(found.decisions())
         return found.step_s + sum(s.collective.seconds for s in sent)
 
-    def plan(self, found: SearchResult) -> PlanData:
-        """Return the plan of all stages, from the result of one.
+    def plan(self) -> PlanData:
+        """Return the plan of all stages, with this search as its origin.
 
         Raises:
           InfeasiblePlanError: nothing fits.
           PinError: a pin shards something over the stage axis that is no stack of
             layers.
         """
-        plan = found.plan()
+        plan = self.found.plan()
         program = self.search.traced.program
         sent = tuple(self._sent(plan.decisions))
         collectives = [s.collective for s in sent]
@@ -166,7 +201,7 @@ class WholePipeline:
             for ends in (program.inputs, program.outputs)
         ]
         inputs = tuple(map(self._leaf, plan.inputs, shapes[0]))
-        pipeline = self._pipeline(found, plan, sent)
+        pipeline = self._pipeline(plan, sent)
         whole = replace(
             plan,
             mesh_axes=self.axes,
@@ -182,16 +217,17 @@ class WholePipeline:
             search=report,
             recipes={},
             notes=(*self._notes(plan.microbatches), *plan.notes),
+            origin=self.alone(),
         )
         self._check_pins(whole)
         return self.search.told(whole)
 
-    def _pipeline(
-        self, found: SearchResult, plan: PlanData, sent: Sequence[OpSend]
-    ) -> Pipeline:
+    def _pipeline(self, plan: PlanData, sent: Sequence[OpSend]) -> Pipeline:
         """Return the pipeline of all stages, from the plan of one."""
         program, count = self.of_stage, plan.microbatches
-        pipeline = pipeline_of(program, self.stages, count, seconds_by_op(found), sent)
+        pipeline = pipeline_of(
+            program, self.stages, count, seconds_by_op(self.found), sent
+        )
         held = {
             v: self._local_bytes(plan.decisions, v)
             for op in program.body.ops
@@ -237,7 +273,7 @@ class WholePipeline:
 
     def _check_pins(self, plan: PlanData) -> None:
         names = [n for n, _ in self.axes]
-        request = self.search.request
+        request = self.stage.search.request
         for pins, leaves in (
             (request.pins, plan.inputs),
             (request.output_pins, plan.outputs),
@@ -257,7 +293,7 @@ class WholePipeline:
 
     def _sent(self, decisions: Decisions) -> Iterator[OpSend]:
         """Yield the transfers between stages."""
-        laid = lay_out(self.search.target, self.axes)
+        laid = lay_out(self.stage.search.target, self.axes)
         for op, runs in self.of_stage.walk():
             kind = OF_PRIMITIVE.get(op.name)
             if kind is None:
@@ -284,65 +320,6 @@ class WholePipeline:
             return float(of.bytes)
         sizes = tuple(n for _, n in own_mesh(self.axes, 1))
         return of.bytes * share_of(spec, of.shape, sizes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SolvedInOne:
-    """The search that gave the plan of an SPMD pipeline.
-
-    Attributes:
-      stage: the search of the whole step.
-      search, found: the search of one stage's program, with the plan's passes, and its
-        result.
-    """
-
-    stage: StageSearch
-    search: Search
-    found: SearchResult
-
-    @classmethod
-    def again(
-        cls, search: Search, stages: int, done: Sequence[Transform]
-    ) -> SolvedInOne:
-        """Solve the problem of a plan again that is not cached.
-
-        Args:
-          search: the search of the whole step, on the plan's mesh.
-          stages: the number of stages.
-          done: the plan's passes, including those of micro-batches and stages.
-        """
-        stage = StageSearch(search, stages)
-        of_stage = stage.of_step(done)
-        return cls(stage, of_stage, of_stage.find()).alone()
-
-    def alone(self) -> SolvedInOne:
-        """Return the search limited to the best mesh, without progress reports."""
-        found = replace(self.found, solved=self.found.solved[:1])
-        axes = self.stage.whole_axes(found.mesh_axes)
-
-        def quiet(search: Search, meshes: list[Any]) -> Search:
-            search = search.asking(watch=None)
-            return replace(search, meshes=meshes, report=tell_nobody)
-
-        stage = replace(self.stage, search=quiet(self.stage.search, [axes]))
-        return SolvedInOne(stage, quiet(self.search, [found.mesh_axes]), found)
-
-    @property
-    def whole(self) -> WholePipeline:
-        """The step from the plan of one stage to that of all stages."""
-        axes = self.stage.whole_axes(self.found.mesh_axes)
-        program = self.search.running.program
-        return WholePipeline(self.stage.search, program, axes, self.stage.axis)
-
-    def plan(self) -> PlanData:
-        """Return the plan of all stages, with this search as its origin.
-
-        Raises:
-          InfeasiblePlanError: nothing fits.
-          PinError: a pin shards something over the stage axis that is no stack of
-            layers.
-        """
-        return replace(self.whole.plan(self.found), origin=self.alone())
 
     @property
     def pinned_search(self) -> Search:
