@@ -127,11 +127,6 @@ class Instruction:
     source: str = ""
 
     @property
-    def is_backward(self) -> bool:
-        """Whether reverse-mode differentiation created it."""
-        return "transpose(" in self.op_name
-
-    @property
     def bytes(self) -> int:
         """Bytes of the result on one device; the sum over all elements of a tuple."""
         return type_bytes(self.type)
