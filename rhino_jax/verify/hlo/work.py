@@ -3,8 +3,8 @@
 The unit is an instruction of the control flow: of the entry, of loop bodies, of the
 longest branch of a conditional, of called computations. The body of a fusion belongs to
 the fusion. Collectives are not work (`collectives` reads them), nor are asynchronous
-copies between memory spaces (`copy-start`, `slice-start`) or SparseCore work of a TPU
-(which a note counts).
+copies between memory spaces (`copy-start`, `slice-start`, a slice that is an
+`async-start`) or SparseCore work of a TPU (which a note counts).
 
 XLA:TPU annotates most of its instructions with an estimate of cycles, for compute
 alone: collectives carry none, synchronous or not, and a fusion that continues a
@@ -198,7 +198,9 @@ class WorkReader:
                 ):
                     self.beside.add(instruction.name)
             case "call" | "call-start" | "async-start":
-                if not self.is_transfer(instruction):
+                called = self.module.computations[instruction.called]
+                is_copied = called.instructions[called.root].opcode == "slice"
+                if not self.is_transfer(instruction) and not is_copied:
                     yield from self._called(computation, instruction)
             case "fusion-start":
                 called = self.module.computations[instruction.called]
