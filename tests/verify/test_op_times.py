@@ -30,6 +30,14 @@ def looped(w: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.scan(body, x @ w, None, length=7)[0]
 
 
+class Layer:
+    """A layer whose ops are on lines of a method, as those of Flax and Equinox."""
+
+    def __call__(self, w: jax.Array, x: jax.Array) -> jax.Array:
+        y = x @ w
+        return jnp.sin(y) @ w
+
+
 def divided(
     fn: Callable[..., Any], planned: Callable[[OpKey], float]
 ) -> tuple[Counter[str], float, float]:
@@ -46,7 +54,7 @@ def divided(
     return by_op, rest_s, program.reading.compiled.compute_s
 
 
-@pytest.mark.parametrize("fn", [chain, looped])
+@pytest.mark.parametrize("fn", [chain, looped, Layer().__call__])
 def test_every_second_belongs_to_an_op_or_to_none(fn: Callable[..., Any]) -> None:
     found, rest_s, whole_s = divided(fn, lambda key: 1.0)
     assert sum(found.values()) + rest_s == pytest.approx(whole_s)
