@@ -232,7 +232,7 @@ def _find_vector_ops(
     values = graph.program.values
     num_kernels = 2 * len(graph.nodes)
     ops, moved = np.zeros(num_kernels), np.zeros(num_kernels)
-    per_flop = np.zeros(len(graph.nodes))
+    per_flop, needed = np.zeros(len(graph.nodes)), _needed(graph, in_memory)
     for node in graph.nodes:
         op = node.op
         if node.kind is not NodeKind.OP or op is None or not node.is_fused:
@@ -241,6 +241,7 @@ def _find_vector_ops(
             is_sum = op.traits.kind is OpKind.REDUCTION
             ops_of = min(op.traits.vector_ops, rates.special_ops)
             per_flop[node.id] = rates.reduce_ops if is_sum else ops_of
+            per_flop[node.id] *= needed[node.id]
             ops[group[node.id]] += op.flops * per_flop[node.id]
         for i in reads[node.id]:
             whole = values[op.operands[i]].bytes
@@ -249,6 +250,21 @@ def _find_vector_ops(
         stored = [p.result for p in node.ports if in_memory[p.id]]
         moved[group[node.id]] += sum(values[op.results[i]].bytes for i in stored)
     return np.where((ops > ops_per_byte * moved)[group], per_flop, 0.0).tolist()
+
+
+def _needed(graph: Graph, in_memory: np.ndarray) -> np.ndarray:
+    """Return [nodes], the share of the elements of each node's result that its kernel
+    computes: of a value that is not stored, those that slices and look-ups take."""
+    values, needed = graph.program.values, np.ones(len(graph.nodes))
+    for node in reversed(graph.run_order):
+        if not node.is_fusible or in_memory[node.ports[0].id]:
+            continue
+        share, size = 0.0, math.prod(values[node.value].shape)
+        for reader in (graph.nodes[e.target] for e in graph.outgoing[node.id]):
+            part = math.prod(values[reader.value].shape) / max(1, size)
+            share += needed[reader.id] * (part if _takes_part(graph, reader) else 1.0)
+        needed[node.id] = min(1.0, share)
+    return needed
 
 
 def _read_again(
