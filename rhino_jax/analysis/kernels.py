@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
-from rhino_jax.analysis.materialised import Materialised, sums
+from rhino_jax.analysis.long_rows import reduces_by
+from rhino_jax.analysis.materialised import Materialised
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import (
     NOWHERE,
@@ -110,9 +111,9 @@ def _left_exponentials(graph: Graph) -> Iterator[int]:
     XLA:GPU of jax 0.10.2 writes, sums and divides them in a kernel each)."""
     for p in graph.crossing:
         node = graph.nodes[graph.ports[p].node]
-        kind = None if node.op is None else node.op.traits.kind
         behind = (graph.nodes[e.target] for e in graph.readers[p])
-        if kind is OpKind.EXPONENTIAL and any(map(sums, behind)):
+        is_exponential = node.op_kind is OpKind.EXPONENTIAL
+        if is_exponential and any(reduces_by("sum", n) for n in behind):
             yield p
 
 
@@ -155,6 +156,8 @@ def _read(
     # An op that does not fuse is a kernel of its own, and reads all of its operands.
     own = num_nodes + np.arange(num_nodes)
     group = np.where(columns.is_fused, fusions, own)
+    inside = np.flatnonzero(materialised.matmul_of != NOWHERE)
+    group[inside] = own[materialised.matmul_of[inside]]
     copied = copied_ports(graph)[columns.source]
     port = np.where(copied == NOWHERE, columns.source, copied)
     maker, reader = columns.maker[port], columns.target
@@ -200,7 +203,7 @@ def _read(
         stored = reads, parts, in_memory
         bound = ops_per_byte, rates
         vector_ops = _find_vector_ops(graph, group, *stored, *bound)
-        for node in np.flatnonzero(materialised.matmul_of != NOWHERE).tolist():
+        for node in inside.tolist():
             vector_ops[node] = 0.0
     return Kernels(reads, parts, launches.tolist(), vector_ops)
 
@@ -209,9 +212,7 @@ def _takes_part(graph: Graph, node: Node) -> bool:
     """Whether a node takes a part of its first operand: a slice, or a look-up, which
     may take less on each device than a table that is replicated."""
     op, values = node.op, graph.program.values
-    if node.kind is not NodeKind.OP or op is None:
-        return False
-    if op.traits.kind is not OpKind.MOVEMENT:
+    if op is None or op.traits.kind is not OpKind.MOVEMENT:
         return looks_up(node)
     read, made = (math.prod(values[v].shape) for v in (op.operands[0], op.results[0]))
     return made < read
@@ -231,7 +232,7 @@ def _find_vector_ops(
     values = graph.program.values
     num_kernels = 2 * len(graph.nodes)
     ops, moved = np.zeros(num_kernels), np.zeros(num_kernels)
-    per_flop = np.zeros(len(graph.nodes))
+    per_flop, needed = np.zeros(len(graph.nodes)), _needed(graph, in_memory)
     for node in graph.nodes:
         op = node.op
         if node.kind is not NodeKind.OP or op is None or not node.is_fused:
@@ -240,6 +241,7 @@ def _find_vector_ops(
             is_sum = op.traits.kind is OpKind.REDUCTION
             ops_of = min(op.traits.vector_ops, rates.special_ops)
             per_flop[node.id] = rates.reduce_ops if is_sum else ops_of
+            per_flop[node.id] *= needed[node.id]
             ops[group[node.id]] += op.flops * per_flop[node.id]
         for i in reads[node.id]:
             whole = values[op.operands[i]].bytes
@@ -248,6 +250,21 @@ def _find_vector_ops(
         stored = [p.result for p in node.ports if in_memory[p.id]]
         moved[group[node.id]] += sum(values[op.results[i]].bytes for i in stored)
     return np.where((ops > ops_per_byte * moved)[group], per_flop, 0.0).tolist()
+
+
+def _needed(graph: Graph, in_memory: np.ndarray) -> np.ndarray:
+    """Return [nodes], the share of the elements of each node's result that its kernel
+    computes: of a value that is not stored, those that slices and look-ups take."""
+    values, needed = graph.program.values, np.ones(len(graph.nodes))
+    for node in reversed(graph.run_order):
+        if not node.is_fusible or in_memory[node.ports[0].id]:
+            continue
+        share, size = 0.0, math.prod(values[node.value].shape)
+        for reader in (graph.nodes[e.target] for e in graph.outgoing[node.id]):
+            part = math.prod(values[reader.value].shape) / max(1, size)
+            share += needed[reader.id] * (part if _takes_part(graph, reader) else 1.0)
+        needed[node.id] = min(1.0, share)
+    return needed
 
 
 def _read_again(

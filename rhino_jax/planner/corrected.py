@@ -33,7 +33,7 @@ from rhino_jax.planner.search.found import SearchResult
 from rhino_jax.planner.variant_search import Search, Solved
 from rhino_jax.units import format_seconds
 from rhino_jax.verify.hlo.records import Reading
-from rhino_jax.verify.op_times import compiled_times
+from rhino_jax.verify.matching.division import op_times
 from rhino_jax.verify.refine import (
     COMPILER_ERRORS,
     PlanProgram,
@@ -176,7 +176,7 @@ def measured(
     planned: dict[OpKey, float] = defaultdict(float)
     for (key, _), seconds in estimated.items():
         planned[key] += seconds
-    taken, rest_s = compiled_times(program.compilation, plan, found.target, planned)
+    taken, rest_s = op_times(program.reading.kernels, planned)
     # Costs of no instruction are those of instructions without a name.
     unseen_s = sum(s for key, s in planned.items() if key not in taken)
     small_s = _SMALL * compiled.step_time_s

@@ -9,5 +9,5 @@ does not end the notebook), `hlo` (compiled text → collectives, memory, work),
 tasks of stages), `verification` (all differences), `verdict` (whether the plan holds).
 `audit` compiles code that its user sharded by hand, `culprits` finds the shardings that
 cause its collectives; `check` compares results with one device; `refine` compiles
-several plans and takes the fastest, `op_times` divides their compute among ops.
+several plans and takes the fastest.
 """

@@ -141,6 +141,13 @@ def test_arithmetic_takes_time_where_a_kernel_moves_little() -> None:
     assert not found(jnp.tanh, 12.0)
     assert not found(forces, math.inf)
 
+    def sums(x: Any, rows: int) -> Any:
+        return jnp.exp(x[:, None, 0] * x[None, :, 0])[:rows].sum(1)
+
+    # Of what a slice takes, a kernel computes as much as it takes.
+    whole, part = (found(lambda x, n=n: sums(x, n), 0.0)["exp"] for n in (512, 8))
+    assert part == whole * 8 / 512
+
 
 @pytest.mark.parametrize(
     ("fn", "parts"),

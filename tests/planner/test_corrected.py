@@ -61,7 +61,7 @@ def compiler(patch: pytest.MonkeyPatch, *programs: Compiled, op: float = 1.0) ->
         return PlanProgram("", None, reading, is_cached)  # type: ignore[arg-type]
 
     def times(
-        compilation: Any, plan: Any, target: Any, planned_s: Mapping[OpKey, float]
+        kernels: Any, planned_s: Mapping[OpKey, float]
     ) -> tuple[dict[OpKey, float], float]:
         return {
             key: s * (op if key[2] == "dot_general" else 1.0)
@@ -69,7 +69,7 @@ def compiler(patch: pytest.MonkeyPatch, *programs: Compiled, op: float = 1.0) ->
         }, 0.0
 
     patch.setattr(corrected, "programs_of", lambda *_: program_of)
-    patch.setattr(corrected, "compiled_times", times)
+    patch.setattr(corrected, "op_times", times)
 
 
 def taking(compute: float, communication: float = 1.0) -> Compiled:

@@ -12,8 +12,7 @@ import pytest
 import rhino_jax as rhino
 from rhino_jax.plan.records import LineSpan, LineTime, Predicted, Timeline
 from rhino_jax.verify.hlo.records import CompiledKernel
-from rhino_jax.verify.hlo.work import Place
-from rhino_jax.verify.matching.times import TimeDifference, time_differences
+from rhino_jax.verify.matching.times import Place, TimeDifference, time_differences
 from tests.verify.extras import mesh_of_target
 
 
@@ -34,8 +33,11 @@ def span(source: str, seconds: float, flops: float = 0.0, back: bool = False) ->
 def kernel(seconds: float, *places: Place | str, **amounts: float) -> CompiledKernel:
     return CompiledKernel(
         name=f"fusion.{seconds:g}",
-        op="jit(step)/add",
-        places=tuple((p, False) if isinstance(p, str) else p for p in places),
+        ops=tuple(
+            (p, "forward", "add") if isinstance(p, str) else (p[0], "backward", "add")
+            for p in places
+        )
+        or (("", "forward", ""),),
         seconds=seconds,
         flops=amounts.get("flops", 0.0),
         bytes=amounts.get("bytes", 1.0),
@@ -118,7 +120,7 @@ def test_causes_are_named_where_they_are_certain(plan: rhino.Plan) -> None:
 
 def test_forward_and_backward_of_a_line_are_told_apart(plan: rhino.Plan) -> None:
     spans = [span(A, 1.0), span(A, 2.0, back=True)]
-    kernels = [kernel(1.0, (A, False)), kernel(9.0, (A, True))]
+    kernels = [kernel(1.0, A), kernel(9.0, (A, True))]
     first, second, same = compared(plan, spans, kernels, exposed_s=(1.0, 2.0))
     assert first.is_backward and first.seconds == pytest.approx(7.0)
     assert second.op == "communication" and second.seconds == pytest.approx(1.0)
@@ -132,7 +134,7 @@ def test_plans_of_tasks_compare_lines_with_both_passes(plan: rhino.Plan) -> None
         timeline=Timeline(),
         line_times=(LineTime(A, matrix_s=3.0, launch_s=1.0, communication_s=1.0),),
     )
-    kernels = [kernel(1.0, (A, False)), kernel(9.0, (A, True))]
+    kernels = [kernel(1.0, A), kernel(9.0, (A, True))]
     after = Predicted(12.0, 10.0, 2.0, 1, 1.0)
     first, second = time_differences(changed, after, kernels, OPS)
     assert (first.predicted_s, first.compiled_s) == (4.0, 10.0)

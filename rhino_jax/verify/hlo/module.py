@@ -91,7 +91,7 @@ def _place(row: str, tables: Mapping[str, Mapping[int, str]]) -> tuple[str, str]
     """Return the file of a location, and its line as `file.py:12 (f)`."""
     file = tables.get("FileNames", {}).get(_field(row, "file_name_id"), "")
     name = tables.get("FunctionNames", {}).get(_field(row, "function_name_id"), "")
-    file, name = file.strip('"'), name.strip('"').rsplit(".", 1)[-1]
+    file, name = file.strip('"'), name.strip('"').rsplit("<locals>.", 1)[-1]
     return file, f"{_short(file)}:{_field(row, 'line')} ({name})"
 
 
@@ -125,11 +125,6 @@ class Instruction:
     attributes: str
     op_name: str = ""
     source: str = ""
-
-    @property
-    def is_backward(self) -> bool:
-        """Whether reverse-mode differentiation created it."""
-        return "transpose(" in self.op_name
 
     @property
     def bytes(self) -> int:

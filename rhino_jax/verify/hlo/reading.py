@@ -321,8 +321,7 @@ def read_compiled(
 def _kernel(target: Target, work: InstructionWork) -> CompiledKernel:
     once = CompiledKernel(
         name=work.name,
-        op=work.op,
-        places=work.places,
+        ops=work.ops,
         seconds=work_s(target, work),
         flops=work.flops,
         bytes=work.bytes,

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from rhino_jax.cost.corrections import OpKey
 from rhino_jax.hardware.target import Target
 from rhino_jax.plan.records import Collective, Predicted
 from rhino_jax.verify.hlo.collectives.repeated_sums import RepeatedSum
-from rhino_jax.verify.hlo.work import InstructionWork, Place
+from rhino_jax.verify.hlo.work import InstructionWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,17 +150,14 @@ class CompiledKernel:
 
     Attributes:
       name: name of the instruction.
-      op: JAX's name of the operation.
-      places: lines and passes of what it computes, the main one first; see
-        `InstructionWork`.
+      ops: keys of what it computes, the main one first; see `InstructionWork`.
       seconds: seconds of all runs.
       flops: FLOPs of all runs.
       bytes: bytes that all runs read and write.
     """
 
     name: str
-    op: str
-    places: tuple[Place, ...]
+    ops: tuple[OpKey, ...]
     seconds: float
     flops: float
     bytes: float

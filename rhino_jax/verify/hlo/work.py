@@ -3,8 +3,8 @@
 The unit is an instruction of the control flow: of the entry, of loop bodies, of the
 longest branch of a conditional, of called computations. The body of a fusion belongs to
 the fusion. Collectives are not work (`collectives` reads them), nor are asynchronous
-copies between memory spaces (`copy-start`, `slice-start`) or SparseCore work of a TPU
-(which a note counts).
+copies between memory spaces (`copy-start`, `slice-start`, a slice that is an
+`async-start`) or SparseCore work of a TPU (which a note counts).
 
 XLA:TPU annotates most of its instructions with an estimate of cycles, for compute
 alone: collectives carry none, synchronous or not, and a fusion that continues a
@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rhino_jax.ir.traits import OWN_KERNEL, Library
+from rhino_jax.cost.corrections import OpKey, op_key
+from rhino_jax.frontend.registry import traits_of
+from rhino_jax.ir.program import Source
+from rhino_jax.ir.traits import OWN_KERNEL, Library, OpKind
 from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
 from rhino_jax.verify.hlo.instruction_cost import (
     Arithmetic,
@@ -45,10 +48,6 @@ from rhino_jax.verify.hlo.module import (
 )
 
 
-Place = tuple[str, bool]
-"""A source line, and whether differentiation produced what it computes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionWork:
     """One instruction that computes, on one device.
@@ -68,8 +67,8 @@ class InstructionWork:
       cycles: the compiler's estimate of cycles, per run; None where it makes none.
       op: JAX's name of the operation.
       source: the user's source line.
-      places: lines and passes of everything that it computes; first that of its dot or
-        convolution, or else its own.
+      ops: keys of everything that it computes; first that of its dot or convolution, or
+        else its own.
     """
 
     name: str
@@ -81,7 +80,7 @@ class InstructionWork:
     cycles: int | None
     op: str
     source: str
-    places: tuple[Place, ...] = ()
+    ops: tuple[OpKey, ...] = ()
     vector_ops: float = 0.0
     library: Library = OWN_KERNEL
     channels: Channels | None = None
@@ -116,6 +115,7 @@ _FREE = frozenset(
     " opt-barrier partition-id replica-id domain".split()
 )
 _PRODUCTS = ("dot", "convolution")
+_UNNAMED = _FREE | {"broadcast", "iota"}
 _FREE_CALLS = frozenset(
     ("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding")
 )
@@ -198,7 +198,9 @@ class WorkReader:
                 ):
                     self.beside.add(instruction.name)
             case "call" | "call-start" | "async-start":
-                if not self.is_transfer(instruction):
+                called = self.module.computations[instruction.called]
+                is_copied = called.instructions[called.root].opcode == "slice"
+                if not self.is_transfer(instruction) and not is_copied:
                     yield from self._called(computation, instruction)
             case "fusion-start":
                 called = self.module.computations[instruction.called]
@@ -260,7 +262,7 @@ class WorkReader:
             cycles=cycles,
             op=instruction.op_name,
             source=instruction.source,
-            places=self._places(instruction),
+            ops=self._ops(instruction),
             vector_ops=count_ops(computation, instruction),
             library=library,
             channels=channels_of(computation, instruction),
@@ -285,17 +287,13 @@ class WorkReader:
         elif (found := arithmetic_of(computation, instruction)) is not None:
             yield found
 
-    def _places(self, instruction: Instruction) -> tuple[Place, ...]:
-        """Return the places of what an instruction computes, the main one first."""
+    def _ops(self, instruction: Instruction) -> tuple[OpKey, ...]:
+        """Return the keys of what an instruction computes, the main one first."""
         inner = list(self._computed(instruction))
         product = next((i for i in inner if i.opcode in _PRODUCTS), instruction)
         every = (product, instruction, *reversed(inner))
-        return tuple(
-            dict.fromkeys(
-                (i.source, i.is_backward)
-                for i in every
-                if i.source and i.opcode not in _FREE
-            )
+        return tuple(dict.fromkeys(_key(i) for i in every if _is_named(i, inner))) or (
+            (instruction.source, _key(instruction)[1], ""),
         )
 
     def _computed(self, instruction: Instruction) -> Iterator[Instruction]:
@@ -308,6 +306,22 @@ class WorkReader:
     def _moves(self, name: str) -> bool:
         """Whether a computation contains a collective, or a part of one."""
         return contains(self.module, name, _is_of_transfer, self.moving)
+
+
+def _key(instruction: Instruction) -> OpKey:
+    stack, _, primitive = instruction.op_name.rpartition("/")
+    _, direction, _ = op_key(Source(name_stack=stack), primitive)
+    return instruction.source, direction, primitive
+
+
+def _is_named(instruction: Instruction, kernel: Sequence[Instruction]) -> bool:
+    """Whether an instruction computes what its name says: copies and casts of a
+    product's operands have the product's name, in fusions of other ops too."""
+    if not instruction.op_name or instruction.opcode in _UNNAMED:
+        return False
+    kind = traits_of(_key(instruction)[2]).kind
+    is_product = kind in (OpKind.CONTRACTION, OpKind.CONVOLUTION)
+    return len(kernel) == 1 or not is_product or instruction.opcode in _PRODUCTS
 
 
 def _is_of_transfer(instruction: Instruction) -> bool:

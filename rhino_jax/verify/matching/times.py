@@ -1,24 +1,24 @@
 """Match the planned seconds of source lines with those of compiled kernels.
 
-A kernel computes ops of several lines, and is named by one of them. Its seconds go to
-the lines that the plan still expects seconds of, so that fusion alone is no difference:
-kernels of few lines first; what exceeds all that is expected goes to its main line.
+A kernel computes ops of several lines; `division` divides its seconds among them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from rhino_jax.ir.program import USERS_CONSTRAINT
 from rhino_jax.plan.plan import PlanData
 from rhino_jax.plan.records import Predicted
 from rhino_jax.units import format_bytes, format_flops, format_ratio
 from rhino_jax.verify.hlo.records import CompiledKernel
-from rhino_jax.verify.hlo.work import Place
-from rhino_jax.verify.matching.ledger import primitive_of
+from rhino_jax.verify.matching.division import divide
 
+
+Place = tuple[str, bool]
+"""A source line, and whether differentiation produced what it computes."""
 
 NO_LINE: Place = ("", False)
 """Compute without a source line: copies between layouts, and what passes add."""
@@ -81,16 +81,25 @@ def time_differences(
       ops: op with the most work by place, of the planned program.
     """
     expected, flops = _expected(plan)
-    if not plan.timeline.spans:
-        kernels = [_without_pass(k) for k in kernels]
+    has_passes = bool(plan.timeline.spans)
+    if not has_passes:
         ops = {(source, False): name for (source, _), name in ops.items()}
-    made = _Attribution(Amounts(float, expected))
-    for kernel in sorted(kernels, key=lambda k: (len(k.places), -k.seconds, k.name)):
-        made.add(kernel)
-    lines = [
-        _line(place, expected[place], flops[place], made, ops.get(place, ""))
-        for place in dict.fromkeys((*expected, *made.seconds, *made.touching))
-    ]
+
+    def places_of(kernel: CompiledKernel) -> tuple[Place, ...]:
+        places = (
+            (source, has_passes and direction != "forward")
+            for source, direction, _ in kernel.ops
+            if source
+        )
+        return tuple(dict.fromkeys(places)) or (NO_LINE,)
+
+    made = divide(kernels, places_of, expected)
+    lines = []
+    for place in dict.fromkeys((*expected, *made)):
+        touching = made.get(place, [])
+        own = [k for _, k in touching if places_of(k)[0] == place]
+        planned = expected[place], flops[place], ops.get(place, "")
+        lines.append(_line(place, planned, touching, own))
     rest = TimeDifference(
         source="",
         is_backward=False,
@@ -130,74 +139,55 @@ def _place(source: str, is_backward: bool) -> Place:
     return (source, is_backward) if source.endswith(")") else NO_LINE
 
 
-def _without_pass(kernel: CompiledKernel) -> CompiledKernel:
-    places = dict.fromkeys((source, False) for source, _ in kernel.places)
-    return replace(kernel, places=tuple(places))
-
-
-@dataclass(slots=True)
-class _Attribution:
-    """Seconds of kernels by place.
-
-    Attributes:
-      left: planned seconds of a place that no kernel has been attributed to.
-      seconds, flops: attributed seconds, and FLOPs of the main place of kernels.
-      touching: kernels that compute anything of a place, with their seconds there.
-    """
-
-    left: Amounts
-    seconds: Amounts = field(default_factory=lambda: Amounts(float))
-    flops: Amounts = field(default_factory=lambda: Amounts(float))
-    touching: dict[Place, list[tuple[float, CompiledKernel]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-
-    def add(self, kernel: CompiledKernel) -> None:
-        places = kernel.places or (NO_LINE,)
-        wanted = [max(self.left[p], 0.0) for p in places]
-        whole = sum(wanted)
-        share = min(1.0, kernel.seconds / whole) if whole else 0.0
-        took = [share * x for x in wanted]
-        took[0] += max(0.0, kernel.seconds - sum(took))
-        self.flops[places[0]] += kernel.flops
-        for place, seconds in zip(places, took, strict=True):
-            self.seconds[place] += seconds
-            self.left[place] -= seconds
-            self.touching[place].append((seconds, kernel))
+Share = tuple[float, CompiledKernel]
+"""Seconds of a kernel that belong to a line."""
 
 
 def _line(
-    place: Place, expected_s: float, flops: float, made: _Attribution, op: str
+    place: Place,
+    planned: tuple[float, float, str],
+    touching: Sequence[Share],
+    own: Sequence[CompiledKernel],
 ) -> TimeDifference:
-    kernels = sorted(made.touching[place], key=lambda x: (-x[0], x[1].name))
-    computing = [k for seconds, k in kernels if seconds]
-    named = [primitive_of(k.op) for k in computing if k.places[:1] == (place,)]
+    """Compare one line.
+
+    Args:
+      place: the line.
+      planned: its seconds and FLOPs, and the op with the most work.
+      touching: kernels that compute anything of the line.
+      own: those of which it is the main line.
+    """
+    (source, is_backward), (expected_s, flops, op) = place, planned
+    longest = sorted(touching, key=lambda x: (-x[0], x[1].name))
+    computing = [k for seconds, k in longest if seconds]
+    named = [k.ops[0][2] for k in computing if k in own]
     if flops and op:
         named.insert(0, op)
-    source, is_backward = place
     return TimeDifference(
         source=source,
         is_backward=is_backward,
         op=next((n for n in named if n not in UNNAMED), op) if source else "copies",
         predicted_s=expected_s,
-        compiled_s=made.seconds[place],
+        compiled_s=sum(seconds for seconds, _ in touching),
         kernels=tuple(k.name for k in computing),
-        cause=_cause(place, expected_s, flops, made, is_known=bool(op)),
+        cause=_cause(place, planned, touching, sum(k.flops for k in own)),
     )
 
 
 def _cause(
-    place: Place, expected_s: float, flops: float, made: _Attribution, *, is_known: bool
+    place: Place,
+    planned: tuple[float, float, str],
+    touching: Sequence[Share],
+    computed: float,
 ) -> str:
     """Return why a line takes other seconds than planned, as far as that is certain."""
-    touching, took_s = made.touching[place], made.seconds[place]
+    (expected_s, flops, op), took_s = planned, sum(seconds for seconds, _ in touching)
     if place == NO_LINE:
         return "of no source line"
     if not touching:
         return "not in the compiled program"
     if took_s <= NO_SHARE * expected_s:
         return "fused, though predicted stored"
-    computed = made.flops[place]
     if flops and computed and expected_s:
         ratio = computed / flops
         if not SAME_FLOPS < ratio < 1 / SAME_FLOPS:
@@ -208,5 +198,5 @@ def _cause(
     moves = f"moves {format_bytes(moved)}, {format_bytes(moved / took_s)}/s"
     if expected_s > NO_SHARE * took_s:
         return moves
-    stored = "stored, though predicted fused" if is_known else "not in the plan"
+    stored = "stored, though predicted fused" if op else "not in the plan"
     return f"{stored}: {moves}"

@@ -179,6 +179,11 @@ def test_a_count_that_the_compiler_knows() -> None:
 
 ENTRY = """HloModule m, is_scheduled=true
 FUSED
+%fetched (p: f32[8,8]) -> f32[4,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  ROOT %q = f32[4,8]{1,0:S(1)} slice(%p), slice={[0:4], [0:8]}
+}
+
 ENTRY %main (x: f32[8,8]) -> f32[8,8] {
   %x = f32[8,8]{1,0} parameter(0)
   BODY
@@ -213,6 +218,13 @@ SPARSE = 'async_execution_thread="sparsecore", '
         (
             "%s = (f32[8,8]{1,0:S(1)}, f32[8,8]{1,0}, u32[]) copy-start(%x)\n"
             "  ROOT %r = f32[8,8]{1,0:S(1)} copy-done(%s)",
+            0,
+        ),
+        # XLA:TPU fetches weights into vector memory beside other kernels.
+        (
+            "%s = ((f32[8,8]), f32[4,8]{1,0:S(1)}, u32[]) async-start(%x),"
+            " calls=%fetched\n"
+            "  ROOT %r = f32[4,8]{1,0:S(1)} async-done(%s)",
             0,
         ),
     ],
