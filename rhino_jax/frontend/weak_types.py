@@ -9,6 +9,7 @@ compiled program then serves both.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count, zip_longest
 from typing import Any
 
@@ -29,15 +30,9 @@ def differ_in_weakness(one: Signature, other: Signature) -> bool:
     return one != other and _strong(one) == _strong(other)
 
 
-def _strong(signature: Signature) -> Hashable:
-    arrays = tuple((shape, dtype) for shape, dtype, _ in signature.arrays)
-    return (
-        signature.tree,
-        signature.statics,
-        signature.static_leaves,
-        signature.positions,
-        arrays,
-    )
+def _strong(signature: Signature) -> Signature:
+    arrays = tuple((shape, dtype, False) for shape, dtype, _ in signature.arrays)
+    return replace(signature, arrays=arrays)
 
 
 def compute_the_same(one: Traced, other: Traced) -> bool:

@@ -123,9 +123,7 @@ class Donations:
         gone = [
             path
             for path, x in zip(self._paths, arrays, strict=False)
-            if isinstance(x, jax.Array)
-            and not isinstance(x, jax.core.Tracer)
-            and x.is_deleted()
+            if getattr(x, "is_deleted", bool)()
         ]
         if gone:
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""

@@ -133,7 +133,29 @@ def custom(scale, x):
     return jax.grad(lambda x: jnp.sum(clipped(x * scale)))(x)
 
 
-WEAK = [weak_carry, weak_branches, weak_while, custom, scaled, in_loop, jacobian]
+def weak_cell(scale, x):
+    """Cotangents of a loop's scale are added once all are converted to its type."""
+
+    def loss(scale):
+        def cell(h, row):
+            h = jnp.tanh(h * scale + row)
+            return h, h
+
+        return jnp.sum(jax.lax.scan(cell, jnp.zeros(x.shape[1:]), x)[1])
+
+    return jax.grad(loss)(scale)
+
+
+WEAK = [
+    weak_carry,
+    weak_cell,
+    weak_branches,
+    weak_while,
+    custom,
+    scaled,
+    in_loop,
+    jacobian,
+]
 
 
 @pytest.mark.parametrize("fn", WEAK)

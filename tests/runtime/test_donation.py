@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import rhino_jax as rhino
+from rhino_jax.runtime import bound
 from rhino_jax.runtime.processes import across
 from tests.runtime.stand_in import mesh_of
 
@@ -64,6 +65,30 @@ def test_state_goes_round() -> None:
     # Fed back in their places, and one of them a second time.
     with pytest.raises(rhino.TraceError, match="donated as"):
         step(a, b, a)
+
+
+def test_state_that_goes_round_is_not_read_leaf_by_leaf(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading the type of one array takes microseconds, of a thousand milliseconds."""
+    a, b = placed()[0], placed()[0]
+    x, sharding = placed()
+    a, b = step(a, b, x)
+    read: list[Any] = []
+    types = bound.array_type
+    monkeypatch.setattr(bound, "array_type", lambda x: (read.append(x), types(x))[1])
+    for batch in (
+        jax.device_put(x, NamedSharding(sharding.mesh, sharding.spec)),
+        np.ones((64, 64), np.float32),
+        jnp.ones((64, 64)),
+    ):
+        a, b = step(a, b, batch)
+    assert [type(x) for x in read] == [np.ndarray, type(x)]
+    assert a[0, 0] == 5 and b[0, 0] == 16
+    narrow = jnp.ones((64, 64), jnp.bfloat16)
+    with pytest.warns(rhino.RhinoWarning, match="`x` is bfloat16"):
+        assert step(a, b, narrow)[0].dtype == jnp.float32
+    assert step.last_plan.inputs[-1].dtype == "bfloat16"
 
 
 def test_arrays_of_one_device_are_sliced_on_the_host_and_do_not_change() -> None:

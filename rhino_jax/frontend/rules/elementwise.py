@@ -82,6 +82,9 @@ NARY = (
 
 EXPONENTIAL = ("exp", "exp2")
 
+COTANGENT_SUM = "add_any"
+"""The op by which differentiation adds up cotangents."""
+
 ANNOTATIONS = frozenset({"mesh_cast", "reshard", "sharding_constraint"})
 """Ops with which a program itself states how a value is sharded."""
 

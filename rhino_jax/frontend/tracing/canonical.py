@@ -5,8 +5,9 @@ name it. A Python number, or an array that was created from one, has a weak type
 to its own type is then an equation, and none where the type is strong. Differentiation
 rules sum over no dims at all, or reshard to no sharding, where a value comes from
 outside the mesh in context and its cotangent from inside: `x * (1 + scale)` has a
-`reshard` with a mesh and none without. A plan for one trace would be refused for
-another, and a pass would find other equations in it.
+`reshard` with a mesh and none without. The cotangent of a weak type is converted, and
+added to others, late. A plan for one trace would be refused for another, and a pass
+would find other equations in it.
 
 In the canonical form all types are strong and name no mesh, and equations that do
 nothing are left out. `Traced.out_types` has the weak types of results.
@@ -40,7 +41,7 @@ from rhino_jax.frontend.regions import (
     with_jaxprs,
 )
 from rhino_jax.frontend.registry import traits_of
-from rhino_jax.frontend.rules.elementwise import ANNOTATIONS
+from rhino_jax.frontend.rules.elementwise import ANNOTATIONS, COTANGENT_SUM
 from rhino_jax.ir.program import RegionKind
 from rhino_jax.ir.traits import OpKind
 
@@ -61,7 +62,7 @@ def canonical(jaxpr: Any) -> Any:
     Returns:
       The same object where it is canonical.
     """
-    opened, eqns = open_jaxpr(jaxpr), []
+    opened, eqns = open_jaxpr(jaxpr), list[Any]()
     known: dict[Any, Any] = {}  # variable → its plain one, or the operand of a no-op
 
     def read(atom: Any) -> Any:
@@ -89,7 +90,11 @@ def canonical(jaxpr: Any) -> Any:
         if passed:
             known.update((given[k], eqn.invars[i]) for k, i in passed.items())
             eqn = _without_results(eqn, passed)
-        eqns.append(eqn)
+        at = len(eqns)
+        if eqn.primitive.name == COTANGENT_SUM and given[0].aval.weak_type:
+            while at and not any(v in eqns[at - 1].outvars for v in operands):
+                at -= 1
+        eqns.insert(at, eqn)
     results = [*map(read, opened.outvars)]
     now = invars, constvars, eqns, results
     then = opened.invars, opened.constvars, opened.eqns, opened.outvars

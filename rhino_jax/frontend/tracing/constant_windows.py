@@ -73,27 +73,31 @@ def _is_most(start: Start, window: Shape, shape: Shape) -> bool:
     return is_most and _is_inside(start, window, shape)
 
 
-def _starts(shape: Sequence[int], index: np.ndarray, dims: Sequence[int]) -> list[int]:
-    start = [0] * len(shape)
+def _starts(
+    eqn: Any, index: np.ndarray | None, dims: Sequence[int]
+) -> list[int] | None:
+    """Return where the one window of a gather or scatter begins; None where that is
+    unknown, or there are several."""
+    numbers = eqn.params["dimension_numbers"]
+    if index is None or index.ndim != 1 or numbers.operand_batching_dims:
+        return None
+    start = [0] * eqn.invars[0].aval.ndim
     for d, value in zip(dims, index.tolist(), strict=True):
-        start[d] = int(value)
+        start[d] = value
     return start
 
 
 def _scatter(
     eqn: Any, values: Sequence[np.ndarray | None], is_narrow: bool
 ) -> Callable[..., Any] | None:
-    numbers, index = eqn.params["dimension_numbers"], values[1]
-    shape = eqn.invars[0].aval.shape
-    if index is None or index.ndim != 1 or numbers.operand_batching_dims:
-        return None
-    start = _starts(shape, index, numbers.scatter_dims_to_operand_dims)
+    numbers = eqn.params["dimension_numbers"]
+    start = _starts(eqn, values[1], numbers.scatter_dims_to_operand_dims)
     inserted = numbers.inserted_window_dims
     window = list(eqn.invars[2].aval.shape)
     for d in sorted(inserted):
         window.insert(d, 1)
     fits = _is_inside if is_narrow else _is_most
-    if not fits(start, tuple(window), shape):
+    if start is None or not fits(start, tuple(window), eqn.invars[0].aval.shape):
         return None
     combine = COMBINE[eqn.primitive.name]
 
@@ -149,18 +153,21 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _gather(eqn: Any, values: Sequence[np.ndarray | None]) -> Callable[..., Any] | None:
-    numbers, index = eqn.params["dimension_numbers"], values[1]
+def _sliced(
+    eqn: Any, start: Start | None, dropped: Sequence[int] = ()
+) -> Callable[..., Any] | None:
+    """Return the slice that reads a window; None where it reads little of the array."""
     shape, window = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
-    if index is None or index.ndim != 1 or numbers.operand_batching_dims:
-        return None
-    start = _starts(shape, index, numbers.start_index_map)
-    if not _is_most(start, window, shape):
+    if start is None or not _is_most(start, window, shape):
         return None
     stop = [at + n for at, n in zip(start, window, strict=True)]
-    return lambda x, _: lax.squeeze(
-        lax.slice(x, start, stop), numbers.collapsed_slice_dims
-    )
+    return lambda x, *_: lax.squeeze(lax.slice(x, start, stop), dropped)
+
+
+def _gather(eqn: Any, values: Sequence[np.ndarray | None]) -> Callable[..., Any] | None:
+    numbers = eqn.params["dimension_numbers"]
+    start = _starts(eqn, values[1], numbers.start_index_map)
+    return _sliced(eqn, start, numbers.collapsed_slice_dims)
 
 
 def _clamped(
@@ -168,21 +175,16 @@ def _clamped(
 ) -> list[int] | None:
     """Return where a dynamic slice begins, clamped to stay inside; None where that is
     unknown."""
-    if any(value is None for value in at):
-        return None
     places = zip(at, window, shape, strict=True)
-    return [min(max(int(a), 0), size - n) for a, n, size in places if a is not None]
+    known = [min(max(int(a), 0), size - n) for a, n, size in places if a is not None]
+    return known if len(known) == len(at) else None
 
 
 def _dynamic_slice(
     eqn: Any, values: Sequence[np.ndarray | None]
 ) -> Callable[..., Any] | None:
     shape, window = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
-    start = _clamped(shape, window, values[1:])
-    if start is None or not _is_most(start, window, shape):
-        return None
-    stop = [at + n for at, n in zip(start, window, strict=True)]
-    return lambda x, *_: lax.slice(x, start, stop)
+    return _sliced(eqn, _clamped(shape, window, values[1:]))
 
 
 def _update_slice(

@@ -77,9 +77,9 @@ class Rotations:
         name = eqn.primitive.name
         if name not in ("concatenate", "add", "add_any") or len(eqn.invars) != 2:
             return None
-        parts = [None if is_literal(v) else self._parts.get(v) for v in eqn.invars]
+        known = [v for v in eqn.invars if not is_literal(v) and v in self._parts]
         is_sum = name != "concatenate"
-        found = _in_order([p for p in parts if p is not None], is_sum)
+        found = _in_order([self._parts[v] for v in known], is_sum)
         if found is None or (not is_sum and eqn.params["dimension"] != found[0].axis):
             return None
         first, second = found
@@ -96,12 +96,10 @@ class Rotations:
 def _in_order(parts: Sequence[_Part], is_sum: bool) -> tuple[_Part, _Part] | None:
     """Return two slices of one array in their order in the result; None where they are
     not."""
-    if len(parts) != 2:
+    if len({(id(part.whole), part.axis) for part in parts}) != 1 or len(parts) != 2:
         return None
     first, second = parts
-    if first.whole is not second.whole or first.axis != second.axis:
-        return None
-    if (first.at is None) == is_sum or (second.at is None) == is_sum:
+    if any((part.at is None) == is_sum for part in parts):
         return None
     if is_sum and (first.at or 0) > (second.at or 0):
         first, second = second, first
@@ -111,7 +109,7 @@ def _in_order(parts: Sequence[_Part], is_sum: bool) -> tuple[_Part, _Part] | Non
 def _slice(eqn: Any, part: _Part | None) -> _Part | None:
     params, whole = eqn.params, eqn.invars[0]
     starts, stops = params["start_indices"], params["limit_indices"]
-    if params["strides"] is not None and set(params["strides"]) != {1}:
+    if {*(params["strides"] or ()), 1} != {1}:
         return None
     shape = whole.aval.shape
     cut = [d for d, n in enumerate(shape) if (starts[d], stops[d]) != (0, n)]
@@ -123,8 +121,7 @@ def _slice(eqn: Any, part: _Part | None) -> _Part | None:
 
 def _pad(eqn: Any, part: _Part | None) -> _Part | None:
     config, filling = eqn.params["padding_config"], eqn.invars[1]
-    is_zero = is_literal(filling) and known_value(filling, {}) == 0
-    if part is None or part.at is not None or not is_zero:
+    if part is None or part.at is not None or known_value(filling, {}) != 0:
         return None
     padded = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)]
     low, high, between = config[part.axis]

@@ -9,7 +9,6 @@ are the same; in an addition, -0.0 between them becomes 0.0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from rhino_jax._compat import is_literal
+from rhino_jax.frontend.known_values import known_value
 from rhino_jax.frontend.tracing.constant_windows import COMBINE, written
 
 
@@ -47,9 +47,8 @@ class Lines:
         if len(eqn.outvars) != 1:
             return
         (made,), name = eqn.outvars, eqn.primitive.name
-        if not _has_integers(made.aval):
-            return
-        if math.prod(made.aval.shape) > np.iinfo(made.aval.dtype).max:
+        is_followed = _has_integers(made.aval)
+        if not is_followed or made.aval.size > np.iinfo(made.aval.dtype).max:
             return
         lines = [self._line(atom) for atom in eqn.invars]
         if name == "concatenate" and None not in lines:
@@ -64,11 +63,10 @@ class Lines:
     def _line(self, atom: Any) -> Line | None:
         if not is_literal(atom):
             return self._lines.get(atom)
-        is_integer = isinstance(atom.val, int | np.integer | np.ndarray)
-        is_scalar = is_integer and np.ndim(atom.val) == 0
-        if not is_scalar or not _has_integers(atom.aval):
+        value = known_value(atom, {})
+        if value is None or value.ndim or not _has_integers(atom.aval):
             return None
-        return Line(int(atom.val), ())
+        return Line(int(value), ())
 
     def of(self, eqn: Any) -> tuple[Callable[..., Any], Sequence[Any]] | None:
         """Return the write or slice that a scatter or gather in steps is, and its
