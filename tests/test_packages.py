@@ -47,7 +47,7 @@ CODE_TOKENS = {
     "": 4_400,
     "_compat": 5_700,
     "analysis": 29_200,
-    "bench": 39_400,
+    "bench": 39_300,
     "commands": 7_300,
     "contest": 2_300,
     "cost": 4_800,
@@ -56,7 +56,7 @@ CODE_TOKENS = {
     "frontend": 72_100,
     "hardware": 13_300,
     "ir": 12_300,
-    "model": 22_200,
+    "model": 22_100,
     "models": 15_800,
     "passes": 96_200,
     "pipeline": 32_300,
@@ -68,7 +68,7 @@ CODE_TOKENS = {
     "solver": 35_000,
     "sweep": 9_700,
     "utils": 5_700,
-    "verify": 48_600,
+    "verify": 48_500,
 }
 """Most code tokens of each package. A number here is lowered, and never raised."""
 
