@@ -256,7 +256,8 @@ def counted_once(
         each = [asked.question.candidates[i].remat_s or 0.0 for i in again]
         once = asked.together_s([asked.values[i] for i in again], there)
         added_s += rest * min(0.0, once - sum(each))
-    return replace(answer, added_s=max(0.0, added_s))
+    added_s = max(0.0, added_s)
+    return replace(answer, added_s=added_s, bound_s=min(answer.bound_s, added_s))
 
 
 def _named(asked: RematQuestion, name: str, parts: int) -> str:
