@@ -56,7 +56,7 @@ CODE_TOKENS = {
     "frontend": 72_100,
     "hardware": 13_300,
     "ir": 12_300,
-    "model": 22_100,
+    "model": 22_200,
     "models": 15_800,
     "passes": 96_200,
     "pipeline": 32_300,

@@ -16,9 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rhino_jax.ir.factor import Rule
 from rhino_jax.ir.program import Op, Program
-from rhino_jax.ir.traits import OpKind
 
 
 class NodeKind(enum.Enum):
@@ -68,17 +66,6 @@ class Node:
     is_fused: bool
     is_matmul: bool
     hosts_fusion: bool
-
-    @property
-    def op_kind(self) -> OpKind | None:
-        """Kind of the op; None without one."""
-        return None if self.op is None else self.op.traits.kind
-
-    @property
-    def reduction(self) -> Rule | None:
-        """Rule of a reduction that is fused; None for other nodes."""
-        is_one = self.is_fused and self.op_kind is OpKind.REDUCTION
-        return self.op.rule if self.op and is_one else None
 
 
 @dataclass(slots=True, eq=False)

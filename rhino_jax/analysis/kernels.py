@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
-from rhino_jax.analysis.long_rows import reduces_by
-from rhino_jax.analysis.materialised import Materialised
+from rhino_jax.analysis.materialised import Materialised, sums
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.uses import (
     NOWHERE,
@@ -111,9 +110,9 @@ def _left_exponentials(graph: Graph) -> Iterator[int]:
     XLA:GPU of jax 0.10.2 writes, sums and divides them in a kernel each)."""
     for p in graph.crossing:
         node = graph.nodes[graph.ports[p].node]
+        kind = None if node.op is None else node.op.traits.kind
         behind = (graph.nodes[e.target] for e in graph.readers[p])
-        is_exponential = node.op_kind is OpKind.EXPONENTIAL
-        if is_exponential and any(reduces_by("sum", n) for n in behind):
+        if kind is OpKind.EXPONENTIAL and any(map(sums, behind)):
             yield p
 
 
@@ -156,8 +155,6 @@ def _read(
     # An op that does not fuse is a kernel of its own, and reads all of its operands.
     own = num_nodes + np.arange(num_nodes)
     group = np.where(columns.is_fused, fusions, own)
-    inside = np.flatnonzero(materialised.matmul_of != NOWHERE)
-    group[inside] = own[materialised.matmul_of[inside]]
     copied = copied_ports(graph)[columns.source]
     port = np.where(copied == NOWHERE, columns.source, copied)
     maker, reader = columns.maker[port], columns.target
@@ -203,7 +200,7 @@ def _read(
         stored = reads, parts, in_memory
         bound = ops_per_byte, rates
         vector_ops = _find_vector_ops(graph, group, *stored, *bound)
-        for node in inside.tolist():
+        for node in np.flatnonzero(materialised.matmul_of != NOWHERE).tolist():
             vector_ops[node] = 0.0
     return Kernels(reads, parts, launches.tolist(), vector_ops)
 
@@ -212,7 +209,9 @@ def _takes_part(graph: Graph, node: Node) -> bool:
     """Whether a node takes a part of its first operand: a slice, or a look-up, which
     may take less on each device than a table that is replicated."""
     op, values = node.op, graph.program.values
-    if op is None or op.traits.kind is not OpKind.MOVEMENT:
+    if node.kind is not NodeKind.OP or op is None:
+        return False
+    if op.traits.kind is not OpKind.MOVEMENT:
         return looks_up(node)
     read, made = (math.prod(values[v].shape) for v in (op.operands[0], op.results[0]))
     return made < read

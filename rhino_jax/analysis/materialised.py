@@ -16,13 +16,9 @@ and by other ops, is stored too. The elementwise ops on a matmul's result fuse i
 epilogue, up to the first value that several ops read, which is stored in place of the
 result; each of these readers converts it itself.
 
-Reductions of what such a fusion computes run in it, too, stored or not. It holds whole
-rows of a softmax: the maximum that is subtracted from a row does not end it, and the
-exponentials are stored in place of the scores, in the kernel of the scores' matmul (a
-reduce-window in HLO of v5e and v6e, libtpu 0.0.52; the mean of a layer norm ends it).
-Where rows are longer than it can hold (`Observed.longest_row`), the matmul's own result
-is stored, and everything between it and the next matmul is recomputed by each reader,
-expensive or not.
+Such a fusion holds whole rows of a softmax. Where they are longer than it can hold
+(`Observed.longest_row`), the matmul's own result is stored, and everything between it
+and the next matmul is recomputed by each reader, expensive or not.
 
 Some compilers fuse by the bytes that this saves (`Device.fuses_by_bytes`). A look-up is
 then fusible, and computes of what it reads the elements that it picks: logits that
@@ -47,7 +43,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rhino_jax.analysis.graph import Graph, Node, NodeKind, Port
-from rhino_jax.analysis.long_rows import find_long_rows, is_row_maximum
 from rhino_jax.analysis.matmul_depth import MatmulDepth
 from rhino_jax.analysis.short_sums import find_short_sums
 from rhino_jax.analysis.uses import (
@@ -134,8 +129,8 @@ class Materialised:
       stacked: ids of the ports that are stored in the stack of a loop only.
       inside: ids of the nodes that run inside of their readers, though they do not
         fuse elsewhere: short reductions.
-      matmul_of: [nodes], id of the matmul whose fusion an elementwise node or a
-        reduction runs in, or NOWHERE.
+      matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or
+        NOWHERE.
     """
 
     ports: list[bool]
@@ -199,7 +194,6 @@ class _MaterialisedFinder:
         op.
       unsettled: port id → the matmul whose fusion computes its value and has not stored
         one yet.
-      of_matmul: port id → the matmul whose fusion computes its value.
       handed, stacked: as in `Materialised`.
       long_rows: ids of nodes of softmaxes whose rows no fusion can hold, and of the
         matmuls before them.
@@ -219,7 +213,6 @@ class _MaterialisedFinder:
     sources: list[frozenset[int]] = field(init=False)
     dear: set[int] = field(default_factory=set)
     unsettled: dict[int, int] = field(default_factory=dict)
-    of_matmul: dict[int, int] = field(default_factory=dict)
     handed: set[int] = field(default_factory=set)
     stacked: set[int] = field(default_factory=set)
     long_rows: set[int] = field(init=False)
@@ -244,9 +237,7 @@ class _MaterialisedFinder:
         self.short = find_short_sums(graph) if by_bytes else _NONE
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
-        self.long_rows = (
-            find_long_rows(graph, self.readers, self.feeds) if with_matmuls else set()
-        )
+        self.long_rows = self._find_long_rows() if with_matmuls else set()
         self.reading = PortReads.of(
             self.readers,
             graph.columns,
@@ -268,13 +259,10 @@ class _MaterialisedFinder:
         if self._is_sunk(node, feeds):
             keep = False
         elif (matmul := self._matmul_behind(node, feeds)) is not None:
-            self.of_matmul[here] = matmul
             keep = self._ends_fusion(here, node)
             if not keep:
                 self.unsettled[here] = matmul
         else:
-            if node.reduction and feeds and feeds[0] in self.of_matmul:
-                self.after[node.id] = self.of_matmul[feeds[0]]
             is_shared = self._is_shared(here, node, feeds)
             may_narrow = self.fusing.by_bytes and node.id not in self.depth.rotated
             if is_shared and may_narrow:
@@ -352,6 +340,40 @@ class _MaterialisedFinder:
         dtype = self.graph.program.values[op.results[0]].dtype
         return self.fusing.recomputes.isdisjoint((op.name, f"{op.name}.{dtype}"))
 
+    def _find_long_rows(self) -> set[int]:
+        """Return the ids of the nodes of softmaxes with long rows: from every
+        exponential whose rows a sum reads, in both directions through fusible nodes
+        with rows as long, to the matmuls before."""
+        nodes = self.graph.nodes
+        todo = [n.id for n in nodes if self._is_long_softmax(n)]
+        found = set(todo)
+        while todo:
+            node = nodes[todo.pop()]
+            if node.hosts_fusion:
+                continue
+            before = [nodes[self.graph.ports[p].node] for p in self.feeds[node.id]]
+            behind = [nodes[n] for n in self._readers_of(node)]
+            for other in [*before, *(n for n in behind if not n.hosts_fusion)]:
+                is_of_it = other.is_fusible or other.hosts_fusion
+                is_new = is_of_it and other.id not in found
+                if is_new and self._row(other) > OBSERVED.longest_row:
+                    found.add(other.id)
+                    todo.append(other.id)
+        return found
+
+    def _is_long_softmax(self, node: Node) -> bool:
+        if _kind(node) is not OpKind.EXPONENTIAL:
+            return False
+        if self._row(node) <= OBSERVED.longest_row:
+            return False
+        return any(sums(self.graph.nodes[n]) for n in self._readers_of(node))
+
+    def _row(self, node: Node) -> int:
+        """Return the size of the last dim of an op's result; 0 for a scalar."""
+        assert node.op is not None
+        shape = self.graph.program.values[node.op.results[0]].shape
+        return shape[-1] if shape else 0
+
     def _is_shared(self, port: int, node: Node, feeds: list[int]) -> bool:
         """Whether a value is stored rather than recomputed by each of its readers."""
         if node.id in self.depth.rotated:
@@ -398,15 +420,11 @@ class _MaterialisedFinder:
         return not _converts(node) and len(self._parting(port)) > 1
 
     def _parting(self, port: int) -> list[int]:
-        """Return the readers of a port, looking through conversions, without maxima of
-        rows that a fusion holds."""
+        """Return the readers of a port, looking through conversions."""
         found: list[int] = []
         for reader in self.readers.of_port(port):
             node = self.graph.nodes[reader]
-            if _converts(node):
-                found += self._parting(node.ports[0].id)
-            elif not is_row_maximum(node, self.graph):
-                found.append(reader)
+            found += self._parting(node.ports[0].id) if _converts(node) else [reader]
         return found
 
     def _settle_matmuls(self, feeds: list[int]) -> None:
@@ -423,7 +441,7 @@ class _MaterialisedFinder:
         small, or the border node of one."""
         if node.kind is NodeKind.CONST:
             return not any(self.materialised[p] for p in feeds)
-        if not self.fusing.sinks_broadcasts or node.op_kind is not OpKind.BROADCAST:
+        if not self.fusing.sinks_broadcasts or _kind(node) is not OpKind.BROADCAST:
             return False
         readers = [self.graph.nodes[n] for n in self._readers_of(node)]
         return any(n.kind is NodeKind.CONST for n in readers) and all(
@@ -461,5 +479,17 @@ class _MaterialisedFinder:
         return self.graph.program.values[value]
 
 
+def _kind(node: Node) -> OpKind | None:
+    return None if node.op is None else node.op.traits.kind
+
+
 def _converts(node: Node) -> bool:
-    return node.op_kind is OpKind.CONVERSION
+    return _kind(node) is OpKind.CONVERSION
+
+
+def sums(node: Node) -> bool:
+    """Whether a node is a sum over dims."""
+    if node.op is None or node.op.rule is None:
+        return False
+    is_sum = any(f.reducer == "sum" for f in node.op.rule.factors)
+    return is_sum and node.op.traits.kind is OpKind.REDUCTION

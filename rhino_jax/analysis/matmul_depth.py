@@ -78,8 +78,9 @@ def find_matmul_depth(
 
 
 def _is_read_as_scalar(node: Node, graph: Graph) -> bool:
-    is_read = bool(graph.scalar_readers[node.id])
-    return is_read and node.is_fused and node.op_kind in SUMS
+    if not graph.scalar_readers[node.id] or node.op is None:
+        return False
+    return node.is_fused and node.op.traits.kind in SUMS
 
 
 def _find_rotated(graph: Graph) -> frozenset[int]:
@@ -102,7 +103,7 @@ def _find_rotated(graph: Graph) -> frozenset[int]:
         if not reads:
             continue
         at[node.id] = _positions(node, sources, at)
-        if node.op_kind is not OpKind.MOVEMENT and node.id in reads:
+        if node.op.traits.kind is not OpKind.MOVEMENT and node.id in reads:
             counts = Counter(source for source, _ in at[node.id])
             most = max(counts.values(), default=1)
             if (most - 1) * (reads[node.id] - 1) > OBSERVED.stencils:
@@ -189,19 +190,22 @@ def _ends_kernel(node: Node, graph: Graph, in_rows: frozenset[int]) -> bool:
 def long_row(node: Node, graph: Graph) -> int:
     """Return the number of elements of each row that a reduction reduces, where no
     kernel does it as a whole (`Observed.longest_sum`); 0 for other nodes."""
-    if node.op is None or not node.reduction:
+    if node.op is None or node.op.traits.kind is not OpKind.REDUCTION:
         return 0
     values = graph.program.values
     read, made = (
         math.prod(values[v].shape) for v in (node.op.operands[0], node.op.results[0])
     )
-    return read // made if read > OBSERVED.longest_sum * made else 0
+    return read // made if node.is_fused and read > OBSERVED.longest_sum * made else 0
 
 
 def reduces_columns(node: Node) -> bool:
     """Whether an op reduces dims other than the last ones."""
-    if (rule := node.reduction) is None:
+    op = node.op
+    if node.kind is not NodeKind.OP or op is None or op.rule is None:
         return False
-    have, made = rule.operands[0], rule.results[0]
+    if op.traits.kind is not OpKind.REDUCTION or not node.is_fused:
+        return False
+    have, made = op.rule.operands[0], op.rule.results[0]
     kept = [dim for dim in have if dim in made]
     return list(have[: len(kept)]) != kept

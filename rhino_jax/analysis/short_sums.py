@@ -17,6 +17,7 @@ import math
 from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.matmul_depth import reduces_columns
 from rhino_jax.hardware.lowering import OBSERVED
+from rhino_jax.ir.traits import OpKind
 
 
 def find_short_sums(graph: Graph) -> frozenset[int]:
@@ -27,7 +28,7 @@ def find_short_sums(graph: Graph) -> frozenset[int]:
     found = set()
     for node in graph.nodes:
         op = node.op
-        if not node.reduction or op is None or not shapes[op.results[0]]:
+        if not _reduces(node) or op is None or not shapes[op.results[0]]:
             continue
         read, made = (math.prod(shapes[v]) for v in (op.operands[0], op.results[0]))
         if not made < read < OBSERVED.shortest_sum * made:
@@ -48,7 +49,7 @@ def _runs_inside(graph: Graph, node: Node) -> bool:
             if reader.is_fusible or reader.kind is NodeKind.COPY:
                 between.add(reader.id)
                 todo.append(reader.id)
-            elif reader.reduction and not reduces_columns(reader):
+            elif _reduces(reader) and not reduces_columns(reader):
                 ends.add(reader.id)
             else:
                 return False
@@ -73,3 +74,9 @@ def _ends_stored(graph: Graph, node: Node) -> bool:
     while len(readers) == 1 and readers[0].is_fusible:
         readers = [graph.nodes[e.target] for e in graph.outgoing[readers[0].id]]
     return bool(readers) and not any(n.is_fused for n in readers)
+
+
+def _reduces(node: Node) -> bool:
+    op = node.op
+    is_reduction = op is not None and op.traits.kind is OpKind.REDUCTION
+    return node.kind is NodeKind.OP and node.is_fused and is_reduction

@@ -105,7 +105,7 @@ NOWHERE = -1
 
 def looks_up(node: Node) -> bool:
     """Whether a node is a look-up of rows."""
-    return node.op_kind is OpKind.LOOKUP
+    return node.op is not None and node.op.traits.kind is OpKind.LOOKUP
 
 
 def find_scattered_onto(graph: Graph) -> dict[tuple[int, int], int]:
@@ -138,7 +138,8 @@ def find_scattered_onto(graph: Graph) -> dict[tuple[int, int], int]:
 
 def _is_constant(graph: Graph, node: int) -> bool:
     """Whether a node broadcasts a constant of the program."""
-    is_broadcast = graph.nodes[node].op_kind is OpKind.BROADCAST
+    op = graph.nodes[node].op
+    is_broadcast = op is not None and op.traits.kind is OpKind.BROADCAST
     return is_broadcast and not graph.incoming[node]
 
 
