@@ -54,10 +54,8 @@ def _lower_for_cpu() -> None:
         mlir.register_lowering(primitive, lowering, platform="cpu")
 
 
-def _forward(
-    q: Any, k: Any, v: Any, *rest: Any, is_training: bool, **params: Any
-) -> Any:
-    out, sums = _attention(q, k, v, rest[0], *rest[1:], **params)
+def _forward(*operands: Any, is_training: bool, **params: Any) -> Any:
+    out, sums = _attention(*operands, **params)
     return (out, sums) if is_training else (out,)
 
 
