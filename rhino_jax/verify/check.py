@@ -235,8 +235,11 @@ def _on_one_device(
     """Run the user's function with `jax.jit` on one device, with compiler options."""
     me = jax.process_index()
     device = next(d for d in bound.mesh.devices.flat if d.process_index == me)
-    is_at_home = jax.default_device(device)
-    with _context(bound, device), is_at_home, fused_attention_traced():
+    with (
+        _context(bound, device),
+        jax.default_device(device),
+        fused_attention_traced(),
+    ):
         run = jax.jit(flat, compiler_options=dict(options or {}))
         outs = run(*(_copy(x, device) for x in arrays))
     return list(jax.block_until_ready(outs))
