@@ -79,6 +79,10 @@ class UserOptions(TypedDict, total=False):
       loops: "auto": a loop over at most 32 layers is unrolled where the compiler copies
         what it stacks for the backward pass, and that is faster; compiling takes
         longer. "as written": loops stay.
+      grouped: grouped matmuls (`jax.lax.ragged_dot`) on GPUs. "auto": those in
+        bfloat16, float16 and float32 run in a Triton kernel of rhino's, forward and
+        backward, where XLA multiplies every group with all rows. "as written": XLA
+        does.
       stages: number of submeshes into which devices are divided, each of which runs a
         part of the model, on one micro-batch after another. "auto": the size of the
         mesh axis named `stage`; without a mesh, the fastest number, if slow links or
@@ -133,6 +137,7 @@ class UserOptions(TypedDict, total=False):
     per_microbatch: str | Sequence[str]
     recompute: str
     loops: str
+    grouped: str
     stages: int | str | Sequence[int]
     schedule: str
     storage: str

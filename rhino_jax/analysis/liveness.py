@@ -118,7 +118,7 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
     read = _read_until(graph, ports, found, find_late(graph, slack), first)
     in_place = update_in_place(graph, read, found.ports)
     _hold_donated(graph, read)
-    masked, stay = find_masked(graph) if fusing.masks_groups else ((), ())
+    masked, stay = find_masked(graph, fusing.tiles_groups, masks=fusing.masks_groups)
     masked += tuple(padded_operand(nodes) for nodes in padded)
     masked += find_row_parts(graph) if fusing.parts_columns else ()
     live = Liveness(

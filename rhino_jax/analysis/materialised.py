@@ -71,7 +71,7 @@ class Fusing:
       hoists_conversions: see `temporaries.find_hoisted`.
       parts_columns: whether the readers of a reduction over other dims than the last
         run in another fusion (`Device.parts_columns`).
-      masks_groups: see `temporaries.find_masked`.
+      masks_groups, tiles_groups: see `temporaries.find_masked`.
       sinks_broadcasts, copies_stacks: as in `Device`.
       stacks_in_place: whether an elementwise value that is stacked is computed in the
         stack. XLA:CPU gives it a buffer: peaks of gpt-tiny in loops are predicted 7 %
@@ -87,6 +87,7 @@ class Fusing:
     hoists_conversions: bool = False
     parts_columns: bool = False
     masks_groups: bool = False
+    tiles_groups: bool = False
     sinks_broadcasts: bool = False
     copies_stacks: bool = False
     stacks_in_place: bool = False
@@ -106,6 +107,7 @@ class Fusing:
             device.hoists_conversions,
             device.parts_columns,
             device.masks_groups,
+            device.tiles_groups,
             device.sinks_broadcasts,
             device.copies_stacks,
             device.fuses_matmuls or device.copies_stacks,

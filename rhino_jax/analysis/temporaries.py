@@ -50,7 +50,9 @@ class Stays:
     stop: int
 
 
-def find_masked(graph: Graph) -> tuple[tuple[Masked, ...], tuple[Stays, ...]]:
+def find_masked(
+    graph: Graph, tiles_groups: bool, *, masks: bool = True
+) -> tuple[tuple[Masked, ...], tuple[Stays, ...]]:
     """Return the copies of grouped matmuls' operands (ragged dots), masked to the rows
     of every group.
 
@@ -66,11 +68,16 @@ def find_masked(graph: Graph) -> tuple[tuple[Masked, ...], tuple[Stays, ...]]:
     copy. The gradients by rows and by matrices read two, with different orders of dims,
     and are scheduled together. A forward product and the gradient by matrices read one
     copy, which stays live from the one to the other where both are sharded alike.
+
+    Args:
+      graph: the program.
+      tiles_groups: whether those that rhino's kernel can run run in it, without copies.
+      masks: whether the compiler masks the others (`Device.masks_groups`).
     """
     loops = graph.loops
     products: dict[tuple[tuple[int, int], ...], list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        if node.op is not None and node.op.traits.groups > 1:
+        if masks and node.op and node.op.traits.is_masked(tiles_groups):
             around = [loop for loop in loops if loop[0] < node.time < loop[1]]
             products[(*around[-1:],)].append(node)
     masked: list[Masked] = []

@@ -238,9 +238,9 @@ _BEHAVIOUR = (
     "launch_s", "overlap_share", "hidable_share", "free_share", "fuses_matmuls",
     "hoists_conversions", "gathers_by_axis", "scatters_by_axis", "combines",
     "combines_levels", "rounds_products", "calls_cudnn", "parts_columns",
-    "defers_gradients", "masks_groups", "sinks_broadcasts", "copies_stacks",
-    "fuses_rotations", "fuses_by_bytes", "loops_windows", "splits_complex",
-    "recomputes", "clock_hz", "systolic_array",
+    "defers_gradients", "masks_groups", "tiles_groups", "sinks_broadcasts",
+    "copies_stacks", "fuses_rotations", "fuses_by_bytes", "loops_windows",
+    "splits_complex", "recomputes", "clock_hz", "systolic_array",
 )  # fmt: skip
 """Keys that are not measured: copied from the shipped file of the same device kind."""
 

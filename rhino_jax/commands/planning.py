@@ -169,6 +169,12 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="whether loops over layers may be unrolled, which compiles longer",
     )
+    parser.add_argument(
+        "--grouped",
+        choices=("auto", "as written"),
+        default="auto",
+        help="whether grouped matmuls may run in a kernel of rhino's, on GPUs",
+    )
 
 
 def add_stages(parser: argparse.ArgumentParser) -> None:

@@ -198,6 +198,14 @@ def _guarded(subject: Subject) -> list[str]:
 def _losses(subject: Subject) -> list[str]:
     """Return sentences on parts of the plan that no style can express."""
     plan, lost = subject.plan, _guarded(subject)
+    has_groups = subject.traced is not None and any(
+        op.traits.is_tiled for op in subject.running.program.ops
+    )
+    if has_groups and plan.stages[0].decisions.lowering.tiles_groups:
+        lost.append(
+            "NOT here: rhino's kernel of grouped matmuls; as it is written, XLA:GPU"
+            " multiplies every group with all rows, and holds masked copies of them."
+        )
     if subject.has_objects:
         lost.append(
             "NOT here: layouts of results: what is written back to objects is laid out"

@@ -31,6 +31,7 @@ class LoweringPolicy:
         (`rhino_jax.model.op_collectives`).
       splits_complex: whether complex arrays are arrays of their parts, and a product of
         them three products with partial sums each (`rhino_jax.model.tpu_kernels`).
+      tiles_groups: whether grouped matmuls run in `rhino_jax.runtime.grouped`.
       annotates_waypoints: whether the program is annotated with every spec on the way
         from one to another, or only with the last.
     """
@@ -40,6 +41,7 @@ class LoweringPolicy:
     combines: bool = False
     rounds_products: bool = False
     splits_complex: bool = False
+    tiles_groups: bool = False
     annotates_waypoints: bool = True
 
     @property
@@ -54,7 +56,8 @@ class LoweringPolicy:
 
     @property
     def routes(self) -> LoweringPolicy:
-        """This policy reduced to what routes between specs depend on; for plans."""
+        """This policy reduced to what plans are run by: routes between specs, and
+        kernels."""
         return replace(
             self,
             scatters_by_axis=False,
@@ -66,6 +69,12 @@ class LoweringPolicy:
     def without_waypoints(self) -> LoweringPolicy:
         """Return the same policy for programs with final specs alone annotated."""
         return replace(self, annotates_waypoints=False)
+
+    @property
+    def kernels(self) -> LoweringPolicy:
+        """The policy of a compiler that uses a single collective wherever one suffices,
+        with the same kernels and final specs alone annotated."""
+        return LoweringPolicy(tiles_groups=self.tiles_groups, annotates_waypoints=False)
 
 
 AS_WRITTEN = LoweringPolicy()

@@ -22,6 +22,7 @@ calls_cudnn = false                 # optional, false; see `Device`
 parts_columns = false               # optional, false; see `Device`
 defers_gradients = false            # optional, false; see `Device`
 masks_groups = false                # optional, false; see `Device`
+tiles_groups = false                # optional, false; see `Device`
 sinks_broadcasts = true             # optional, false; see `Device`
 copies_stacks = false               # optional, false; see `Device`
 fuses_rotations = false             # optional, false; see `Device`

@@ -104,6 +104,8 @@ class Device:
       masks_groups: whether the compiler multiplies all rows of a product of ragged
         groups by the matrix of every group, and materializes the operands masked to the
         group's rows (see `rhino_jax.analysis.temporaries`).
+      tiles_groups: whether such products run in a kernel of rhino's instead, which
+        multiplies the rows of each group alone (see `rhino_jax.runtime.grouped`).
       sinks_broadcasts: whether the compiler broadcasts in a loop's body what the body
         reads broadcast, instead of before the loop: constants that mask attention's
         scores then use no memory.
@@ -156,6 +158,7 @@ class Device:
     parts_columns: bool = False
     defers_gradients: bool = False
     masks_groups: bool = False
+    tiles_groups: bool = False
     sinks_broadcasts: bool = False
     copies_stacks: bool = False
     fuses_rotations: bool = False
@@ -192,6 +195,7 @@ class Device:
             combines=self.combines,
             rounds_products=self.rounds_products,
             splits_complex=self.splits_complex,
+            tiles_groups=self.tiles_groups,
         )
 
 

@@ -128,6 +128,8 @@ class Traits:
         them masked, once for every group.
       is_turned: its second operand is contracted over its minor dim, so that these
         compilers transpose it.
+      is_tiled: for a grouped matmul, whether a kernel of rhino's can run it, by its
+        dims and types (`rhino_jax.runtime.grouped`).
       input_dilation: for a convolution, number of positions that each element of its
         first operand takes, all but one of them zeros, as in the gradient of a strided
         convolution; of the kernel, where compilers take that for the input.
@@ -179,6 +181,7 @@ class Traits:
     groups: int = 1
     masked: tuple[int, ...] = ()
     is_turned: bool = False
+    is_tiled: bool = False
     channels: tuple[int | None, ...] = ()
     is_kernel_gradient: bool = False
     library: Library = OWN_KERNEL
@@ -213,6 +216,14 @@ class Traits:
         """Whether all results are zero, given whether each operand is."""
         groups = positions(self.moves + self.linear + self.zeros, len(zeros))
         return any(all(zeros[i] for i in group) for group in groups)
+
+    def is_masked(self, tiles_groups: bool) -> bool:
+        """Whether compilers that mask ragged groups do so here.
+
+        Args:
+          tiles_groups: whether rhino's kernel runs the products that it can run.
+        """
+        return self.groups > 1 and not (tiles_groups and self.is_tiled)
 
     @property
     def is_choice(self) -> bool:

@@ -17,11 +17,12 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
 from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
+from rhino_jax.cost.grouped import group_tile, tiled_rows
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
-from rhino_jax.ir.factor import Rule
-from rhino_jax.ir.program import Op
+from rhino_jax.ir.factor import FactorKind, Rule
+from rhino_jax.ir.program import Op, item_bytes
 from rhino_jax.ir.spec import (
     OpenSpec,
     Spec,
@@ -297,8 +298,7 @@ class OptionBuilder:
         flops = op.flops * np.array([share_of(s.cut, dims, mesh.sizes) for s in found])
         if op.manual is not None and self._by_hand(op) is not None:
             flops = flops / op.manual.num_shards
-        if self.target.device.masks_groups:
-            flops = flops * op.traits.groups
+        flops = flops * self._group_work(op, rule, found)
         flops = flops * self.liveness.zero_taps[node.id]
         # Elementwise arithmetic overlaps with its memory traffic.
         nothing, traits = 0.0 * flops, op.traits
@@ -340,7 +340,8 @@ class OptionBuilder:
         )
         dtype = values[op.operands[0]].dtype if op.operands else "float32"
         written = np.zeros(len(draft.strategies))
-        if self.target.device.masks_groups and op.traits.groups > 1:
+        device = self.target.device
+        if device.masks_groups and op.traits.is_masked(device.tiles_groups):
             written, more = self._masking(node, draft)
             traffic += more
         compute_s = op_s(
@@ -363,6 +364,23 @@ class OptionBuilder:
             draft.ports.ins,
             draft.ports.outs,
         )
+
+    def _group_work(
+        self, op: Op, rule: Rule, found: tuple[Strategy, ...]
+    ) -> np.ndarray | float:
+        """Return [strategies], how many times its own arithmetic a grouped matmul
+        takes: of every group, or of whole tiles of each shard's rows; 1 for others."""
+        device, traits = self.target.device, op.traits
+        if traits.is_masked(device.tiles_groups) or traits.groups == 1:
+            return float(traits.groups if device.masks_groups else 1)
+        kinds = [f.kind for f in rule.factors]
+        rows = kinds.index(FactorKind.INDEX)
+        pieces = [shards_per_dim(s.cut, self.mesh.sizes)[rows] for s in found]
+        local = -(-rule.factors[rows].size // np.array(pieces))
+        dtype = self.graph.program.values[op.operands[0]].dtype
+        of_matrices = len(traits.masked) > 1
+        tiles = group_tile(local, traits.groups, item_bytes(dtype), of_matrices)
+        return tiled_rows(local, traits.groups, tiles) / local
 
     def _masking(self, node: Node, draft: _Draft) -> tuple[np.ndarray, np.ndarray]:
         """Return [strategies], the bytes of writing a product's operands masked to

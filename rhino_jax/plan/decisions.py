@@ -197,7 +197,7 @@ def only_around_matmuls(program: Program, decisions: Decisions) -> Decisions:
         operands=operands,
         region_outputs=decisions.region_outputs,
         outputs=decisions.outputs,
-        lowering=AS_WRITTEN.without_waypoints(),
+        lowering=decisions.lowering.kernels,
     )
 
 
@@ -224,7 +224,7 @@ def only_the_batch(
     return Decisions(
         values=pinned | {v: spec for v, spec in held.items() if v in kept},
         outputs=decisions.outputs,
-        lowering=AS_WRITTEN.without_waypoints(),
+        lowering=decisions.lowering.kernels,
     )
 
 

@@ -23,6 +23,7 @@ class DecisionOptions:
     microbatches: Any = AUTO
     recompute: str = AUTO
     loops: str = AUTO
+    grouped: str = AUTO
     stages: Any = AUTO
     schedule: str = AUTO
     storage: str = AS_WRITTEN

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from rhino_jax.analysis.roles import data_inputs
 from rhino_jax.errors import RhinoWarning, nearest
 from rhino_jax.frontend.registry import unmet_rules
+from rhino_jax.hardware.target import Target
 from rhino_jax.ir.coverage import KERNELS, rule_name, uncovered
 from rhino_jax.ir.op import Source
 from rhino_jax.ir.program import Program
@@ -102,6 +103,20 @@ def notes_of_rules(program: Program) -> tuple[str, ...]:
     said = [f"{name!r}.{nearest(name, there)}" for name in names]
     return (
         "rules are registered for names that no op has had so far: " + " ".join(said),
+    )
+
+
+def notes_of_groups(program: Program, target: Target) -> tuple[str, ...]:
+    """Return a note on grouped matmuls that run in a kernel of rhino's."""
+    if not target.device.tiles_groups:
+        return ()
+    lines = {str(op.source) for op, _ in program.walk() if op.traits.is_tiled}
+    if not lines:
+        return ()
+    return (
+        "grouped matmuls run in a Triton kernel of rhino's, forward and backward, where"
+        f" XLA would multiply every group with all rows: {', '.join(sorted(lines))};"
+        " grouped='as written' leaves them to XLA.",
     )
 
 

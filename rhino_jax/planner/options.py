@@ -45,6 +45,7 @@ from rhino_jax.planner.meshes import (
 )
 from rhino_jax.planner.notes import (
     notes_of_arguments,
+    notes_of_groups,
     notes_of_idle,
     notes_of_rules,
     warn_of_left_out,
@@ -79,7 +80,8 @@ if TYPE_CHECKING:
 
 LEVELS = ("fast", "best")
 RECOMPUTE = (AUTO, "as written", "none")
-LOOPS = (AUTO, "as written")
+LOOPS = (AUTO, AS_WRITTEN)
+GROUPED = (AUTO, AS_WRITTEN)
 SCHEDULES = (AUTO, *FAMILIES, IN_ONE_PROGRAM)
 STORAGE = (AS_WRITTEN, "blocks")
 
@@ -99,6 +101,7 @@ READ: Mapping[str, Callable[[str, str, Any], Any]] = {
     "dump": read_folder,
     "recompute": partial(read_choice, known=RECOMPUTE),
     "loops": partial(read_choice, known=LOOPS),
+    "grouped": partial(read_choice, known=GROUPED),
     "storage": partial(read_choice, known=STORAGE),
     "microbatches": _unnamed(read_microbatches),
     "stages": _unnamed(read_stages),
@@ -282,7 +285,7 @@ class PlanOptions(DecisionOptions):
         )
         warn_of_left_out(program, found)
         notes = *notes_of_arguments(program, found), *found.notes
-        notes += notes_of_rules(program)
+        notes += notes_of_rules(program) + notes_of_groups(program, target)
         if self.hardware is None and isinstance(mesh, Mesh):
             notes += notes_of_idle(mesh)
         flops = model_flops(program, target)
@@ -331,15 +334,20 @@ class PlanOptions(DecisionOptions):
         return (*asked, self.refine, sorted({str(d.device_kind) for d in devices}))
 
     def target_of(self, mesh: Any | None) -> Target:
-        """Return the hardware: as requested, or of the mesh, or of this process."""
+        """Return the hardware: as requested, or of the mesh, or of this process; with
+        the kernels that the user leaves to the planner."""
         hardware = self.hardware
         if hardware is None:
             hardware = hardware_of_like(self.like)
         if hardware is not None:
-            return load_target(hardware)
-        if isinstance(mesh, Mesh):
-            return detect_target(list(mesh.devices.flat))
-        return detect_target(devices_here(self.what))
+            found = load_target(hardware)
+        elif isinstance(mesh, Mesh):
+            found = detect_target(list(mesh.devices.flat))
+        else:
+            found = detect_target(devices_here(self.what))
+        if self.grouped == AUTO:
+            return found
+        return replace(found, device=replace(found.device, tiles_groups=False))
 
     def search_on(
         self,

@@ -182,7 +182,13 @@ class _Interpretation:
         decisions = self.decisions
         route = decisions.waypoints.get(op.results[0], ()) if op.results else ()
         found = run_each_part(
-            op, eqn, held_specs(op, self.decisions), operands, self.mesh.mesh, route
+            op,
+            eqn,
+            held_specs(op, self.decisions),
+            operands,
+            self.mesh.mesh,
+            route,
+            tiles_groups=decisions.lowering.tiles_groups,
         )
         if found is None:
             return None

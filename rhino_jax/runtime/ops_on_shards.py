@@ -2,7 +2,8 @@
 
 XLA gathers the operands of an FFT and of a grouped convolution, the sharded rows of a
 grouped matmul (v5e:2x4), and on CPU the operands of a top-k: seen with jax 0.10.2, for
-operands sharded by rows or images over 8 devices.
+operands sharded by rows or images over 8 devices. Where a grouped matmul runs in a
+kernel of rhino's (`grouped`), on GPUs, XLA partitions none of it.
 For a convolution whose window is sharded it sums the kernel's gradient over all
 devices, replicas included; with channels on another axis, results and all gradients are
 wrong; for some grouped ones its checks abort the process (jaxlib 0.10.2 to 0.12.0.1;
@@ -44,6 +45,7 @@ from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.runtime.constraints import spec_on_mesh
+from rhino_jax.runtime.grouped import grouped_matmul
 from rhino_jax.runtime.windows import (
     Cuts,
     Shards,
@@ -191,6 +193,8 @@ def run_each_part(
     args: Sequence[Any],
     mesh: Any,
     route: Sequence[Spec] = (),
+    *,
+    tiles_groups: bool = False,
 ) -> list[tuple[Any, Spec]] | None:
     """Run an op on every device's shards of its operands.
 
@@ -202,13 +206,15 @@ def run_each_part(
       mesh: a mesh whose axes are Auto, or Manual around the op.
       route: specs that the only result's partial sums pass through before its own, one
         after each reduce-scatter but the last.
+      tiles_groups: whether a grouped matmul runs in a kernel of rhino's.
     Returns:
       Its results, each with its spec; None where XLA is to partition it.
     """
     rule, count = op.rule, len(args)
-    if rule is None or math.prod(mesh.axis_sizes) == 1:
+    is_tiled = tiles_groups and op.traits.is_tiled
+    if rule is None or (math.prod(mesh.axis_sizes) == 1 and not is_tiled):
         return None
-    cuts = _cuts(op, specs, count, mesh.axis_sizes)
+    cuts = _cuts(op, specs, count, mesh.axis_sizes, is_tiled)
     if cuts is None:
         return None
     values = (*eqn.invars, *eqn.outvars)
@@ -243,7 +249,8 @@ def run_each_part(
         if merged is not None:
             names = [mesh.axis_names[axis] for axis in merged[1]]
             return MERGED[op.name](eqn, merged[0], names, *parts)
-        results = bind_eqn(eqn, run(*parts), params)
+        bound = grouped_matmul if is_tiled else bind_eqn
+        results = bound(eqn, run(*parts), params)
         return [summed(x, scatters, partial, mesh.axis_names) for x in results]
 
     every = [*(spec_under(layout, cuts) for layout in rule.operands), *done]
@@ -263,7 +270,11 @@ def run_each_part(
 
 
 def _cuts(
-    op: Op, specs: Sequence[Spec | None], count: int, sizes: Sequence[int]
+    op: Op,
+    specs: Sequence[Spec | None],
+    count: int,
+    sizes: Sequence[int],
+    is_tiled: bool,
 ) -> Cuts | None:
     """Return the mesh axes that shard each factor of an op; None to leave it to XLA.
 
@@ -282,7 +293,7 @@ def _cuts(
     if op.name in RAGGED_DOTS:
         kinds = {FactorKind.PARALLEL, FactorKind.REDUCE, FactorKind.INDEX}
         cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
-        return cuts if _ragged_rows(op, cuts) is not None else None
+        return cuts if is_tiled or _ragged_rows(op, cuts) is not None else None
     kinds = {FactorKind.PARALLEL, FactorKind.MERGE}
     reducers = {f.reducer for f in op.rule.factors if f.kind is FactorKind.REDUCE}
     if len(op.results) == 1 and reducers == {"sum"}:

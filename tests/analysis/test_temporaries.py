@@ -31,11 +31,12 @@ def gradient(x: Any, w: Any, sizes: Any) -> Any:
     return jax.vjp(lambda x, w: forward(x, w, sizes), x, w)[1](y)
 
 
-def planned(fn: Any, hardware: str) -> Any:
+def planned(fn: Any, hardware: str, grouped: str = "as written") -> Any:
     shapes = (ROWS, WIDTH), (GROUPS, WIDTH, HIDDEN)
     args = [jax.ShapeDtypeStruct(s, "bfloat16") for s in shapes]
     sizes = jax.ShapeDtypeStruct((GROUPS,), "int32")
     asked = {"mesh": {"x": 1}, "hardware": hardware, "progress": False}
+    asked["grouped"] = grouped
     return rhino.plan(fn, *args, sizes, level="fast", **asked).predicted
 
 
@@ -56,6 +57,18 @@ def test_a_kernel_that_skips_other_groups_multiplies_every_row_once() -> None:
     found = planned(forward, "v5e:1x1")
     assert found.flops_per_device == 2.0 * ROWS * WIDTH * HIDDEN
     assert found.peak_bytes == pytest.approx(X + W + Y, rel=0.01)
+
+
+def test_a_kernel_of_tiles_multiplies_whole_tiles_without_masked_rows() -> None:
+    one = 2.0 * WIDTH * HIDDEN
+    found = planned(forward, "h100:1", "auto")
+    # Tiles of 128 rows, of the 256 of a group; half a tile more for each group.
+    assert found.flops_per_device == one * (ROWS + GROUPS * 127 / 2)
+    assert found.peak_bytes == pytest.approx(X + W + Y, rel=0.01)
+    both = planned(gradient, "h100:1", "auto")
+    by_matrices = ROWS + GROUPS * 63 / 2
+    assert both.flops_per_device == one * (ROWS + GROUPS * 127 / 2 + by_matrices)
+    assert both.peak_bytes <= 1.01 * (2 * (X + W) + Y)
 
 
 @pytest.mark.parametrize(("stride", "copies"), [(1, 0), (2, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 
@@ -109,6 +109,57 @@ def _rule(
 RAGGED_DOTS = "ragged_dot_general", "ragged_dot"
 """The primitive's names in the versions of JAX."""
 
+_TILED = ("bfloat16", "float16", "float32")
+
+
+class TiledDims(NamedTuple):
+    """The dims of a grouped matmul that `rhino_jax.runtime.grouped` can run.
+
+    Attributes:
+      lhs: the first operand's dims: batch, others before the rows, rows, columns.
+      rhs: the second operand's: batch, groups, and the two of a matrix; or, of
+        matrices, as the first operand's.
+      batch: number of batch dims.
+      of_matrices: whether the rows are contracted: there is a result per matrix.
+      is_turned: whether the second operand is contracted over its last dim.
+    """
+
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    batch: int
+    of_matrices: bool
+    is_turned: bool
+
+
+def tiled_dims(
+    params: Mapping[str, Any], lhs_rank: int, rhs_rank: int
+) -> TiledDims | None:
+    """Return the dims of a grouped matmul; None where the kernel does not cover it.
+
+    Args:
+      params: parameters of the equation.
+      lhs_rank, rhs_rank: number of dims of its operands.
+    """
+    dims = params["ragged_dot_dimension_numbers"]
+    ((left, right), batch) = dims.dot_dimension_numbers
+    (rows,), groups = dims.lhs_ragged_dimensions, tuple(dims.rhs_group_dimensions)
+    free = [d for d in range(lhs_rank) if d not in {*left, *batch[0]}]
+    taken = {*right, *batch[1], *groups}
+    others = [d for d in range(rhs_rank) if d not in taken]
+    of_matrices = not groups
+    before, last = (left, free) if of_matrices else (free, left)
+    if len(last) != 1 or len(others) != 1 or rows not in before[-1:]:
+        return None
+    lhs = (*batch[0], *before, *last)
+    if of_matrices:
+        rhs, is_turned = (*batch[1], *right, *others), False
+    else:
+        rhs = (*batch[1], *groups, *sorted((*right, *others)))
+        is_turned = rhs[-1] == right[0]
+    if lhs[-2:] != (lhs_rank - 2, lhs_rank - 1):
+        return None
+    return TiledDims(lhs, rhs, len(batch[0]), of_matrices, is_turned)
+
 
 @register(*RAGGED_DOTS, traits=Traits(OpKind.CONTRACTION, linear=EITHER))
 def ragged_dot(ctx: OpContext) -> OpRule:
@@ -155,5 +206,17 @@ def ragged_dot(ctx: OpContext) -> OpRule:
             groups=count,
             masked=(0,) if groups else (0, 1),
             is_turned=bool(groups) and contract[1][-1:] == (len(ctx.in_shapes[1]) - 1,),
+            is_tiled=_is_tiled(ctx),
         ),
+    )
+
+
+def _is_tiled(ctx: OpContext) -> bool:
+    """Whether `rhino_jax.runtime.grouped` can run a grouped matmul."""
+    types, shapes = {*ctx.in_dtypes[:2]}, ctx.in_shapes
+    return (
+        len(types) == 1
+        and {*types, *ctx.out_dtypes} <= {*_TILED}
+        and all(math.prod(shape) for shape in shapes)
+        and tiled_dims(ctx.params, len(shapes[0]), len(shapes[1])) is not None
     )

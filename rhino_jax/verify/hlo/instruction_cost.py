@@ -29,6 +29,7 @@ import numpy as np
 
 from rhino_jax.ir.traits import OWN_KERNEL, Library
 from rhino_jax.verify.hlo.fused_attention import FUSED_ATTENTION, fused_attention_flops
+from rhino_jax.verify.hlo.grouped import TRITON, grouped_flops
 from rhino_jax.verify.hlo.module import (
     Computation,
     HloArray,
@@ -81,6 +82,9 @@ def arithmetic_of(
     ]
     if len(operands) < 2 or not all(operands[:2]):
         return _stated(instruction, operands)
+    if custom_call_target(instruction) == TRITON:
+        grouped = grouped_flops(instruction, operands)
+        return Arithmetic(grouped, operands[-1][0].element) if grouped else None
     lhs, rhs = operands[0][0], operands[1][0]
     (result, *_) = arrays_of(instruction.type)
     flops = _flops(instruction, lhs, rhs, result)

@@ -1,0 +1,47 @@
+"""Arithmetic of the grouped matmul of GPUs (`rhino_jax.runtime.grouped`).
+
+A tile has rows of a single group, so that the last tile of a group is partly empty, and
+multiplied all the same: half a tile of each group on average.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+ROWS, MATRICES = "grouped_rows", "grouped_matrices"
+"""Names of the kernels: a result per row, and per matrix."""
+
+_MIN_TILE = 16
+"""Rows of a tile, at least: those of Triton's smallest product (`tl.dot`)."""
+_MAX_TILE = 128
+"""Rows of a tile, at most: the height of XLA:GPU's usual tiles of a matmul."""
+TILE_BYTES = 128
+"""Bytes of a tile along the contracted dim: a line of the cache."""
+
+
+def group_tile(rows: Any, groups: int, item_bytes: int, of_matrices: bool) -> Any:
+    """Return the rows of a tile: a power of two, at most half of the mean group.
+
+    Args:
+      rows: number of rows, or an array of them.
+      groups: number of groups.
+      item_bytes: bytes of an element.
+      of_matrices: whether the rows are contracted.
+    """
+    half = np.maximum(np.asarray(rows) // (2 * groups), 1)
+    most = TILE_BYTES // item_bytes if of_matrices else _MAX_TILE
+    return np.clip(1 << np.log2(half).astype(int), _MIN_TILE, most)
+
+
+def tiled_rows(rows: Any, groups: int, tile: Any) -> Any:
+    """Return the rows that are multiplied, on average over where groups end.
+
+    Args:
+      rows: number of rows, or an array of them.
+      groups: number of groups.
+      tile: rows of a tile, or an array of them.
+    """
+    return rows + np.minimum(rows, groups) * (tile - 1) / 2

@@ -1,0 +1,49 @@
+"""The grouped matmul of GPUs, compiled for them: no temporaries, FLOPs as planned."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rhino_jax.cost.grouped import group_tile, tiled_rows
+from rhino_jax.hardware.compile_only import compiler_options
+from rhino_jax.runtime.grouped import by_matrices, by_rows
+from rhino_jax.verify.hlo.module import parse_module
+from rhino_jax.verify.hlo.work import WorkReader
+from tests.verify.extras import mesh_of_target
+
+
+pytestmark = [pytest.mark.compile_only, pytest.mark.slow]
+
+SHAPES = [(32_768, 2048, 512, 256), (4096, 200, 72, 8), (16, 2048, 512, 4)]
+
+
+@pytest.mark.parametrize("hardware", ["h100:1", "a100:1", "b200:1"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_compile(hardware: str, dtype: Any, shape: Any) -> None:
+    rows, width, hidden, groups = shape
+    mesh = mesh_of_target(hardware, {"x": 1})
+    sharding = NamedSharding(mesh, PartitionSpec())
+    S = partial(jax.ShapeDtypeStruct, sharding=sharding)
+    x, y = S((rows, width), dtype), S((rows, hidden), dtype)
+    w, sizes = S((groups, width, hidden), dtype), S((groups,), jnp.int32)
+    for run, a, b, of_matrices in (
+        (partial(by_rows, dtype=dtype), x, w, False),
+        (partial(by_rows, dtype=dtype, is_turned=True), y, w, False),
+        (partial(by_matrices, dtype=dtype), x, y, True),
+    ):
+        lowered = jax.jit(run).lower(a, b, sizes)
+        compiled = lowered.compile(compiler_options=compiler_options(mesh))
+        assert compiled.memory_analysis().temp_size_in_bytes < 1 << 16
+        work = WorkReader(parse_module(compiled.as_text()), lambda w: 0.0).program()
+        tile = group_tile(rows, groups, jnp.dtype(dtype).itemsize, of_matrices)
+        flops = round(2 * tiled_rows(rows, groups, tile) * width * hidden)
+        (kernel,) = (w for w in work.items if w.flops)
+        assert (kernel.flops, kernel.dtype) == (flops, jnp.dtype(dtype).name)
+        assert not work.notes
