@@ -8,12 +8,12 @@ may start at any row, be empty, or have all rows; rows behind the last group are
 Sums are in float32; float32 operands at JAX's default precision are multiplied in TF32,
 as XLA:GPU multiplies them.
 
-Why neither XLA nor JAX: `xla_gpu_experimental_use_ragged_dot_fusion` calls cuDNN from
-9.22 on, in bfloat16 and float16, not for gradients by matrices, and cannot be compiled
-without the GPU (jax 0.10.2 and 0.12.0.1); JAX's own kernel in Triton is not in its
-wheels (`jax_ragged_dot_use_gpu_pallas_triton_lowering`); those in Mosaic are for one
-generation each, and take whole tiles alone (`jax.experimental.pallas.ops.gpu`).
-XLA:TPU has a kernel that skips other groups, and needs none.
+Why neither XLA nor JAX: `xla_gpu_experimental_use_ragged_dot_fusion` calls cuDNN in
+bfloat16 and float16 alone, from 9.22 on, and for gradients by matrices from 9.24 with
+jax 0.12.0.1, with 0.10.2 never; without a driver it cannot be compiled. JAX's own
+kernel in Triton is not in its wheels (`jax_ragged_dot_use_gpu_pallas_triton_lowering`);
+those in Mosaic are for one generation each, and take whole tiles alone
+(`jax.experimental.pallas.ops.gpu`). XLA:TPU has a kernel that skips other groups.
 """
 
 from __future__ import annotations

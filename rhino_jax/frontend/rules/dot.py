@@ -212,10 +212,11 @@ def ragged_dot(ctx: OpContext) -> OpRule:
 
 
 def _is_tiled(ctx: OpContext) -> bool:
-    """Whether `rhino_jax.runtime.grouped` can run a grouped matmul."""
+    """Whether `rhino_jax.runtime.grouped` runs a grouped matmul of several groups."""
     types, shapes = {*ctx.in_dtypes[:2]}, ctx.in_shapes
     return (
         len(types) == 1
+        and shapes[2][-1] > 1
         and {*types, *ctx.out_dtypes} <= {*_TILED}
         and all(math.prod(shape) for shape in shapes)
         and tiled_dims(ctx.params, len(shapes[0]), len(shapes[1])) is not None
