@@ -46,4 +46,5 @@ def test_kernels_compile(hardware: str, dtype: Any, shape: Any) -> None:
         flops = round(2 * tiled_rows(rows, groups, tile) * width * hidden)
         (kernel,) = (w for w in work.items if w.flops)
         assert (kernel.flops, kernel.dtype) == (flops, jnp.dtype(dtype).name)
+        assert kernel.ops[0][2] == "ragged_dot_general"
         assert not work.notes

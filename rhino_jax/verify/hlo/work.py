@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rhino_jax.cost.corrections import OpKey, op_key
+from rhino_jax.cost.grouped import MATRICES, ROWS
 from rhino_jax.frontend.registry import traits_of
+from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.ir.program import Source
 from rhino_jax.ir.traits import OWN_KERNEL, Library, OpKind
 from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
@@ -310,6 +312,8 @@ class WorkReader:
 
 def _key(instruction: Instruction) -> OpKey:
     stack, _, primitive = instruction.op_name.rpartition("/")
+    if stack.endswith((ROWS, MATRICES)):
+        primitive = RAGGED_DOTS[0]
     _, direction, _ = op_key(Source(name_stack=stack), primitive)
     return instruction.source, direction, primitive
 
