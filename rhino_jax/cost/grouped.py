@@ -12,7 +12,9 @@ import numpy as np
 
 
 ROWS, MATRICES = "grouped_rows", "grouped_matrices"
-"""Names of the kernels: a result per row, and per matrix."""
+"""Names of the kernels, with a result per row, and per matrix; behind them stand the
+number of groups, and of the batches that divide the rows (`TiledDims.parts` in
+rhino_jax/frontend/rules/dot.py): "grouped_rows_256_1"."""
 
 _MIN_TILE = 16
 """Rows of a tile, at least: those of Triton's smallest product (`tl.dot`)."""

@@ -105,7 +105,8 @@ class Device:
         groups by the matrix of every group, and materializes the operands masked to the
         group's rows (see `rhino_jax.analysis.temporaries`).
       tiles_groups: whether such products run in a kernel of rhino's instead, which
-        multiplies the rows of each group alone (see `rhino_jax.runtime.grouped`).
+        multiplies the rows of each group alone (see `rhino_jax.runtime.grouped`): it
+        is cheaper at every shape (tests/analysis/test_temporaries.py).
       sinks_broadcasts: whether the compiler broadcasts in a loop's body what the body
         reads broadcast, instead of before the loop: constants that mask attention's
         scores then use no memory.

@@ -376,7 +376,9 @@ class OptionBuilder:
         kinds = [f.kind for f in rule.factors]
         rows = kinds.index(FactorKind.INDEX)
         pieces = [shards_per_dim(s.cut, self.mesh.sizes)[rows] for s in found]
-        local = -(-rule.factors[rows].size // np.array(pieces))
+        every = 2 * math.prod(f.size for f in rule.factors if f.name != "g")
+        share = op.flops / every  # of the rows of a set, those of the groups here
+        local = np.ceil(rule.factors[rows].size * share / np.array(pieces))
         dtype = self.graph.program.values[op.operands[0]].dtype
         of_matrices = len(traits.masked) > 1
         tiles = group_tile(local, traits.groups, item_bytes(dtype), of_matrices)

@@ -19,7 +19,6 @@ those in Mosaic are for one generation each, and take whole tiles alone
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -56,6 +55,7 @@ def grouped_matmul(eqn: Any, operands: Sequence[Any], params: Any) -> list[Any]:
         dims=dims,
         precision=params["precision"],
         dtype=eqn.outvars[0].aval.dtype,
+        parts=dims.parts(eqn.invars[0].aval.shape),
     )
 
     def as_written(*parts: Any) -> Any:
@@ -72,44 +72,38 @@ def tiled_product(
     dims: TiledDims,
     precision: Any,
     dtype: Any,
+    parts: int = 1,
     interpret: bool = False,
 ) -> Any:
-    """Return a grouped matmul, one kernel for each element of its leading dims.
+    """Return a grouped matmul, by one kernel.
 
     Args:
       lhs, rhs, sizes: operands of `jax.lax.ragged_dot_general`.
       dims: their dims.
       precision: see `jax.lax.Precision`.
       dtype: element type of the result.
+      parts: see `TiledDims.parts`.
       interpret: whether to run without a GPU, as JAX operations.
     """
     lhs, rhs = lhs.transpose(dims.lhs), rhs.transpose(dims.rhs)
     lead, batch = lhs.shape[:-2], lhs.shape[: dims.batch]
     sizes = jnp.broadcast_to(sizes.astype(jnp.int32), (*lead, sizes.shape[-1]))
-    given = {"precision": precision, "interpret": interpret}
-
-    def one(at: tuple[int, ...], dtype: Any) -> Any:
-        if dims.of_matrices:
-            return by_matrices(lhs[at], rhs[at], sizes[at], dtype=dtype, **given)
-        own = rhs[at[: dims.batch]]
-        turned = {"is_turned": dims.is_turned}
-        return by_rows(lhs[at], own, sizes[at], dtype=dtype, **turned, **given)
-
-    if not dims.of_matrices:
-        parts = [one(at, dtype) for at in _positions(lead)]
-        return jnp.stack(parts).reshape(*lead, *parts[0].shape)
-    summed = _positions(lead[dims.batch :])
-    kept = dtype if len(summed) == 1 else jnp.float32
-    parts = [
-        functools.reduce(jnp.add, [one((*at, *to), kept) for to in summed])
-        for at in _positions(batch)
-    ]
-    groups, *matrix = parts[0].shape
-    return jnp.stack(parts, 1).reshape(groups, *batch, *matrix).astype(dtype)
-
-
-def _positions(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    return list(itertools.product(*map(range, shape)))
+    sets = math.prod(lead[dims.batch :])
+    run = functools.partial(
+        by_matrices if dims.of_matrices else by_rows,
+        dtype=dtype,
+        precision=precision,
+        parts=parts,
+        interpret=interpret,
+    )
+    sizes = sizes.reshape(-1, sets, sizes.shape[-1])
+    lhs = lhs.reshape(-1, sets, *lhs.shape[-2:])
+    if dims.of_matrices:
+        made = run(lhs, rhs.reshape(-1, sets, *rhs.shape[-2:]), sizes)
+        return made.reshape(made.shape[0], *batch, *made.shape[2:])
+    rhs = rhs.reshape(-1, *rhs.shape[-3:])
+    made = run(lhs, rhs, sizes, is_turned=dims.is_turned)
+    return made.reshape(*lead, *made.shape[-2:])
 
 
 def by_rows(
@@ -120,75 +114,89 @@ def by_rows(
     dtype: Any,
     is_turned: bool = False,
     precision: Any = None,
+    parts: int = 1,
     interpret: bool = False,
 ) -> Any:
-    """Return rows [M, N]: each row of x [M, K] times the matrix of its group.
+    """Return rows [B, S, M, N]: each row of x [B, S, M, K] times the matrix of its
+    group.
 
     Args:
-      x: rows, sorted by group.
-      w: matrices [G, K, N]; turned: [G, N, K].
-      sizes: rows of each group [G], int32.
-      dtype, precision, interpret: as in `tiled_product`.
+      x: B batches of S sets of rows, each sorted by group.
+      w: matrices [B, G, K, N]; turned: [B, G, N, K].
+      sizes: rows of each group [B, S, G], int32.
+      dtype, precision, parts, interpret: as in `tiled_product`.
       is_turned: whether the matrices are transposed.
     """
-    (rows, depth), groups = x.shape, w.shape[0]
-    columns = w.shape[1 if is_turned else 2]
-    item = x.dtype.itemsize
-    tile = int(group_tile(rows, groups, item, of_matrices=False))
+    *lead, rows, depth = x.shape
+    groups, item = sizes.size, x.dtype.itemsize
+    columns = w.shape[2 if is_turned else 3]
+    x, w = x.reshape(-1, depth), w.reshape(-1, *w.shape[2:])
+    tile = int(group_tile(len(x) // parts, groups, item, of_matrices=False))
     block = tile, min(_power(depth), TILE_BYTES // item), _columns(columns)
     tiles = _tiles(sizes, rows, tile)
     kernel = functools.partial(
         _rows_kernel,
         block=block,
-        shape=(depth, columns, groups),
+        shape=(depth, columns),
         is_turned=is_turned,
         precision=precision,
     )
-    return pl.pallas_call(
+    made = pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((rows, columns), dtype),
+        out_shape=jax.ShapeDtypeStruct((len(x), columns), dtype),
         grid=(tiles[0].shape[0], pl.cdiv(columns, block[2])),
         compiler_params=_params(tile * block[2]),
         interpret=interpret,
-        name=ROWS,
+        name=f"{ROWS}_{groups}_{parts}",
     )(*tiles, x, w)
+    return made.reshape(*lead, rows, columns)
 
 
 def _tiles(sizes: Any, rows: int, tile: int) -> tuple[Any, Any, Any]:
-    """Return the first row, the row after the last, and the group of each tile.
+    """Return the first row, the row after the last, and the matrix of each tile.
 
-    Each boundary of groups may add a tile. Rows behind the last group are a group of
-    their own. Tiles beyond the last one are empty.
+    Each boundary of groups may add a tile. Rows behind the last group of a set are a
+    group of their own, with the matrix -1. Tiles beyond the last one are empty.
+
+    Args:
+      sizes: rows of each group [B, S, G].
+      rows: rows of each set.
+      tile: rows of a tile.
     """
-    groups = sizes.shape[0]
-    ends = jnp.minimum(jnp.append(jnp.cumsum(sizes), rows), rows).astype(jnp.int32)
+    batches, sets, groups = sizes.shape
+    ends = jnp.minimum(jnp.cumsum(sizes, -1), rows)
+    ends = jnp.pad(ends, [(0, 0), (0, 0), (0, 1)], constant_values=rows)
+    base = _span(0, batches * sets) * rows
+    ends = (ends.reshape(-1, groups + 1) + base[:, None]).ravel().astype(jnp.int32)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
     counts = (ends - starts + tile - 1) // tile
     last = jnp.cumsum(counts).astype(jnp.int32)
-    number = jnp.arange(pl.cdiv(rows, tile) + groups, dtype=jnp.int32)
+    number = _span(0, pl.cdiv(batches * sets * rows, tile) + len(ends) - 1)
     group = jnp.sum(last[None] <= number[:, None], 1, dtype=jnp.int32)
-    group = jnp.minimum(group, groups)
+    group = jnp.minimum(group, len(ends) - 1)
     first = starts[group] + (number - last[group] + counts[group]) * tile
-    return first, jnp.minimum(first + tile, ends[group]), group
+    own, batch = group % (groups + 1), group // (groups + 1) // sets
+    matrix = jnp.where(own < groups, batch * groups + own, -1)
+    return first, jnp.minimum(first + tile, ends[group]), matrix
 
 
 def _rows_kernel(
     first_ref: Any,
     stop_ref: Any,
-    group_ref: Any,
+    matrix_ref: Any,
     x_ref: Any,
     w_ref: Any,
     out_ref: Any,
     *,
     block: tuple[int, int, int],
-    shape: tuple[int, int, int],
+    shape: tuple[int, int],
     is_turned: bool,
     precision: Any,
 ) -> None:
     tile, inner, wide = block
-    depth, columns, groups = shape
+    depth, columns = shape
     at = pl.program_id(0)
-    first, stop, group = first_ref[at], stop_ref[at], group_ref[at]
+    first, stop, matrix = first_ref[at], stop_ref[at], matrix_ref[at]
     own, across = first + _span(0, tile), _span(pl.program_id(1), wide)
     mine, inside = own < stop, across < columns
 
@@ -197,14 +205,14 @@ def _rows_kernel(
         left = along < depth
         x = _read(x_ref.at[own[:, None], along[None]], mine, left)
         if is_turned:
-            w = _read(w_ref.at[group, across[:, None], along[None]], inside, left)
+            w = _read(w_ref.at[matrix, across[:, None], along[None]], inside, left)
             return total + _product(x, w, (1, 1), precision)
-        w = _read(w_ref.at[group, along[:, None], across[None]], left, inside)
+        w = _read(w_ref.at[matrix, along[:, None], across[None]], left, inside)
         return total + _product(x, w, (1, 0), precision)
 
     @pl.when(first < stop)
     def _() -> None:
-        trips = jnp.where(group < groups, jnp.int32(pl.cdiv(depth, inner)), 0)
+        trips = jnp.where(matrix >= 0, jnp.int32(pl.cdiv(depth, inner)), 0)
         total = lax.fori_loop(jnp.int32(0), trips, add, _zeros(tile, wide))
         _write(out_ref.at[own[:, None], across[None]], total, mine, inside)
 
@@ -216,31 +224,43 @@ def by_matrices(
     *,
     dtype: Any,
     precision: Any = None,
+    parts: int = 1,
     interpret: bool = False,
 ) -> Any:
-    """Return matrices [G, K, N]: the sum of x[row]ᵀ y[row] over the rows of each group.
+    """Return matrices [G, B, K, N]: the sum of x[row]ᵀ y[row] over the rows of each
+    group, in all sets.
 
     Args:
-      x, y: rows [M, K] and [M, N], sorted by group.
-      sizes: rows of each group [G], int32.
-      dtype, precision, interpret: as in `tiled_product`.
+      x, y: B batches of S sets of rows, [B, S, M, K] and [B, S, M, N], each sorted by
+        group.
+      sizes: rows of each group [B, S, G], int32.
+      dtype, precision, parts, interpret: as in `tiled_product`.
     """
-    (rows, depth), columns, groups = x.shape, y.shape[1], sizes.shape[0]
-    tile = int(group_tile(rows, groups, x.dtype.itemsize, of_matrices=True))
+    (batches, sets, groups), (rows, depth) = sizes.shape, x.shape[-2:]
+    columns, item = y.shape[-1], x.dtype.itemsize
+    x, y = x.reshape(-1, depth), y.reshape(-1, columns)
+    tile = int(group_tile(len(x) // parts, sizes.size, item, of_matrices=True))
     block = tile, _columns(depth), _columns(columns)
-    ends = jnp.minimum(jnp.cumsum(sizes), rows).astype(jnp.int32)
-    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
+    base = _span(0, batches * sets).reshape(batches, sets, 1) * rows
+    ends = jnp.minimum(jnp.cumsum(sizes, -1), rows).astype(jnp.int32)
+    starts = jnp.pad(ends[..., :-1], [(0, 0), (0, 0), (1, 0)])
+    # [groups, batches, sets]: a program's sets lie side by side.
+    spans = [(base + z).transpose(2, 0, 1).ravel() for z in (starts, ends)]
     kernel = functools.partial(
-        _matrices_kernel, block=block, shape=(depth, columns), precision=precision
+        _matrices_kernel,
+        block=block,
+        shape=(sets, depth, columns),
+        precision=precision,
     )
-    return pl.pallas_call(
+    made = pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((groups, depth, columns), dtype),
-        grid=(groups, pl.cdiv(depth, block[1]), pl.cdiv(columns, block[2])),
+        out_shape=jax.ShapeDtypeStruct((groups * batches, depth, columns), dtype),
+        grid=(groups * batches, pl.cdiv(depth, block[1]), pl.cdiv(columns, block[2])),
         compiler_params=_params(block[1] * block[2]),
         interpret=interpret,
-        name=MATRICES,
-    )(starts, ends, x, y)
+        name=f"{MATRICES}_{sizes.size}_{parts}",
+    )(*spans, x, y)
+    return made.reshape(groups, batches, depth, columns)
 
 
 def _matrices_kernel(
@@ -251,25 +271,34 @@ def _matrices_kernel(
     out_ref: Any,
     *,
     block: tuple[int, int, int],
-    shape: tuple[int, int],
+    shape: tuple[int, int, int],
     precision: Any,
 ) -> None:
     tile, high, wide = block
-    group = pl.program_id(0)
-    start, end = start_ref[group], end_ref[group]
+    sets, depth, columns = shape
+    matrix = pl.program_id(0)
     down, across = _span(pl.program_id(1), high), _span(pl.program_id(2), wide)
-    above, inside = down < shape[0], across < shape[1]
+    above, inside = down < depth, across < columns
 
-    def add(i: Any, total: Any) -> Any:
-        own = start + _span(i, tile)
-        mine = own < end
-        x = _read(x_ref.at[own[:, None], down[None]], mine, above)
-        y = _read(y_ref.at[own[:, None], across[None]], mine, inside)
-        return total + _product(x, y, (0, 0), precision)
+    def add_set(number: Any, total: Any) -> Any:
+        start, end = (ref[matrix * sets + number] for ref in (start_ref, end_ref))
 
-    trips = (end - start + tile - 1) // tile
-    total = lax.fori_loop(jnp.int32(0), trips, add, _zeros(high, wide))
-    _write(out_ref.at[group, down[:, None], across[None]], total, above, inside)
+        def add(i: Any, total: Any) -> Any:
+            own = start + _span(i, tile)
+            mine = own < end
+            x = _read(x_ref.at[own[:, None], down[None]], mine, above)
+            y = _read(y_ref.at[own[:, None], across[None]], mine, inside)
+            return total + _product(x, y, (0, 0), precision)
+
+        trips = (end - start + tile - 1) // tile
+        return lax.fori_loop(jnp.int32(0), trips, add, total)
+
+    total = _zeros(high, wide)
+    if sets == 1:
+        total = add_set(0, total)
+    else:
+        total = lax.fori_loop(jnp.int32(0), jnp.int32(sets), add_set, total)
+    _write(out_ref.at[matrix, down[:, None], across[None]], total, above, inside)
 
 
 def _span(position: Any, length: int) -> Any:

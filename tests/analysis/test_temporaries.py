@@ -71,6 +71,21 @@ def test_a_kernel_of_tiles_multiplies_whole_tiles_without_masked_rows() -> None:
     assert both.peak_bytes <= 1.01 * (2 * (X + W) + Y)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 100, 4096])
+@pytest.mark.parametrize("groups", [2, 64])
+def test_it_is_faster_at_every_shape(rows: int, groups: int) -> None:
+    S = jax.ShapeDtypeStruct
+    args = S((rows, 512), "bfloat16"), S((groups, 512, 256), "bfloat16")
+    sizes = S((groups,), "int32")
+
+    def step_s(grouped: str) -> float:
+        asked = {"mesh": {"x": 1}, "hardware": "h100:1", "progress": False}
+        plan = rhino.plan(forward, *args, sizes, level="fast", grouped=grouped, **asked)
+        return plan.predicted.step_time_s
+
+    assert step_s("auto") <= step_s("as written")
+
+
 @pytest.mark.parametrize(("stride", "copies"), [(1, 0), (2, 1)])
 def test_cudnn_reads_a_padded_copy_where_a_window_pads_one_end_more(
     stride: int, copies: int

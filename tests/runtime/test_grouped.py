@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -198,11 +197,19 @@ def test_saved_plans_run_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tiles_of_a_program_are_of_one_group_each() -> None:
-    for sizes, tile in itertools.product(SIZES.values(), (16, 32)):
-        first, stop, group = map(
-            np.asarray, grouped._tiles(jnp.array(sizes), ROWS, tile)
-        )
-        rows = [r for a, b in zip(first, stop, strict=True) for r in range(a, b)]
-        assert rows == list(range(ROWS))
-        ends = np.append(np.cumsum(sizes), ROWS)
-        assert all(b <= ends[g] for b, g in zip(stop, group, strict=True))
+    sizes = np.array([SIZES["uneven"], SIZES["fewer than the rows"], SIZES["none"]])
+    for tile in (16, 32):
+        given = jnp.asarray(sizes[:, None])  # three batches of one set
+        first, stop, matrix = map(np.asarray, grouped._tiles(given, ROWS, tile))
+        every = [
+            (row, int(m))
+            for a, b, m in zip(first, stop, matrix, strict=True)
+            for row in range(a, b)
+        ]
+        assert [row for row, _ in every] == list(range(3 * ROWS))
+        wanted = []
+        for batch, own in enumerate(sizes):
+            behind = ROWS - own.sum()
+            wanted += np.repeat(np.arange(GROUPS) + batch * GROUPS, own).tolist()
+            wanted += [-1] * behind
+        assert [m for _, m in every] == wanted

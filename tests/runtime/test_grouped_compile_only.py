@@ -31,8 +31,8 @@ def test_kernels_compile(hardware: str, dtype: Any, shape: Any) -> None:
     mesh = mesh_of_target(hardware, {"x": 1})
     sharding = NamedSharding(mesh, PartitionSpec())
     S = partial(jax.ShapeDtypeStruct, sharding=sharding)
-    x, y = S((rows, width), dtype), S((rows, hidden), dtype)
-    w, sizes = S((groups, width, hidden), dtype), S((groups,), jnp.int32)
+    x, y = S((1, 1, rows, width), dtype), S((1, 1, rows, hidden), dtype)
+    w, sizes = S((1, groups, width, hidden), dtype), S((1, 1, groups), jnp.int32)
     for run, a, b, of_matrices in (
         (partial(by_rows, dtype=dtype), x, w, False),
         (partial(by_rows, dtype=dtype, is_turned=True), y, w, False),
@@ -48,3 +48,22 @@ def test_kernels_compile(hardware: str, dtype: Any, shape: Any) -> None:
         assert (kernel.flops, kernel.dtype) == (flops, jnp.dtype(dtype).name)
         assert kernel.ops[0][2] == "ragged_dot_general"
         assert not work.notes
+
+
+def test_sets_of_rows_are_one_kernel_and_batches_divide_them() -> None:
+    rows, width, hidden, groups, sets, parts = 4096, 256, 512, 16, 2, 4
+    mesh = mesh_of_target("h100:1", {"x": 1})
+    sharding = NamedSharding(mesh, PartitionSpec())
+    S = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16, sharding=sharding)
+    x, y = S((1, sets, rows, width)), S((1, sets, rows, hidden))
+    w = S((1, groups, width, hidden))
+    sizes = jax.ShapeDtypeStruct((1, sets, groups), jnp.int32, sharding=sharding)
+    # Of every set, a quarter of the rows are of this batch's groups.
+    for run, b, of_matrices in ((by_rows, w, False), (by_matrices, y, True)):
+        run = partial(run, dtype=jnp.bfloat16, parts=parts)
+        lowered = jax.jit(run).lower(x, b, sizes)
+        compiled = lowered.compile(compiler_options=compiler_options(mesh))
+        work = WorkReader(parse_module(compiled.as_text()), lambda w: 0.0).program()
+        tile = group_tile(rows // parts, groups, 2, of_matrices)
+        multiplied = sets * tiled_rows(rows // parts, groups, tile)
+        assert work.flops == 2 * multiplied * width * hidden

@@ -116,7 +116,7 @@ class TiledDims(NamedTuple):
     """The dims of a grouped matmul that `rhino_jax.runtime.grouped` can run.
 
     Attributes:
-      lhs: the first operand's dims: batch, others before the rows, rows, columns.
+      lhs: the first operand's dims: batch, others of sets of rows, rows, columns.
       rhs: the second operand's: batch, groups, and the two of a matrix; or, of
         matrices, as the first operand's.
       batch: number of batch dims.
@@ -129,6 +129,16 @@ class TiledDims(NamedTuple):
     batch: int
     of_matrices: bool
     is_turned: bool
+
+    def parts(self, shape: Sequence[int]) -> int:
+        """Return among how many batches the rows are divided: where group sizes differ
+        along batch dims and others, every batch has the rows of all.
+
+        Args:
+          shape: shape of the first operand.
+        """
+        is_divided = len(self.lhs) - 2 > self.batch
+        return math.prod(shape[d] for d in self.lhs[: self.batch]) if is_divided else 1
 
 
 def tiled_dims(

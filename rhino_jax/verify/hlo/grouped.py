@@ -13,7 +13,7 @@ from rhino_jax.verify.hlo.module import HloArray, Instruction, arrays_of
 TRITON = "__gpu$xla.gpu.triton"
 """The target of these calls, and of all Pallas kernels in Triton."""
 
-_KERNEL = re.compile(rf'\bname = "({ROWS}|{MATRICES})"')
+_KERNEL = re.compile(rf'\bname = "((?:{ROWS}|{MATRICES})_\d+_\d+)"')
 
 
 def grouped_flops(
@@ -30,8 +30,7 @@ def grouped_flops(
     if not kernel:
         return None
     (rows,), (result,) = operands[-2], arrays_of(instruction.type)
-    of_matrices = kernel == MATRICES
-    count, depth = rows.dims
-    groups = (result if of_matrices else operands[-1][0]).dims[0]
-    tile = group_tile(count, groups, rows.item_bytes, of_matrices)
+    groups, parts = map(int, kernel.split("_")[-2:])
+    count, depth = rows.dims[0] // parts, rows.dims[1]
+    tile = group_tile(count, groups, rows.item_bytes, kernel.startswith(MATRICES))
     return round(2 * tiled_rows(count, groups, tile) * depth * result.dims[-1])

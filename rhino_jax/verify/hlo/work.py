@@ -312,7 +312,7 @@ class WorkReader:
 
 def _key(instruction: Instruction) -> OpKey:
     stack, _, primitive = instruction.op_name.rpartition("/")
-    if stack.endswith((ROWS, MATRICES)):
+    if stack.rpartition("/")[2].startswith((ROWS, MATRICES)):
         primitive = RAGGED_DOTS[0]
     _, direction, _ = op_key(Source(name_stack=stack), primitive)
     return instruction.source, direction, primitive
