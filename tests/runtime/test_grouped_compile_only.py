@@ -23,6 +23,15 @@ pytestmark = [pytest.mark.compile_only, pytest.mark.slow]
 SHAPES = [(32_768, 2048, 512, 256), (4096, 200, 72, 8), (16, 2048, 512, 4)]
 
 
+def compiled_for(mesh: Any, run: Any, *args: Any) -> Any:
+    """Compile a kernel, which asks the mesh around it for its GPU."""
+    P = PartitionSpec()
+    on_mesh = jax.shard_map(
+        run, mesh=mesh, in_specs=(P,) * len(args), out_specs=P, check_vma=False
+    )
+    return jax.jit(on_mesh).lower(*args).compile(compiler_options(mesh))
+
+
 @pytest.mark.parametrize("hardware", ["h100:1", "a100:1", "b200:1"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -38,8 +47,7 @@ def test_kernels_compile(hardware: str, dtype: Any, shape: Any) -> None:
         (partial(by_rows, dtype=dtype, is_turned=True), y, w, False),
         (partial(by_matrices, dtype=dtype), x, y, True),
     ):
-        lowered = jax.jit(run).lower(a, b, sizes)
-        compiled = lowered.compile(compiler_options=compiler_options(mesh))
+        compiled = compiled_for(mesh, run, a, b, sizes)
         assert compiled.memory_analysis().temp_size_in_bytes < 1 << 16
         work = WorkReader(parse_module(compiled.as_text()), lambda w: 0.0).program()
         tile = group_tile(rows, groups, jnp.dtype(dtype).itemsize, of_matrices)
@@ -61,8 +69,7 @@ def test_sets_of_rows_are_one_kernel_and_batches_divide_them() -> None:
     # Of every set, a quarter of the rows are of this batch's groups.
     for run, b, of_matrices in ((by_rows, w, False), (by_matrices, y, True)):
         run = partial(run, dtype=jnp.bfloat16, parts=parts)
-        lowered = jax.jit(run).lower(x, b, sizes)
-        compiled = lowered.compile(compiler_options=compiler_options(mesh))
+        compiled = compiled_for(mesh, run, x, b, sizes)
         work = WorkReader(parse_module(compiled.as_text()), lambda w: 0.0).program()
         tile = group_tile(rows // parts, groups, 2, of_matrices)
         multiplied = sets * tiled_rows(rows // parts, groups, tile)
