@@ -64,7 +64,7 @@ CODE_TOKENS = {
     "planner": 93_400,
     "recipes": 4_100,
     "rewrite": 6_600,
-    "runtime": 48_500,
+    "runtime": 48_600,
     "solver": 35_000,
     "sweep": 9_700,
     "utils": 5_700,

@@ -61,7 +61,16 @@ def grouped_matmul(eqn: Any, operands: Sequence[Any], params: Any) -> list[Any]:
     def as_written(*parts: Any) -> Any:
         return bind_eqn(eqn, parts, params)[0]
 
-    return [lax.platform_dependent(*operands, cuda=run, default=as_written)]
+    @jax.custom_jvp
+    def product(*parts: Any) -> Any:
+        return lax.platform_dependent(*parts, cuda=run, default=as_written)
+
+    @product.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        # Of `jax.grad` around a planned function; kernels have no transpose.
+        return product(*primals), jax.jvp(as_written, primals, tangents)[1]
+
+    return [product(*operands)]
 
 
 def tiled_product(

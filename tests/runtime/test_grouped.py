@@ -180,6 +180,18 @@ def test_one_device_runs_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_planned_function_is_differentiated_from_outside() -> None:
+    x, w, counts = normals(64, 16), normals(GROUPS, 16, 32), jnp.full(GROUPS, 12)
+
+    def loss(x: Any, w: Any, sizes: Any) -> Any:
+        return jnp.sin(lax.ragged_dot(x, w, sizes)).sum()
+
+    planned = rhino.auto_shard(loss, mesh={"x": 4}, hardware="h100:4", progress=False)
+    found, wanted = (jax.grad(f, (0, 1))(x, w, counts) for f in (planned, loss))
+    check_equal = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(check_equal, found, wanted)
+
+
 def test_saved_plans_run_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, counts = normals(64, 16), normals(GROUPS, 16, 32), jnp.full(GROUPS, 12)
     plan = rhino.plan(
