@@ -56,6 +56,10 @@ INSIDE_FUNCTIONS: Mapping[tuple[str, str], str] = {
     ("planner.origin", "planner.staging.fitted"): AT_START,
     ("planner.origin", "planner.staging.spmd_pipeline"): AT_START,
     ("planner.joint.shared", "planner.search"): AT_START,
+    (
+        "runtime.ops_on_shards",
+        "runtime.grouped",
+    ): "Pallas takes half a second to import",
     ("sweep.sweep", "sweep.evaluate"): AT_START,
     ("sweep.sweep", "sweep.running"): AT_START,
     ("pipeline.cut.choose", "pipeline.cut.best"): AT_START,

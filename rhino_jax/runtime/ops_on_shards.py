@@ -45,7 +45,6 @@ from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.runtime.constraints import spec_on_mesh
-from rhino_jax.runtime.grouped import grouped_matmul
 from rhino_jax.runtime.windows import (
     Cuts,
     Shards,
@@ -249,7 +248,10 @@ def run_each_part(
         if merged is not None:
             names = [mesh.axis_names[axis] for axis in merged[1]]
             return MERGED[op.name](eqn, merged[0], names, *parts)
-        bound = grouped_matmul if is_tiled else bind_eqn
+        bound: Callable[..., list[Any]] = bind_eqn
+        if is_tiled:
+            # Pallas takes half a second to import.
+            from rhino_jax.runtime.grouped import grouped_matmul as bound
         results = bound(eqn, run(*parts), params)
         return [summed(x, scatters, partial, mesh.axis_names) for x in results]
 
