@@ -1,4 +1,5 @@
-"""Arithmetic of the grouped matmul of GPUs (`rhino_jax.runtime.grouped`).
+"""Arithmetic of grouped matmuls: of the kernel for GPUs (`rhino_jax.runtime.grouped`),
+and of XLA:TPU's.
 
 A tile has rows of a single group, so that the last tile of a group is partly empty, and
 multiplied all the same: half a tile of each group on average.
@@ -47,3 +48,20 @@ def tiled_rows(rows: Any, groups: int, tile: Any) -> Any:
       tile: rows of a tile, or an array of them.
     """
     return rows + np.minimum(rows, groups) * (tile - 1) / 2
+
+
+_ALIGNED_TILE = 128
+"""Rows of a tile of XLA:TPU's kernel, which start at multiples of it: 128, or 256 where
+groups have 1,024 rows (`iteration_bounds` in the HLO of 64 and 256 groups, 8,192 and
+65,536 rows, forward and gradients: v5e, v6e, tpu7x, libtpu 0.0.52)."""
+
+
+def aligned_rows(rows: Any, groups: int) -> Any:
+    """Return the rows that XLA:TPU multiplies: a tile where a group ends, and another
+    begins, counts for both.
+
+    Args:
+      rows: number of rows, or an array of them.
+      groups: number of groups.
+    """
+    return rows + np.minimum(rows, groups) * _ALIGNED_TILE

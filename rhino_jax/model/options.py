@@ -17,7 +17,7 @@ from rhino_jax.analysis.graph import Graph, Node, NodeKind
 from rhino_jax.analysis.liveness import Liveness
 from rhino_jax.analysis.padding import may_pad
 from rhino_jax.cost.compute import array_paddings, convolution_work, op_s
-from rhino_jax.cost.grouped import group_tile, tiled_rows
+from rhino_jax.cost.grouped import aligned_rows, group_tile, tiled_rows
 from rhino_jax.errors import PinError
 from rhino_jax.hardware.mesh import LaidMesh
 from rhino_jax.hardware.target import Target
@@ -344,6 +344,7 @@ class OptionBuilder:
         if device.masks_groups and op.traits.is_masked(device.tiles_groups):
             written, more = self._masking(node, draft)
             traffic += more
+        traffic += self._each_set(node, draft)
         compute_s = op_s(
             self.target,
             draft.arithmetic,
@@ -371,18 +372,46 @@ class OptionBuilder:
         """Return [strategies], how many times its own arithmetic a grouped matmul
         takes: of every group, or of whole tiles of each shard's rows; 1 for others."""
         device, traits = self.target.device, op.traits
-        if traits.is_masked(device.tiles_groups) or traits.groups == 1:
-            return float(traits.groups if device.masks_groups else 1)
+        if traits.groups == 1:
+            return 1.0
+        if device.masks_groups and traits.is_masked(device.tiles_groups):
+            return float(traits.groups)
         kinds = [f.kind for f in rule.factors]
         rows = kinds.index(FactorKind.INDEX)
         pieces = [shards_per_dim(s.cut, self.mesh.sizes)[rows] for s in found]
         every = 2 * math.prod(f.size for f in rule.factors if f.name != "g")
         share = op.flops / every  # of the rows of a set, those of the groups here
         local = np.ceil(rule.factors[rows].size * share / np.array(pieces))
+        if not device.tiles_groups:
+            return aligned_rows(local, traits.groups) / local
         dtype = self.graph.program.values[op.operands[0]].dtype
         of_matrices = len(traits.masked) > 1
         tiles = group_tile(local, traits.groups, item_bytes(dtype), of_matrices)
         return tiled_rows(local, traits.groups, tiles) / local
+
+    def _each_set(self, node: Node, draft: _Draft) -> np.ndarray:
+        """Return [strategies], the bytes that a shard of a grouped matmul moves again,
+        as it runs once for each set of group sizes: matrices that sets share, and sums
+        of several."""
+        op, values = node.op, self.graph.program.values
+        assert op is not None and op.rule is not None
+        rule, ports = op.rule, draft.ports
+        if op.traits.groups == 1 or len(rule.operands[2]) == 1:
+            return np.zeros(len(draft.strategies))
+        cut = np.array(
+            [shards_per_dim(s.cut, self.mesh.sizes) for s in draft.strategies]
+        )
+        local = -(-np.array([f.size for f in rule.factors]) // cut)
+        sets = [f for dim in rule.operands[2][:-1] for f in dim]
+        found = np.zeros(len(draft.strategies))
+        for layout, port, value in (
+            (rule.operands[1], ports.ins[1], op.operands[1]),
+            (rule.results[0], ports.made[0], op.results[0]),
+        ):
+            shared = [f for f in sets if all(f not in dim for dim in layout)]
+            times = np.prod(local[:, shared], axis=1, initial=1) - 1
+            found += times * self.sizes.held_bytes(port, values[value])
+        return found
 
     def _masking(self, node: Node, draft: _Draft) -> tuple[np.ndarray, np.ndarray]:
         """Return [strategies], the bytes of writing a product's operands masked to

@@ -45,6 +45,7 @@ from rhino_jax.ir.program import Op
 from rhino_jax.ir.spec import Spec
 from rhino_jax.ir.traits import OpKind
 from rhino_jax.runtime.constraints import spec_on_mesh
+from rhino_jax.runtime.grouped_sets import each_set
 from rhino_jax.runtime.windows import (
     Cuts,
     Shards,
@@ -252,6 +253,8 @@ def run_each_part(
         if is_tiled:
             # Pallas takes half a second to import.
             from rhino_jax.runtime.grouped import grouped_matmul as bound
+        elif op.name in RAGGED_DOTS:
+            bound = each_set
         results = bound(eqn, run(*parts), params)
         return [summed(x, scatters, partial, mesh.axis_names) for x in results]
 
@@ -295,7 +298,9 @@ def _cuts(
     if op.name in RAGGED_DOTS:
         kinds = {FactorKind.PARALLEL, FactorKind.REDUCE, FactorKind.INDEX}
         cuts = find_cuts(op.rule, specs[:count], sizes, kinds)
-        return cuts if is_tiled or _ragged_rows(op, cuts) is not None else None
+        has_prefix = len(op.rule.operands[2]) > 1
+        is_run = is_tiled or has_prefix or _ragged_rows(op, cuts) is not None
+        return cuts if is_run else None
     kinds = {FactorKind.PARALLEL, FactorKind.MERGE}
     reducers = {f.reducer for f in op.rule.factors if f.kind is FactorKind.REDUCE}
     if len(op.results) == 1 and reducers == {"sum"}:
@@ -338,8 +343,8 @@ def _with_own_groups(
 ) -> list[Any]:
     """Return a grouped matmul's operands, with the groups' sizes in this shard."""
     first, width = Shards(names).position() * x.shape[dim], x.shape[dim]
-    ends = jnp.clip(jnp.cumsum(sizes), first, first + width)
-    sizes = jnp.diff(ends, prepend=first).astype(sizes.dtype)
+    ends = jnp.clip(jnp.cumsum(sizes, axis=-1), first, first + width)
+    sizes = jnp.diff(ends, axis=-1, prepend=first).astype(sizes.dtype)
     return [x, other, sizes]
 
 

@@ -109,6 +109,10 @@ def _rule(
 RAGGED_DOTS = "ragged_dot_general", "ragged_dot"
 """The primitive's names in the versions of JAX."""
 
+SHARED_ROWS = "experts_of_1_in_"
+"""`jax.named_scope` of grouped matmuls whose rows are shared by parts of the groups,
+before the number of parts: compiled programs are read by it."""
+
 _TILED = ("bfloat16", "float16", "float32")
 
 
@@ -171,6 +175,22 @@ def tiled_dims(
     return TiledDims(lhs, rhs, len(batch[0]), of_matrices, is_turned)
 
 
+def prefix_dims(dims: Any) -> list[int]:
+    """Return the dims of a grouped matmul's first operand along which group sizes may
+    differ: batch dims, and those of its rows' kind before the rows
+    (`jax.lax.ragged_dot_general`, "[b..., x..., g]").
+
+    Args:
+      dims: its `RaggedDotDimensionNumbers`.
+    """
+    (contract, _), (batch, _) = dims.dot_dimension_numbers
+    (ragged,) = dims.lhs_ragged_dimensions
+    if ragged in contract:
+        return [*batch, *contract[: contract.index(ragged)]]
+    before = (d for d in range(ragged) if d not in (*contract, *batch))
+    return [*batch, *before]
+
+
 @register(*RAGGED_DOTS, traits=Traits(OpKind.CONTRACTION, linear=EITHER))
 def ragged_dot(ctx: OpContext) -> OpRule:
     """Return the rule of a grouped matmul: rows in groups, each with its own matrix.
@@ -178,15 +198,15 @@ def ragged_dot(ctx: OpContext) -> OpRule:
     Rows are INDEX: each shard has the groups, and the parts of groups, that fall into
     it; where they are contracted, the results are partial. The group dim is whole.
     FLOPs are those of every row with its group's matrix; the work that some compilers
-    add is described by the traits. Group sizes that differ along batch dims are not
-    covered (not sharded).
+    add is described by the traits. Group sizes may differ along `prefix_dims`. Where
+    these are batch dims and others, every batch has the rows of all, and multiplies its
+    share: that is how `passes.experts` divides the groups.
     """
     dims = ctx.params["ragged_dot_dimension_numbers"]
     contract, batch = dims.dot_dimension_numbers
     (ragged,) = dims.lhs_ragged_dimensions
     groups = tuple(dims.rhs_group_dimensions)
-    has_offset = len(ctx.in_shapes) != 3
-    if has_offset or len(ctx.in_shapes[2]) != 1 or ragged in batch[0]:
+    if len(ctx.in_shapes) != 3 or ragged in batch[0]:
         return unsharded(ctx)
     lhs = dot_names(len(ctx.in_shapes[0]), contract[0], batch[0], "m")
     rhs = dot_names(len(ctx.in_shapes[1]), contract[1], batch[1], "n", groups)
@@ -201,11 +221,16 @@ def ragged_dot(ctx: OpContext) -> OpRule:
         parts = [n + marks.get(n, "") for n in names]
         return " ".join(parts) or "·"
 
+    *outer, count = ctx.in_shapes[2]
+    sizes = [lhs[d] for d in prefix_dims(dims)] if outer else []
     rule = parse_rule(
-        f"{text(lhs)}, {text(rhs)}, g! -> {text(out)}", ctx.in_shapes, ctx.out_shapes
+        f"{text(lhs)}, {text(rhs)}, {text([*sizes, 'g'])} -> {text(out)}",
+        ctx.in_shapes,
+        ctx.out_shapes,
     )
     flops = 2.0 * math.prod(f.size for f in rule.factors if f.name != "g")
-    (count,) = ctx.in_shapes[2]
+    if batch[0] and len(sizes) > len(batch[0]):
+        flops /= math.prod(ctx.in_shapes[0][d] for d in batch[0])
     return OpRule(
         rule,
         flops,

@@ -7,7 +7,7 @@ the convolution, and the convolutions that XLA:TPU emits for batched dots (batch
 windows over a dilated input) as much as the dots. Redundant work of the compiler does
 count: an input that XLA:TPU split into overlapping, padded tiles, dots that XLA:GPU
 merged by padding one of them. A ragged dot whose kernel skips the tiles of other groups
-(XLA:TPU) counts every row once.
+(XLA:TPU) counts the tiles that it visits.
 
 Source: `HloCostAnalysis::GetConvolutionFlops` of XLA, which counts the same way.
 
@@ -153,21 +153,6 @@ def _stated(
         return None
     largest = max((a for x in operands for a in x), key=lambda a: a.bytes, default=None)
     return Arithmetic(int(stated), largest.element if largest else "f32")
-
-
-_RAGGED = re.compile(
-    r'"is_ragged_dot":true,"num_groups_in_ragged_dot":"(\d+)".*'
-    r'"iteration_skipper_mode":"ITERATION_SKIPPER_MODE_GROUP_STARTS"'
-)
-
-
-def skipped_groups(instruction: Instruction) -> int:
-    """Return the number of groups of a ragged dot with group skipping; 1 for others.
-
-    libtpu's estimate of cycles counts all groups, and the zeros between the elements of
-    the dilated input that it writes them as: it grows with the square of their number.
-    """
-    return int(instruction.find(_RAGGED) or 1)
 
 
 # Targets of XLA:GPU's calls of cuSOLVER and CUB, and the primitive or algorithm.

@@ -10,7 +10,7 @@ XLA:TPU annotates most of its instructions with an estimate of cycles, for compu
 alone: collectives carry none, synchronous or not, and a fusion that continues a
 collective (`async_collective_fusion`) has the estimate of its compute. Sorts, gathers,
 scatters, custom calls, and copies and reshapes that only move data have none, and the
-estimate of ragged dots is unusable (`skipped_groups`); these use the roofline.
+estimate of ragged dots is unusable (`grouped.skips_groups`); these use the roofline.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rhino_jax.frontend.rules.dot import RAGGED_DOTS
 from rhino_jax.ir.program import Source
 from rhino_jax.ir.traits import OWN_KERNEL, Library, OpKind
 from rhino_jax.verify.hlo.collectives.payload import is_transfer_opcode
+from rhino_jax.verify.hlo.grouped import ragged_work, skips_groups
 from rhino_jax.verify.hlo.instruction_cost import (
     Arithmetic,
     Channels,
@@ -37,7 +38,6 @@ from rhino_jax.verify.hlo.instruction_cost import (
     dtype_name,
     factor_flops,
     library_of,
-    skipped_groups,
 )
 from rhino_jax.verify.hlo.loops import control_flow
 from rhino_jax.verify.hlo.module import (
@@ -239,8 +239,7 @@ class WorkReader:
     def _work(
         self, computation: Computation, instruction: Instruction
     ) -> Iterator[InstructionWork]:
-        groups = skipped_groups(instruction)
-        cycles = _cycles(instruction) if groups == 1 else None
+        cycles = None if skips_groups(instruction) else _cycles(instruction)
         called = instruction.attribute("calls")
         if cycles is None and instruction.opcode == "fusion" and self._moves(called):
             return
@@ -253,19 +252,25 @@ class WorkReader:
             self.opaque[target] += 1
         largest = max(arithmetic, key=lambda a: a.flops, default=None)
         arrays = arrays_of(instruction.type)
+        read = [
+            arrays_of(computation.instructions[x].type)
+            for x in instruction.operands
+            if x in computation.instructions
+        ]
+        share = ragged_work(instruction, read)
         element = largest.element if largest else arrays[0].element if arrays else "u8"
         yield InstructionWork(
             name=instruction.name,
             opcode=instruction.opcode,
             count=1,
-            flops=sum(a.flops for a in arithmetic) // groups,
+            flops=round(sum(a.flops for a in arithmetic) * share),
             dtype=dtype_name(element),
             bytes=self.traffic.bytes_of(computation, instruction),
             cycles=cycles,
             op=instruction.op_name,
             source=instruction.source,
             ops=self._ops(instruction),
-            vector_ops=count_ops(computation, instruction),
+            vector_ops=count_ops(computation, instruction) * share,
             library=library,
             channels=channels_of(computation, instruction),
         )

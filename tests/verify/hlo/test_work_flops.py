@@ -46,7 +46,7 @@ CONV_GRADS = 3 * 2 * 4 * (32 * 32 * 64 * 9 * 16 + 15 * 15 * 32 * 16 * 64)
         # in the forward pass, four in the backward pass.
         ("work_tpu_batched", 6 * 2 * 16 * 256 * 256 * 64),
         # A kernel that states its own cost.
-        ("work_tpu_kernel", 2 * 1024 * 512 * 256),
+        ("work_tpu_kernel", 2 * (8 + 7) * 128 * 512 * 256),
         ("work_tpu_conv_grad", 3 * 2 * 4 * 32 * 32 * 128 * 9 * 16),
         ("work_tpu_embedding", 3 * 2 * 128 * 512 * 512),
         ("work_gpu_cache", 512 * 2 * 2 * 4 * 512 * 512),
