@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +30,18 @@ def dot(rng: Rng) -> tuple[Any, tuple[Any, ...]]:
     )
     args = tuple(normals(rng, *(sizes[x] for x in side)) for side in (lhs, rhs))
     return lambda x, y: lax.dot_general(x, y, numbers), args
+
+
+SETS = (
+    lax.RaggedDotDimensionNumbers((((3,), (2,)), ((0,), (0,))), [2], [1]),
+    lax.RaggedDotDimensionNumbers((((1, 2), (1, 2)), ((0,), (0,))), [2], []),
+)
+"""Dims of grouped matmuls of [batch, blocks, rows, columns]: by rows, by matrices."""
+
+
+def in_sets(rng: Rng) -> np.ndarray:
+    """Sizes of two groups in two batches of two blocks."""
+    return rng.integers(0, 5, (2, 2, 2), dtype=np.int32)
 
 
 def attention(*, bias: Any = (), is_gradient: bool = False, **options: Any) -> Case:
@@ -191,6 +204,15 @@ DATA_CASES: dict[str, tuple[Case, ...]] = {
         lambda rng: (
             jax.grad(lambda x, w, n: jnp.sin(lax.ragged_dot(x, w, n)).sum(), (0, 1)),
             (normals(rng, 8, 4), normals(rng, 4, 4, 6), np.array([0, 5, 0, 2], "i4")),
+        ),
+        # Sets of group sizes, along a batch dim and blocks of rows.
+        lambda rng: (
+            partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=SETS[0]),
+            (normals(rng, 2, 2, 8, 4), normals(rng, 2, 2, 4, 6), in_sets(rng)),
+        ),
+        lambda rng: (
+            partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=SETS[1]),
+            (normals(rng, 2, 2, 8, 4), normals(rng, 2, 2, 8, 6), in_sets(rng)),
         ),
     ),
     "gather": GATHERS,

@@ -149,7 +149,7 @@ def _ragged_dot(op: LocalOp) -> tuple[LocalOp, Finish]:
     (dim,) = op.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
     for f in op.sharded_factors(0, dim):
         first = op.shard.start(f)
-        ends = np.clip(np.cumsum(sizes), first, first + op.shard.size(f))
+        ends = np.clip(np.cumsum(sizes, -1), first, first + op.shard.size(f))
         sizes = np.diff(ends, prepend=first).astype(sizes.dtype)
     return op.with_operands(x, other, sizes), _as_is
 
