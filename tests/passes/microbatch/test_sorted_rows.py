@@ -64,7 +64,7 @@ def written_inverse(p, x):
     weights, experts = routed(p, x)
     order = jnp.argsort(experts.reshape(-1))
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
-    sizes = jnp.bincount(experts.reshape(-1), length=GROUPS)
+    sizes = jnp.bincount(experts.reshape(-1)[order], length=GROUPS)
     y = products(p, x[order // CHOICES], sizes)[inverse]
     return (y.reshape(-1, CHOICES, x.shape[-1]) * weights[..., None]).sum(1)
 
@@ -125,7 +125,7 @@ def test_rows_of_many_micro_batches():
 
 
 @pytest.mark.parametrize("loop", ["scan", "checkpoint"])
-@pytest.mark.parametrize("layer", LAYERS[:2])
+@pytest.mark.parametrize("layer", LAYERS[:3])
 def test_so_do_layers_of_a_loop(layer, loop):
     (cut,) = check(step_of(layer, loop), (params(2), batch()), counts=(3,))
     assert len(cut.loops) == 1

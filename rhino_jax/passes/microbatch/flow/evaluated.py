@@ -111,10 +111,20 @@ class Evaluation:
         """Return the value whose elements a value has, in whatever order."""
         while (item := self.flat.maker.get(value)) is not None:
             is_sorted_keys = item.op.name == "sort" and item.results[0] == value
-            if not is_sorted_keys and item.op.name != "reshape":
+            is_kept = is_sorted_keys or item.op.name == "reshape"
+            if not is_kept and not self._are_keys_in_order(item):
                 break
             value = item.operands[0]
         return value
+
+    def _are_keys_in_order(self, item: FlatOp) -> bool:
+        """Whether an op looks up the keys of a sort in the order that they give."""
+        state, values = self.states.get(item.results[0]), self.flat.program.values
+        if item.op.traits.kind is not OpKind.LOOKUP or not isinstance(state, RowsState):
+            return False
+        keys, found = values[item.operands[0]], values[item.results[0]]
+        is_whole = keys.rank == 1 and keys.shape == found.shape
+        return is_whole and state.order == self.root(item.operands[0])
 
     def evaluated(self, value: int, env: dict[int, Any]) -> np.ndarray | None:
         """Return the array of a value, of `_ROWS` rows where micro-batches have some.

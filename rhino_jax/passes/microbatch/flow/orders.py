@@ -319,7 +319,13 @@ class Orders:
             elif isinstance(result, Partial):
                 result = replace(result, cheap=None)
             made.append(result)
-        return replace(ran, results=tuple(made))
+        uses = (
+            replace(use, order=order)
+            if isinstance(use, RowsState) and not isinstance(state, RowsState)
+            else use
+            for use, state in zip(ran.uses, states, strict=True)
+        )
+        return Ran(tuple(uses), tuple(made))
 
     def _holds_rows(self, state: RowsState) -> bool:
         """Whether one dim has all sorted rows: of a part of them, neighbours would be

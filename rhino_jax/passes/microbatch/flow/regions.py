@@ -229,7 +229,8 @@ class Flow:
             spans = {use.span for use in uses_of if isinstance(use, RowsState)}
             is_cut = isinstance(state, WholeState) and len(spans) == 1
             if is_cut and all(
-                isinstance(use, RowsState) and use.at is None for use in uses_of
+                isinstance(use, RowsState) and use.at is None and use.order is None
+                for use in uses_of
             ):
                 state = RowsState(spans.pop())
             found.append(state)
