@@ -79,10 +79,12 @@ class UserOptions(TypedDict, total=False):
       loops: "auto": a loop over at most 32 layers is unrolled where the compiler copies
         what it stacks for the backward pass, and that is faster; compiling takes
         longer. "as written": loops stay.
-      grouped: grouped matmuls (`jax.lax.ragged_dot`) on GPUs. "auto": those in
+      grouped: grouped matmuls (`jax.lax.ragged_dot`). "auto": on GPUs, those in
         bfloat16, float16 and float32 run in a Triton kernel of rhino's, forward and
-        backward, where XLA multiplies every group with all rows. "as written": XLA
-        does.
+        backward, where XLA multiplies every group with all rows; tokens that are sorted
+        by expert are sorted on each device by itself, with its experts first where
+        these are sharded, if that is faster. "as written": XLA's products, of all
+        tokens sorted together.
       stages: number of submeshes into which devices are divided, each of which runs a
         part of the model, on one micro-batch after another. "auto": the size of the
         mesh axis named `stage`; without a mesh, the fastest number, if slow links or

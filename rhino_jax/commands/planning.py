@@ -173,7 +173,8 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         "--grouped",
         choices=("auto", "as written"),
         default="auto",
-        help="whether grouped matmuls may run in a kernel of rhino's, on GPUs",
+        help="whether tokens may be sorted by expert on each device, and multiplied in"
+        " a kernel of rhino's on GPUs",
     )
 
 

@@ -26,6 +26,7 @@ DEFERRED_REDUCTIONS = "deferred reductions"
 BLOCKS = "stored in blocks"
 JOINED = "interleaved batches"
 ONE_PROGRAM = "one program"
+EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from rhino_jax.ir.transform import Transform
 from rhino_jax.passes import (
     chunks,
     deferred_reductions,
+    experts,
     interleaved,
     microbatch,
     spmd_pipeline,
@@ -35,6 +36,7 @@ PASSES: Mapping[str, ProgramPass] = {
         chunks.PASS,
         remat.PASS,
         microbatch.PASS,
+        experts.PASS,
         spmd_pipeline.PASS,
         deferred_reductions.PASS,
     )

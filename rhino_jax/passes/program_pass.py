@@ -48,6 +48,7 @@ class TrialKind(Enum):
         top of it, whether it is faster or not.
       WHILE_BETTER: one choice after the other is planned, while each is better than the
         one before.
+      EACH: every choice is planned.
       SELECTED: the solver chooses values to recompute, under the shardings of a plan.
       REPEATED: more and more micro-batches, while memory limits every variant so far;
         values are selected again for each number of them.
@@ -55,6 +56,7 @@ class TrialKind(Enum):
 
     BASIS = "basis"
     WHILE_BETTER = "while better"
+    EACH = "each"
     SELECTED = "selected"
     REPEATED = "repeated"
 

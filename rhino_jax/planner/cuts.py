@@ -11,12 +11,11 @@ Fused weights are in interleaved (block-cyclic) storage where that is predicted 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 from rhino_jax.ir.transform import (
     BLOCKS,
+    EXPERTS,
     UN_REMAT,
     UNROLL,
     Transform,
@@ -55,8 +54,9 @@ def best_stored(search: Search) -> Search:
     plain = plain.on(axes)
     variants = Variants(plain, min_gain=MIN_LAYOUT_GAIN)
     variants.add("baseline", (), plain, first)
-    counts = _counts([size for _, size in axes])
-    for stored in search.choices(BLOCKS, ChoiceLimits(counts=counts)):
+    # Of layouts of equal cost, the one with the longest runs of columns is taken.
+    limits = ChoiceLimits(counts=plain.counts())
+    for stored in search.choices(BLOCKS, limits):
         variants.plan("interleaved storage", [stored])
     best = min(variants.tried[1:], key=lambda t: t.step_s, default=None)
     if best is None:
@@ -67,17 +67,6 @@ def best_stored(search: Search) -> Search:
         variants.tried = [replace(t, found=t.search.find()) for t in pair]
     best = variants.fastest()
     return search.after(best.done) if best.done and best.found.fits else search
-
-
-def _counts(sizes: Sequence[int]) -> Iterator[int]:
-    """Yield the number of devices of every subset of mesh axes, fewest first: among
-    layouts of equal cost, the one with the longest runs of columns is taken."""
-    counts = {
-        math.prod(some)
-        for n in range(1, len(sizes) + 1)
-        for some in combinations(sizes, n)
-    }
-    yield from sorted(counts - {1})
 
 
 def with_storage_note(plan: PlanData) -> PlanData:
@@ -156,6 +145,11 @@ def _notes(search: Search, plan: PlanData, microbatches: int | str) -> tuple[str
         notes += (
             "layers are unrolled, since the compiler would copy what their loops stack;"
             " compiling takes longer, and loops='as written' leaves them.",
+        )
+    if any(t.name == EXPERTS for t in plan.transforms):
+        notes += (
+            "tokens are sorted by expert on each device, not all together;"
+            " grouped='as written' sorts them as the program says.",
         )
     if isinstance(microbatches, int) and plan.microbatches != microbatches:
         notes += (

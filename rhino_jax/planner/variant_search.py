@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 from rhino_jax.errors import InfeasiblePlanError, InternalError, MicrobatchError
@@ -106,6 +107,17 @@ class Search:
         """The number of devices, the same on all candidate meshes."""
         return math.prod(size for _, size in self.meshes[0])
 
+    def counts(self) -> list[int]:
+        """Return the number of devices of every subset of the first mesh's axes, fewest
+        first."""
+        sizes = [size for _, size in self.meshes[0]]
+        subsets = (
+            math.prod(some)
+            for n in range(1, len(sizes) + 1)
+            for some in combinations(sizes, n)
+        )
+        return sorted({*subsets} - {1})
+
     @property
     def running(self) -> Traced:
         """Return the planned function: the user's function with the passes applied."""
@@ -148,7 +160,7 @@ class Search:
             return []
         least_bytes = MIN_GAIN * peak_bytes * self.devices
         places = self.options.per_microbatch
-        return self.choices(name, ChoiceLimits(least_bytes, places))
+        return self.choices(name, ChoiceLimits(least_bytes, places, self.counts()))
 
     def asking(self, **changes: Any) -> Search:
         """Return the search with other options, such as another level or budget."""

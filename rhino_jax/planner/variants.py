@@ -156,8 +156,8 @@ class Explorer(Variants):
     def _try_while_better(
         self, name: str, trial: Trial, kept: VariantCandidate
     ) -> VariantCandidate:
-        """Try the choices of a pass on the best variant so far, while that helps;
-        return the best one of `kept`'s residuals; see `_try_basis`."""
+        """Try the choices of a pass on the best variant so far, or only while that
+        helps; return the best one of `kept`'s residuals; see `_try_basis`."""
         if trial.gain is Gain.MEMORY and not self.tried[0].found.is_bound_by_memory:
             return kept
         for_stacks = trial.gain is Gain.STACK_COPIES
@@ -165,14 +165,16 @@ class Explorer(Variants):
         if not self._may_save(trial, start):
             return kept
         best = start
-        for choice in start.search.tries(name, start.peak_bytes):
+        on_mesh = start.search.on(start.found.mesh_axes)
+        for choice in on_mesh.tries(name, start.peak_bytes):
             label = [trial.label(choice), *among(start.done)]
             if for_stacks and start.done:
                 label.insert(0, start.name)
             tried = self.plan(", ".join(label), [*start.done, choice])
-            if tried is None or not tried.is_better(best):
+            if tried is not None and tried.is_better(best):
+                best = tried
+            elif trial.kind is TrialKind.WHILE_BETTER:
                 break
-            best = tried
         if best is start or kept is start:
             return best
         done = [*kept.done, *(t for t in best.done if t not in kept.done)]
@@ -331,6 +333,7 @@ _TRY: Mapping[
 ] = {
     TrialKind.BASIS: Explorer._try_basis,
     TrialKind.WHILE_BETTER: Explorer._try_while_better,
+    TrialKind.EACH: Explorer._try_while_better,
     TrialKind.SELECTED: Explorer._try_selected,
     TrialKind.REPEATED: Explorer._try_repeated,
 }

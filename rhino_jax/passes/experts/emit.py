@@ -1,0 +1,340 @@
+"""Emit a program that sorts its tokens by expert in blocks.
+
+All that is done to a sorted row alone stays as it is. Where the experts are divided
+into parts, it is done in each part, and rows of other parts' experts are zero when
+results are put back in place, or summed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rhino_jax._compat import (
+    bind_eqn,
+    captured_as_inputs,
+    hide_frames,
+    open_jaxpr,
+    retrace,
+)
+from rhino_jax.errors import MicrobatchError
+from rhino_jax.frontend.regions import closed_region_jaxprs, with_jaxprs
+from rhino_jax.frontend.rules.dot import SHARED_ROWS
+from rhino_jax.ir.axes import AxisSpan
+from rhino_jax.ir.program import RegionKind
+from rhino_jax.ir.traits import OpKind
+from rhino_jax.passes.experts.found import SortedTokens, is_product
+from rhino_jax.passes.experts.moves import Blocks
+from rhino_jax.passes.microbatch.flow.states import Partial, RowsState
+from rhino_jax.rewrite.emit import bind_local, scan_like
+from rhino_jax.rewrite.flat import FlatOp, FlatRegion
+
+
+hide_frames(__file__)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "sizes", "own"],
+    meta_fields=["dim"],
+)
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """A value of a program that sorts in blocks.
+
+    Attributes:
+      x: its array.
+      sizes: of counts by expert: those of each block, as `Blocks.sizes` has them.
+      own: number of rows of the part's experts, as `Blocks.sort` has it.
+      dim: the dim of the parts; None: the value is the same for all.
+    """
+
+    x: Any
+    sizes: Any = None
+    own: Any = None
+    dim: int | None = None
+
+    def moved(self, by: int) -> InBlocks:
+        """Return the value with the dim of its parts shifted."""
+        return self if self.dim is None else replace(self, dim=self.dim + by)
+
+
+@dataclass(slots=True)
+class BlocksEmitter:
+    """Emitter of a program's ops.
+
+    Attributes:
+      tokens: the rows that it sorts by expert.
+      blocks: how they, and the experts, are divided.
+      env: value id → array, or `InBlocks`.
+    """
+
+    tokens: SortedTokens
+    blocks: Blocks
+    env: dict[int, Any] = field(default_factory=dict)
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """Run the program on its inputs and constants."""
+        return [_whole(x) for x in self.region(self.tokens.flat.top, arrays)]
+
+    def region(self, region: FlatRegion, arrays: Sequence[Any]) -> list[Any]:
+        """Run the ops of a region, and return its outputs."""
+        self.env.update(zip(region.inputs, arrays, strict=True))
+        for item in region.ops:
+            operands = [self.read(v) for v in item.operands]
+            with item.context():
+                results = self.item(item, operands)
+            self.env.update(zip(item.results, results, strict=True))
+        return [self.read(v) for v in region.outputs]
+
+    def read(self, value: int) -> Any:
+        """Return the array, or record, of a value."""
+        return self.tokens.flat.read(value, self.env)
+
+    def item(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run an op."""
+        if item.regions:
+            if any(map(self.tokens.changes, item.regions)):
+                return _REGIONS[item.call.kind](self, item, operands)
+            return bind_eqn(item.eqn, [*map(_whole, operands)], item.eqn.params)
+        results = self.plain(item, operands)
+        return [
+            self.counts(v, x, operands) if self.tokens.counted(v) is not None else x
+            for v, x in zip(item.results, results, strict=True)
+        ]
+
+    def counts(self, value: int, x: Any, operands: Iterable[Any]) -> InBlocks:
+        """Return counts of rows by expert, with those of each block."""
+        made = (o.sizes for o in operands if isinstance(o, InBlocks))
+        sizes = next((s for s in made if s is not None), None)
+        if sizes is None:
+            keys = self.tokens.counted(value)
+            assert keys is not None
+            number = self.tokens.experts[keys]
+            sizes = self.blocks.sizes(_whole(self.read(keys)), number, x.dtype)
+        return InBlocks(x, sizes.astype(x.dtype))
+
+    def plain(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run an op without regions."""
+        tokens = self.tokens
+        flow, orders = tokens.flow, [*map(tokens.order, item.operands)]
+        if item.op.name == "sort":
+            order = tokens.order(item.results[0])
+            keys = next((k for k in (*orders, order) if k is not None), None)
+            if keys is not None:
+                return self.sort(item, operands, keys)
+        if is_product(flow, item) and orders[0] is not None:
+            return [self.multiply(item, operands)]
+        kind = item.op.traits.kind
+        if kind in (OpKind.LOOKUP, OpKind.SCATTER) and len(operands) > 1:
+            index = flow.states[item.operands[1]]
+            if isinstance(index, RowsState) and index.at and orders[1] is not None:
+                return [self.lookup(item, operands)]
+        if kind is OpKind.IDENTITY and len(operands) == len(item.results):
+            made = bind_eqn(item.eqn, [*map(_whole, operands)], item.eqn.params)
+            return [
+                replace(o, x=x) if isinstance(o, InBlocks) else x
+                for o, x in zip(operands, made, strict=True)
+            ]
+        return self.each_part(item, operands)
+
+    def each_part(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run an op in each part of the experts, where its operands differ there."""
+        arrays, dims, own = _apart(operands)
+        if own is None:
+            return item.bind(arrays)
+        states = [self.tokens.flow.states[v] for v in item.results]
+        if not any(isinstance(s, Partial) for s in states):
+            made = jax.vmap(lambda *xs: item.bind(xs), dims)(*arrays)
+            return [InBlocks(x, own=own, dim=0) for x in made]
+        at = _SUMMED.get(item.op.traits.kind)
+        use = None if at is None else self.tokens.flow.ran[item.op.id].uses[at]
+        is_sum = all(isinstance(s, Partial) and s.reducer == "sum" for s in states)
+        if at is None or not isinstance(use, RowsState) or not is_sum:
+            raise _not_in_parts(item)
+        arrays[at], dims[at] = self.owned(arrays[at], dims[at], own, use.span), 0
+        made = jax.vmap(lambda *xs: item.bind(xs), dims)(*arrays)
+        return [jnp.sum(x, axis=0, dtype=x.dtype) for x in made]
+
+    def owned(self, x: Any, dim: int | None, own: Any, span: AxisSpan) -> Any:
+        """Return [parts, …] sorted rows, those of other parts' experts zero.
+
+        Args:
+          x: the rows.
+          dim: the dim of their parts; None: they are the same in all.
+          own: as of `Blocks.sort`.
+          span: the dim of the rows in a part.
+        """
+        x = self.blocks.parted(x, dim)
+        return _masked(x, self.blocks.own(own, x.shape[span.dim + 1]), span)
+
+    def sort(self, item: FlatOp, operands: list[Any], keys: int) -> list[Any]:
+        """Sort the rows of each block by expert, or positions in that order."""
+        arrays, _, own = _apart(operands)
+        if own is None and self.tokens.order(item.operands[0]) is None:
+            *made, own = self.blocks.sort(item.eqn, arrays, self.tokens.experts[keys])
+        else:
+            made = self.blocks.sort_again(item.eqn, arrays)
+        if self.blocks.parts == 1:
+            return made
+        return [InBlocks(x, own=own, dim=0) for x in made]
+
+    def lookup(self, item: FlatOp, operands: list[Any]) -> Any:
+        """Look up rows at positions in the order of their block, or write them."""
+        flow, blocks = self.tokens.flow, self.blocks
+        ran, (result,) = flow.ran[item.op.id], item.results
+        spans = [s.span for s in (*ran.uses, *ran.results) if isinstance(s, RowsState)]
+        made = spans.pop()
+        whole = flow.flat.program.values[result].shape
+        shape = made.resized(whole, made.size // blocks.count)
+
+        def run(*parts: Any) -> Any:
+            return bind_local(item.eqn, parts, [shape])[0]
+
+        def in_part(*parts: Any) -> Any:
+            return blocks.lookup(run, parts, spans, made)
+
+        arrays, dims, own = _apart(operands)
+        if own is None:
+            return in_part(*arrays)
+        if self.tokens.order(result) is not None:
+            return InBlocks(jax.vmap(in_part, dims)(*arrays), own=own, dim=0)
+        if item.op.traits.kind is OpKind.LOOKUP:
+            found = jax.vmap(in_part, dims)(*arrays)
+            at = blocks.parted(arrays[1], dims[1])
+            found = _masked(found, blocks.are_own(at, own), made)
+            return jnp.sum(found, axis=0, dtype=found.dtype)
+        start, arrays[0] = arrays[0], jnp.zeros_like(arrays[0])
+        arrays[2], dims[2] = self.owned(arrays[2], dims[2], own, spans[2]), 0
+        total = jnp.sum(jax.vmap(in_part, dims)(*arrays), axis=0, dtype=start.dtype)
+        return start + total if item.op.traits.reducer else total
+
+    def multiply(self, item: FlatOp, operands: list[Any]) -> Any:
+        """Multiply sorted rows by the matrix of their expert, or sum their products."""
+        uses = self.tokens.flow.ran[item.op.id].uses
+        spans = [u.span.dim if isinstance(u, RowsState) else None for u in uses[:2]]
+        *factors, counts = operands
+        arrays, dims, own = _apart(factors)
+        parts = self.blocks.parts
+        if parts > 1:
+            arrays = [
+                x if at is None else self.blocks.parted(x, d)
+                for x, d, at in zip(arrays, dims, spans, strict=True)
+            ]
+        shared = jax.named_scope(f"{SHARED_ROWS}{parts}")
+        with shared if parts > 1 else contextlib.nullcontext():
+            found = self.blocks.multiply(item.eqn, arrays, counts.sizes, spans)
+        if own is None or spans[1] is not None:
+            return found
+        return InBlocks(found, own=own, dim=0)
+
+    def scan(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run a scan whose body has rows in blocks."""
+        call, (block,) = item.call, item.regions
+        consts = call.consts(operands)
+
+        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            slices = [_moved(x, -1) for x in xs]
+            found = self.region(block, [*consts, *carry, *slices])
+            kept = call.num_carry
+            return found[:kept], found[kept:]
+
+        init = [*call.carries(operands)]
+        carry, stacks = scan_like(item.eqn, body, init, [*call.sliced(operands)])
+        return [*carry, *(_moved(x, 1) for x in stacks)]
+
+    def while_loop(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run a loop whose body has rows in blocks."""
+        conds = item.call.num_cond_consts
+        first = conds + item.call.num_consts
+
+        def goes_on(carry: Iterable[Any]) -> Any:
+            (found,) = self.region(item.regions[0], [*operands[:conds], *carry])
+            return _whole(found)
+
+        def body(carry: Iterable[Any]) -> list[Any]:
+            return self.region(item.regions[1], [*operands[conds:first], *carry])
+
+        return list(lax.while_loop(goes_on, body, operands[first:]))
+
+    def cond(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Run a conditional whose branches have rows in blocks."""
+
+        def branch(block: FlatRegion) -> Callable[..., list[Any]]:
+            return lambda *xs: self.region(block, xs)
+
+        chosen, *rest = operands
+        return list(lax.switch(chosen, [*map(branch, item.regions)], *rest))
+
+    def call(self, item: FlatOp, operands: list[Any]) -> list[Any]:
+        """Bind a recomputed region with its parameters, captured arrays as operands."""
+        (body,) = closed_region_jaxprs(item.eqn)
+        leaves, tree = jax.tree.flatten(operands)
+        made: list[Any] = []
+
+        def run(*xs: Any) -> list[Any]:
+            found = self.region(item.regions[0], jax.tree.unflatten(tree, xs))
+            flat, out = jax.tree.flatten(found)
+            made.append(out)
+            return flat
+
+        types = jax.make_jaxpr(lambda *xs: xs)(*leaves).jaxpr
+        new, captured = retrace(
+            run, types.replace(debug_info=open_jaxpr(body).debug_info)
+        )
+        params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(leaves))]))
+        barred = params.get("prevent_cse")
+        if isinstance(barred, tuple):
+            params["prevent_cse"] = (True,) * len(leaves) + (False,) * len(captured)
+        results = bind_eqn(item.eqn, [*leaves, *captured], params)
+        return jax.tree.unflatten(made[-1], results)
+
+
+_SUMMED = {OpKind.REDUCTION: 0, OpKind.CONTRACTION: 0, OpKind.SCATTER: 2}
+"""Kind of op → the operand whose zeros add nothing to a sum over rows."""
+
+_REGIONS = {
+    RegionKind.SCAN: BlocksEmitter.scan,
+    RegionKind.WHILE: BlocksEmitter.while_loop,
+    RegionKind.COND: BlocksEmitter.cond,
+    RegionKind.CALL: BlocksEmitter.call,
+}
+
+
+def _whole(x: Any) -> Any:
+    return x.x if isinstance(x, InBlocks) else x
+
+
+def _moved(x: Any, by: int) -> Any:
+    return x.moved(by) if isinstance(x, InBlocks) else x
+
+
+def _masked(x: Any, mask: Any, span: AxisSpan) -> Any:
+    """Return [parts, …] rows, zero where a mask [parts, rows] is false."""
+    shape = [1] * x.ndim
+    shape[0], shape[span.dim + 1] = mask.shape
+    return jnp.where(jnp.reshape(mask, shape), x, jnp.zeros((), x.dtype))
+
+
+def _apart(operands: Iterable[Any]) -> tuple[list[Any], list[int | None], Any]:
+    """Return the arrays of values, the dims of their parts, and `own` of one that has
+    parts; None where none has."""
+    records = [x if isinstance(x, InBlocks) else InBlocks(x) for x in operands]
+    own = next((r.own for r in records if r.dim is not None), None)
+    return [r.x for r in records], [r.dim for r in records], own
+
+
+def _not_in_parts(item: FlatOp) -> MicrobatchError:
+    return MicrobatchError(
+        f"`{item.op.name}` of tokens that are sorted by expert is no sum.",
+        where=str(item.op.source),
+        numbers="experts in parts",
+        fix="divide no experts.",
+    )
