@@ -286,8 +286,9 @@ def _read_again(
     columns, num_ports = graph.columns, len(graph.ports)
     maker, reader = columns.maker[port], columns.target
     computed = columns.is_fusible & ~in_memory[[n.ports[0].id for n in graph.nodes]]
+    views = are_views(graph)
     crossing = computed[maker] & columns.is_fused[reader]
-    crossing &= columns.is_op[reader]
+    crossing &= columns.is_op[reader] & ~views[reader]
     edges = np.flatnonzero(crossing)
     # Node → the other kernels that compute it, through its readers.
     kernels: dict[int, set[int]] = {}
@@ -300,7 +301,6 @@ def _read_again(
         found.discard(int(group[node]))
         if found:
             kernels.setdefault(node, set()).update(found)
-    views = are_views(graph)
     for edge in np.flatnonzero(np.isin(reader, list(kernels))).tolist():
         node, source = int(reader[edge]), int(port[edge])
         if not in_memory[source] or views[node]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from rhino_jax.analysis.graph import Columns, Graph, Node
+from rhino_jax.analysis.graph import Columns, Graph, Node, NodeKind
 from rhino_jax.analysis.matmul_depth import MatmulDepth
-from rhino_jax.ir.factor import Rule
+from rhino_jax.ir.factor import Dim, Rule
 from rhino_jax.ir.traits import OpKind
 
 
@@ -17,17 +19,24 @@ def are_views(graph: Graph) -> np.ndarray:
     """Return [nodes], whether each is a view, so that its reader reads its operand.
 
     Views are reshapes that move nothing, since every device holds a single index of a
-    new dim.
+    new dim, and transposes that products fold.
 
     The operands of ops with a deferred reduction (`passes.deferred_reductions`) are
     views: for products, a contracted dim split into a batch dim and the rest; for
     convolutions, a dim split into groups. The new dim is sharded to single indices,
     which leaves the array as it was; no compiler moves anything for it (v5e:2x2,
     v5e:2x4, 8 H100, CPU: no copy in HLO).
+
+    Products read a transposed operand as it is stored, where its batch dims lie before
+    all others, in the product's order, and what is contracted beside what is not (XLA's
+    xla/service/transpose_folding.cc and layout assignment; HLO of h100, jax 0.12.0.1:
+    `x @ w.T` and a loop around it, not `jnp.transpose(x, (0, 2, 1, 3)) @ y`).
     """
     found = np.zeros(len(graph.nodes), dtype=bool)
     for node in reversed(graph.nodes):
         readers = graph.outgoing[node.id]
+        if node.op is not None and node.op.name == "transpose":
+            found[node.id] = _is_folded(graph, node)
         if node.op is None or node.op.name != "reshape" or len(readers) != 1:
             continue
         (edge,) = readers
@@ -38,6 +47,41 @@ def are_views(graph: Graph) -> np.ndarray:
             or (bool(found[reader.id]) and _splits(node, reader))
         )
     return found
+
+
+def _is_folded(graph: Graph, node: Node) -> bool:
+    """Whether products alone read a transpose, and each folds it."""
+    made, readers = node.op, list(graph.outgoing[node.id])
+    assert made is not None and made.rule is not None
+    for edge in readers:
+        reader = graph.nodes[edge.target]
+        if reader.kind is NodeKind.COPY:
+            readers += graph.outgoing[reader.id]
+            continue
+        if reader.op is None or reader.op.rule is None or not reader.hosts_fusion:
+            return False
+        if reader.op.name != "dot_general":
+            return False
+        role = functools.partial(_role, reader.op.rule, edge.operand)
+        dims = reader.op.rule.operands[edge.operand]
+        stored = [dims[made.rule.results[0].index(d)] for d in made.rule.operands[0]]
+        runs = [key for key, _ in itertools.groupby(stored, role)]
+        if len(runs) > len(set(runs)) or _BATCH in runs[1:]:
+            return False
+        if sorted(stored, key=role) != sorted(dims, key=role):
+            return False
+    return bool(readers)
+
+
+_BATCH, _FREE, _SUMMED = range(3)
+
+
+def _role(rule: Rule, operand: int, dim: Dim) -> int:
+    """Return the role of a product's operand's dim."""
+    if any(rule.factors[f].reducer for f in dim):
+        return _SUMMED
+    shared = itertools.chain(*rule.operands[1 - operand])
+    return _FREE if set(dim).isdisjoint(shared) else _BATCH
 
 
 def _parts(reshape: Node, reader: Node, operand: int) -> bool:
@@ -166,10 +210,10 @@ class Readers:
         columns, num_ports = graph.columns, len(graph.ports)
         is_view = are_views(graph)
         # Reading a view is reading the port behind it, and only that.
-        is_own = ~(columns.is_copy | is_view)[columns.target]
-        is_own &= ~is_view[columns.maker[columns.source]]
+        is_passed = columns.is_copy | is_view
+        is_own = ~is_passed[columns.target] & ~is_view[columns.maker[columns.source]]
         behind = copied_ports(graph)[columns.source]
-        is_behind = behind != NOWHERE
+        is_behind = (behind != NOWHERE) & ~is_passed[columns.target]
         port = np.concatenate([columns.source[is_own], behind[is_behind]])
         node = np.concatenate([columns.target[is_own], columns.target[is_behind]])
         order = np.argsort(port, kind="stable")
@@ -196,14 +240,17 @@ class Readers:
 
 def copied_ports(graph: Graph) -> np.ndarray:
     """Return [ports], for the port of a shared copy or of a view, the port that it
-    copies, looking through a second copy; NOWHERE for all others."""
+    copies, looking through further ones; NOWHERE for all others."""
     columns = graph.columns
     of_node = np.full(len(graph.nodes), NOWHERE)
     is_copied = (columns.is_copy | are_views(graph))[columns.target]
     copies, sources = columns.target[is_copied], columns.source[is_copied]
-    of_node[copies] = sources
-    behind = of_node[columns.maker[sources]]
-    of_node[copies] = np.where(behind == NOWHERE, sources, behind)
+    while len(copies):
+        of_node[copies] = sources
+        behind = of_node[columns.maker[sources]]
+        if (behind == NOWHERE).all():
+            break
+        sources = np.where(behind == NOWHERE, sources, behind)
     return of_node[columns.maker]
 
 

@@ -58,6 +58,23 @@ def test_an_update_reads_all_it_needs_once() -> None:
     assert len(launched(graph, live)) == 1
 
 
+def test_products_read_transposed_matrices_as_they_are_stored() -> None:
+    def read(fn: Callable[..., Any], *args: Any) -> list[str]:
+        return launched(*analysed(fn, *args))
+
+    batched, heads = jnp.ones((4, 16, 8)), jnp.ones((4, 16, 2, 8))
+    assert read(lambda x, w: x @ w.T, X, X) == ["dot_general"]
+    assert read(lambda x, w: (x @ w.T, w @ w.T), X, X) == ["dot_general"] * 2
+    assert read(lambda x: x @ x.mT, batched) == ["dot_general"]
+    # Converted first, its result is what is stored.
+    converted = read(lambda x, w: x @ w.astype(jnp.bfloat16).T, X, X)
+    assert converted == ["convert_element_type", "dot_general"]
+    # A moved batch dim, and another reader.
+    moved = read(lambda x: x.transpose(0, 2, 1, 3) @ x.transpose(0, 2, 3, 1), heads)
+    assert moved == ["transpose", "dot_general"]
+    assert "transpose" in read(lambda x, w: (x @ w.T, jnp.sin(w.T)), X, X)
+
+
 def test_two_leaves_are_two_kernels() -> None:
     def update(p: Any, q: Any, g: Any, h: Any) -> Any:
         return p - 0.1 * g, q - 0.1 * h

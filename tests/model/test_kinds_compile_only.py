@@ -142,6 +142,41 @@ def test_updates_take_what_is_predicted(name: str, hardware: str) -> None:
     _hold(fn, *shapes, hardware=hardware, donate=donate, at_most=most)
 
 
+def _power_iteration(a: Any, v: Any) -> Any:
+    def step(carry: Any) -> Any:
+        v, last, i, _ = carry
+        w = a @ (a.T @ v)
+        norm = jnp.linalg.norm(w)
+        return w / norm, norm, i + 1, jnp.abs(norm - last)
+
+    def goes_on(carry: Any) -> Any:
+        return (carry[2] < 40) & (carry[3] > 1e-6)
+
+    return lax.while_loop(goes_on, step, (v, 0.0, 0, jnp.inf))[:2]
+
+
+SQUARE, STACK = ((4096, 4096), BF16), ((64, 512, 256), BF16)
+TRANSPOSED = {
+    "in a loop": (_power_iteration, (((65536, 8192), F32), ((65536,), F32))),
+    "weights": (lambda x, w: x @ w.T, (SQUARE, SQUARE)),
+    "read twice": (lambda x, y, w: (x @ w.T) * (w.T @ y), (SQUARE, SQUARE, SQUARE)),
+    "batched": (lambda x, y: x @ y.mT, (STACK, STACK)),
+    "heads": (
+        lambda x, y: x.transpose(0, 2, 1, 3) @ y.transpose(0, 2, 3, 1),
+        (((16, 512, 16, 64), BF16),) * 2,
+    ),
+    "heads of weights": (
+        lambda x, w: jnp.einsum("bsd,hkd->bshk", x, w.transpose(1, 2, 0)),
+        (((64, 512, 1024), BF16), ((1024, 16, 64), BF16)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_products_of_transposes_take_what_is_predicted(name: str) -> None:
+    _hold(TRANSPOSED[name][0], *TRANSPOSED[name][1], at_most=1.1)
+
+
 def _squares(x: Any, y: Any) -> jax.Array:
     return ((x[:, None] - y[None]) ** 2).sum(-1)
 
