@@ -10,6 +10,7 @@ constraint that a loop imposes.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhino_jax.ir.program import Op, Program
+from rhino_jax.ir.traits import OpKind
 
 
 class NodeKind(enum.Enum):
@@ -193,7 +195,7 @@ class Graph:
 
     Attributes:
       program: the program.
-      fuses_rotations: as in `Device`.
+      fuses_rotations, fuses_scatters: as in `Device.inlining`.
       nodes, edges: the graph.
       ports: the results of all nodes, whether or not anything reads them.
       held: value id → port that holds it (absent: scalars, literals).
@@ -223,6 +225,7 @@ class Graph:
 
     program: Program
     fuses_rotations: bool = False
+    fuses_scatters: bool = True
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     ports: list[Port] = field(default_factory=list)
@@ -250,6 +253,20 @@ class Graph:
         """Times when loops start and end, outer before inner ones."""
         return sorted({(self.loop_start[n], self.loop_end[n]) for n in self.loop_end})
 
+    def _fuses(self, scatter: Op) -> bool:
+        """Whether a scatter computes its updates: all, or those into zeros, where there
+        are more of them than rows in the result."""
+        table, values = self.held.get(scatter.operands[0]), self.program.values
+        if self.fuses_scatters or table is None:
+            return self.fuses_scatters
+        op = self.nodes[table.node].op
+        is_zeros = op is not None and op.traits.kind is OpKind.BROADCAST
+        made, added = (
+            math.prod(values[v].shape)
+            for v in (scatter.results[0], scatter.operands[-1])
+        )
+        return is_zeros and made < added
+
     def add(
         self,
         kind: NodeKind,
@@ -267,7 +284,10 @@ class Graph:
             is_fusible = op.is_fusible or (
                 self.fuses_rotations and op.traits.is_rotation
             )
-            is_fused = is_fusible or op.traits.fuses_operands
+            is_fused = is_fusible or (
+                op.traits.fuses_operands
+                and (op.traits.kind is not OpKind.SCATTER or self._fuses(op))
+            )
             is_matmul = op.traits.is_contraction
             hosts_fusion = op.traits.hosts_fusion
         here, first = len(self.nodes), len(self.ports)

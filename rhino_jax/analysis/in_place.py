@@ -33,7 +33,7 @@ class InPlace(NamedTuple):
 
 
 def update_in_place(
-    graph: Graph, read: list[int], is_stored: list[bool]
+    graph: Graph, read: list[int], is_stored: list[bool], filled: frozenset[int]
 ) -> dict[int, InPlace]:
     """Find the updates in place, and let each buffer live as long as what is written
     there.
@@ -42,6 +42,7 @@ def update_in_place(
       graph: the program.
       read: [ports], when the last reader needs the value; changed in place.
       is_stored: [ports], whether the value is in memory.
+      filled: ids of ports whose values are in their scatters' results.
 
     Returns:
       Node id → the update.
@@ -60,7 +61,7 @@ def update_in_place(
             is_own = (
                 graph.nodes[held.node].kind is not NodeKind.JOIN and not held.result
             )
-            is_free = is_own and is_stored[held.id] and held.id not in taken
+            is_free = is_own and is_stored[held.id] and held.id not in taken | filled
             if not is_free or not is_writable(graph, held):
                 continue
             if not _is_read_behind(graph, edge, sources):

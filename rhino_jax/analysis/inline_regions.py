@@ -10,14 +10,16 @@ from rhino_jax.analysis.shared_copies import share_copies
 from rhino_jax.ir.program import Op, Program, Region, RegionKind
 
 
-def inline_regions(program: Program, *, fuses_rotations: bool = False) -> Graph:
+def inline_regions(
+    program: Program, *, fuses_rotations: bool = False, fuses_scatters: bool = True
+) -> Graph:
     """Build the graph of choices of a program.
 
     Args:
       program: the program.
-      fuses_rotations: as in `rhino_jax.hardware.target.Device`.
+      fuses_rotations, fuses_scatters: as in `Device.inlining`.
     """
-    builder = _GraphBuilder(program, fuses_rotations)
+    builder = _GraphBuilder(Graph(program, fuses_rotations, fuses_scatters))
     builder.run()
     graph = builder.graph
     share_copies(graph)
@@ -26,9 +28,8 @@ def inline_regions(program: Program, *, fuses_rotations: bool = False) -> Graph:
 
 
 class _GraphBuilder:
-    def __init__(self, program: Program, fuses_rotations: bool) -> None:
-        self.program = program
-        self.graph = Graph(program, fuses_rotations)
+    def __init__(self, graph: Graph) -> None:
+        self.program, self.graph = graph.program, graph
         self.time = 0
         self.part = self.num_parts = 0
         # Scalar's value id → its source (`Graph.scalar_reads`), and sources of the

@@ -92,8 +92,10 @@ def _fusions(
     makers = np.flatnonzero(fuses[columns.maker])
     node = np.concatenate([columns.target[is_fused], columns.maker[makers]])
     port = np.concatenate([read_ports(graph)[is_fused], makers])
-    # A softmax whose exponential is an output of a separate program is three kernels.
-    parted = np.isin(port, list(_left_exponentials(graph)))
+    # A softmax whose exponential is an output of a separate program is three kernels,
+    # a scatter into zeros is two.
+    left = [*_left_exponentials(graph), *materialised.filled]
+    parted = np.isin(port, left)
     single = np.where(parted, 1 + np.arange(len(port)), 0)
     alone = np.zeros(len(graph.nodes), dtype=np.int64)
     alone[list(graph.alone)] = list(graph.alone.values())

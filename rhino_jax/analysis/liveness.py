@@ -116,7 +116,7 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
         padded = find_padded(graph, zero_taps)
     first = {node.id: nodes[0].time for nodes in padded for node in nodes}
     read = _read_until(graph, ports, found, find_late(graph, slack), first)
-    in_place = update_in_place(graph, read, found.ports)
+    in_place = update_in_place(graph, read, found.ports, found.filled)
     _hold_donated(graph, read)
     masked, stay = find_masked(graph, fusing.tiles_groups, masks=fusing.masks_groups)
     masked += tuple(padded_operand(nodes) for nodes in padded)
@@ -124,7 +124,7 @@ def analyse(graph: Graph, fusing: Fusing, most_shards: int = MAX_SHARDS) -> Live
     live = Liveness(
         found.ports,
         found.handed,
-        found.stacked,
+        found.stacked | found.filled,
         find_kernels(graph, fused, found, fusing.ops_per_byte, fusing.rates),
         zero_taps,
         in_place,

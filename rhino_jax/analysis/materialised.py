@@ -49,6 +49,7 @@ from rhino_jax.analysis.uses import (
     NOWHERE,
     PortReads,
     Readers,
+    find_filled,
     find_scattered_onto,
     looks_up,
     read_ports,
@@ -129,6 +130,7 @@ class Materialised:
       handed: ids of the ports that are stored only because they enter or leave a
         separately compiled program.
       stacked: ids of the ports that are stored in the stack of a loop only.
+      filled: see `find_filled`.
       inside: ids of the nodes that run inside of their readers, though they do not
         fuse elsewhere: short reductions.
       matmul_of: [nodes], id of the matmul whose fusion an elementwise node runs in, or
@@ -138,6 +140,7 @@ class Materialised:
     ports: list[bool]
     handed: frozenset[int]
     stacked: frozenset[int]
+    filled: frozenset[int]
     inside: frozenset[int]
     matmul_of: np.ndarray
 
@@ -161,17 +164,15 @@ def find_materialised(
     for port in ports[order].tolist():
         finder.decide(graph.ports[port])
     matmul_of = np.full(len(graph.nodes), NOWHERE)
-    for found in (finder.before, finder.after):
-        matmul_of[list(found)] = list(found.values())
+    for of in (finder.before, finder.after):
+        matmul_of[list(of)] = list(of.values())
+    found = finder.materialised
     return Materialised(
-        finder.materialised,
+        found,
         frozenset(finder.handed),
         frozenset(finder.stacked),
-        frozenset(
-            n
-            for n in finder.short
-            if not finder.materialised[graph.nodes[n].ports[0].id]
-        ),
+        finder.filled,
+        frozenset(n for n in finder.short if not found[graph.nodes[n].ports[0].id]),
         matmul_of,
     )
 
@@ -196,7 +197,7 @@ class _MaterialisedFinder:
         op.
       unsettled: port id → the matmul whose fusion computes its value and has not stored
         one yet.
-      handed, stacked: as in `Materialised`.
+      handed, stacked, filled: as in `Materialised`.
       long_rows: ids of nodes of softmaxes whose rows no fusion can hold, and of the
         matmuls before them.
       reading: how every port is read.
@@ -221,6 +222,7 @@ class _MaterialisedFinder:
     reading: PortReads = field(init=False)
     looks_up: np.ndarray = field(init=False)
     short: frozenset[int] = field(init=False)
+    filled: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -237,6 +239,7 @@ class _MaterialisedFinder:
             [by_bytes and looks_up(n) for n in graph.nodes], dtype=bool
         )
         self.short = find_short_sums(graph) if by_bytes else _NONE
+        self.filled = find_filled(graph, onto.values())
         with_matmuls = self.fusing.with_matmuls
         self.before = self._find_before() if with_matmuls else {}
         self.long_rows = self._find_long_rows() if with_matmuls else set()
@@ -266,17 +269,17 @@ class _MaterialisedFinder:
                 self.unsettled[here] = matmul
         else:
             is_shared = self._is_shared(here, node, feeds)
-            may_narrow = self.fusing.by_bytes and node.id not in self.depth.rotated
-            if is_shared and may_narrow:
+            if is_shared and self.fusing.by_bytes and node.id not in self.depth.rotated:
                 is_shared = not self._stores_narrower(here)
-            fuses = node.is_fusible or self.looks_up[node.id]
-            if node.id in self.short and not self._reads_more(here, feeds):
-                fuses = True
-            keep = not fuses or self.reading.is_needed[here] or is_shared
-            in_place = self.fusing.stacks_in_place
-            if keep and in_place and node.is_fusible and not is_shared:
-                if not self.reading.is_needed_unstacked[here]:
-                    self.stacked.add(here)
+            is_short = node.id in self.short and not self._reads_more(here, feeds)
+            fuses = node.is_fusible or self.looks_up[node.id] or is_short
+            is_needed = self.reading.is_needed[here]
+            if here in self.filled:
+                is_needed = self.fusing.by_bytes
+            keep = not fuses or is_needed or is_shared
+            is_last = node.is_fusible and not self.reading.is_needed_unstacked[here]
+            if keep and self.fusing.stacks_in_place and is_last and not is_shared:
+                self.stacked.add(here)
         if not keep and here in self.graph.crossing:
             self.unsettled.pop(here, None)
             self.handed.add(here)

@@ -56,10 +56,7 @@ class ProgramAnalysis:
     @classmethod
     def of(cls, program: Program, target: Target) -> ProgramAnalysis:
         """Analyse a program."""
-        fuses_rotations = target.device.fuses_rotations
-        return cls.of_graph(
-            inline_regions(program, fuses_rotations=fuses_rotations), target
-        )
+        return cls.of_graph(inline_regions(program, **target.device.inlining), target)
 
     @classmethod
     def of_graph(cls, graph: Graph, target: Target) -> ProgramAnalysis:

@@ -182,6 +182,16 @@ class Device:
         return streamed / self.on_chip_bytes_per_s
 
     @property
+    def inlining(self) -> dict[str, bool]:
+        """Keywords of `analysis.inline_regions`: which ops fuse that not all compilers
+        fuse. XLA:TPU, which loops over windows, fuses nothing into scatters but into
+        unsorted ones of zeros (HLO of v5e, libtpu 0.0.52)."""
+        return {
+            "fuses_rotations": self.fuses_rotations,
+            "fuses_scatters": not self.loops_windows,
+        }
+
+    @property
     def stack_passes(self) -> int:
         """Number of writes and reads of a value because a loop stacks it: of the value
         and, where stacks are copied, of the zeros and the copy."""

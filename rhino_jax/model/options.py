@@ -329,10 +329,9 @@ class OptionBuilder:
         assert op is not None
         kernels, found = self.liveness.kernels, draft.strategies
         traffic = self._traffic.of(node, draft.ports, len(found))
-        if (update := self.liveness.in_place.get(node.id)) is not None:
-            is_partial = np.array([s.made != s.results for s in found])
-            less = self._traffic.in_place(node, draft.ports, update)
-            traffic += np.where(is_partial, 0.0, less)
+        is_partial = np.array([s.made != s.results for s in found])
+        update = self.liveness.in_place.get(node.id)
+        traffic += self._traffic.updating(node, draft.ports, update, is_partial)
         if kernels.reads[node.id]:
             traffic *= moves(op, found, self.mesh.sizes)
         traffic += shift_bytes(

@@ -8,8 +8,9 @@ Windows that are narrower than the lanes are stored with the windows on the lane
 trip of a scatter reads whole tiles for its own.
 
 A scatter of rows that are narrower than the lanes works on a copy of its operand with
-padded rows, and copies the result back. (Rows that only sharding makes narrow were
-copied once, in fast memory, at little cost.)
+padded rows, and copies the result back. Updates that are so narrow, if only by
+sharding, are copied to padded rows, in fast memory where these fit, unless there are
+fewer of them than rows in a table that they are written into.
 
 A convolution of an image with fewer channels than a tile has rows (a stem, a patch
 embedding), and its gradient by the kernel, read a copy with the batch on the lanes and
@@ -190,17 +191,22 @@ def _indexed_s(
         )
         return trips * _trip_s(analysis, op, 2 if is_complex else 1)  # real, imaginary
     table, columns = values[op.operands[0]], op.rule.operands[0][-1]
+    row_values = values[op.operands[-1]]
     is_row = any(op.rule.factors[f].kind is FactorKind.PARALLEL for f in columns)
-    lanes, is_scatter = (
-        analysis.target.device.tile[-1],
-        op.traits.kind is OpKind.SCATTER,
-    )
-    if not is_scatter or not is_row or table.shape[-1] >= lanes:
+    if op.traits.kind is not OpKind.SCATTER or not is_row:
         return np.zeros(len(own.cost_s))
+    device, lanes = analysis.target.device, analysis.target.device.tile[-1]
     cut = [shards_per_dim(s.made[0], sizes.mesh_sizes)[-1] for s in own.strategies]
     width = table.shape[-1] / np.array(cut)
-    copied = np.where(width > 1, 2 * (1 + lanes / width), 0.0)
-    traffic = copied * sizes.held_bytes(own.outs[0], table)
+    held, rows = sizes.held_bytes(own.outs[0], table), 0.0 * width
+    if node.id not in analysis.liveness.in_place or table.bytes <= row_values.bytes:
+        rows = sizes.held_bytes(own.ins[2], row_values)
+    room = device.on_chip_bytes * (1 - OBSERVED.window_share)
+    padded = rows * lanes / width
+    traffic = rows + np.where(padded > room, padded, rows)
+    if table.shape[-1] < lanes:
+        traffic = traffic + 2 * (1 + lanes / width) * held
+    traffic = np.where((1 < width) & (width < lanes), traffic, 0.0)
     return op_s(analysis.target, 0.0 * traffic, traffic, "float32")
 
 

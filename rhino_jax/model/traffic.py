@@ -48,7 +48,7 @@ class KernelTraffic:
         """Return [strategies], the bytes that an op's kernel reads and writes."""
         op, values, kernels = node.op, self.graph.program.values, self.liveness.kernels
         assert op is not None
-        # Most of an update's bytes are not moved: `in_place` takes them off.
+        # Most of an update's bytes are not moved: `updating` takes them off.
         is_update = node.id in self.liveness.in_place
         on_chip = None if is_update else self.liveness.on_chip
         traffic = np.zeros(num_strategies)
@@ -80,18 +80,38 @@ class KernelTraffic:
         """
         return np.where(is_kept(shards, shares), self.target.device.on_chip_slowness, 1)
 
-    def in_place(self, node: Node, ports: Ports, update: InPlace) -> np.ndarray:
-        """Return [strategies], the bytes that an update in place moves less than a
-        copy: it reads and writes as much of the array as it updates."""
+    def updating(
+        self, node: Node, ports: Ports, update: InPlace | None, is_partial: np.ndarray
+    ) -> np.ndarray | float:
+        """Return [strategies], the bytes that an update moves in addition to what it
+        reads and to its whole result.
+
+        In place, it reads and writes as much of the array as it updates. A scatter
+        elsewhere does so in a copy, or in zeros where its result is a partial sum.
+
+        Args:
+          node: the update, or any other op.
+          ports: the specs under its strategies.
+          update: the update, where it is in place.
+          is_partial: [strategies], whether the result is to be summed.
+        """
         op, values = node.op, self.graph.program.values
         assert op is not None
-        held, at = self.sizes.held_bytes, update.updates
+        held, at, traits = self.sizes.held_bytes, op.traits.updates, op.traits
+        is_scatter = traits.kind is OpKind.SCATTER
+        if at is None or not (is_scatter or update):
+            return 0.0
         whole = held(ports.made[0], values[op.results[0]])
         part = held(ports.ins[at], values[op.operands[at]])
         # The array is the first operand; a slice of it is overwritten unread.
         is_read = 0 in self.liveness.kernels.reads[node.id]
-        changed = np.minimum(part, whole) * (op.traits.kind is OpKind.SCATTER)
-        return part - whole - is_read * (whole - changed)
+        changed = np.minimum(part, whole) * is_scatter
+        less = part - whole - is_read * (whole - changed)
+        copied = part + changed if is_read else np.maximum(part - whole, 0.0)
+        makers = [e.source.node for e in self.graph.incoming[node.id] if not e.operand]
+        if is_read and any(self.graph.nodes[n].is_fusible for n in makers):
+            return less  # zeros that another kernel wrote
+        return copied if update is None else np.where(is_partial, copied, less)
 
     def vector_ops(self, op: Op, ports: Ports, own: np.ndarray) -> np.ndarray:
         """Return [strategies], the operations on vector units, with those of the

@@ -104,9 +104,22 @@ def test_a_narrow_table_is_copied_to_padded_rows() -> None:
         return max([s for is_cut, s in more if not is_cut], default=0.0)
 
     rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
-    # The rows padded to 128 columns and as they are, there and back.
-    assert most(8) == pytest.approx(2 * (128 + 8) * 2**16 * 4 / rate)
-    assert most(128) == 0
+    # The rows padded to 128 columns and as they are, there and back; what is added to
+    # them, to padded rows in fast memory.
+    copied = 2 * (128 + 8) * 2**16 * 4 + 2 * 8 * 512 * 4
+    assert most(8) - most(128) == pytest.approx(copied / rate)
+    assert most(128) == pytest.approx(LAUNCH_S, rel=0.01)  # of the indices
+
+
+def test_updates_are_copied_to_padded_rows() -> None:
+    def segments(x: Any, s: Any) -> Any:
+        return jax.ops.segment_sum(x, s, 4096)
+
+    x, s = array(2**18, 128), array(2**18, dtype=jnp.int32)
+    rate = TARGET.device.hbm_bytes_per_s * TARGET.device.memory_efficiency
+    # Columns over eight devices: 16 of 128 lanes each, which do not fit on the chip.
+    more = max(s for is_cut, s in added(segments, x, s) if is_cut)
+    assert more == pytest.approx(2**18 * (16 + 128) * 4 / rate, rel=0.01)
 
 
 def test_complex_arrays_are_taken_apart_and_joined() -> None:

@@ -104,7 +104,7 @@ def find(
         return SearchResult(solved, compared, notes, target, request, started, brief)
 
     watch = request.watch
-    graph = INLINE.run(watch, program, fuses_rotations=target.device.fuses_rotations)
+    graph = INLINE.run(watch, program, **target.device.inlining)
     analysis = ANALYSE.run(watch, graph, target)
     # Reading the plan back takes about as long as the analysis.
     analysis_s = time.monotonic() - started
@@ -340,7 +340,7 @@ def find_minimum_memory(
       Choices of all nodes with their peaks, under no memory limit.
     """
     started = time.monotonic()
-    graph = INLINE.run(None, program, fuses_rotations=target.device.fuses_rotations)
+    graph = INLINE.run(None, program, **target.device.inlining)
     analysis = ANALYSE.run(None, graph, target)
     # Which values are too small to be counted depends on the budget; one above the
     # device's memory must not raise that threshold.
