@@ -240,7 +240,9 @@ def _stack_passes(
 
     A copy of a value into or out of a stack reads and writes it. A slice with one
     reader is fused into that, and a value that only a stack reads, or that the others
-    recompute (`stacked`), is written there in place; with more readers there is a copy.
+    recompute (`stacked`), is written there in place; with more readers there is a copy,
+    and a number is sliced in a kernel of its own (HLO of v5e, libtpu 0.0.52: scales and
+    indices of a scan).
     Where the compiler copies stacks (`Device.copies_stacks`), the zeros are written
     too, a value in place is computed from what is read a second time, every other value
     is copied, and so is a slice that some op cannot fuse.
@@ -251,7 +253,7 @@ def _stack_passes(
         if node.kind is not NodeKind.SLICE:
             continue
         readers = [e.target for e in graph.outgoing[node.id] if not is_view[e.target]]
-        is_copied = len(readers) > 1
+        is_copied = len(readers) > 1 or bool(graph.scalar_readers[node.id])
         if fusing.copies_stacks:
             is_copied = any(not graph.nodes[n].is_fusible for n in readers)
         if is_copied:

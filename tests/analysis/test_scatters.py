@@ -55,3 +55,13 @@ def test_a_tpu_computes_what_it_adds_to_few_zeros_in_the_scatter() -> None:
 
     assert "mul" not in segments(16)
     assert "mul" in segments(4096)  # sorted first
+
+
+def test_numbers_of_a_scan_are_sliced_by_a_kernel_on_tpu() -> None:
+    def scaled(x: Any, scales: Any) -> Any:
+        return jax.lax.scan(lambda x, s: (x * s, None), x, scales)[0]
+
+    for hardware, is_kernel in (("v5e", True), ("h100", False)):
+        graph, live = analysed(scaled, X, jnp.ones(8), hardware=hardware)
+        (slice_,) = [n.id for n in graph.nodes if n.kind is NodeKind.SLICE]
+        assert (slice_ in live.stack_passes) == is_kernel
