@@ -5,7 +5,7 @@ parts of dims (`vmap` of `dynamic_slice`, and its gradient) is a loop over the w
 each of whose trips slices its indices, takes them apart where there are several, and
 slices or writes the window; a scatter also tests whether it is in bounds, and adds.
 Windows that are narrower than the lanes are stored with the windows on the lanes: a
-trip of a scatter reads whole tiles for its own.
+trip of a scatter reads whole tiles for its own, and writes them before it sums them.
 
 A scatter of rows that are narrower than the lanes works on a copy of its operand with
 padded rows, and copies the result back. Updates that are so narrow, if only by
@@ -232,6 +232,6 @@ def _trip_s(analysis: ProgramAnalysis, op: Op, parts: int) -> float:
     launches, tiles = parts, np.zeros(1)
     if updates.shape[-1] < lanes:
         windows = math.prod(values[op.operands[1]].shape[:-1])
-        launches, tiles = 2 * parts, tiles + lanes * updates.bytes / max(windows, 1)
+        launches, tiles = 2 * parts, tiles + 2 * lanes * updates.bytes / max(windows, 1)
     read_s = float(op_s(target, 0.0 * tiles, tiles, "float32")[0])
     return (indexing + 1 + launches) * target.device.launch_s + read_s
