@@ -29,7 +29,7 @@ def are_views(graph: Graph) -> np.ndarray:
 
     Products read a transposed operand as it is stored, where its batch dims lie before
     all others, in the product's order, and what is contracted beside what is not (XLA's
-    xla/service/transpose_folding.cc and layout assignment; HLO of h100, jax 0.12.0.1:
+    xla/service/transpose_folding.cc and layout assignment; HLO of h100, jax 0.10.2:
     `x @ w.T` and a loop around it, not `jnp.transpose(x, (0, 2, 1, 3)) @ y`).
     """
     found = np.zeros(len(graph.nodes), dtype=bool)
@@ -184,7 +184,7 @@ def find_filled(graph: Graph, onto: Collection[int]) -> frozenset[int]:
     """Return the ids of the ports of fusible ops into which scatters write.
 
     XLA:GPU writes zeros to memory before a kernel adds to them; XLA:TPU's kernels begin
-    with zeros (HLO of h100, jax 0.12.0.1, and of v5e, libtpu 0.0.52: gradients of
+    with zeros (HLO of h100, jax 0.10.2, and of v5e, libtpu 0.0.52: gradients of
     look-ups, segment sums).
 
     Args:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rhino_jax._compat import (
@@ -232,17 +232,22 @@ class _Interpretation:
         ]
 
     def making_whole(self, op: Op) -> list[Spec | None]:
-        """Return the specs that replicate the WHOLE dims of an op's results.
+        """Return the specs that replicate the WHOLE dims of an op's results, and dims
+        between whose elements a pad puts others, unless its operand is sharded alike.
 
-        XLA fails to compile some ops (a pad between elements) with results sharded
-        along such dims, so they are resharded afterwards.
+        XLA fails to compile such ops with results sharded along these dims, or is wrong
+        (pads between elements, jaxlib 0.10.2), so they are resharded afterwards.
         """
-        if op.rule is None:
+        rule, values = op.rule, self.decisions.values
+        if rule is None:
             return [None] * len(op.results)
         sizes = self.mesh.mesh.axis_sizes
+        if any(f.dilation > 1 for f in rule.factors):
+            read = self.decisions.operands.get((op.id, 0), values.get(op.operands[0]))
+            rule = _with_whole(rule, read or (), values.get(op.results[0]) or ())
         return [
-            uncut_whole(op.rule, layout, self.decisions.values.get(v), sizes)
-            for layout, v in zip(op.rule.results, op.results, strict=True)
+            uncut_whole(rule, layout, values.get(v), sizes)
+            for layout, v in zip(rule.results, op.results, strict=True)
         ]
 
     def regions(self, op: Op, jaxprs: Sequence[Any]) -> list[Any]:
@@ -358,6 +363,19 @@ def uncut_whole(
         for dim, axes in zip(layout, spec, strict=True)
     )
     return None if uncut == spec else uncut
+
+
+def _with_whole(rule: Rule, read: Spec, made: Spec) -> Rule:
+    """Return a rule in which dilated factors are WHOLE that the specs of an operand and
+    of its result do not shard alike."""
+    dims = zip(rule.operands[0], read, strict=False)
+    of_operand = {f: axes for dim, axes in dims for f in dim}
+    factors = list(rule.factors)
+    for dim, axes in zip(rule.results[0], made, strict=False):
+        for f in dim:
+            if factors[f].dilation > 1 and of_operand.get(f, ()) != axes:
+                factors[f] = replace(factors[f], kind=FactorKind.WHOLE)
+    return replace(rule, factors=tuple(factors))
 
 
 def _cuts_no_whole(

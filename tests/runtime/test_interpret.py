@@ -29,6 +29,7 @@ from tests.runtime.stand_in import (
     SIZES,
     assert_close,
     mesh_of,
+    normal,
     random_decisions,
     shard,
 )
@@ -102,6 +103,18 @@ def _applied(fn: Any, decisions: Decisions | None = None) -> Any:
         decisions = random_decisions(traced.program, 0)
     run = constrained(traced.closed_jaxpr, traced.program, decisions, mesh_of())
     return jax.make_jaxpr(run)(*arguments(), *traced.consts), traced
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_pads_between_rows_are_right_in_every_layout(rows: int) -> None:
+    def padded(x: Any) -> Any:
+        pads = (((1, 0, 1), (0, 0, 0)), ((0, 1, 1), (0, 0, 0)))
+        return [jnp.cos(jax.lax.pad(jnp.sin(x), 0.0, pad)) for pad in pads]
+
+    x = normal(0, rows, 8)
+    for seed in range(4):
+        got = shard(padded, mesh=mesh_of(sizes=(2, 4)), seed=seed)(x)
+        assert_close(got, padded(x))
 
 
 def test_parameters_of_loops_stay() -> None:

@@ -85,8 +85,11 @@ class FactorList:
         if start == 0 and size == length and stride == dilation == 1:
             same = self.parallel(size)
             return same, same
-        # XLA's partitioner aborts where dilated elements are left out at the start.
-        if 2 * shared > max(there, here) and (start <= 0 or dilation == 1):
+        # XLA's partitioner aborts where dilated elements are left out at the start, and
+        # is wrong where the operand is whole, as of a single element, and the result
+        # sharded.
+        can_dilate = start <= 0 and size > 1
+        if 2 * shared > max(there, here) and (can_dilate or dilation == 1):
             same = self._shift(length, size, start, stride, dilation)
             return same, same
         if stride != 1 or dilation != 1:
