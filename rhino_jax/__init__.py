@@ -134,6 +134,7 @@ from rhino_jax.errors import (
 from rhino_jax.explain.diff import diff
 from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.check.rule import check_rule
+from rhino_jax.frontend.forms.choose import choose
 from rhino_jax.frontend.pin import pin
 from rhino_jax.frontend.registry import (
     OpContext,
@@ -183,6 +184,7 @@ __all__ = [
     "audit",
     "auto_shard",
     "check_rule",
+    "choose",
     "compile_target",
     "diff",
     "load_plan",

@@ -40,7 +40,8 @@ class UserOptions(TypedDict, total=False):
         mesh counts as a spec. Values inside of the function are pinned by source line
         ("model.py:61") or scope ("encoder/layer_*"), or with `rhino.pin`. A number
         instead of a spec is the stage of the ops that read an argument, or that are on
-        a line or in a scope.
+        a line or in a scope; a name is the form of calls there (`rhino.choose`), "*" of
+        all calls.
       in_shardings, out_shardings: pins of arguments and results, written as in
         `jax.jit`: pytree prefixes of PartitionSpecs or NamedShardings; None leaves a
         subtree to the planner. `pins` of the same arrays take precedence.

@@ -60,6 +60,7 @@ from rhino_jax._compat.tracing import (
     at_line_of as at_line_of,
     bind_eqn as bind_eqn,
     context_without_mesh as context_without_mesh,
+    current_source as current_source,
     eqn_context as eqn_context,
     hide_frames as hide_frames,
     in_current_mesh as in_current_mesh,

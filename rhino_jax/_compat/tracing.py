@@ -29,6 +29,9 @@ from rhino_jax._compat.jaxprs import is_jaxpr, open_jaxpr, with_eqns
 
 NO_AXES: Mapping[str, int] = {}
 
+current_source = source_info_util.current
+"""Returns the source of an equation that is bound now. Same on both versions."""
+
 
 def new_primitive(name: str) -> Any:
     """Return a new primitive; same on both versions."""

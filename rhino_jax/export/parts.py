@@ -24,6 +24,7 @@ from rhino_jax.frontend.provenance import cell_of
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.spec import axes_text
 from rhino_jax.ir.traits import OpKind
+from rhino_jax.ir.transform import FORMS
 from rhino_jax.passes.apply import apply_passes
 from rhino_jax.plan.decisions import held_specs
 from rhino_jax.plan.plan import Leaf, PlanData
@@ -212,7 +213,13 @@ def _losses(subject: Subject) -> list[str]:
             " as the compiler likes; `place` says where they start."
         )
     for t in plan.transforms:
-        if t.choice:
+        if t.name == FORMS:
+            lost += [
+                f"NOT here: form {form!r} of the calls {key}; name it first in"
+                " `rhino.choose`, and it runs."
+                for key, form in t.chosen.items()
+            ]
+        elif t.choice:
             lost.append(
                 f"NOT here: the plan's pass {t.name!r}, which rewrites the program;"
                 " `plan.jit` does it, and moves and holds other bytes."

@@ -15,6 +15,7 @@ import jax
 from rhino_jax._compat import jaxpr_consts
 from rhino_jax.errors import TraceError
 from rhino_jax.frontend.call import Call, Signature, abstract, split_call
+from rhino_jax.frontend.forms.calls import CallTrace, Forms
 from rhino_jax.frontend.importer import import_jaxpr
 from rhino_jax.frontend.leaves import (
     Leaves,
@@ -54,6 +55,7 @@ class Traced:
         the result, as a plan shows them.
       out_types: shape and type, weak or not, of every result, and of every array that
         is written back; types in the jaxpr are strong.
+      forms: the calls of `rhino.choose`'s functions; None where there are none.
       after_passes: traces after passes (see `rhino_jax.passes`), by name and choice.
     """
 
@@ -69,6 +71,7 @@ class Traced:
     in_tree: tuple[Any, tuple[int, ...]]
     out_tree: tuple[Any, tuple[int, ...]]
     out_types: tuple[jax.ShapeDtypeStruct, ...]
+    forms: Forms | None = field(default=None, compare=False, repr=False)
     after_passes: dict[tuple[str, str], Traced] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -206,15 +209,12 @@ def trace_call(
     statics = [(str(key), static.value) for key, static in call.statics]
     statics += [(arguments.paths[p], static.value) for p, static in arguments.statics]
     watch = LeakWatch(parameters.fn, statics)
+    names = {"fn": parameters.fn, "name": parameters.name, "what": what}
+    within = {**names, "paths": arguments.array_paths, "mesh": mesh}
+    calls = CallTrace()
     try:
         closed, outs, captured, transforms = trace_flat(
-            flat,
-            types,
-            fn=parameters.fn,
-            name=parameters.name,
-            paths=arguments.array_paths,
-            mesh=mesh,
-            what=what,
+            flat, types, calls=calls, **within
         )
     except Exception as error:
         refuse_objects(parameters.fn, error, what, parameters.name)
@@ -252,7 +252,38 @@ def trace_call(
         shown((tuple(call.args), dict(call.kwargs)), arguments.positions),
         out_tree,
         tuple(outs),
+        _forms(parameters, replace(call, leaves=arguments), types, calls, within),
     )
+
+
+def _forms(
+    parameters: Parameters,
+    call: Call,
+    types: Sequence[jax.ShapeDtypeStruct],
+    calls: CallTrace,
+    within: Mapping[str, Any],
+) -> Forms | None:
+    """Return the calls of `rhino.choose`'s functions in a trace, with a function that
+    traces again with other forms; None where there are none.
+
+    Args:
+      parameters, call: the function and its call, without arrays.
+      types: types of the argument arrays.
+      calls: the calls of the trace.
+      within: arguments of `trace_flat`.
+    """
+    if not calls.sites:
+        return None
+    # Traces must not keep the argument arrays alive.
+    call = replace(call, args=(None,) * len(call.args), kwargs={})
+
+    def traced(chosen: Mapping[str, str]) -> tuple[Any, list[Any], list[str]]:
+        again = CallTrace(chosen, calls.sites)
+        flat = flat_function(parameters, call)
+        closed, outs, _, _ = trace_flat(flat, types, calls=again, **within)
+        return closed, outs, [site.key for site in again.sites.values()]
+
+    return Forms(tuple(calls.sites.values()), traced)
 
 
 def another_program(traced: Traced, change: str, what: str) -> TraceError:

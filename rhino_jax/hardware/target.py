@@ -20,6 +20,10 @@ UNLIMITED_BYTES = 2**62
 """A memory size that stands for unlimited memory."""
 
 
+_PLATFORMS = (("TPU", "tpu"), ("NVIDIA", "cuda"), ("Tesla", "cuda"), ("cpu", "cpu"))
+"""Start of `jax.Device.device_kind` → platform that JAX lowers for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRates:
     """Rates of kernels that are neither large matmuls nor one pass over memory.
@@ -174,6 +178,15 @@ class Device:
     clock_hz: float | None = None
     kinds: tuple[str, ...] = ()
     price_per_hour: float | None = field(default=None, repr=False)
+
+    @property
+    def platform(self) -> str | None:
+        """JAX's name of the platform that lowers for this device; None if unknown."""
+        for kind in self.kinds:
+            for start, platform in _PLATFORMS:
+                if kind.startswith(start):
+                    return platform
+        return None
 
     @property
     def on_chip_slowness(self) -> float:

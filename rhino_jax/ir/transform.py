@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
+FORMS = "forms"
 UNROLL = "unroll"
 UN_REMAT = "un-remat"
 CHUNKS = "chunks"

@@ -2,10 +2,11 @@
 
 In: a `frontend.trace.Traced`, and `ir.transform.Transform`s with a choice.
 Out: a `Traced` of the same call, whose program is the rewritten one.
-Order: `program_pass` (what a pass is), `interleaved` (block-cyclic storage), `unroll`
-(loops over layers), `chunks` (of logits), `remat` (residuals), `microbatch`, `experts`
-(tokens sorted by expert), `deferred_reductions`; `apply` has all. Several use
-`ops_along` (dims over layers) and `split_scan` (one scan as two).
+Order: `program_pass` (what a pass is), `forms` (the function traced again with other
+forms), `interleaved` (block-cyclic storage), `unroll` (loops over layers), `chunks` (of
+logits), `remat` (residuals), `microbatch`, `experts` (tokens sorted by expert),
+`deferred_reductions`; `apply` has all. Several use `ops_along` (dims over layers) and
+`split_scan` (one scan as two).
 `staged` divides a step into tasks of pipeline stages, `sequence_slices` their sequence.
 
 The planner tries what each pass finds in a program (`planner.variants`); a plan records

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rhino_jax.errors import PlanFileError
 from rhino_jax.frontend.trace import Traced
-from rhino_jax.ir.transform import Transform
+from rhino_jax.ir.transform import FORMS, Transform
 from rhino_jax.passes import (
     chunks,
     deferred_reductions,
@@ -21,6 +21,7 @@ from rhino_jax.passes import (
     spmd_pipeline,
     unroll,
 )
+from rhino_jax.passes.forms import in_forms
 from rhino_jax.passes.program_pass import ProgramPass
 from rhino_jax.passes.remat import emit as remat, unremat
 from rhino_jax.rewrite.retraced import reimported
@@ -110,7 +111,10 @@ def _changed(traced: Traced, transform: Transform, found: Traced) -> PlanFileErr
 
 def _done(traced: Traced, name: str, choice: str) -> Traced:
     before = traced.program
-    done = PASSES[name].apply(traced.closed_jaxpr, before, choice)
+    if name == FORMS:
+        done = in_forms(traced, choice)
+    else:
+        done = PASSES[name].apply(traced.closed_jaxpr, before, choice)
     jaxpr, choice = done if isinstance(done, tuple) else (done, choice)
     program = reimported(jaxpr, before)
     ran = Transform(name, len(before.ops), len(program.ops), choice)

@@ -22,6 +22,7 @@ from rhino_jax.pipeline.schedules.sequence_slices import read_schedule
 from rhino_jax.plan import plan as data
 from rhino_jax.plan.files.cache import cache_key, kept, program_key
 from rhino_jax.plan.fingerprint import fingerprint
+from rhino_jax.plan.form_pins import without_forms
 from rhino_jax.plan.pin_trees import check_devices, check_pins, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.plan.stages import IN_ONE_PROGRAM
@@ -216,7 +217,8 @@ class PlanOptions(DecisionOptions):
     ) -> tuple[data.PlanData, ReusedSpecs | None]:
         """Return the plan without trees and mesh, and the specs taken over in it."""
         target = self.target_of(mesh)
-        pinned = expand_pins(self.pins, traced)
+        every = expand_pins(self.pins, traced)
+        pinned, form_pins = without_forms(every, traced.forms)
         axes = None if mesh is None else axes_of_mesh(mesh)
         places = before if basis is None else basis.places
         if not places or self.stages != AUTO:
@@ -240,6 +242,8 @@ class PlanOptions(DecisionOptions):
         requested = self._asked(mesh, meshes, target, pins)
         stages = {} if basis is None or self.stages != AUTO else basis.stages
         asked = (*requested, repr(storage), stage_pins, places, stages)
+        if traced.forms is not None:
+            asked = (*asked, traced.forms.key, sorted(form_pins.items()))
 
         def make() -> data.PlanData:
             def searched() -> data.PlanData:
@@ -252,6 +256,7 @@ class PlanOptions(DecisionOptions):
                     refine=self.refine,
                     storage=storage,
                     stage_pins=stage_pins,
+                    form_pins=form_pins,
                     kept=stages,
                 )
                 found = search_for(search, places, self)

@@ -18,6 +18,7 @@ from typing import Any
 from rhino_jax.frontend.trace import Traced
 from rhino_jax.ir.program import Program
 from rhino_jax.plan import plan as data
+from rhino_jax.plan.form_pins import without_forms
 from rhino_jax.plan.pin_trees import check_pins, expand_pins
 from rhino_jax.plan.resolved_pins import ResolvedPins, resolve_pins
 from rhino_jax.planner.like import ReusedSpecs
@@ -135,7 +136,7 @@ class PlanOrigin:
           The resolved pins with the specs of `basis` added, and the pins as expanded to
             paths.
         """
-        pinned = expand_pins(plan_options.pins, self.traced)
+        pinned, _ = self._without_forms(plan_options)
         pinned, _ = without_stages(pinned, plan.num_stages)
         pins = resolve_pins(pinned, program or self.traced.program, plan.mesh_axes)
         if self.basis is not None:
@@ -153,8 +154,10 @@ class PlanOrigin:
         """
         if plan_options.processes(plan.mesh, []):
             return None
+        both = plan_options, self.plan_options
+        if operator.ne(*(self._without_forms(w)[1] for w in both)):
+            return None
         if plan.has_tasks:
-            both = plan_options, self.plan_options
             if len({w.memory_budget_bytes for w in both}) > 1:
                 return None
             if operator.ne(*(self.stage_pins(w, plan) for w in both)):
@@ -172,8 +175,13 @@ class PlanOrigin:
 
     def stage_pins(self, plan_options: Any, plan: data.PlanData) -> dict[str, int]:
         """Return the pinned stages of a request: key → stage."""
-        pinned = expand_pins(plan_options.pins, self.traced)
+        pinned, _ = self._without_forms(plan_options)
         return without_stages(pinned, plan.num_stages)[1]
+
+    def _without_forms(self, plan_options: Any) -> tuple[dict[str, Any], Any]:
+        """Return the pins of a request, and its pins of forms."""
+        pinned = expand_pins(plan_options.pins, self.traced)
+        return without_forms(pinned, self.traced.forms)
 
     def finished(
         self, made: data.PlanData, plan: data.PlanData, plan_options: Any, solved: Any

@@ -13,6 +13,7 @@ from rhino_jax.plan.stages import IN_ONE_PROGRAM, STAGE_AXIS
 from rhino_jax.planner.corrected import corrected_plan
 from rhino_jax.planner.cuts import as_requested, best_cut
 from rhino_jax.planner.decision import AS_WRITTEN, AUTO
+from rhino_jax.planner.forms import in_best_forms
 from rhino_jax.planner.meshes import candidates, check_in_stages, where_pins_hold
 from rhino_jax.planner.search.passes import Dump
 from rhino_jax.planner.staging.auto import with_stages
@@ -48,7 +49,9 @@ def search_for(
         watch = Dump.of_traced(plan_options.dump, search.traced, search.what)
         search = search.asking(watch=watch)
     with shown(plan_options.progress) as report:
-        plan = _plan(replace(search, report=report), places)
+        plan = in_best_forms(
+            replace(search, report=report), lambda each: _plan(each, places)
+        )
     notes, known = plan.notes, search.request.corrections
     asked = search.options.schedule
     if len(places) == 1 and asked != AUTO and plan.num_stages == 1:

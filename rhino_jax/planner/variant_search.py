@@ -82,6 +82,7 @@ class Search:
       options: the decisions that the user takes, and those left open.
       storage: how fused weights are stored; also the inputs in interleaved storage.
       stage_pins: key → stage.
+      form_pins: key of a call site (`rhino.choose`) → its form.
       kept: input → stages that hold it in another plan, whose stage cuts are taken
         over.
     """
@@ -100,6 +101,7 @@ class Search:
     options: DecisionOptions = field(default_factory=DecisionOptions)
     storage: str | Stored = AS_WRITTEN
     stage_pins: Mapping[str, int] = field(default_factory=dict)
+    form_pins: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[int, Part] = field(default_factory=dict)
 
     @property

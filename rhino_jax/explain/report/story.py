@@ -210,7 +210,7 @@ def _variants(plan: PlanData) -> Section:
     )
     is_brief = any(v.is_brief and math.isfinite(v.step_time_s) for v in plan.variants)
     return Section(
-        "micro-batches, remat and offload compared",
+        "forms, micro-batches, remat and offload compared",
         table=Table(
             ("program", "step time", "peak", "fits"),
             rows,

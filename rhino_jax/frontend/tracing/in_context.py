@@ -17,6 +17,7 @@ from rhino_jax._compat import (
     open_jaxpr,
 )
 from rhino_jax.errors import MeshError, RhinoWarning
+from rhino_jax.frontend.forms.calls import CallTrace
 from rhino_jax.frontend.provenance import raised_at
 from rhino_jax.frontend.tracing.captured import CapturedReferences, as_values
 from rhino_jax.frontend.tracing.transforms import transformed
@@ -36,6 +37,7 @@ def trace_flat(
     name: str,
     paths: Sequence[str],
     mesh: Any,
+    calls: CallTrace,
     what: str,
 ) -> tuple[Any, list[Any], CapturedReferences, tuple[Transform, ...]]:
     """Trace `flat` on these types, and run the passes that make its jaxpr plan better.
@@ -50,6 +52,7 @@ def trace_flat(
       fn, name, paths: the user's function, its name, and its arguments' tree paths, for
         errors.
       mesh: mesh with Auto axes, or None.
+      calls: chooses and records the forms of calls (`rhino.choose`).
       what: the caller, for messages.
 
     Returns:
@@ -58,7 +61,7 @@ def trace_flat(
       results, weak or not; these references; and the passes that changed it.
     """
     name_as(flat, fn, name, paths)
-    jaxpr = _trace_within(mesh, flat, types, name, what)
+    jaxpr = _trace_within(mesh, flat, types, calls, name, what)
     jaxpr, captured = as_values(jaxpr, fn)
     outs = [out_type(v.aval) for v in open_jaxpr(jaxpr).outvars]
     found, transforms = transformed(jaxpr, name)
@@ -75,18 +78,19 @@ def _trace_within(
     mesh: Any,
     flat: Callable[..., Any],
     types: Sequence[jax.ShapeDtypeStruct],
+    calls: CallTrace,
     name: str,
     what: str,
 ) -> Any:
     try:
-        return _trace(flat, types, mesh)
+        return _trace(flat, types, mesh, calls)
     except Exception as error:
         text = str(error)
         if mesh is None or not any(word in text.lower() for word in _OF_A_MESH):
             _refuse_annotation(error, mesh, name, what)
             raise
         try:
-            jaxpr = _trace(flat, types, None)
+            jaxpr = _trace(flat, types, None, calls)
         except Exception:
             _refuse_annotation(error, mesh, name, what)
             raise error from None
@@ -133,8 +137,10 @@ def _refuse_annotation(error: Exception, mesh: Any, name: str, what: str) -> Non
     ) from error
 
 
-def _trace(flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any) -> Any:
-    with _only_mesh(mesh), fused_attention_traced():
+def _trace(
+    flat: Any, types: Sequence[jax.ShapeDtypeStruct], mesh: Any, calls: CallTrace
+) -> Any:
+    with _only_mesh(mesh), fused_attention_traced(), calls.recording():
         return jax.make_jaxpr(flat)(*[_within(x, mesh) for x in types])
 
 

@@ -46,7 +46,7 @@ def test_the_table_tells_the_whole_story() -> None:
         "where they come from",
         "memory at the peak",
         "mesh shapes compared",
-        "micro-batches, remat and offload compared",
+        "forms, micro-batches, remat and offload compared",
         "pins",
         "coverage",
         "search",
