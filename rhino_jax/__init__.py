@@ -134,6 +134,7 @@ from rhino_jax.errors import (
 from rhino_jax.explain.diff import diff
 from rhino_jax.explain.plan import Plan
 from rhino_jax.frontend.check.rule import check_rule
+from rhino_jax.frontend.forms.attention import attention
 from rhino_jax.frontend.forms.choose import choose
 from rhino_jax.frontend.pin import pin
 from rhino_jax.frontend.registry import (
@@ -181,6 +182,7 @@ __all__ = [
     "Traits",
     "Verification",
     "__version__",
+    "attention",
     "audit",
     "auto_shard",
     "check_rule",

@@ -79,7 +79,12 @@ class StackConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(StackConfig):
-    """Sizes of a decoder: V vocab, S seq_len, D d_model, H num_heads, F d_ff."""
+    """Sizes of a decoder: V vocab, S seq_len, D d_model, H num_heads, F d_ff.
+
+    Attributes:
+      attention: form of causal attention, as of `rhino.attention`; "choose": the form
+        that the planner takes, "xla" without it.
+    """
 
     vocab: int
     seq_len: int
@@ -87,6 +92,7 @@ class DecoderConfig(StackConfig):
     d_model: int
     num_heads: int
     d_ff: int
+    attention: Literal["xla", "cudnn", "splash", "choose"] = "xla"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()

@@ -48,11 +48,24 @@ def block_weights(d_model: int, num_heads: int, d_ff: int) -> Params:
     }
 
 
-def self_attention(params: Params, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Apply multi-head self-attention: x [B, S, D] to [B, S, D]."""
+def plain_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None
+) -> jax.Array:
+    """Apply attention to heads [B, S, H, K], as plain operations."""
+    return nn.attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
+
+
+def self_attention(
+    params: Params, x: jax.Array, mask: jax.Array | None, form: str = "xla"
+) -> jax.Array:
+    """Apply multi-head self-attention: x [B, S, D] to [B, S, D].
+
+    Args:
+      form: as `DecoderConfig.attention`; all but "xla" are causal, whatever the mask.
+    """
     qkv = jnp.einsum("bsd,dthk->bsthk", x, params["qkv"]) + params["qkv_bias"]
     q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-    mixed = nn.attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask)
+    mixed = nn.in_form(form, plain_attention)(q, k, v, mask)
     return jnp.einsum("bshk,hkd->bsd", mixed, params["out"]) + params["out_bias"]
 
 
@@ -63,10 +76,13 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
     return jnp.einsum("bsf,fd->bsd", hidden, params["down"]) + params["down_bias"]
 
 
-def block(params: Params, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def block(
+    params: Params, x: jax.Array, mask: jax.Array | None = None, form: str = "xla"
+) -> jax.Array:
     """Apply a pre-LayerNorm block: x [B, S, D] to [B, S, D]; computes in x's type."""
     p = nn.cast(params, x.dtype)
-    x = x + self_attention(p["attention"], nn.layer_norm(p["ln_attention"], x), mask)
+    normed = nn.layer_norm(p["ln_attention"], x)
+    x = x + self_attention(p["attention"], normed, mask, form)
     return x + mlp(p["mlp"], nn.layer_norm(p["ln_mlp"], x))
 
 
@@ -92,7 +108,7 @@ def logits(config: GPTConfig, params: Params, tokens: jax.Array) -> jax.Array:
     mask = nn.causal_mask(tokens.shape[1])
     x = nn.run_stack(
         config,
-        lambda p, x: block(p, x, mask),
+        lambda p, x: block(p, x, mask, config.attention),
         params["blocks"],
         x,
     )

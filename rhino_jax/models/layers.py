@@ -6,12 +6,16 @@ needed between matmuls.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from rhino_jax.frontend.forms.attention import FORMS
+from rhino_jax.frontend.forms.choose import choose
 
 
 Params = dict[str, Any]
@@ -71,6 +75,38 @@ def attention(
         scores = jnp.where(mask, scores, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("bhqs,bshk->bqhk", weights, v)
+
+
+Attend = Callable[..., jax.Array]
+"""Causal attention: (q, k, v, mask) → [B, S, ..., K], as q; mask [S, S]."""
+
+
+def in_form(form: str, plain: Attend) -> Attend:
+    """Return causal attention in a form.
+
+    Args:
+      form: as `DecoderConfig.attention`.
+      plain: the form "xla". The others merge the heads of q, and take k and v
+        [B, S, G, K], where G divides the number of heads.
+    """
+    if form == "choose":
+        return _chosen(plain)
+    return plain if form == "xla" else _kernel(form)
+
+
+@functools.cache
+def _kernel(form: str) -> Attend:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+        heads = q.reshape(*q.shape[:2], -1, q.shape[-1])
+        return FORMS[form](heads, k, v, causal=True).reshape(q.shape)
+
+    return attend
+
+
+@functools.cache
+def _chosen(plain: Attend) -> Attend:
+    kernels = {form: _kernel(form) for form in FORMS if form != "xla"}
+    return choose(xla=plain, **kernels)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -63,17 +63,25 @@ def rope(x: jax.Array, theta: float) -> jax.Array:
     )
 
 
+def plain_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Apply attention to q [B, S, G, R, K], k and v [B, S, G, K], as plain operations;
+    the result is shaped as q."""
+    scores = jnp.einsum("bqgrk,bsgk->bgrqs", q, k).astype(jnp.float32)
+    scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, -1e9)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bgrqs,bsgk->bqgrk", weights, v)
+
+
 def grouped_attention(
-    params: Params, x: jax.Array, mask: jax.Array, theta: float
+    params: Params, x: jax.Array, mask: jax.Array, theta: float, form: str = "xla"
 ) -> jax.Array:
     """Apply grouped-query self-attention: x [B, S, D] to [B, S, D]."""
     q = rope(jnp.einsum("bsd,dgrk->bsgrk", x, params["q"]), theta)
     k = rope(jnp.einsum("bsd,dgk->bsgk", x, params["k"]), theta)
     v = jnp.einsum("bsd,dgk->bsgk", x, params["v"])
-    scores = jnp.einsum("bqgrk,bsgk->bgrqs", q, k).astype(jnp.float32)
-    scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, -1e9)
-    weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    mixed = jnp.einsum("bgrqs,bsgk->bqgrk", weights, v)
+    mixed = nn.in_form(form, plain_attention)(q, k, v, mask)
     return jnp.einsum("bqgrk,grkd->bqd", mixed, params["out"])
 
 
@@ -106,11 +114,13 @@ def block_weights(config: LlamaConfig) -> Params:
     }
 
 
-def block(params: Params, x: jax.Array, mask: jax.Array, theta: float) -> jax.Array:
+def block(
+    params: Params, x: jax.Array, mask: jax.Array, theta: float, form: str = "xla"
+) -> jax.Array:
     """Apply a pre-norm block: x [B, S, D] to [B, S, D]; computes in x's type."""
     p = nn.cast(params, x.dtype)
     normed = nn.rms_norm(p["norm_attention"], x)
-    x = x + grouped_attention(p["attention"], normed, mask, theta)
+    x = x + grouped_attention(p["attention"], normed, mask, theta, form)
     return x + swiglu(p["mlp"], nn.rms_norm(p["norm_mlp"], x))
 
 
@@ -133,7 +143,7 @@ def logits(config: LlamaConfig, params: Params, tokens: jax.Array) -> jax.Array:
     mask = nn.causal_mask(tokens.shape[1])
     x = nn.run_stack(
         config,
-        lambda p, x: block(p, x, mask, config.rope_theta),
+        lambda p, x: block(p, x, mask, config.rope_theta, config.attention),
         params["blocks"],
         params["embed"][tokens].astype(config.dtype),
     )

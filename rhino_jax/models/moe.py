@@ -126,11 +126,11 @@ def group(
     """Apply one group; the carry is (x [B, S, D], sum of balancing losses)."""
     x, balance_sum = carry
     for dense in params["dense"]:
-        x = gpt.block(dense, x, mask)
+        x = gpt.block(dense, x, mask, config.attention)
     sparse = params["sparse"]
     p = nn.cast({k: v for k, v in sparse.items() if k != "experts"}, x.dtype)
     normed = nn.layer_norm(p["ln_attention"], x)
-    x = x + gpt.self_attention(p["attention"], normed, mask)
+    x = x + gpt.self_attention(p["attention"], normed, mask, config.attention)
     routed, balance = experts(config, sparse["experts"], nn.layer_norm(p["ln_mlp"], x))
     return x + routed, balance_sum + balance
 

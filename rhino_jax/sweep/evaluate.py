@@ -19,7 +19,9 @@ from rhino_jax.frontend.trace import Traced
 from rhino_jax.hardware.files import load_target
 from rhino_jax.hardware.target import Target
 from rhino_jax.ir.program import Program
+from rhino_jax.ir.transform import FORMS, chosen
 from rhino_jax.passes.microbatch import cut_in
+from rhino_jax.plan.form_pins import without_forms
 from rhino_jax.plan.pin_trees import expand_pins
 from rhino_jax.plan.resolved_pins import resolve_pins
 from rhino_jax.planner.cuts import as_requested
@@ -207,7 +209,8 @@ class Evaluator:
         plan_options: PlanOptions,
     ) -> Pending:
         first = group[0]
-        pinned = expand_pins(plan_options.pins, traced)
+        every = expand_pins(plan_options.pins, traced)
+        pinned, forms = without_forms(every, traced.forms)
         if first.mesh is not None:
             meshes = [first.mesh]
             pins = resolve_pins(pinned, traced.program, first.mesh)
@@ -217,6 +220,8 @@ class Evaluator:
             few = [axes for axes in every if len(axes) <= MAX_AXES] or every
             meshes, pins = where_pins_hold(few, pinned, traced.program)
         search = plan_options.search_on(traced, None, target, meshes, pins, pinned)
+        if forms:
+            search = search.after([chosen(FORMS, forms)])
         search = as_requested(search.asking(has_recipes=False))
         if first.microbatches != 1:
             assert isinstance(first.microbatches, int)

@@ -238,6 +238,23 @@ def test_a_form_that_does_not_fit_is_left_for_one_that_does() -> None:
         plan_of(lambda q: rhino.choose(a=plain, b=plain)(q), [q], **options)
 
 
+def test_forms_may_be_called_on_shards() -> None:
+    """Where they cannot be lowered alone."""
+
+    def mean(x: Any) -> Any:
+        return jax.lax.psum(x, "model") / 2
+
+    average = rhino.choose(sum=mean, mean=lambda x: jax.lax.pmean(x, "model"))
+
+    def on_shards(x: Any) -> Any:
+        spec = jax.P("data", "model")
+        return jax.shard_map(average, in_specs=spec, out_specs=jax.P("data"))(x)
+
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    plan = plan_of(on_shards, [x], pins={"*": "mean"})
+    assert forms_of(plan) == ["mean"]
+
+
 def test_what_gains_too_little_does_not_change_the_program() -> None:
     """As little as predictions of two programs are off."""
 

@@ -65,7 +65,8 @@ class CallSite:
         return next(iter(self.traced))
 
     def not_on(self, form: str, platform: str) -> str:
-        """Return why a form cannot be lowered for a platform; empty if it can.
+        """Return why a form cannot be lowered for a platform; empty if it can, or if it
+        cannot be lowered alone.
 
         Args:
           form: its name.
@@ -75,11 +76,15 @@ class CallSite:
         avals = (v.aval for v in jaxpr.invars)
         types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         run = jax.jit(functools.partial(jax.core.eval_jaxpr, jaxpr, ()))
-        try:
-            with fused_attention_traced():
-                run.trace(*types).lower(lowering_platforms=(platform,))
-        except Exception as error:
-            return reason_of(error)
+        with fused_attention_traced():
+            try:
+                traced = run.trace(*types)
+            except Exception:  # collectives over axes of a `shard_map` around the call
+                return ""
+            try:
+                traced.lower(lowering_platforms=(platform,))
+            except Exception as error:
+                return reason_of(error)
         return ""
 
 
