@@ -209,8 +209,8 @@ class Evaluator:
         plan_options: PlanOptions,
     ) -> Pending:
         first = group[0]
-        every = expand_pins(plan_options.pins, traced)
-        pinned, forms = without_forms(every, traced.forms)
+        given = expand_pins(plan_options.pins, traced)
+        pinned, forms = without_forms(given, traced.forms)
         if first.mesh is not None:
             meshes = [first.mesh]
             pins = resolve_pins(pinned, traced.program, first.mesh)

@@ -201,6 +201,16 @@ def test_pins_of_forms_that_are_not_there_are_refused(pins: Any, what: str) -> N
     assert raised.value.where and raised.value.numbers and raised.value.fix
 
 
+def test_sweeps_take_pinned_forms() -> None:
+    args = jax.eval_shape(arguments)
+    seconds = []
+    for form in ("left", "right"):
+        options = {"hardware": ["v5e"], "devices": [8], "progress": False}
+        swept = rhino.sweep(step, *args, pins={"*": form}, **options)
+        seconds.append(swept.best.step_s)
+    assert seconds[0] != seconds[1]
+
+
 def fused(q: Any) -> Any:
     return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
 

@@ -13,6 +13,7 @@ from tests.verify.extras import skipped_without_extra
 
 
 SIZES = {"seq_len": 2048, "d_model": 2048, "vocab": 32_000, "batch": 16, "remat": False}
+SHORT = {"seq_len": 256, "batch": 128, "num_layers": 2}
 
 
 @pytest.mark.slow
@@ -25,17 +26,26 @@ SIZES = {"seq_len": 2048, "d_model": 2048, "vocab": 32_000, "batch": 16, "remat"
         ("v5e:4x4", (4, 4), "splash", "gpt-1.3b", {"num_layers": 2, "num_heads": 16}),
         ("v5e:4x4", (4, 4), "splash", "gpt-1.3b", {"num_layers": 2, "num_heads": 32}),
         ("v5e:4x4", (4, 4), "splash", "llama-8b", {"num_layers": 2, "num_heads": 16}),
+        ("h100:8", (4, 2), "cudnn", "gpt-1.3b", SHORT | {"num_heads": 16}),
+        pytest.param(
+            *("v5e:4x4", (4, 4), "splash", "gpt-1.3b", SHORT | {"num_heads": 32}),
+            marks=pytest.mark.xfail(
+                reason="predicted 7 % faster, compiled 9 % slower: beside the kernel,"
+                " XLA reduces gradients of q, k and v in twice the bytes",
+                strict=True,
+            ),
+        ),
     ],
 )
 def test_the_form_that_is_taken_compiles_faster(
     hardware: str, mesh: Any, kernel: str, model: str, options: Any
 ) -> None:
-    """GPT, and LLaMA with 4 heads of keys and values, at 2,048 tokens."""
+    """GPT, and LLaMA with 4 heads of keys and values, at 2,048 and 256 tokens."""
     if model.startswith("llama"):
         options = options | {"num_kv_heads": 4, "d_ff": 5632}
 
     def planned(form: str) -> tuple[rhino.Plan, Any]:
-        work = models.get(model, attention=form, **SIZES, **options)
+        work = models.get(model, attention=form, **SIZES | options)
         args = work.abstract_args()
         plan = rhino.plan(
             work.step,
@@ -63,4 +73,6 @@ def test_the_form_that_is_taken_compiles_faster(
         if form == kernel:
             ratio = chosen.predicted.step_time_s / plan.predicted.step_time_s
             assert ratio == pytest.approx(1, rel=0.01)
-    assert cost[kernel][0] < cost["xla"][0] and cost[kernel][1] < 0.85 * cost["xla"][1]
+    most = 1.0 if "seq_len" in options else 0.85
+    assert cost[kernel][0] < cost["xla"][0]
+    assert cost[kernel][1] < most * cost["xla"][1]
