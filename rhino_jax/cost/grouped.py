@@ -7,6 +7,7 @@ multiplied all the same: half a tile of each group on average.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,30 @@ ROWS, MATRICES = "grouped_rows", "grouped_matrices"
 number of groups, and of the batches that divide the rows (`TiledDims.parts` in
 rhino_jax/frontend/rules/dot.py): "grouped_rows_256_1"."""
 
-_MIN_TILE = 16
-"""Rows of a tile, at least: those of Triton's smallest product (`tl.dot`)."""
-_MAX_TILE = 128
-"""Rows of a tile, at most: the height of XLA:GPU's usual tiles of a matmul."""
-TILE_BYTES = 128
-"""Bytes of a tile along the contracted dim: a line of the cache."""
+
+@dataclass(frozen=True, slots=True)
+class GroupTiles:
+    """Tiles of grouped matmuls.
+
+    Attributes:
+      min_rows: rows of a tile of the kernel for GPUs, at least: those of Triton's
+        smallest product (`tl.dot`).
+      max_rows: rows of such a tile, at most: the height of XLA:GPU's usual tiles of a
+        matmul.
+      bytes: bytes of such a tile along the contracted dim: a line of the cache.
+      aligned_rows: rows of a tile of XLA:TPU's kernel, which start at multiples of it:
+        128, or 256 where groups have 1,024 rows (`iteration_bounds` in the HLO of 64
+        and 256 groups, 8,192 and 65,536 rows, forward and gradients: v5e, v6e, tpu7x;
+        `ragged_dot_tiling` on v5p; libtpu 0.0.52).
+    """
+
+    min_rows: int = 16
+    max_rows: int = 128
+    bytes: int = 128
+    aligned_rows: int = 128
+
+
+TILES = GroupTiles()
 
 
 def group_tile(rows: Any, groups: int, item_bytes: int, of_matrices: bool) -> Any:
@@ -35,8 +54,8 @@ def group_tile(rows: Any, groups: int, item_bytes: int, of_matrices: bool) -> An
       of_matrices: whether the rows are contracted.
     """
     half = np.maximum(np.asarray(rows) // (2 * groups), 1)
-    most = TILE_BYTES // item_bytes if of_matrices else _MAX_TILE
-    return np.clip(1 << np.log2(half).astype(int), _MIN_TILE, most)
+    most = TILES.bytes // item_bytes if of_matrices else TILES.max_rows
+    return np.clip(1 << np.log2(half).astype(int), TILES.min_rows, most)
 
 
 def tiled_rows(rows: Any, groups: int, tile: Any) -> Any:
@@ -50,12 +69,6 @@ def tiled_rows(rows: Any, groups: int, tile: Any) -> Any:
     return rows + np.minimum(rows, groups) * (tile - 1) / 2
 
 
-_ALIGNED_TILE = 128
-"""Rows of a tile of XLA:TPU's kernel, which start at multiples of it: 128, or 256 where
-groups have 1,024 rows (`iteration_bounds` in the HLO of 64 and 256 groups, 8,192 and
-65,536 rows, forward and gradients: v5e, v6e, tpu7x, libtpu 0.0.52)."""
-
-
 def aligned_rows(rows: Any, groups: int) -> Any:
     """Return the rows that XLA:TPU multiplies: a tile where a group ends, and another
     begins, counts for both.
@@ -64,4 +77,4 @@ def aligned_rows(rows: Any, groups: int) -> Any:
       rows: number of rows, or an array of them.
       groups: number of groups.
     """
-    return rows + np.minimum(rows, groups) * _ALIGNED_TILE
+    return rows + np.minimum(rows, groups) * TILES.aligned_rows

@@ -5,8 +5,7 @@ Out: a `Traced` of the same call, whose program is the rewritten one.
 Order: `program_pass` (what a pass is), `forms` (the function traced again with other
 forms), `interleaved` (block-cyclic storage), `unroll` (loops over layers), `chunks` (of
 logits), `remat` (residuals), `microbatch`, `experts` (tokens sorted by expert),
-`deferred_reductions`; `apply` has all. Several use `ops_along` (dims over layers) and
-`split_scan` (one scan as two).
+`deferred_reductions`; `apply` has all. Used by several: `ops_along`, `split_scan`.
 `staged` divides a step into tasks of pipeline stages, `sequence_slices` their sequence.
 
 The planner tries what each pass finds in a program (`planner.variants`); a plan records

@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from rhino_jax._compat import bind_eqn
-from rhino_jax.cost.grouped import MATRICES, ROWS, TILE_BYTES, group_tile
+from rhino_jax.cost.grouped import MATRICES, ROWS, TILES, group_tile
 from rhino_jax.frontend.rules.dot import TiledDims, tiled_dims
 
 
@@ -141,7 +141,7 @@ def by_rows(
     columns = w.shape[2 if is_turned else 3]
     x, w = x.reshape(-1, depth), w.reshape(-1, *w.shape[2:])
     tile = int(group_tile(len(x) // parts, groups, item, of_matrices=False))
-    block = tile, min(_power(depth), TILE_BYTES // item), _columns(columns)
+    block = tile, min(_power(depth), TILES.bytes // item), _columns(columns)
     tiles = _tiles(sizes, rows, tile)
     kernel = functools.partial(
         _rows_kernel,

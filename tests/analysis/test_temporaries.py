@@ -53,9 +53,10 @@ def test_every_group_is_multiplied_in_full_with_masked_rows() -> None:
     assert held <= both.peak_bytes <= 1.01 * (held + W + Y)
 
 
-def test_a_kernel_that_skips_other_groups_multiplies_every_row_once() -> None:
+def test_a_kernel_that_skips_other_groups_visits_a_tile_for_each_in_it() -> None:
     found = planned(forward, "v5e:1x1")
-    assert found.flops_per_device == 2.0 * ROWS * WIDTH * HIDDEN
+    visited = ROWS + GROUPS * 128
+    assert found.flops_per_device == 2.0 * visited * WIDTH * HIDDEN
     assert found.peak_bytes == pytest.approx(X + W + Y, rel=0.01)
 
 

@@ -172,7 +172,7 @@ def test_pins_choose_by_name() -> None:
     assert forms_of(plan_of(pins={"*": "left"})) == []
     pins = {f"test_forms.py:{line}": "right" for line in lines}
     assert forms_of(plan_of(pins=pins)) == ["right", "right"]
-    other = plan.with_(pins={f"planner/test_forms.py:{lines[0]}": "left"})
+    other = plan.with_(pins={f"test_forms.py:{lines[0]}": "left"})
     assert forms_of(other) == []
     assert other.predicted.step_time_s > plan.predicted.step_time_s
 
