@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.lax import linalg
 
+from rhino_jax._compat import fused_attention_traced
 from tests.frontend.rule_cases import Case, Rng, bound, ints, normals, on, shape
 
 
@@ -58,11 +59,12 @@ def attention(*, bias: Any = (), is_gradient: bool = False, **options: Any) -> C
         arrays += [normals(rng, *bias, 8, 8)] if bias else []
 
         def fn(*arrays: Any) -> Any:
-            out = jax.nn.dot_product_attention(
-                *(x.astype(jnp.float16) for x in arrays),
-                implementation="cudnn",
-                **options | lengths,
-            )
+            with fused_attention_traced():
+                out = jax.nn.dot_product_attention(
+                    *(x.astype(jnp.float16) for x in arrays),
+                    implementation="cudnn",
+                    **options | lengths,
+                )
             return jnp.sin(out.astype(jnp.float32)).sum() if is_gradient else out
 
         grad = jax.grad(fn, tuple(range(len(arrays))))
