@@ -68,7 +68,7 @@ def test_few_long_sequences_are_faster_in_slices():
     sliced = planned("token-slices", batch=2)
     usual = planned("1f1b", batch=2)
     lengths = sliced.pipeline.slices
-    assert len(lengths) >= 4 and lengths[0] >= lengths[-1]
+    assert len(lengths) >= 3 and lengths[0] >= lengths[-1]
     assert sliced.predicted.step_time_s < 0.8 * usual.predicted.step_time_s
 
 
