@@ -6,7 +6,8 @@ Order: `sharded` (the decorator's object) → `bound` (one signature: traced, pl
 `spmd` (one SPMD program) or `tasks` (pipeline stages) → `interpret` (evaluates its
 jaxpr with `constraints`; `ops_on_shards` and `windows` run ops on shards that XLA
 would gather, or partition wrongly, `grouped` multiplies groups that XLA:GPU would mask,
-`indexing` clamps starts that it would drop). Next to them: `meshes` (which mesh),
-`buffers` (donated, or fed back), `placing` and `belonging` (state in the plan's
-shardings), `storage` (element order), `processes` (several that agree on one plan).
+`grouped_sets` one set of groups at a time, `indexing` clamps starts that it would
+drop). Next to them: `meshes` (which mesh), `buffers` (donated, or fed back), `placing`
+and `belonging` (state in the plan's shardings), `storage` (element order), `processes`
+(several that agree on one plan).
 """
