@@ -292,7 +292,12 @@ class BlocksEmitter:
         params = dict(with_jaxprs(item.eqn, [captured_as_inputs(new, len(leaves))]))
         barred = params.get("prevent_cse")
         if isinstance(barred, tuple):
-            params["prevent_cse"] = (True,) * len(leaves) + (False,) * len(captured)
+            each = [
+                is_barred
+                for is_barred, operand in zip(barred, operands, strict=True)
+                for _ in jax.tree.leaves(operand)
+            ]
+            params["prevent_cse"] = (*each, *(False for _ in captured))
         results = bind_eqn(item.eqn, [*leaves, *captured], params)
         return jax.tree.unflatten(made[-1], results)
 
