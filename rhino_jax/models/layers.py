@@ -98,7 +98,7 @@ def in_form(form: str, plain: Attend) -> Attend:
 def _kernel(form: str) -> Attend:
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
         heads = q.reshape(*q.shape[:2], -1, q.shape[-1])
-        return FORMS[form](heads, k, v, causal=True).reshape(q.shape)
+        return FORMS[form](heads, k, v, is_causal=True).reshape(q.shape)
 
     return attend
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,30 +45,7 @@ def attention(
     Returns:
       [B, T, N, H].
     """
-    return _chosen()(query, key, value, bias, mask, scale=scale, causal=causal)
-
-
-def _by_jax(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    implementation: Any,
-) -> jax.Array:
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        bias,
-        mask,
-        scale=scale,
-        is_causal=causal,
-        implementation=implementation,
-    )
+    return _chosen()(query, key, value, bias, mask, scale=scale, is_causal=causal)
 
 
 def _splash(
@@ -80,7 +56,7 @@ def _splash(
     mask: jax.Array | None = None,
     *,
     scale: float | None = None,
-    causal: bool = False,
+    is_causal: bool = False,
 ) -> jax.Array:
     if bias is not None or mask is not None:
         raise NotImplementedError("splash attention takes neither bias nor mask")
@@ -92,7 +68,7 @@ def _splash(
 
     lengths = query.shape[1], key.shape[1]
     rows, columns = map(_block, lengths)
-    one = (masks.CausalMask if causal else masks.FullMask)(lengths)
+    one = (masks.CausalMask if is_causal else masks.FullMask)(lengths)
     blocks = kernels.BlockSizes(
         block_q=rows,
         block_kv=columns,
@@ -125,11 +101,11 @@ def _block(length: int) -> int:
 
 
 FORMS: Mapping[str, Callable[..., jax.Array]] = {
-    "xla": functools.partial(_by_jax, implementation="xla"),
-    "cudnn": functools.partial(_by_jax, implementation="cudnn"),
+    "xla": functools.partial(jax.nn.dot_product_attention, implementation="xla"),
+    "cudnn": functools.partial(jax.nn.dot_product_attention, implementation="cudnn"),
     "splash": _splash,
 }
-"""Form → its function, with the arguments of `attention`."""
+"""Form → its function, with the arguments of `jax.nn.dot_product_attention`."""
 
 
 @functools.cache
